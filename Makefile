@@ -1,0 +1,39 @@
+# Every target sets up .venv on its own; nothing has to be installed before but Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-slow test-all lint figures clean
+
+demo: $(READY)  ## the paper's networks, published counts beside ours
+	$(BIN)/lrnas models
+
+test: $(READY)  ## the fast tests
+	$(BIN)/pytest -q
+
+test-slow: $(READY)  ## the slow tests that CI runs too
+	$(BIN)/pytest -q -m "slow and ci and not gpu"
+
+test-all: $(READY)  ## all that runs without a GPU
+	$(BIN)/pytest -q -m "not gpu"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+figures: $(READY)  ## the figures of the docs
+	$(BIN)/python benchmarks/gradient_variance.py
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "lrnas needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; \
+	  exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[plot,test,lint]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

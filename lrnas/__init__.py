@@ -1,0 +1,104 @@
+"""Neural architecture search over convolution filters of mixed shapes, on timm.
+
+`import lrnas` registers the networks with timm: as soon as timm is imported too, before or after,
+`timm.create_model("vgg_gmp_lr_join_wfull", num_classes=10)` works. Until something needs torch, it is
+not loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lrnas.arch import Allocation, Architecture, FilterGroup
+    from lrnas.build import create_model
+    from lrnas.cost import Cost
+    from lrnas.errors import LrnasError
+    from lrnas.init import initialise
+    from lrnas.layers import CompositeConv2d, SeparableConv2d
+    from lrnas.plan import canonical_id, make_plan
+    from lrnas.points import get_point
+    from lrnas.surgery import convert
+    from lrnas.tracing import count_model
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Allocation": "arch",
+    "Architecture": "arch",
+    "CompositeConv2d": "layers",
+    "Cost": "cost",
+    "FilterGroup": "arch",
+    "LrnasError": "errors",
+    "SeparableConv2d": "layers",
+    "canonical_id": "plan",
+    "convert": "surgery",
+    "count_model": "tracing",
+    "create_model": "build",
+    "get_point": "points",
+    "initialise": "init",
+    "make_plan": "plan",
+}
+"""Where each public name lives; it is loaded when it is first asked for."""
+
+__all__ = [
+    "Allocation",
+    "Architecture",
+    "CompositeConv2d",
+    "Cost",
+    "FilterGroup",
+    "LrnasError",
+    "SeparableConv2d",
+    "canonical_id",
+    "convert",
+    "count_model",
+    "create_model",
+    "get_point",
+    "initialise",
+    "make_plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'lrnas' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lrnas.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
+class _AfterTimm(importlib.abc.MetaPathFinder):
+    """Registers our networks right after timm is imported, so that importing lrnas stays cheap."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "timm":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def run_and_register(module: ModuleType) -> None:
+            run(module)
+            importlib.import_module("lrnas.registry")
+
+        spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
+        return spec
+
+
+if "timm" in sys.modules:
+    importlib.import_module("lrnas.registry")
+else:
+    sys.meta_path.insert(0, _AfterTimm())

@@ -1,0 +1,7 @@
+"""Lets `python -m lrnas` do what `lrnas` does."""
+
+import sys
+
+from lrnas.cli import main
+
+sys.exit(main())

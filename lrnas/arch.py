@@ -1,0 +1,428 @@
+"""What a network looks like, as data: which layer has how many filters of which shape.
+
+An `Architecture` names a backbone and, for the layers that differ from it, an `Allocation`: the
+shares of the layer's filters that are k×1, 1×k, k×k (or any other shape), the layer's width, and
+whether a 1×1 join follows. It is frozen, checked when it is made, and travels as JSON:
+
+    {"version": 1, "backbone": "vgg11", "pool": "max",
+     "layers": {"*": {"form": "composite", "shares": {"kx1": 0.5, "1xk": 0.5}, "join": 1},
+                "conv1_1": {"form": "dense"}}}
+
+"*" stands for every k×k layer that has no entry of its own. Nothing here knows torch, nor the
+layers a backbone has: `lrnas.plan` brings the two together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+from lrnas.errors import InvalidArchitecture, closest
+
+__all__ = [
+    "DENSE",
+    "Allocation",
+    "Architecture",
+    "FilterGroup",
+    "Filters",
+    "Form",
+    "Mix",
+    "Pool",
+    "apportion",
+    "parse_classifier",
+]
+
+VERSION = 1
+"""Version of the JSON. A reader refuses a newer one rather than guess what it means."""
+
+Form = Literal["dense", "composite", "separable"]
+Pool = Literal["max", "avg", "none"]
+T = TypeVar("T")
+
+_SPELLINGS = {"vertical": "kx1", "horizontal": "1xk", "square": "kxk"}
+_SHAPE = re.compile(r"(k|[1-9][0-9]?)x(k|[1-9][0-9]?)")
+
+
+class Filters(NamedTuple):
+    """A whole number of filters of one shape, rows × columns as in `torch.nn.Conv2d`."""
+
+    height: int
+    width: int
+    num: int
+
+    @property
+    def shape(self) -> str:
+        return f"{self.height}x{self.width}"
+
+
+class Mix(NamedTuple):
+    """An allocation in whole filters: groups side by side, then possibly a second convolution.
+
+    The second one is the 1×1 join of a composite layer or the k×1 half of a separable one; no
+    activation stands between. A plain convolution is one group and no second. Equal mixes are equal
+    layers, whatever description led to them.
+    """
+
+    groups: tuple[Filters, ...]
+    second: Filters | None = None
+
+    @property
+    def out_channels(self) -> int:
+        return self.second.num if self.second else sum(group.num for group in self.groups)
+
+    @property
+    def is_plain(self) -> bool:
+        return len(self.groups) == 1 and self.second is None
+
+    @property
+    def is_separable(self) -> bool:
+        return self.second is not None and self.second.height > 1
+
+    @property
+    def kind(self) -> Form:
+        return "dense" if self.is_plain else "separable" if self.is_separable else "composite"
+
+    def __str__(self) -> str:
+        groups = " || ".join(f"{group.shape},{group.num}" for group in self.groups)
+        return f"{groups} > {self.second.shape},{self.second.num}" if self.second else groups
+
+
+@dataclass(frozen=True, slots=True)
+class FilterGroup:
+    """A share of a layer's filters that have one shape.
+
+    The shape is rows × columns, where k is the layer's own kernel size: "kx1" (or "vertical"), "1xk"
+    ("horizontal"), "kxk" ("square"), or in numbers, "5x1", "3x3".
+    """
+
+    shape: str
+    share: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", _parse_shape(self.shape))
+        object.__setattr__(self, "share", _number(self.share, f"the share of {self.shape} filters"))
+        if not 0 <= self.share <= 1:
+            raise InvalidArchitecture(
+                f"a share lies between 0 and 1; {self.shape} has {self.share:g}; give the part of the "
+                "layer's filters that have this shape"
+            )
+
+    def kernel(self, k: int) -> tuple[int, int]:
+        """Rows and columns of this shape in a layer whose own kernel is k×k."""
+        height, width = self.shape.split("x")
+        return (k if height == "k" else int(height), k if width == "k" else int(width))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one layer is made of, relative to the layer of the backbone that it replaces."""
+
+    form: Form = "dense"
+    """dense: k×k filters. composite: the groups side by side. separable: 1×k, then k×1."""
+    groups: tuple[FilterGroup, ...] = ()
+    """Composite only: the shares, which sum to 1. Their order does not matter."""
+    width: float = 1.0
+    """Number of filters as a multiple of the backbone's (of the k×1 ones in a separable layer)."""
+    join: float | None = None
+    """Output channels of a 1×1 join as a multiple of the backbone's width; None for no join."""
+    middle: float | None = None
+    """Separable only: number of 1×k filters as a multiple of the backbone's; None for `width`."""
+
+    def __post_init__(self) -> None:
+        _one_of("form", self.form, get_args(Form))
+        object.__setattr__(self, "width", _multiplier(self.width, "width"))
+        for name in ("join", "middle"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _multiplier(value, name))
+        if self.form == "composite":
+            self._set_groups()
+        elif self.groups:
+            raise InvalidArchitecture(f'shares belong to form "composite"; got them with {self.form!r}; leave them out')
+        if self.form == "separable" and self.join is not None:
+            raise InvalidArchitecture(
+                f"a separable layer has no join (its k×1 half mixes all channels); got join "
+                f"{self.join:g}; set width to change its output"
+            )
+        if self.form != "separable" and self.middle is not None:
+            raise InvalidArchitecture(
+                f'middle belongs to form "separable"; got {self.middle:g} with {self.form!r}; leave it out'
+            )
+
+    def _set_groups(self) -> None:
+        groups = tuple(sorted(self.groups, key=lambda group: group.shape))
+        shapes = [group.shape for group in groups]
+        if len(set(shapes)) < len(shapes):
+            raise InvalidArchitecture(f"each shape is given once; got {', '.join(shapes)}; add up its shares")
+        total = math.fsum(group.share for group in groups)
+        if abs(total - 1) > 1e-6:
+            listed = ", ".join(f"{group.shape} {group.share:g}" for group in groups) or "none"
+            raise InvalidArchitecture(f"the shares of a layer sum to 1; {listed} sum to {total:g}; change one")
+        object.__setattr__(self, "groups", groups)
+
+    @classmethod
+    def composite(
+        cls,
+        *,
+        vertical: float = 0.0,
+        horizontal: float = 0.0,
+        square: float = 0.0,
+        width: float = 1.0,
+        join: float | None = None,
+    ) -> Allocation:
+        """A layer of k×1, 1×k and k×k filters, as in the paper."""
+        shares = {"kx1": vertical, "1xk": horizontal, "kxk": square}
+        groups = tuple(FilterGroup(shape, share) for shape, share in shares.items() if share)
+        return cls("composite", groups, width, join)
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "an allocation") -> Allocation:
+        """From the JSON form; `where` names the place in messages."""
+        data = _checked_keys(data, {"form", "shares", "width", "join", "middle"}, where)
+        shares = data.pop("shares", {})
+        if not isinstance(shares, Mapping):
+            raise InvalidArchitecture(f'{where}: shares is an object like {{"kx1": 0.5}}; got {shares!r}')
+
+        def make() -> Allocation:
+            return cls(groups=tuple(FilterGroup(shape, share) for shape, share in shares.items()), **data)
+
+        return _located(where, make)
+
+    def to_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"form": self.form}
+        if self.groups:
+            data["shares"] = {group.shape: _json_number(group.share) for group in self.groups}
+        if self.width != 1:
+            data["width"] = _json_number(self.width)
+        for name in ("join", "middle"):
+            if (value := getattr(self, name)) is not None:
+                data[name] = _json_number(value)
+        return data
+
+    def at(self, kernel: int, width: int) -> Mix:
+        """This allocation in a k×k layer of the given width, in whole filters."""
+        return _mix(self, kernel, width)
+
+
+@lru_cache(maxsize=65536)
+def _mix(allocation: Allocation, k: int, base: int) -> Mix:
+    filters = _whole(allocation.width, base)
+    if allocation.form == "separable":
+        middle = filters if allocation.middle is None else _whole(allocation.middle, base)
+        return Mix((Filters(1, k, middle),), Filters(k, 1, filters))
+    join = None if allocation.join is None else Filters(1, 1, _whole(allocation.join, base))
+    if allocation.form == "dense":
+        return Mix((Filters(k, k, filters),), join)
+    shares: dict[tuple[int, int], float] = {}  # "kx1" and "3x1" are one shape where k is 3
+    for group in allocation.groups:
+        kernel = group.kernel(k)
+        shares[kernel] = shares.get(kernel, 0.0) + group.share
+    kernels = sorted(shares, key=concatenation_order)
+    counts = apportion(filters, [shares[kernel] for kernel in kernels])
+    groups = (Filters(kernel[0], kernel[1], num) for kernel, num in zip(kernels, counts, strict=True) if num)
+    return Mix(tuple(groups), join)
+
+
+def concatenation_order(kernel: tuple[int, int]) -> tuple[int, int, int]:
+    """Vertical filters first, then horizontal ones, then the rest; small before large."""
+    height, width = kernel
+    place = 0 if height > width == 1 else 1 if width > height == 1 else 2
+    return (place, height, width)
+
+
+def apportion(total: int, shares: Iterable[float]) -> list[int]:
+    """Whole numbers in proportion to shares that sum to 1: the largest-remainder rule.
+
+    They sum to `total` exactly; of equal remainders the first is served first.
+    """
+    quotas = [total * share for share in shares]
+    counts = [math.floor(quota + 1e-9) for quota in quotas]
+    remainders = [round(quota - count, 9) for quota, count in zip(quotas, counts, strict=True)]
+    order = sorted(range(len(counts)), key=lambda i: -remainders[i])
+    for i in order[: total - sum(counts)]:
+        counts[i] += 1
+    assert sum(counts) == total
+    return counts
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network: a backbone and what is different in it. What is None is as the backbone has it."""
+
+    backbone: str
+    """vgg11, vgg13, vgg16, vgg19, googlenet, nin, nin_3x3, or timm:NAME for any CNN of timm."""
+    layers: Mapping[str, Allocation] = field(default_factory=dict)
+    """Allocation by layer name; "*" is every k×k layer not named. Others are the backbone's own."""
+    pool: Pool | None = None
+    """Final pooling over the whole map: max or avg; none keeps the map (VGG's own 7×7 head)."""
+    stem_stride: int | None = None
+    """Stride of the first convolution: 1, 2 or 4."""
+    batch_norm: bool | None = None
+    """Batch norm after every convolution but the classifier's; their biases, useless then, go."""
+    classifier: str | None = None
+    """linear, mlp (VGG's two hidden layers; mlp:512 for 512 wide), conv (NiN's 1×1)."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.backbone, str) or not self.backbone:
+            raise InvalidArchitecture(f"backbone is a name; got {self.backbone!r}; try vgg11")
+        if not isinstance(self.layers, Mapping):
+            raise InvalidArchitecture(f"layers maps names to allocations; got {self.layers!r}")
+        for name, allocation in self.layers.items():
+            if not isinstance(name, str) or not isinstance(allocation, Allocation):
+                raise InvalidArchitecture(f"layers maps names to Allocations; got {name!r}: {allocation!r}")
+        object.__setattr__(self, "layers", MappingProxyType(dict(sorted(self.layers.items()))))
+        if self.pool is not None:
+            _one_of("pool", self.pool, get_args(Pool))
+        if self.stem_stride is not None:
+            _one_of("stem_stride", self.stem_stride, (1, 2, 4))
+        if self.batch_norm is not None and not isinstance(self.batch_norm, bool):
+            raise InvalidArchitecture(f"batch_norm is true or false; got {self.batch_norm!r}")
+        if self.classifier is not None:
+            parse_classifier(self.classifier)
+
+    def __hash__(self) -> int:
+        return hash((self.backbone, tuple(self.layers.items()), self.pool, self.stem_stride))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a read-only mapping does not pickle
+        return Architecture.from_dict, (self.to_dict(),)
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "architecture") -> Architecture:
+        """From the JSON form; `where` (a file's name, say) stands at the head of messages."""
+        version = data.get("version", VERSION) if isinstance(data, Mapping) else VERSION
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise InvalidArchitecture(f"{where}: version is a whole number from 1; got {version!r}")
+        if version > VERSION:  # before the keys, which a newer version may well have more of
+            raise InvalidArchitecture(
+                f"{where}: this lrnas reads architectures up to version {VERSION}; got version {version}; upgrade lrnas"
+            )
+        data = _checked_keys(data, {"version"} | {item.name for item in fields(cls)}, where)
+        data.pop("version", None)
+        if "backbone" not in data:
+            raise InvalidArchitecture(f"{where}: an architecture names its backbone; got none; add one, like vgg11")
+        layers = data.pop("layers", {})
+        if not isinstance(layers, Mapping):
+            raise InvalidArchitecture(f'{where}: layers is an object like {{"conv1_1": {{…}}}}; got {layers!r}')
+        allocations = {name: Allocation.from_dict(value, f"{where}: {name}") for name, value in layers.items()}
+        return _located(where, lambda: cls(layers=allocations, **data))
+
+    def to_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"version": VERSION, "backbone": self.backbone}
+        for name in ("pool", "stem_stride", "batch_norm", "classifier"):
+            if (value := getattr(self, name)) is not None:
+                data[name] = value
+        data["layers"] = {name: allocation.to_dict() for name, allocation in self.layers.items()}
+        return data
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "architecture") -> Architecture:
+        try:
+            data = json.loads(text, object_pairs_hook=_without_repeats)
+        except json.JSONDecodeError as error:
+            raise InvalidArchitecture(f"{where}: not JSON, {error}; see `lrnas count --help`") from None
+        except InvalidArchitecture as error:
+            raise InvalidArchitecture(f"{where}: {error}") from None
+        return cls.from_dict(data, where)
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Architecture:
+        """From a JSON file."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not a text file"
+            raise InvalidArchitecture(f"cannot read {path}: {reason}; give a JSON file") from None
+        return cls.from_json(text, str(path))
+
+
+def _parse_shape(shape: object) -> str:
+    text = str(shape).strip().lower().replace("×", "x").replace(" ", "")
+    text = _SPELLINGS.get(text, text)
+    if not _SHAPE.fullmatch(text):
+        raise InvalidArchitecture(
+            f"a shape is kx1, 1xk, kxk or rows x columns in numbers up to 99; got {shape!r}; write 5x1, say"
+        )
+    return text
+
+
+def parse_classifier(classifier: object) -> tuple[str, int | None]:
+    """Kind of classifier, and the width of its hidden layers where one is given."""
+    kind, _, width = classifier.partition(":") if isinstance(classifier, str) else ("", "", "")
+    if kind not in ("linear", "mlp", "conv") or (width and not (kind == "mlp" and width.isdecimal() and int(width))):
+        raise InvalidArchitecture(f"classifier is linear, conv, mlp or mlp:WIDTH; got {classifier!r}; write mlp:512")
+    return kind, int(width) if width else None
+
+
+def _number(value: object, what: str) -> float:
+    """A finite number, also one written as a fraction, "3/8"."""
+    if isinstance(value, str):
+        try:
+            return float(Fraction(value.strip()))
+        except (ValueError, ZeroDivisionError, OverflowError):
+            pass
+    elif isinstance(value, int | float | Fraction) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise InvalidArchitecture(f'{what} is a number or a fraction like "3/8"; got {value!r}')
+
+
+def _multiplier(value: object, name: str) -> float:
+    number = _number(value, name)
+    if not 0 < number <= 64:
+        raise InvalidArchitecture(
+            f"{name} is a multiple of the backbone's width, above 0 and at most 64; got {number:g}; 1 keeps it"
+        )
+    return number
+
+
+def _whole(multiple: float, base: int) -> int:
+    return max(1, math.floor(multiple * base + 0.5))
+
+
+def _json_number(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
+def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
+    if value not in known or isinstance(value, bool):
+        raise InvalidArchitecture(f"{name} is one of {', '.join(map(str, known))}; got {value!r}; choose one")
+
+
+def _checked_keys(data: object, known: set[str], where: str) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise InvalidArchitecture(f"{where}: a JSON object is expected; got {data!r}")
+    for key in data:
+        if key not in known:
+            raise InvalidArchitecture(
+                f"{where}: unknown key {key!r}{closest(str(key), sorted(known))} (known: {', '.join(sorted(known))})"
+            )
+    return dict(data)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise InvalidArchitecture(f"each key stands once in an object; {repeated!r} is repeated; remove one")
+    return data
+
+
+def _located(where: str, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except InvalidArchitecture as error:
+        raise InvalidArchitecture(f"{where}: {error}") from None
+
+
+DENSE = Allocation()
+"""A layer as the backbone has it."""

@@ -1,0 +1,101 @@
+"""`create_model`: from an architecture to a module that can be trained."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+from timm.models.vgg import VGG
+from torch import nn
+
+from lrnas.arch import Architecture
+from lrnas.backbones import GoogLeNet, NiN, VggGlobalPool, vgg_layers
+from lrnas.init import Rule, initialise
+from lrnas.plan import TIMM, Plan, make_plan
+from lrnas.surgery import replace_conv
+from lrnas.topology import NIN_KERNELS, VGG_STAGES
+
+__all__ = ["create_model"]
+
+
+def create_model(
+    architecture: Architecture,
+    num_classes: int = 1000,
+    in_chans: int = 3,
+    *,
+    init: Rule = "composite",
+    **kwargs: Any,
+) -> nn.Module:
+    """Build an architecture and draw its weights.
+
+    Further arguments are the backbone's own, as in `timm.create_model`: `drop_rate`, `global_pool`,
+    `device`, `dtype`, GoogLeNet's `aux_logits`. Of a `timm:` backbone only the layers that were replaced
+    are drawn by the rule; the others keep timm's weights, pretrained ones too.
+    """
+    plan = make_plan(architecture, num_classes=max(num_classes, 1), in_chans=in_chans)
+    if plan.backbone.startswith(TIMM):
+        model = timm.create_model(
+            architecture.backbone.removeprefix(TIMM), num_classes=num_classes, in_chans=in_chans, **kwargs
+        )
+        for path in _put_in(model, plan):
+            initialise(model.get_submodule(path), init)
+    else:
+        # shapes first, memory and weights once, when all shapes are final
+        device = torch.device(kwargs.pop("device", None) or torch.get_default_device())
+        model = _create_backbone(plan, num_classes=num_classes, in_chans=in_chans, device="meta", **kwargs)
+        _put_in(model, plan)
+        if device.type != "meta":
+            model.to_empty(device=device)
+            initialise(model, init)
+    model.architecture = architecture  # type: ignore[assignment]  # a plain attribute, for whoever exports it
+    return model
+
+
+def _put_in(model: nn.Module, plan: Plan) -> list[str]:
+    """Replace what the plan has otherwise than the backbone; returns the paths."""
+    paths = []
+    for conv in plan.convs:
+        existing = model.get_submodule(conv.path)
+        assert isinstance(existing, nn.Conv2d)
+        if not (conv.mix.is_plain and conv.mix.groups[0][:2] == existing.kernel_size):
+            replace_conv(model, conv.path, conv.mix)
+            paths.append(conv.path)
+    return paths
+
+
+def _create_backbone(plan: Plan, **kwargs: Any) -> nn.Module:
+    """The plain backbone with the plan's widths; every convolution k×k still."""
+    choices = plan.choices
+    assert choices is not None
+    if plan.backbone in VGG_STAGES:
+        return _create_vgg(plan, **kwargs)
+    kwargs.setdefault("global_pool", choices.pool)
+    widths = {conv.name: conv.mix.out_channels for conv in plan.convs}
+    kwargs |= {"stem_stride": choices.stem_stride, "batch_norm": choices.batch_norm}
+    if plan.backbone.startswith("googlenet"):
+        return GoogLeNet(widths, pool_padding=int(plan.backbone == "googlenet_padded"), **kwargs)
+    return NiN(widths, NIN_KERNELS[plan.backbone], **kwargs)
+
+
+def _create_vgg(plan: Plan, **kwargs: Any) -> nn.Module:
+    choices = plan.choices
+    assert choices is not None
+    stages, widths = [], [conv.mix.out_channels for conv in plan.convs]
+    for own in VGG_STAGES[plan.backbone]:
+        stages.append(widths[: len(own)])
+        widths = widths[len(own) :]
+    if choices.batch_norm:
+        kwargs["norm_layer"] = nn.BatchNorm2d
+        # the norm's shift does what a bias would; the classifier's convolutions ask for theirs
+        kwargs["conv_layer"] = partial(nn.Conv2d, bias=False)
+    if choices.pool == "none":
+        model: nn.Module = VGG(vgg_layers(stages, last_pool=True), **kwargs)
+    else:
+        kwargs.setdefault("global_pool", choices.pool)
+        model = VggGlobalPool(vgg_layers(stages, last_pool=False), hidden=choices.hidden, **kwargs)
+    stem = model.get_submodule("features.0")
+    assert isinstance(stem, nn.Conv2d)
+    stem.stride = (choices.stem_stride, choices.stem_stride)
+    return model

@@ -1,0 +1,195 @@
+"""The command line: parse, call one function, print. Results go to stdout, all else to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lrnas import __version__
+from lrnas.errors import LrnasError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lrnas.summary import Summary
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Exit codes: 0 success, 2 usage or bad input, 1 failure."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except LrnasError as error:
+        print(f"lrnas: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print("lrnas: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lrnas", description="Neural architecture search over convolution filters of mixed shapes."
+    )
+    parser.add_argument("--version", action="version", version=f"lrnas {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    models = commands.add_parser(
+        "models",
+        help="the paper's networks: published counts beside ours",
+        description="Every network of the paper's tables 1, 3 and 4: published counts beside ours.",
+    )
+    models.set_defaults(run=_models)
+
+    count = commands.add_parser(
+        "count",
+        help="multiply-accumulates and parameters of one network",
+        description="Multiply-accumulates and parameters of one network, exact and before any training.",
+    )
+    count.add_argument(
+        "source",
+        metavar="NETWORK",
+        help="a name from `lrnas models`, a backbone (vgg16, googlenet, nin), an architecture FILE.json, "
+        "or timm:MODEL for any model of timm",
+    )
+    count.add_argument(
+        "--input", type=int, metavar="PIXELS", help="rows and columns of the image (default: the paper's)"
+    )
+    count.add_argument("--classes", type=int, metavar="N", help="number of classes (default: the paper's)")
+    count.add_argument("--layers", action="store_true", help="show every layer")
+    count.set_defaults(run=_count)
+
+    for command in (models, count):
+        command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+def _models(options: argparse.Namespace) -> None:
+    from lrnas.summary import summarise_points
+
+    summaries = summarise_points()
+    if options.json:
+        _print_json([summary.to_dict() for summary in summaries])
+    else:
+        _print_models(summaries)
+
+
+def _count(options: argparse.Namespace) -> None:
+    from lrnas.summary import read_source, summarise
+
+    name, architecture = read_source(options.source)
+    summary = summarise(name, architecture, options.input, options.classes)
+    if options.json:
+        _print_json(summary.to_dict())
+    else:
+        _print_count(summary, with_layers=options.layers)
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=2))
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # a table in a file or a pipe keeps its columns whole
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+
+
+def _print_models(summaries: list[Summary]) -> None:
+    from rich.table import Table
+
+    console = _console()
+    exact, explained = 0, []
+    titles = list(dict.fromkeys(summary.point.table.title for summary in summaries if summary.point))
+    for title in titles:
+        table = Table(title=title, title_justify="left")
+        table.add_column("network", no_wrap=True)
+        for column in ("published", "counted", "difference", "parameters", "counted", "difference", "MACs"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for summary in summaries:
+            point = summary.point
+            assert point is not None
+            if point.table.title != title:
+                continue
+            difference = summary.difference()
+            if any(difference.values()):
+                explained.append(summary)
+            else:
+                exact += 1
+            table.add_row(
+                summary.name,
+                f"{point.published.multiply_acc:,}",
+                f"{summary.paper.multiply_acc:,}",
+                f"{difference['multiply_acc']:,}",
+                f"{point.published.params:,}",
+                f"{summary.paper.params:,}",
+                f"{difference['params']:,}",
+                f"{summary.cost.macs:,}",
+            )
+        console.print(table)
+    console.print(f"{exact} of {len(summaries)} networks come out exactly.")
+    for summary in explained:
+        assert summary.point is not None
+        console.print(f"{summary.name}: {summary.point.note}")
+    console.print(
+        "published, counted: multiply-accumulates and parameters as the paper counts them (one more per bias; "
+        "docs/counting.md).\nMACs: multiply-accumulates of the network in use, on its family's own maps."
+    )
+
+
+def _print_count(summary: Summary, with_layers: bool) -> None:
+    from rich.table import Table
+
+    console = _console()
+    cost = summary.cost
+    if with_layers:
+        data = summary.to_dict()["layers"]
+        table = Table(title=f"{summary.name}, layer by layer", title_justify="left")
+        for column in ("layer", "kind", "filters", "output"):
+            table.add_column(column, no_wrap=True)
+        for column in ("MACs", "%", "parameters"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for layer in data:
+            share = f"{100 * layer['macs'] / cost.macs:.1f}" if cost.macs else ""
+            output = "×".join(map(str, layer["output"]))
+            filters = layer["filters"] or ""
+            table.add_row(
+                layer["name"],
+                layer["kind"],
+                filters,
+                output,
+                f"{layer['macs']:,}",
+                share,
+                f"{layer['params']:,}",
+            )
+        console.print(table)
+    table = Table(
+        title=f"{summary.name}, input {summary.input_size}×{summary.input_size}, {summary.num_classes} classes",
+        title_justify="left",
+    )
+    table.add_column("")
+    table.add_column("MACs", justify="right")
+    table.add_column("parameters", justify="right")
+    table.add_row("network in use", f"{cost.macs:,}", f"{cost.params:,}")
+    table.add_row("as the paper counts", f"{summary.paper.multiply_acc:,}", f"{summary.paper.params:,}")
+    if (point := summary.point) is not None:
+        difference = summary.difference()
+        table.add_row("published", f"{point.published.multiply_acc:,}", f"{point.published.params:,}")
+        table.add_row("difference", f"{difference['multiply_acc']:,}", f"{difference['params']:,}")
+    console.print(table)
+    if point is not None and point.note:
+        console.print(point.note)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The errors people meet. Each message says the rule, the value it got and the next step."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["ConversionError", "InvalidArchitecture", "LrnasError", "UnknownName", "closest"]
+
+
+class LrnasError(Exception):
+    """Anything a user can mend. The command line prints it as one line and exits with 2."""
+
+
+class InvalidArchitecture(LrnasError, ValueError):
+    """A description of a network that breaks a rule."""
+
+
+class ConversionError(LrnasError, ValueError):
+    """A convolution that cannot become what was asked of it."""
+
+
+class UnknownName(LrnasError, LookupError):
+    """A name that nothing answers to; the message offers the closest ones."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str], next_step: str = "") -> None:
+        super().__init__(f"unknown {what} {name!r}{closest(name, known)}{next_step}")
+
+
+def closest(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """The known names nearest to a misspelt one, as the tail of a sentence; all of a short list."""
+    known = list(dict.fromkeys(known))
+    near = difflib.get_close_matches(name, known, n=limit, cutoff=0.6)
+    if near:
+        return "; did you mean " + " or ".join(near) + "?"
+    if 0 < len(known) <= 16:
+        return "; known: " + ", ".join(known)
+    return ""
