@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -91,11 +91,13 @@ def _create_vgg(plan: Plan, **kwargs: Any) -> nn.Module:
         # the norm's shift does what a bias would; the classifier's convolutions ask for theirs
         kwargs["conv_layer"] = partial(nn.Conv2d, bias=False)
     if choices.pool == "none":
-        model: nn.Module = VGG(vgg_layers(stages, last_pool=True), **kwargs)
+        model = VGG(vgg_layers(stages, last_pool=True), **kwargs)
     else:
         kwargs.setdefault("global_pool", choices.pool)
         model = VggGlobalPool(vgg_layers(stages, last_pool=False), hidden=choices.hidden, **kwargs)
     stem = model.get_submodule("features.0")
     assert isinstance(stem, nn.Conv2d)
     stem.stride = (choices.stem_stride, choices.stem_stride)
+    for level in cast(list[dict[str, Any]], model.feature_info):
+        level["reduction"] *= choices.stem_stride
     return model

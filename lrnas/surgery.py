@@ -72,20 +72,22 @@ def convert(
     """
     sites, left = find_sites(model)
     by_path = {"*": allocation} if isinstance(allocation, Allocation) else dict(allocation)
-    replaced = {}
     for path in by_path.keys() - sites.keys() - {"*"}:
         if path in left:
             raise ConversionError(f"{path} cannot be replaced, {left[path]}; leave it out")
         raise ConversionError(f"the model has no k×k convolution {path!r}{closest(path, sites)}")
+    replaced = {}
     for path, site in sites.items():
         chosen = by_path.get(path, by_path.get("*"))
-        mix = mix_at(path, site, chosen) if chosen is not None else site.own
-        if mix == site.own:
-            left[path] = "it stays as it is by the allocation" if chosen else "no allocation names it"
-            continue
+        if chosen is None:
+            left[path] = "no allocation names it"
+        elif (mix := mix_at(path, site, chosen)) == site.own:
+            left[path] = "it stays as it is by the allocation"
+        else:
+            replaced[path] = mix
+    for path, mix in replaced.items():  # only now, when nothing is left to refuse
         model = replace_conv(model, path, mix)
         initialise(model.get_submodule(path), init)
-        replaced[path] = mix
     return Conversion(model, replaced, left)
 
 
@@ -129,10 +131,10 @@ def reason_to_leave(module: nn.Module) -> str | None:
         return "it is 1×1"
     if rows != columns:
         return f"its {rows}×{columns} kernel is not square"
-    if type(module) not in (nn.Conv2d, Conv2dSame):
-        return f"{type(module).__name__} does more than convolve"
     if parametrize.is_parametrized(module):
         return "its weight is parametrised"
+    if type(module) not in (nn.Conv2d, Conv2dSame):
+        return f"{type(module).__name__} does more than convolve"
     return None
 
 

@@ -1,0 +1,58 @@
+"""The shape of the package: imports point one way, the public face is what it says."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import lrnas
+
+PACKAGE = Path(lrnas.__file__).parent
+FACE = {"__init__", "__main__", "cli"}
+"""These may reach for anything, when it is asked for."""
+NEEDS_NO_TORCH = ("errors", "arch", "cost", "topology", "plan", "points", "summary", "resources", "cli")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Our own modules that a module imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lrnas":
+            rest = (node.module or "").split(".")[1:]
+            found |= {rest[0]} if rest else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {name.split(".")[1] for name in (a.name for a in node.names) if name.startswith("lrnas.")}
+    modules = {module.stem for module in PACKAGE.glob("*.py")}
+    return found & modules
+
+
+def test_imports_point_one_way() -> None:
+    graph = {path.stem: imports_of(path) for path in PACKAGE.glob("*.py") if path.stem not in FACE}
+    assert graph["plan"] >= {"arch", "tracing"}  # the function-level ones count too
+    TopologicalSorter(graph).prepare()  # raises CycleError, with the cycle
+    assert not any(graph[name] & FACE for name in graph)
+
+
+def test_exports_are_what_they_say() -> None:
+    assert sorted(lrnas.__all__) == sorted(lrnas._HOME)
+    for name in lrnas.__all__:
+        assert getattr(lrnas, name) is getattr(importlib.import_module(f"lrnas.{lrnas._HOME[name]}"), name)
+        assert name in dir(lrnas)
+    for path in PACKAGE.glob("*.py"):
+        if path.stem not in {"__main__", "registry"}:
+            module = importlib.import_module(f"lrnas.{path.stem}") if path.stem != "__init__" else lrnas
+            assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_describing_and_counting_needs_no_torch() -> None:
+    code = (
+        "; ".join(f"import lrnas.{name}" for name in NEEDS_NO_TORCH) + "; import sys; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_modules_stay_small() -> None:
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.glob("*.py")}
+    assert {name: lines for name, lines in lengths.items() if lines > 450} == {}
