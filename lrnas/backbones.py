@@ -122,12 +122,6 @@ class _TimmModel(nn.Module):
     head_hidden_size: int
     feature_info: list[dict[str, Any]]
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        raise NotImplementedError
-
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         assert not enable, "gradient checkpointing not supported"
 

@@ -109,13 +109,17 @@ def _print_models(summaries: list[Summary]) -> None:
     from rich.table import Table
 
     console = _console()
+    wide = console.width >= 132  # a narrow terminal shows what is published and by how much we differ
     exact, explained = 0, []
     titles = list(dict.fromkeys(summary.point.table.title for summary in summaries if summary.point))
     for title in titles:
         table = Table(title=title, title_justify="left")
         table.add_column("network", no_wrap=True)
-        for column in ("published", "counted", "difference", "parameters", "counted", "difference", "MACs"):
-            table.add_column(column, justify="right", no_wrap=True)
+        for group in ("multiply_acc", "params"):
+            for column in ("published", "counted", "difference") if wide else ("published", "difference"):
+                table.add_column(f"{group}\n{column}", justify="right", no_wrap=True)
+        if wide:
+            table.add_column("MACs\nin use", justify="right", no_wrap=True)
         for summary in summaries:
             point = summary.point
             assert point is not None
@@ -126,25 +130,20 @@ def _print_models(summaries: list[Summary]) -> None:
                 explained.append(summary)
             else:
                 exact += 1
-            table.add_row(
-                summary.name,
-                f"{point.published.multiply_acc:,}",
-                f"{summary.paper.multiply_acc:,}",
-                f"{difference['multiply_acc']:,}",
-                f"{point.published.params:,}",
-                f"{summary.paper.params:,}",
-                f"{difference['params']:,}",
-                f"{summary.cost.macs:,}",
-            )
+            cells = [
+                (point.published.multiply_acc, summary.paper.multiply_acc, difference["multiply_acc"]),
+                (point.published.params, summary.paper.params, difference["params"]),
+            ]
+            row = [f"{value:,}" for group in cells for value in (group if wide else (group[0], group[2]))]
+            table.add_row(summary.name, *row, *([f"{summary.cost.macs:,}"] if wide else []))
         console.print(table)
     console.print(f"{exact} of {len(summaries)} networks come out exactly.")
     for summary in explained:
         assert summary.point is not None
         console.print(f"{summary.name}: {summary.point.note}")
-    console.print(
-        "published, counted: multiply-accumulates and parameters as the paper counts them (one more per bias; "
-        "docs/counting.md).\nMACs: multiply-accumulates of the network in use, on its family's own maps."
-    )
+    console.print("published, counted: as the paper counts, with one more per bias (see docs/counting.md).")
+    if wide:
+        console.print("MACs in use: multiply-accumulates alone, without auxiliary heads, on the same maps per table.")
 
 
 def _print_count(summary: Summary, with_layers: bool) -> None:

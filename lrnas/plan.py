@@ -103,7 +103,7 @@ def resolve_backbone(architecture: Architecture) -> tuple[str, bool]:
     name, batch_norm = architecture.backbone, architecture.batch_norm
     if name.startswith(TIMM):
         model = name.removeprefix(TIMM).split(".")[0]  # a tag names weights, not another network
-        name = model if model in BACKBONES else TIMM + model
+        name = model if model in BACKBONES else _current_timm_name(model)
     elif name.endswith("_bn") and name.removesuffix("_bn") in BACKBONES:
         if batch_norm is False:
             raise InvalidArchitecture(f"{name} has batch norm; got batch_norm false; name {name[:-3]} instead")
@@ -160,6 +160,12 @@ def _plan_timm(architecture: Architecture, backbone: str, input_size: int, num_c
         for path, traced in trace.sites.items()
     )
     return Plan(backbone, None, convs, Cost(costs))
+
+
+def _current_timm_name(model: str) -> str:
+    from lrnas import tracing  # it needs torch and timm, which our own backbones do without
+
+    return TIMM + tracing.current_name(model)
 
 
 @lru_cache(maxsize=64)

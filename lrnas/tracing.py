@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from timm.models import get_pretrained_cfg
+from timm.models import get_deprecated_models, get_pretrained_cfg
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -27,7 +27,7 @@ from lrnas.init import find_classifier
 from lrnas.layers import CompositeConv2d, SeparableConv2d
 from lrnas.surgery import Site, find_sites
 
-__all__ = ["Trace", "TracedSite", "count_model", "create_on_meta", "native_input_size", "trace_timm"]
+__all__ = ["Trace", "TracedSite", "count_model", "create_on_meta", "current_name", "native_input_size", "trace_timm"]
 
 OUTSIDE = "(outside layers)"
 Shape = tuple[int, ...]
@@ -85,26 +85,27 @@ def trace_timm(name: str, input_size: int, num_classes: int, in_chans: int = 3) 
     return Trace(tuple(costs), traced, left)
 
 
+def current_name(name: str) -> str:
+    """The name timm has for a model today."""
+    if not timm.is_model(name):
+        raise UnknownName("timm model", name, timm.list_models(), "; timm.list_models() lists them")
+    renamed = get_deprecated_models().get(name)
+    return renamed.split(".")[0] if renamed else name
+
+
 def native_input_size(name: str) -> int:
     """The input size a timm model is made for."""
-    _known_in_timm(name)
     config = get_pretrained_cfg(name)
     return int(config.input_size[-1]) if config is not None else 224
 
 
 def create_on_meta(name: str, **kwargs: Any) -> nn.Module:
     """A timm model without weights: shapes only."""
-    _known_in_timm(name)
     with torch.device("meta"):
         try:
             return timm.create_model(name, **kwargs)
         except TypeError as error:
             raise LrnasError(f"timm:{name} cannot be built with {kwargs}: {error}") from None
-
-
-def _known_in_timm(name: str) -> None:
-    if not timm.is_model(name):
-        raise UnknownName("timm model", name, timm.list_models(), "; timm.list_models() lists them")
 
 
 def _image_shape(model: nn.Module, input_size: int | tuple[int, ...] | None) -> Shape:

@@ -142,6 +142,7 @@ def test_one_network_one_id() -> None:
     assert len({canonical_id(architecture) for architecture in same}) == 1
     assert canonical_id(Architecture("vgg11_bn")) == canonical_id(Architecture("vgg11", batch_norm=True))
     assert canonical_id(Architecture("timm:resnet18.a1_in1k")) == canonical_id(Architecture("timm:resnet18"))
+    assert canonical_id(Architecture("timm:xception")) == canonical_id(Architecture("timm:legacy_xception"))
 
 
 def test_other_networks_have_other_ids() -> None:

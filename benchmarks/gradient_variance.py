@@ -1,0 +1,91 @@
+"""How the variance of back-propagated gradients develops over 20 mixed-shape layers, by initialisation.
+
+    python benchmarks/gradient_variance.py
+
+writes results/gradient_variance.json and docs/figures/gradient_variance.svg.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import get_args
+
+import torch
+from provenance import ROOT, provenance
+from torch import nn
+
+from lrnas.init import Rule, initialise
+from lrnas.layers import CompositeConv2d
+
+DEPTH, WIDTH, SIZE, BATCH, SEEDS = 20, 64, 32, 4, 10
+STACKS = {
+    "3×1 || 1×3": ({(3, 1): 32, (1, 3): 32}, None),
+    "3×1 || 1×3 || 3×3, then a join": ({(3, 1): 24, (1, 3): 24, (3, 3): 16}, 64),
+}
+LABELS = {
+    "composite": "composite (the paper's)",
+    "fan_out": "He fan-out per group",
+    "fan_in": "He fan-in per group",
+    "default": "PyTorch's default",
+}
+
+
+def make_stack(filters: dict[tuple[int, int], int], join: int | None) -> nn.Sequential:
+    """Circular padding, so that no gradient is lost at the border and only the weights matter."""
+    layers: list[nn.Module] = []
+    for _ in range(DEPTH):
+        layers += [CompositeConv2d(WIDTH, filters, 3, padding=1, padding_mode="circular", join=join), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def variances(stack: nn.Sequential, rule: Rule, seed: int) -> list[float]:
+    """Variance of the gradient at the input of every layer, first to last, relative to the last one's."""
+    torch.manual_seed(seed)
+    initialise(stack, rule)
+    inputs = [torch.randn(BATCH, WIDTH, SIZE, SIZE, requires_grad=True)]
+    for module in stack:
+        inputs.append(module(inputs[-1]))
+    at_layers = inputs[:-1:2]
+    inputs[-1].backward(torch.randn_like(inputs[-1]), inputs=at_layers)
+    measured = [float(x.grad.double().var()) for x in at_layers if x.grad is not None]
+    return [variance / measured[-1] for variance in measured]
+
+
+def main() -> None:
+    results: dict[str, dict[str, list[float]]] = {}
+    for name, (filters, join) in STACKS.items():
+        stack = make_stack(filters, join)
+        results[name] = {}
+        for rule in get_args(Rule):
+            runs = [variances(stack, rule, seed) for seed in range(SEEDS)]
+            means = [math.exp(sum(map(math.log, layer)) / SEEDS) for layer in zip(*runs, strict=True)]
+            results[name][rule] = means
+            print(f"{name:32} {LABELS[rule]:26} first layer / last layer: {means[0]:.3g}")
+    facts = provenance("torch", "lrnas", seeds=list(range(SEEDS)), n=SEEDS)
+    facts |= {"depth": DEPTH, "width": WIDTH, "map": [SIZE, SIZE], "batch": BATCH}
+    data = {"provenance": facts, "geometric_mean_variance_relative_to_the_last_layer": results}
+    (ROOT / "results" / "gradient_variance.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    draw(results)
+
+
+def draw(results: dict[str, dict[str, list[float]]]) -> None:
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "lrnas"
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(results), figsize=(9, 3.6), sharey=True, layout="constrained")
+    for axis, (name, rules) in zip(axes, results.items(), strict=True):
+        axis.axhspan(0.5, 2, color="0.9", label="within a factor of 2")
+        for rule, means in rules.items():
+            axis.plot(range(1, DEPTH + 1), means, marker=".", label=LABELS[rule])
+        axis.set(yscale="log", title=name, xlabel="layer", xticks=[1, 5, 10, 15, 20])
+    axes[0].set_ylabel("gradient variance at the layer's input\nrelative to layer 20")
+    axes[0].legend(fontsize=8)
+    figure.savefig(ROOT / "docs" / "figures" / "gradient_variance.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
