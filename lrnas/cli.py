@@ -14,6 +14,7 @@ from lrnas.errors import LrnasError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from lrnas.summary import Summary
 
@@ -105,15 +106,20 @@ def _console() -> Console:
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
 
 
-def _print_models(summaries: list[Summary]) -> None:
+def _table(title: str) -> Table:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+
+
+def _print_models(summaries: list[Summary]) -> None:
     console = _console()
-    wide = console.width >= 132  # a narrow terminal shows what is published and by how much we differ
+    wide = console.width >= 120  # a narrow terminal shows what is published and by how much we differ
     exact, explained = 0, []
     titles = list(dict.fromkeys(summary.point.table.title for summary in summaries if summary.point))
     for title in titles:
-        table = Table(title=title, title_justify="left")
+        table = _table(title)
         table.add_column("network", no_wrap=True)
         for group in ("multiply_acc", "params"):
             for column in ("published", "counted", "difference") if wide else ("published", "difference"):
@@ -147,13 +153,11 @@ def _print_models(summaries: list[Summary]) -> None:
 
 
 def _print_count(summary: Summary, with_layers: bool) -> None:
-    from rich.table import Table
-
     console = _console()
     cost = summary.cost
     if with_layers:
         data = summary.to_dict()["layers"]
-        table = Table(title=f"{summary.name}, layer by layer", title_justify="left")
+        table = _table(f"{summary.name}, layer by layer")
         for column in ("layer", "kind", "filters", "output"):
             table.add_column(column, no_wrap=True)
         for column in ("MACs", "%", "parameters"):
@@ -172,10 +176,7 @@ def _print_count(summary: Summary, with_layers: bool) -> None:
                 f"{layer['params']:,}",
             )
         console.print(table)
-    table = Table(
-        title=f"{summary.name}, input {summary.input_size}×{summary.input_size}, {summary.num_classes} classes",
-        title_justify="left",
-    )
+    table = _table(f"{summary.name}, input {summary.input_size}×{summary.input_size}, {summary.num_classes} classes")
     table.add_column("")
     table.add_column("MACs", justify="right")
     table.add_column("parameters", justify="right")
