@@ -107,10 +107,9 @@ def _console() -> Console:
 
 
 def _table(title: str) -> Table:
-    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
 
 
 def _print_models(summaries: list[Summary]) -> None:
