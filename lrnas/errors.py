@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["ConversionError", "InvalidArchitecture", "LrnasError", "UnknownName", "closest"]
+__all__ = ["ConversionError", "DataError", "InvalidArchitecture", "LrnasError", "UnknownName", "closest"]
 
 
 class LrnasError(Exception):
@@ -18,6 +18,10 @@ class InvalidArchitecture(LrnasError, ValueError):
 
 class ConversionError(LrnasError, ValueError):
     """A convolution that cannot become what was asked of it."""
+
+
+class DataError(LrnasError):
+    """A data set that is missing, broken or not what it should be."""
 
 
 class UnknownName(LrnasError, LookupError):

@@ -1,0 +1,77 @@
+"""Checkpoints: tensors as safetensors, everything else as a small JSON; never a pickle, never half of one.
+
+The tensors go first, under a name of their own; then the JSON that names them takes its place in one step. Whatever
+happens in between, the JSON on disk names tensors that are whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lrnas.errors import LrnasError
+
+__all__ = ["CheckpointError", "load_checkpoint", "save_checkpoint"]
+
+VERSION = 1
+RECORD = "checkpoint.json"
+
+
+class CheckpointError(LrnasError):
+    """A checkpoint that cannot be written, read or used."""
+
+
+def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    """Put a checkpoint in the place of the last one, which survives if this one cannot be written."""
+    name = f"epoch-{epoch}.safetensors"
+    written = [folder / f"{name}.part", folder / f"{RECORD}.part"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, written[0])
+        _flush(written[0])
+        text = json.dumps({"version": VERSION, "epoch": epoch, "tensors": name, **record}, indent=1)
+        written[1].write_text(text + "\n", encoding="utf-8")
+        _flush(written[1])
+        os.replace(written[0], folder / name)
+        os.replace(written[1], folder / RECORD)
+    except (OSError, SafetensorError) as error:
+        for part in written:
+            part.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(
+            f"cannot write a checkpoint to {folder}: {reason}; the one before is intact: make room and run the same "
+            "command again"
+        ) from None
+    for old in folder.glob("epoch-*.safetensors"):
+        if old.name != name:
+            old.unlink(missing_ok=True)
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The tensors and the record of the last checkpoint; None where there is none."""
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["version"] > VERSION:
+            raise CheckpointError(
+                f"{path}: this lrnas reads checkpoints up to version {VERSION}; got {record['version']}; upgrade lrnas"
+            )
+        return load_file(folder / record["tensors"]), record
+    except FileNotFoundError:
+        if not path.exists():
+            return None
+        raise CheckpointError(f"{path} names tensors that are not there; remove the folder to start anew") from None
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); remove the folder to start anew") from None
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())

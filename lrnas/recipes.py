@@ -1,0 +1,170 @@
+"""How a network is trained, as data. Every field can be set from the command line or a TOML file.
+
+`paper` is what Ioannou et al. state, filled in where they say "standard hyper-parameters" with what each model's
+authors used. `fast` is a short one-cycle schedule: as little training as it takes to tell good networks from bad.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lrnas.errors import LrnasError, UnknownName, closest
+
+__all__ = ["RECIPES", "InvalidRecipe", "Recipe", "Schedule", "field_docs", "get_recipe"]
+
+Schedule = Literal["paper", "polynomial", "one_cycle"]
+
+
+class InvalidRecipe(LrnasError, ValueError):
+    """A recipe that breaks a rule."""
+
+
+def _field(doc: str, default: Any) -> Any:
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to train. The text of each field is what `lrnas recipes` prints."""
+
+    epochs: int = _field("passes over the training images, at most", 20)
+    batch_size: int = _field("images per step", 128)
+    lr: float = _field("learning rate at its highest", 0.1)
+    momentum: float = _field("of SGD", 0.9)
+    nesterov: bool = _field("Nesterov's form of momentum", False)
+    weight_decay: float = _field("L2 penalty, on weights but not on biases and norms", 5e-4)
+    schedule: Schedule = _field("paper: lr/(1+lr*wd*t), a tenth on each plateau; polynomial; one_cycle", "one_cycle")
+    power: float = _field("polynomial only: exponent of the decay", 0.5)
+    patience: int = _field("paper only: epochs without a better validation accuracy that make a plateau", 10)
+    drops: int = _field("paper only: plateaus that divide the learning rate by 10; the next one ends training", 2)
+    warmup: float = _field("one_cycle only: share of the steps in which the learning rate rises", 0.25)
+    clip: float = _field("largest norm of the gradient, 0 for no limit", 0.0)
+    label_smoothing: float = _field("share of the target spread over all classes", 0.0)
+    drop_rate: float = _field("dropout, where the backbone has it", 0.0)
+    aux_weight: float = _field("weight of each auxiliary loss, where the backbone has heads for it", 0.3)
+    crop: int = _field("rows and columns of the random crops; 0 for the image size", 0)
+    pad: int = _field("margin added to every side before cropping", 0)
+    mirror: bool = _field("mirror half of the images", True)
+    whiten: bool = _field("global contrast normalisation and ZCA whitening instead of mean and deviation", False)
+    init: str = _field("composite, fan_in, fan_out or default, see lrnas.init", "composite")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            kind = type(item.default)
+            if kind is float and isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, item.name, value := float(value))
+            if type(value) is not kind:
+                raise InvalidRecipe(f"{item.name} is {_KINDS[kind]}; got {value!r}; it is: {item.metadata['doc']}")
+        self._check_range("epochs", 1, 100_000)
+        self._check_range("batch_size", 1, 1_000_000)
+        self._check_range("lr", 0, 1_000, above=True)
+        self._check_range("patience", 1, 100_000)
+        for name in ("momentum", "label_smoothing", "drop_rate", "warmup"):
+            self._check_range(name, 0, 1, below=True)
+        for name in ("weight_decay", "power", "drops", "clip", "aux_weight", "crop", "pad"):
+            self._check_range(name, 0, 100_000)
+        for name, known in (("schedule", get_args(Schedule)), ("init", ("composite", "fan_in", "fan_out", "default"))):
+            if getattr(self, name) not in known:
+                raise InvalidRecipe(f"{name} is one of {', '.join(known)}; got {getattr(self, name)!r}; choose one")
+
+    def _check_range(self, name: str, low: float, high: float, above: bool = False, below: bool = False) -> None:
+        value = getattr(self, name)
+        if not low <= value <= high or (above and value == low) or (below and value == high):
+            edges = f"{'above' if above else 'from'} {low} {'to below' if below else 'to'} {high}"
+            raise InvalidRecipe(f"{name} lies {edges}; got {value}; choose another")
+
+    def check_fits(self, image_size: int, num_images: int) -> None:
+        """Whether this recipe can be used on such images at all."""
+        if self.crop > image_size + 2 * self.pad:
+            raise InvalidRecipe(
+                f"a crop is at most the image with its margins, {image_size} + 2·{self.pad}; got {self.crop}; "
+                "set crop to 0 or pad to more"
+            )
+        if self.batch_size > num_images:
+            raise InvalidRecipe(f"a batch is at most the {num_images} training images; got {self.batch_size}; set less")
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def changed(self, changes: Mapping[str, Any]) -> Recipe:
+        """This recipe with some fields set; text is read as the field's type."""
+        known = {item.name: item for item in fields(self)}
+        values = {}
+        for name, value in changes.items():
+            if name not in known:
+                raise InvalidRecipe(f"a recipe has no field {name!r}{closest(name, known)} (`lrnas recipes` lists all)")
+            values[name] = _read(value, type(known[name].default), name) if isinstance(value, str) else value
+        return dataclasses.replace(self, **values)
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+
+
+def _read(text: str, kind: type, name: str) -> Any:
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        raise InvalidRecipe(f"{name} is {_KINDS[kind]}; got {text!r}; write {name}=VALUE") from None
+
+
+_PAPER = {
+    # Network in Network's authors: 128 images, momentum 0.9, weight decay 1e-4, dropout 0.5 after each pool
+    "nin": Recipe(
+        epochs=300, batch_size=128, lr=0.1, weight_decay=1e-4, schedule="paper", drop_rate=0.5, crop=30, whiten=True
+    ),
+    # Caffe's bvlc_googlenet: 2.4 million steps of 32 images are 60 passes over ILSVRC
+    "googlenet": Recipe(
+        epochs=60, batch_size=32, lr=0.01, weight_decay=2e-4, schedule="polynomial", power=0.5, drop_rate=0.4
+    ),
+    # Simonyan and Zisserman: 74 passes over ILSVRC
+    "vgg": Recipe(epochs=74, batch_size=256, lr=0.01, weight_decay=5e-4, schedule="paper", drop_rate=0.5),
+}
+_FAST = Recipe(epochs=12, batch_size=128, lr=0.05, nesterov=True, label_smoothing=0.1, pad=1, clip=1.0)
+
+RECIPES = {
+    "paper": "what the paper states, per backbone; hours on ILSVRC, minutes on CIFAR-10 with a GPU",
+    "fast": "a dozen epochs of one-cycle SGD, for ranking networks",
+}
+
+
+def get_recipe(name: str, backbone: str, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe by name, or from a TOML file (whose key `base` names the one it changes)."""
+    if name.endswith(".toml"):
+        recipe = _from_file(Path(name), backbone)
+    elif name == "paper":
+        family = next((family for family in _PAPER if backbone.startswith(family)), "vgg")
+        recipe = _PAPER[family]
+    elif name == "fast":
+        recipe = _FAST
+    else:
+        raise UnknownName("recipe", name, RECIPES, " (or give FILE.toml)")
+    return recipe.changed(changes or {})
+
+
+def _from_file(path: Path, backbone: str) -> Recipe:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRecipe(f"cannot read {path}: {error.strerror}; give a TOML file or a recipe's name") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRecipe(f"{path}: not TOML, {error}") from None
+    base = data.pop("base", "fast")
+    if base not in RECIPES:
+        raise UnknownName(f"{path}: base recipe", str(base), RECIPES)
+    try:
+        return get_recipe(base, backbone, data)
+    except InvalidRecipe as error:
+        raise InvalidRecipe(f"{path}: {error}") from None
+
+
+def field_docs() -> dict[str, str]:
+    """One line for every field."""
+    return {item.name: item.metadata["doc"] for item in fields(Recipe)}
