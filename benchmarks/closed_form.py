@@ -12,6 +12,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 from provenance import ROOT, provenance
@@ -19,40 +20,60 @@ from provenance import ROOT, provenance
 from lrnas import Allocation, Architecture, FilterGroup, canonical_id, count_model, create_model, make_plan
 
 LAYERS = [conv.name for conv in make_plan(Architecture("vgg11")).convs]
-ARCHITECTURES, BUILT, REPEATS, SEED = 5_000, 20, 5, 0
+ARCHITECTURES, BUILT, REPEATS = 5_000, 20, 5
 
 
-def random_allocation(rng: random.Random) -> Allocation:
-    """Shares in steps of 1/8, as a search proposes them."""
-    cuts = sorted(rng.choices(range(9), k=2))
-    eighths = (cuts[0], cuts[1] - cuts[0], 8 - cuts[1])
-    groups = (FilterGroup(shape, part / 8) for shape, part in zip(("kx1", "1xk", "kxk"), eighths, strict=True) if part)
-    return Allocation("composite", tuple(groups), rng.choice((0.5, 1.0, 2.0)), rng.choice((None, 0.5, 1.0)))
+def random_allocation(rng: random.Random, steps: int | None) -> Allocation:
+    """Shares in whole steps, as a search proposes them, or of any size, each met for the first time."""
+    if steps is None:
+        cuts = sorted((rng.random(), rng.random()))
+    else:
+        cuts = [cut / steps for cut in sorted(rng.choices(range(steps + 1), k=2))]
+    shares = zip(("kx1", "1xk", "kxk"), (cuts[0], cuts[1] - cuts[0], 1 - cuts[1]), strict=True)
+    groups = tuple(FilterGroup(shape, share) for shape, share in shares if share)
+    return Allocation("composite", groups, rng.choice((0.5, 1.0, 2.0)), rng.choice((None, 0.5, 1.0)))
+
+
+def random_architectures(seed: int, steps: int | None) -> list[Architecture]:
+    rng = random.Random(seed)
+    return [
+        Architecture("vgg11", {name: random_allocation(rng, steps) for name in LAYERS}, pool="max")
+        for _ in range(ARCHITECTURES)
+    ]
+
+
+def rate(function: Callable[[Architecture], object], sample: list[Architecture]) -> float:
+    start = time.perf_counter()
+    for architecture in sample:
+        function(architecture)
+    return len(sample) / (time.perf_counter() - start)
+
+
+def summary(rates: list[float]) -> dict[str, int]:
+    return {"median": round(statistics.median(rates)), "min": round(min(rates))}
+
+
+def count(architecture: Architecture) -> int:
+    return make_plan(architecture, 224).cost.macs
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    rng = random.Random(SEED)
-    architectures = [
-        Architecture("vgg11", {name: random_allocation(rng) for name in LAYERS}, pool="max")
-        for _ in range(ARCHITECTURES)
-    ]
-
-    def rate(function, sample) -> float:  # type: ignore[no-untyped-def]
-        start = time.perf_counter()
-        for architecture in sample:
-            function(architecture)
-        return len(sample) / (time.perf_counter() - start)
-
-    closed = [rate(lambda a: make_plan(a, 224).cost.macs, architectures) for _ in range(REPEATS)]
-    ids = [rate(canonical_id, architectures) for _ in range(REPEATS)]
-    built = rate(lambda a: count_model(create_model(a, device="meta"), 224).macs, architectures[:BUILT])
+    in_eighths = [random_architectures(seed, 8) for seed in range(REPEATS)]
+    of_any_share = [random_architectures(seed, None) for seed in range(REPEATS)]
+    eighths = summary([rate(count, sample) for sample in in_eighths])
+    first_met = summary([rate(count, sample) for sample in of_any_share])
+    ids = summary([rate(canonical_id, sample) for sample in in_eighths])
+    built = rate(lambda a: count_model(create_model(a, device="meta"), 224).macs, in_eighths[0][:BUILT])
     result = {
-        "provenance": provenance("torch", "timm", "lrnas", seeds=[SEED], n=ARCHITECTURES, repeats=REPEATS),
-        "closed_form_per_second": {"median": round(statistics.median(closed)), "min": round(min(closed))},
-        "canonical_ids_per_second": {"median": round(statistics.median(ids)), "min": round(min(ids))},
-        "by_building_per_second": round(built, 2),
-        "ratio": round(statistics.median(closed) / built),
+        "provenance": provenance("torch", "timm", "lrnas", seeds=list(range(REPEATS)), n=ARCHITECTURES),
+        "per_second": {
+            "closed form, shares in steps of 1/8": eighths,
+            "closed form, shares never met before": first_met,
+            "canonical id, shares in steps of 1/8": ids,
+            "by building on the meta device": round(built, 2),
+        },
+        "ratio of the closed form in steps of 1/8 to building": round(eighths["median"] / built),
     }
     (ROOT / "results" / "closed_form.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))

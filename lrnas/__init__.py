@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -79,13 +80,19 @@ def __dir__() -> list[str]:
 class _AfterTimm(importlib.abc.MetaPathFinder):
     """Registers our networks right after timm is imported, so that importing lrnas stays cheap."""
 
+    def __init__(self) -> None:
+        self.looking = threading.local()
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "timm":
+        if name != "timm" or getattr(self.looking, "now", False):
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.looking.now = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking.now = False
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import lru_cache
+from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -48,6 +49,7 @@ Pool = Literal["max", "avg", "none"]
 T = TypeVar("T")
 
 _SPELLINGS = {"vertical": "kx1", "horizontal": "1xk", "square": "kxk"}
+_FRACTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?|[0-9]{1,9}/0*[1-9][0-9]{0,8}")
 _SHAPE = re.compile(r"(k|[1-9][0-9]?)x(k|[1-9][0-9]?)")
 
 
@@ -115,11 +117,6 @@ class FilterGroup:
                 "layer's filters that have this shape"
             )
 
-    def kernel(self, k: int) -> tuple[int, int]:
-        """Rows and columns of this shape in a layer whose own kernel is k×k."""
-        height, width = self.shape.split("x")
-        return (k if height == "k" else int(height), k if width == "k" else int(width))
-
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
@@ -142,6 +139,7 @@ class Allocation:
         for name in ("join", "middle"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _multiplier(value, name))
+        object.__setattr__(self, "groups", tuple(self.groups))
         if self.form == "composite":
             self._set_groups()
         elif self.groups:
@@ -157,6 +155,8 @@ class Allocation:
             )
 
     def _set_groups(self) -> None:
+        if not all(isinstance(group, FilterGroup) for group in self.groups):
+            raise InvalidArchitecture(f"groups are FilterGroups; got {self.groups!r}; write FilterGroup('kx1', 0.5)")
         groups = tuple(sorted(self.groups, key=lambda group: group.shape))
         shapes = [group.shape for group in groups]
         if len(set(shapes)) < len(shapes):
@@ -208,26 +208,34 @@ class Allocation:
 
     def at(self, kernel: int, width: int) -> Mix:
         """This allocation in a k×k layer of the given width, in whole filters."""
-        return _mix(self, kernel, width)
+        filters = _whole(self.width, width)
+        if self.form == "separable":
+            middle = filters if self.middle is None else _whole(self.middle, width)
+            return Mix((Filters(1, kernel, middle),), Filters(kernel, 1, filters))
+        join = None if self.join is None else Filters(1, 1, _whole(self.join, width))
+        if self.form == "dense":
+            return Mix((Filters(kernel, kernel, filters),), join)
+        shapes, places = _layout(tuple([group.shape for group in self.groups]), kernel)
+        shares = [0.0] * len(shapes)
+        for group, place in zip(self.groups, places, strict=True):
+            shares[place] += group.share
+        counts = apportion(filters, shares)
+        groups = [Filters(rows, columns, n) for (rows, columns), n in zip(shapes, counts, strict=True) if n]
+        return Mix(tuple(groups), join)
 
 
-@lru_cache(maxsize=65536)
-def _mix(allocation: Allocation, k: int, base: int) -> Mix:
-    filters = _whole(allocation.width, base)
-    if allocation.form == "separable":
-        middle = filters if allocation.middle is None else _whole(allocation.middle, base)
-        return Mix((Filters(1, k, middle),), Filters(k, 1, filters))
-    join = None if allocation.join is None else Filters(1, 1, _whole(allocation.join, base))
-    if allocation.form == "dense":
-        return Mix((Filters(k, k, filters),), join)
-    shares: dict[tuple[int, int], float] = {}  # "kx1" and "3x1" are one shape where k is 3
-    for group in allocation.groups:
-        kernel = group.kernel(k)
-        shares[kernel] = shares.get(kernel, 0.0) + group.share
-    kernels = sorted(shares, key=concatenation_order)
-    counts = apportion(filters, [shares[kernel] for kernel in kernels])
-    groups = (Filters(kernel[0], kernel[1], num) for kernel, num in zip(kernels, counts, strict=True) if num)
-    return Mix(tuple(groups), join)
+@lru_cache(maxsize=4096)
+def _layout(shapes: tuple[str, ...], k: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """The kernels of a k×k layer's groups in the order of their outputs, and which of them each shape is.
+
+    They can be fewer than the shapes: "kx1" and "3x1" are one where k is 3.
+    """
+    kernels = []
+    for shape in shapes:
+        rows, columns = shape.split("x")
+        kernels.append((k if rows == "k" else int(rows), k if columns == "k" else int(columns)))
+    ordered = sorted(set(kernels), key=concatenation_order)
+    return ordered, [ordered.index(kernel) for kernel in kernels]
 
 
 def concatenation_order(kernel: tuple[int, int]) -> tuple[int, int, int]:
@@ -243,12 +251,14 @@ def apportion(total: int, shares: Iterable[float]) -> list[int]:
     They sum to `total` exactly; of equal remainders the first is served first.
     """
     quotas = [total * share for share in shares]
-    counts = [math.floor(quota + 1e-9) for quota in quotas]
-    remainders = [round(quota - count, 9) for quota, count in zip(quotas, counts, strict=True)]
-    order = sorted(range(len(counts)), key=lambda i: -remainders[i])
-    for i in order[: total - sum(counts)]:
-        counts[i] += 1
-    assert sum(counts) == total
+    counts = [int(quota + 1e-9) for quota in quotas]  # shares in floating point may end a hair too low
+    left = total - sum(counts)
+    if left:
+        excess = [round(count - quota, 9) for count, quota in zip(counts, quotas, strict=True)]
+        for _ in range(left):
+            i = excess.index(min(excess))
+            counts[i] += 1
+            excess[i] = 1.0
     return counts
 
 
@@ -325,10 +335,10 @@ class Architecture:
     def from_json(cls, text: str, where: str = "architecture") -> Architecture:
         try:
             data = json.loads(text, object_pairs_hook=_without_repeats)
-        except json.JSONDecodeError as error:
-            raise InvalidArchitecture(f"{where}: not JSON, {error}; see `lrnas count --help`") from None
         except InvalidArchitecture as error:
             raise InvalidArchitecture(f"{where}: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise InvalidArchitecture(f"{where}: not JSON, {error}; see the README for the form") from None
         return cls.from_dict(data, where)
 
     def to_json(self, indent: int | None = None) -> str:
@@ -357,22 +367,26 @@ def _parse_shape(shape: object) -> str:
 
 def parse_classifier(classifier: object) -> tuple[str, int | None]:
     """Kind of classifier, and the width of its hidden layers where one is given."""
-    kind, _, width = classifier.partition(":") if isinstance(classifier, str) else ("", "", "")
-    if kind not in ("linear", "mlp", "conv") or (width and not (kind == "mlp" and width.isdecimal() and int(width))):
+    found = re.fullmatch(r"(linear|conv|mlp)(?:(?<=mlp):([1-9][0-9]{0,5}))?", str(classifier))
+    if found is None or not isinstance(classifier, str):
         raise InvalidArchitecture(f"classifier is linear, conv, mlp or mlp:WIDTH; got {classifier!r}; write mlp:512")
+    kind, width = found.groups()
     return kind, int(width) if width else None
 
 
 def _number(value: object, what: str) -> float:
     """A finite number, also one written as a fraction, "3/8"."""
-    if isinstance(value, str):
+    if isinstance(value, str) and _FRACTION.fullmatch(value.strip()):
+        return float(Fraction(value.strip()))
+    if not isinstance(value, bool) and isinstance(value, Real):
         try:
-            return float(Fraction(value.strip()))
-        except (ValueError, ZeroDivisionError, OverflowError):
-            pass
-    elif isinstance(value, int | float | Fraction) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    raise InvalidArchitecture(f'{what} is a number or a fraction like "3/8"; got {value!r}')
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    text = repr(value)
+    raise InvalidArchitecture(f'{what} is a number or a fraction like "3/8"; got {text[:40]}{"…" * (len(text) > 40)}')
 
 
 def _multiplier(value: object, name: str) -> float:
@@ -393,7 +407,7 @@ def _json_number(value: float) -> float | int:
 
 
 def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
-    if value not in known or isinstance(value, bool):
+    if value not in known or type(value) is not type(known[0]):  # True and 2.0 are not 1 and 2
         raise InvalidArchitecture(f"{name} is one of {', '.join(map(str, known))}; got {value!r}; choose one")
 
 

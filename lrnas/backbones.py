@@ -148,6 +148,10 @@ class Inception(nn.Module):
         self.pool_proj = ConvBlock(in_chs, widths[5], 1, **block)
         self.out_chs = widths[0] + widths[2] + widths[4] + widths[5]
 
+    def side_by_side(self) -> list[nn.Conv2d]:
+        """The convolutions that read the module's input: to the gradient they are one layer."""
+        return [block.conv for block in (self.conv1x1, self.reduce3x3, self.reduce5x5, self.pool_proj)]
+
     def forward(self, x: Tensor) -> Tensor:
         branches = [
             self.conv1x1(x),
@@ -161,6 +165,9 @@ class Inception(nn.Module):
 class AuxiliaryHead(nn.Module):
     """A classifier half-way up that helps the gradients in training."""
 
+    is_auxiliary = True
+    """Not part of the network in use."""
+
     def __init__(self, in_chs: int, num_classes: int, grid: int, drop_rate: float, **place: Any) -> None:
         super().__init__()
         self.grid = grid
@@ -168,6 +175,9 @@ class AuxiliaryHead(nn.Module):
         self.fc1 = nn.Linear(128 * grid * grid, 1024, **place)
         self.drop = nn.Dropout(drop_rate)
         self.fc2 = nn.Linear(1024, num_classes, **place)
+
+    def get_classifier(self) -> nn.Module:
+        return self.fc2
 
     def forward(self, x: Tensor) -> Tensor:
         # Caffe's window on the map of a 224×224 image, of which it leaves just this grid
@@ -228,10 +238,12 @@ class GoogLeNet(_TimmModel):
             {"num_chs": stem[2], "reduction": 2 * stem_stride, "module": "norm2"},
         ]
         channels, reduction, aux_channels = stem[2], 2 * stem_stride, {}
+        self.body = ["conv1", "pool1", "norm1", "conv2_reduce", "conv2", "norm2"]
         parts = ("conv1x1", "reduce3x3", "conv3x3", "reduce5x5", "conv5x5", "pool_proj")
         for module, own in GOOGLENET_MODULES.items():
             if module in ("3a", "4a", "5a"):
-                self.add_module(f"pool{int(module[0]) - 1}", pool())
+                self.body.append(f"pool{int(module[0]) - 1}")
+                self.add_module(self.body[-1], pool())
                 reduction *= 2
             name = f"inception_{module}"
             inception = Inception(
@@ -240,6 +252,7 @@ class GoogLeNet(_TimmModel):
                 **block,
             )
             self.add_module(name, inception)
+            self.body.append(name)
             channels = aux_channels[module] = inception.out_chs
             if module in ("3b", "4e", "5b"):
                 self.feature_info.append({"num_chs": channels, "reduction": reduction, "module": name})
@@ -247,8 +260,8 @@ class GoogLeNet(_TimmModel):
         self.global_pool = self._make_pool(global_pool)
         self.head_drop = nn.Dropout(drop_rate)
         self.fc = self._make_fc(num_classes, **place)
-        self.aux_logits = aux_logits
-        if aux_logits:
+        self.aux_logits = aux_logits and num_classes > 0
+        if self.aux_logits:
             grid = 4 + pool_padding
             self.aux_4a = AuxiliaryHead(aux_channels["4a"], num_classes, grid, aux_drop_rate, **place)
             self.aux_4d = AuxiliaryHead(aux_channels["4d"], num_classes, grid, aux_drop_rate, **place)
@@ -273,31 +286,32 @@ class GoogLeNet(_TimmModel):
         if global_pool is not None:
             self.global_pool = self._make_pool(global_pool)
         self.fc = self._make_fc(num_classes, **place)
-        if self.aux_logits and num_classes:
-            for head in (self.aux_4a, self.aux_4d):
+        self.aux_logits = self.aux_logits and num_classes > 0
+        for name in ("aux_4a", "aux_4d") if hasattr(self, "aux_4a") else ():
+            if self.aux_logits:
+                head = getattr(self, name)
                 head.fc2 = nn.Linear(head.fc2.in_features, num_classes, **place)
-
-    def _forward_body(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        auxiliary = []
-        for name, module in self.named_children():
-            if name == "global_pool":
-                break
-            x = module(x)
-            if self.training and self.aux_logits and name in ("inception_4a", "inception_4d"):
-                auxiliary.append(getattr(self, name.replace("inception", "aux"))(x))
-        return x, auxiliary
+            else:  # features alone have nothing to be helped with
+                delattr(self, name)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        return self._forward_body(x)[0]
+        for name in self.body:
+            x = getattr(self, name)(x)
+        return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = self.head_drop(self.global_pool(x))
         return x if pre_logits else self.fc(x)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        x, auxiliary = self._forward_body(x)
-        x = self.forward_head(x)
-        return (x, *auxiliary) if auxiliary else x
+        if not (self.training and self.aux_logits):
+            return self.forward_head(self.forward_features(x))
+        auxiliary = []
+        for name in self.body:
+            x = getattr(self, name)(x)
+            if name in ("inception_4a", "inception_4d"):
+                auxiliary.append(getattr(self, name.replace("inception", "aux"))(x))
+        return (self.forward_head(x), *auxiliary)
 
 
 class NiN(_TimmModel):
@@ -326,11 +340,13 @@ class NiN(_TimmModel):
         self.num_classes = num_classes
         self.in_chans = in_chans
         self.feature_info = []
+        self.body: list[str] = []
         channels, reduction = in_chans, stem_stride
 
         def add(name: str, width: int, kernel: int = 1, stride: int = 1) -> None:
             nonlocal channels
             width = widths.get(name, width)
+            self.body.append(name)
             self.add_module(name, ConvBlock(channels, width, kernel, stride, batch_norm, **place))
             channels = width
 
@@ -343,6 +359,7 @@ class NiN(_TimmModel):
         end_block("cccp2")
         self.pool1 = nn.MaxPool2d(3, stride=2, ceil_mode=True)
         self.drop1 = nn.Dropout(drop_rate)
+        self.body += ["pool1", "drop1"]
         reduction *= 2
         middle = kernels[1:-1]
         for i, kernel in enumerate(middle, start=1):
@@ -352,6 +369,7 @@ class NiN(_TimmModel):
         end_block("cccp4")
         self.pool2 = nn.AvgPool2d(3, stride=2, ceil_mode=True)
         self.drop2 = nn.Dropout(drop_rate)
+        self.body += ["pool2", "drop2"]
         reduction *= 2
         add("conv3", 192, kernels[-1])
         add("cccp5", 192)
@@ -374,10 +392,8 @@ class NiN(_TimmModel):
         self.cccp6 = self._make_classifier(num_classes, **get_device_dtype(self))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        for name, module in self.named_children():
-            if name == "cccp6":
-                break
-            x = module(x)
+        for name in self.body:
+            x = getattr(self, name)(x)
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:

@@ -7,7 +7,6 @@ device sees the same images and a run that stops between epochs goes on as if it
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,7 +104,7 @@ def _load_or_fit(images: Tensor, device: torch.device, file: Path | None) -> tup
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as stream:
             np.savez(stream, mean=mean.cpu().numpy(), matrix=matrix.cpu().numpy())
-        os.replace(stream.name, file)
+        Path(stream.name).replace(file)
     return mean, matrix
 
 

@@ -39,8 +39,8 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], rec
         text = json.dumps({"version": VERSION, "epoch": epoch, "tensors": name, **record}, indent=1)
         written[1].write_text(text + "\n", encoding="utf-8")
         _flush(written[1])
-        os.replace(written[0], folder / name)
-        os.replace(written[1], folder / RECORD)
+        written[0].replace(folder / name)
+        written[1].replace(folder / RECORD)
     except (OSError, SafetensorError) as error:
         for part in written:
             part.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import shutil
 import subprocess
@@ -96,7 +95,7 @@ def _write_cache(cache: Path, images: Images, labels: Images) -> None:
             try:
                 np.savez(stream, x=images, y=labels)
                 stream.flush()
-                os.replace(stream.name, cache)
+                Path(stream.name).replace(cache)
             except BaseException:
                 Path(stream.name).unlink(missing_ok=True)
                 raise

@@ -103,7 +103,8 @@ def _console() -> Console:
     from rich.console import Console
 
     # a table in a file or a pipe keeps its columns whole
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+    width = None if sys.stdout.isatty() else 200
+    return Console(highlight=False, markup=False, width=width)
 
 
 def _table(title: str) -> Table:
@@ -115,7 +116,7 @@ def _table(title: str) -> Table:
 def _print_models(summaries: list[Summary]) -> None:
     console = _console()
     wide = console.width >= 120  # a narrow terminal shows what is published and by how much we differ
-    exact, explained = 0, []
+    exact = 0
     titles = list(dict.fromkeys(summary.point.table.title for summary in summaries if summary.point))
     for title in titles:
         table = _table(title)
@@ -131,10 +132,7 @@ def _print_models(summaries: list[Summary]) -> None:
             if point.table.title != title:
                 continue
             difference = summary.difference()
-            if any(difference.values()):
-                explained.append(summary)
-            else:
-                exact += 1
+            exact += not any(difference.values())
             cells = [
                 (point.published.multiply_acc, summary.paper.multiply_acc, difference["multiply_acc"]),
                 (point.published.params, summary.paper.params, difference["params"]),
@@ -143,9 +141,11 @@ def _print_models(summaries: list[Summary]) -> None:
             table.add_row(summary.name, *row, *([f"{summary.cost.macs:,}"] if wide else []))
         console.print(table)
     console.print(f"{exact} of {len(summaries)} networks come out exactly.")
-    for summary in explained:
+    for summary in summaries:
         assert summary.point is not None
-        console.print(f"{summary.name}: {summary.point.note}")
+        if any(summary.difference().values()):
+            why = summary.point.note if summary.point.explained else "the difference is not explained"
+            console.print(f"{summary.name}: {why}")
     console.print("published, counted: as the paper counts, with one more per bias (see docs/counting.md).")
     if wide:
         console.print("MACs in use: multiply-accumulates alone, without auxiliary heads, on the same maps per table.")

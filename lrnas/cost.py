@@ -43,6 +43,7 @@ class MixCost(NamedTuple):
     macs: int
     params: int
     biases: int
+    out_channels: int
 
 
 def mix_cost(mix: Mix, in_channels: int, in_rows: int, rows: int, columns: int, bias: bool) -> MixCost:
@@ -52,18 +53,15 @@ def mix_cost(mix: Mix, in_channels: int, in_rows: int, rows: int, columns: int, 
         filters += count
         weights += height * width * count
     weights *= in_channels
+    if mix.second is None:
+        biases = filters if bias else 0
+        return MixCost(weights * rows * columns, weights + biases, biases, filters)
+    height, width, count = mix.second
     # the 1×k half of a separable layer strides over columns only, the k×1 half over rows
-    macs = weights * (in_rows if mix.is_separable else rows) * columns
-    biases = filters
-    if mix.second is not None:
-        height, width, count = mix.second
-        second = filters * height * width * count
-        macs += second * rows * columns
-        weights += second
-        biases += count
-    if not bias:
-        biases = 0
-    return MixCost(macs, weights + biases, biases)
+    macs = weights * (in_rows if height > 1 else rows) * columns
+    second = filters * height * width * count
+    biases = filters + count if bias else 0
+    return MixCost(macs + second * rows * columns, weights + second + biases, biases, count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,17 @@ follows with no activation between (a composite before its join, the first half 
 nothing is stopped, the same derivation gives 1, and with 2 the gradients of a deep network with joins
 would double at every layer. With one group the rule is He's fan-out rule.
 
-The classifier is drawn with sigma = sqrt(1 / fan_in): its fan-out is the number of classes, and the
-rule would make the first logits the larger the fewer the classes.
+What reads the same input side by side is one layer to the gradient, also where it is not one module: the
+first convolutions of an inception module's four branches are drawn together.
+
+A classifier is drawn with sigma = sqrt(1 / fan_in): its fan-out is the number of classes, and the rule
+would make the first logits the larger the fewer the classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -27,7 +30,7 @@ from torch import nn
 from lrnas.errors import LrnasError
 from lrnas.layers import CompositeConv2d, SeparableConv2d
 
-__all__ = ["Rule", "find_classifier", "initialise"]
+__all__ = ["Rule", "find_classifiers", "initialise"]
 
 Rule = Literal["composite", "fan_in", "fan_out", "default"]
 """composite: the paper's. fan_in, fan_out: He's, for each group by itself. default: PyTorch's own."""
@@ -41,42 +44,36 @@ class _Stage(NamedTuple):
 
 
 @torch.no_grad()
-def initialise(
-    model: nn.Module,
-    rule: Rule = "composite",
-    *,
-    classifier: nn.Module | None = None,
-    generator: torch.Generator | None = None,
-) -> None:
-    """Draw the weights of every convolution and linear layer of a model anew; biases become zero.
+def initialise(model: nn.Module, rule: Rule = "composite", *, generator: torch.Generator | None = None) -> None:
+    """Draw the weights of every convolution and linear layer of a model anew; batch norms start anew too.
 
-    `classifier` is the last layer, for timm models by default `model.get_classifier()`. Batch norms
-    start anew too.
+    Biases become zero, except with rule "default", which leaves every layer to PyTorch. The classifiers
+    are what `get_classifier` returns, of the model and of the heads inside it.
     """
     if rule not in get_args(Rule):
         raise LrnasError(f"the initialisation is one of {', '.join(get_args(Rule))}; got {rule!r}")
-    if classifier is None:
-        classifier = find_classifier(model)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d) or (rule == "default" and isinstance(module, nn.Conv2d | nn.Linear)):
             module.reset_parameters()
     if rule == "default":
         return
+    classifiers = find_classifiers(model)
     for stage in _stages(model):
-        if stage.convs[0] is not classifier:
+        if stage.convs[0] not in classifiers:
             _draw_stage(stage, rule, generator)
     for module in model.modules():
-        if isinstance(module, nn.Linear) and module is not classifier:
-            fan = module.in_features if rule == "fan_in" else module.out_features
-            _draw(module, 2 / fan, generator)
-    if isinstance(classifier, nn.Linear | nn.Conv2d):
-        _draw(classifier, 1 / classifier.weight[0].numel(), generator)
+        if isinstance(module, nn.Linear) and module not in classifiers:
+            _draw(module, 2 / (module.in_features if rule == "fan_in" else module.out_features), generator)
+    for layer in classifiers:
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            _draw(layer, 1 / layer.weight[0].numel(), generator)
 
 
-def find_classifier(model: nn.Module) -> nn.Module | None:
-    """The last layer of a timm model."""
-    get_classifier = getattr(model, "get_classifier", None)
-    return get_classifier() if callable(get_classifier) else None
+def find_classifiers(model: nn.Module) -> list[nn.Module]:
+    """The layers that put out classes: a timm model's last layer, and those of heads inside it."""
+    getters = [getattr(module, "get_classifier", None) for module in model.modules()]
+    found = [getter() for getter in getters if callable(getter)]
+    return [layer for layer in found if isinstance(layer, nn.Module)]
 
 
 def _draw_stage(stage: _Stage, rule: Rule, generator: torch.Generator | None) -> None:
@@ -99,25 +96,21 @@ def _draw(module: nn.Conv2d | nn.Linear, variance: float, generator: torch.Gener
 
 
 def _stages(model: nn.Module) -> Iterator[_Stage]:
-    """Every convolution of the model once, those of one composite layer together."""
-    inside: set[nn.Module] = set()
+    """Every convolution of the model once, those that are one layer to the gradient together."""
+    drawn: set[nn.Module] = set()
     for module in model.modules():
-        if module in inside:
-            continue
+        stages: list[_Stage] = []
         if isinstance(module, CompositeConv2d):
-            groups = tuple(module.group_convs())
-            yield _Stage(groups, activated=module.join is None)
+            stages.append(_Stage(tuple(module.group_convs()), activated=module.join is None))
             if module.join is not None:
-                yield _Stage((module.join,), activated=True)
-            inside.update(_children(module))
+                stages.append(_Stage((module.join,), activated=True))
         elif isinstance(module, SeparableConv2d):
             first, second = module.halves()
-            yield _Stage((first,), activated=False)
-            yield _Stage((second,), activated=True)
-            inside.update(_children(module))
-        elif isinstance(module, nn.Conv2d):
-            yield _Stage((module,), activated=True)
-
-
-def _children(module: nn.Module) -> Iterable[nn.Module]:
-    return list(module.children())
+            stages += [_Stage((first,), activated=False), _Stage((second,), activated=True)]
+        elif callable(side_by_side := getattr(module, "side_by_side", None)):
+            stages.append(_Stage(tuple(side_by_side()), activated=True))
+        elif isinstance(module, nn.Conv2d) and module not in drawn:
+            stages.append(_Stage((module,), activated=True))
+        for stage in stages:
+            drawn.update(stage.convs)
+            yield stage

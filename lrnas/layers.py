@@ -11,7 +11,7 @@ State-dict keys name the shapes: `conv3x1.weight`, `conv1x3.weight`, `conv3x3.we
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from timm.layers import pad_same
 from torch import Tensor, nn
 
 from lrnas.arch import Filters, Mix, concatenation_order
+from lrnas.errors import ConversionError
 
 __all__ = ["CompositeConv2d", "SeparableConv2d", "WindowConv2d", "make_conv"]
 
@@ -29,7 +30,10 @@ PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 def _pair(value: IntPair) -> tuple[int, int]:
-    return value if isinstance(value, tuple) else (value, value)
+    if isinstance(value, int):
+        return (value, value)
+    first, second = value
+    return (first, second)
 
 
 class WindowConv2d(nn.Conv2d):
@@ -158,11 +162,21 @@ class CompositeConv2d(_StandIn):
         if isinstance(filters, Mapping):
             filters = [Filters(rows, columns, num) for (rows, columns), num in filters.items()]
         present = sorted((g for g in filters if g.num), key=lambda g: concatenation_order((g.height, g.width)))
-        assert present, "a composite layer has at least one filter"
-        assert len({group.shape for group in present}) == len(present), "each shape is given once"
+        if not present or len({group.shape for group in present}) < len(present) or join == 0:
+            listed = ", ".join(f"{group.shape} {group.num}" for group in present) or "none"
+            raise ConversionError(
+                f"a composite layer has at least one filter, each shape once, and a join of at least 1 or None; got "
+                f"{listed} and join {join}"
+            )
         total = sum(group.num for group in present)
         super().__init__(in_channels, join or total, kernel_size, stride, padding, dilation, padding_mode)
         self.filters = tuple(present)
+        tallest, widest = max(g.height for g in present), max(g.width for g in present)
+        if self.pads_input and (tallest > self.kernel_size[0] or widest > self.kernel_size[1]):
+            raise ConversionError(
+                f"filters larger than the {self.kernel_size} window need zero padding, whose margin can grow; got "
+                f"{tallest}x{widest} with {self.padding_mode if padding != 'tf_same' else 'tf_same'} padding"
+            )
         for group in present:
             conv = WindowConv2d(
                 in_channels,
@@ -189,7 +203,7 @@ class CompositeConv2d(_StandIn):
     def forward(self, x: Tensor) -> Tensor:
         x = self.pad_input(x)
         outputs = [conv(x) for conv in self.group_convs()]
-        x = torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
+        x = torch.cat(outputs, dim=-3) if len(outputs) > 1 else outputs[0]
         return x if self.join is None else self.join(x)
 
 
@@ -213,21 +227,20 @@ class SeparableConv2d(_StandIn):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, padding_mode)
         self.middle = middle or out_channels
         (rows, columns), pads = self.kernel_size, self.inner_padding
-        top, left = (pads, pads) if isinstance(pads, str) else _pair(pads)
+        if rows == 1 or columns == 1:
+            raise ConversionError(f"a separable layer has rows and columns to separate; got a {rows}x{columns} kernel")
+        across, down = (pads, pads) if isinstance(pads, str) else ((0, _pair(pads)[1]), (_pair(pads)[0], 0))
+        self.names = (f"conv1x{columns}", f"conv{rows}x1")
+        for name, inputs, outputs, kernel, stride, pad in (
+            (self.names[0], in_channels, self.middle, (1, columns), (1, self.stride[1]), across),
+            (self.names[1], self.middle, out_channels, (rows, 1), (self.stride[0], 1), down),
+        ):
+            half = WindowConv2d(inputs, outputs, kernel, kernel, stride, pad, self.dilation, bias, device, dtype)
+            self.add_module(name, half)
 
-        def half(inputs: int, outputs: int, kernel: tuple[int, int], pad: Any) -> WindowConv2d:
-            across = kernel[0] == 1
-            steps = (1, self.stride[1]) if across else (self.stride[0], 1)
-            if not isinstance(pad, str):
-                pad = (0, pad) if across else (pad, 0)
-            return WindowConv2d(inputs, outputs, kernel, kernel, steps, pad, self.dilation, bias, device, dtype)
-
-        self.add_module(f"conv1x{columns}", half(in_channels, self.middle, (1, columns), left))
-        self.add_module(f"conv{rows}x1", half(self.middle, out_channels, (rows, 1), top))
-
-    def halves(self) -> tuple[nn.Conv2d, nn.Conv2d]:
-        first, second = self.children()
-        assert isinstance(first, nn.Conv2d) and isinstance(second, nn.Conv2d)
+    def halves(self) -> tuple[WindowConv2d, WindowConv2d]:
+        first, second = (self.get_submodule(name) for name in self.names)
+        assert isinstance(first, WindowConv2d) and isinstance(second, WindowConv2d)
         return first, second
 
     def forward(self, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from lrnas.arch import Allocation, Architecture, Mix, parse_classifier
 from lrnas.cost import Cost, LayerCost
 from lrnas.errors import InvalidArchitecture, UnknownName, closest
-from lrnas.topology import BACKBONES, Choices, PlannedConv, Walk
+from lrnas.topology import BACKBONES, Choices, PlannedConv, Walk, check_kernels
 
 if TYPE_CHECKING:
     from lrnas.tracing import Trace
@@ -45,11 +45,13 @@ def make_plan(
     input_size: int | None = None,
     num_classes: int | None = None,
     in_chans: int = 3,
+    *,
+    check_fit: bool = True,
 ) -> Plan:
     """The whole filters and the cost of every layer.
 
-    The input is square; its size and the number of classes are by default the paper's. Every kernel must
-    fit the maps of an input size that is given; where none is, the network is planned for any size.
+    The input is square; its size and the number of classes are by default the paper's. Kernels larger
+    than the backbone's own must fit the maps they meet, unless `check_fit` is off.
     """
     backbone, batch_norm = resolve_backbone(architecture)
     size = native_input_size(backbone) if input_size is None else input_size
@@ -58,10 +60,9 @@ def make_plan(
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidArchitecture(f"the {what} is a whole number above 0; got {value!r}")
     if backbone.startswith(TIMM):
-        return _plan_timm(architecture, backbone, size, num_classes, in_chans)
+        return _plan_timm(architecture, backbone, size, num_classes, in_chans, check_fit)
     choices = _resolve_choices(architecture, backbone, batch_norm)
-    fits = input_size is not None
-    walk = Walk(architecture.layers, choices, size, in_chans, num_classes, check_fit=fits)
+    walk = Walk(architecture.layers, choices, size, in_chans, num_classes, check_fit)
     BACKBONES[backbone].walk(walk)
     named = architecture.layers.keys() - {"*"}
     if len(walk.used) < len(named):
@@ -75,7 +76,7 @@ def canonical_id(architecture: Architecture) -> str:
     It is taken from the whole filters of every layer and from the choices that concern the whole
     network, so it depends neither on the input size nor on the number of classes.
     """
-    plan = make_plan(architecture)
+    plan = make_plan(architecture, check_fit=False)
     facts = [
         plan.backbone,
         plan.choices,
@@ -145,16 +146,22 @@ def _refuse_unknown_layers(unknown: set[str], known: list[str], costs: Sequence[
     raise InvalidArchitecture(f"{backbone} has no layer {name!r}{listed}")
 
 
-def _plan_timm(architecture: Architecture, backbone: str, input_size: int, num_classes: int, in_chans: int) -> Plan:
+def _plan_timm(
+    architecture: Architecture, backbone: str, input_size: int, num_classes: int, in_chans: int, check_fit: bool
+) -> Plan:
     for choice in ("pool", "stem_stride", "batch_norm", "classifier"):
         if (value := getattr(architecture, choice)) is not None:
             raise InvalidArchitecture(f"{backbone} keeps its own {choice}; got {value!r}; leave it out")
     trace = _trace(backbone.removeprefix(TIMM), input_size, num_classes, in_chans)
     mixes = _timm_mixes(architecture.layers, trace, backbone)
+    for path, mix in mixes.items() if check_fit else ():
+        traced = trace.sites[path]
+        for call in traced.calls:
+            check_kernels(path, mix, traced.site.kernel, call.input[1], call.input[2], input_size)
     costs = []
     for layer in trace.costs:
-        mix = mixes.get(layer.name)
-        costs.append(layer if mix is None else trace.sites[layer.name].cost(layer, mix))
+        chosen = mixes.get(layer.name)
+        costs.append(layer if chosen is None else trace.sites[layer.name].cost(layer, chosen))
     convs = tuple(
         PlannedConv(path, path, traced.site.kernel, mixes.get(path, traced.site.own), traced.site.stride[0])
         for path, traced in trace.sites.items()

@@ -17,6 +17,7 @@ from lrnas.cost import Convention
 from lrnas.errors import UnknownName
 from lrnas.plan import canonical_id, make_plan
 from lrnas.resources import PAPER_TABLES, SEARCH_SPACES
+from lrnas.topology import VGG_STAGES
 
 __all__ = [
     "Counted",
@@ -108,6 +109,15 @@ def paper_points() -> dict[str, Point]:
             architecture = Architecture.from_dict(entry, f"{space}.toml: {name}")
             points[name] = Point(name, architecture, table, published[name], **extra)
     return points
+
+
+def named_networks() -> dict[str, Architecture]:
+    """Every network that has a name: the paper's, and the VGGs with global max pooling."""
+    networks = {name: point.architecture for name, point in paper_points().items()}
+    for backbone in VGG_STAGES:
+        networks[f"{backbone}-gmp"] = Architecture(backbone, pool="max")
+        networks[f"{backbone}-bn-gmp"] = Architecture(backbone, pool="max", batch_norm=True)
+    return networks
 
 
 def get_point(name: str) -> Point:

@@ -6,10 +6,12 @@ authors used. `fast` is a short one-cycle schedule: as little training as it tak
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,34 +26,50 @@ class InvalidRecipe(LrnasError, ValueError):
     """A recipe that breaks a rule."""
 
 
-def _field(doc: str, default: Any) -> Any:
-    return field(default=default, metadata={"doc": doc})
-
-
 @dataclass(frozen=True)
 class Recipe:
-    """One way to train. The text of each field is what `lrnas recipes` prints."""
+    """One way to train. The line under each field is what `lrnas recipes` prints."""
 
-    epochs: int = _field("passes over the training images, at most", 20)
-    batch_size: int = _field("images per step", 128)
-    lr: float = _field("learning rate at its highest", 0.1)
-    momentum: float = _field("of SGD", 0.9)
-    nesterov: bool = _field("Nesterov's form of momentum", False)
-    weight_decay: float = _field("L2 penalty, on weights but not on biases and norms", 5e-4)
-    schedule: Schedule = _field("paper: lr/(1+lr*wd*t), a tenth on each plateau; polynomial; one_cycle", "one_cycle")
-    power: float = _field("polynomial only: exponent of the decay", 0.5)
-    patience: int = _field("paper only: epochs without a better validation accuracy that make a plateau", 10)
-    drops: int = _field("paper only: plateaus that divide the learning rate by 10; the next one ends training", 2)
-    warmup: float = _field("one_cycle only: share of the steps in which the learning rate rises", 0.25)
-    clip: float = _field("largest norm of the gradient, 0 for no limit", 0.0)
-    label_smoothing: float = _field("share of the target spread over all classes", 0.0)
-    drop_rate: float = _field("dropout, where the backbone has it", 0.0)
-    aux_weight: float = _field("weight of each auxiliary loss, where the backbone has heads for it", 0.3)
-    crop: int = _field("rows and columns of the random crops; 0 for the image size", 0)
-    pad: int = _field("margin added to every side before cropping", 0)
-    mirror: bool = _field("mirror half of the images", True)
-    whiten: bool = _field("global contrast normalisation and ZCA whitening instead of mean and deviation", False)
-    init: str = _field("composite, fan_in, fan_out or default, see lrnas.init", "composite")
+    epochs: int = 20
+    """Passes over the training images, at most."""
+    batch_size: int = 128
+    """Images per step."""
+    lr: float = 0.1
+    """Learning rate at its highest."""
+    momentum: float = 0.9
+    """Of SGD."""
+    nesterov: bool = False
+    """Nesterov's form of momentum."""
+    weight_decay: float = 5e-4
+    """L2 penalty, on weights but not on biases and norms."""
+    schedule: Schedule = "one_cycle"
+    """Paper: lr/(1+lr*wd*t), a tenth on each plateau; polynomial; one_cycle."""
+    power: float = 0.5
+    """Polynomial only: exponent of the decay."""
+    patience: int = 10
+    """Paper only: epochs without a better validation accuracy that make a plateau."""
+    drops: int = 2
+    """Paper only: plateaus that divide the learning rate by 10; the next one ends training."""
+    warmup: float = 0.25
+    """One_cycle only: share of the steps in which the learning rate rises."""
+    clip: float = 0.0
+    """Largest norm of the gradient, 0 for no limit."""
+    label_smoothing: float = 0.0
+    """Share of the target spread over all classes."""
+    drop_rate: float = 0.0
+    """Dropout, where the backbone has it."""
+    aux_weight: float = 0.3
+    """Weight of each auxiliary loss, where the backbone has heads for it."""
+    crop: int = 0
+    """Rows and columns of the random crops; 0 for the image size."""
+    pad: int = 0
+    """Margin added to every side before cropping."""
+    mirror: bool = True
+    """Mirror half of the images."""
+    whiten: bool = False
+    """Global contrast normalisation and ZCA whitening instead of mean and deviation."""
+    init: str = "composite"
+    """Composite, fan_in, fan_out or default, see lrnas.init."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -60,7 +78,7 @@ class Recipe:
             if kind is float and isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, item.name, value := float(value))
             if type(value) is not kind:
-                raise InvalidRecipe(f"{item.name} is {_KINDS[kind]}; got {value!r}; it is: {item.metadata['doc']}")
+                raise InvalidRecipe(f"{item.name} is {_KINDS[kind]}; got {value!r}; see `lrnas recipes`")
         self._check_range("epochs", 1, 100_000)
         self._check_range("batch_size", 1, 1_000_000)
         self._check_range("lr", 0, 1_000, above=True)
@@ -166,5 +184,11 @@ def _from_file(path: Path, backbone: str) -> Recipe:
 
 
 def field_docs() -> dict[str, str]:
-    """One line for every field."""
-    return {item.name: item.metadata["doc"] for item in fields(Recipe)}
+    """The line that stands under every field above."""
+    body = ast.parse(inspect.getsource(Recipe)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for node, after in zip(body.body, body.body[1:], strict=False):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(after, ast.Expr):
+            docs[node.target.id] = str(ast.literal_eval(after.value))
+    return docs

@@ -18,7 +18,7 @@ from lrnas.plan import (
     native_num_classes,
     resolve_backbone,
 )
-from lrnas.points import Counted, Point, family_table, find_point, paper_points
+from lrnas.points import Counted, Point, family_table, find_point, named_networks, paper_points
 from lrnas.topology import BACKBONES
 
 __all__ = ["Summary", "read_source", "summarise", "summarise_points"]
@@ -82,15 +82,15 @@ def read_source(source: str) -> tuple[str, Architecture]:
     """A network by name of the paper's or of a backbone, as timm:MODEL, or from a JSON file."""
     if source.startswith(TIMM):
         return source, Architecture(source)
-    if source.endswith(".json") or Path(source).is_file():
-        return Path(source).stem, Architecture.load(source)
-    points = paper_points()
-    if (key := source.replace("_", "-")) in points:
-        return key, points[key].architecture
+    networks = named_networks()
+    if (key := source.replace("_", "-")) in networks:
+        return key, networks[key]
     if source.removesuffix("_bn") in BACKBONES:
         return source, Architecture(source)
-    known = [*points, *BACKBONES]
-    raise UnknownName("network", source, known, " (`lrnas models` lists all; or give FILE.json or timm:MODEL)")
+    if source.endswith(".json") or (len(source) < 1000 and Path(source).is_file()):
+        return Path(source).stem, Architecture.load(source)
+    known = [*networks, *BACKBONES]
+    raise UnknownName("network", source[:80], known, " (`lrnas models` lists all; or give FILE.json or timm:MODEL)")
 
 
 def summarise(

@@ -68,7 +68,9 @@ def convert(
     """Replace the k×k convolutions of a model, in place, and draw the new weights.
 
     `allocation` is for every k×k convolution, or by path, with "*" for those not named. Every
-    replacement must put out as many channels as what it replaces: the layers after it expect them.
+    replacement must put out as many channels as what it replaces: the layers after it expect them. All
+    new weights are trainable, also where the old ones were frozen. Methods of a model that read a
+    convolution's weight by themselves, such as timm's re-parameterisation of RepVGG, know nothing of it.
     """
     sites, left = find_sites(model)
     by_path = {"*": allocation} if isinstance(allocation, Allocation) else dict(allocation)
@@ -96,6 +98,7 @@ def find_sites(model: nn.Module) -> tuple[dict[str, Site], dict[str, str]]:
     sites: dict[str, Site] = {}
     left: dict[str, str] = {}
     stand_ins: list[str] = []
+    shared = _shared_weights(model)
     for path, module in model.named_modules():
         if any(path.startswith(prefix) for prefix in stand_ins):
             continue
@@ -104,12 +107,24 @@ def find_sites(model: nn.Module) -> tuple[dict[str, Site], dict[str, str]]:
             stand_ins.append(path + "." if path else "")
         elif (reason := reason_to_leave(module)) is not None:
             left[path] = reason
+        elif isinstance(module, nn.Conv2d) and id(module.weight) in shared:
+            left[path] = "it shares its weight with another layer"
         elif isinstance(module, nn.Conv2d):
             k = module.kernel_size[0]
             own = Mix((Filters(k, k, module.out_channels),))
             bias = module.bias is not None
             sites[path] = Site(k, own, module.in_channels, (module.stride[0], module.stride[1]), bias)
     return sites, left
+
+
+def _shared_weights(model: nn.Module) -> set[int]:
+    """Parameters that more than one module holds."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            (shared if id(parameter) in seen else seen).add(id(parameter))
+    return shared
 
 
 def reason_to_leave(module: nn.Module) -> str | None:
@@ -133,6 +148,8 @@ def reason_to_leave(module: nn.Module) -> str | None:
         return f"its {rows}×{columns} kernel is not square"
     if parametrize.is_parametrized(module):
         return "its weight is parametrised"
+    if module._forward_pre_hooks or module._forward_hooks:
+        return "hooks are attached to it (a norm of its weight, a pruning mask)"
     if type(module) not in (nn.Conv2d, Conv2dSame):
         return f"{type(module).__name__} does more than convolve"
     return None

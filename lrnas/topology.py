@@ -23,6 +23,7 @@ __all__ = [
     "Choices",
     "PlannedConv",
     "Walk",
+    "check_kernels",
 ]
 
 Map = tuple[int, int, int]
@@ -62,7 +63,7 @@ class Walk:
         input_size: int,
         in_chans: int,
         num_classes: int,
-        check_fit: bool = True,
+        check_fit: bool,
     ) -> None:
         self.allocations = layers
         self.default = layers.get("*", DENSE)
@@ -131,19 +132,24 @@ class Walk:
 
     def _count(self, x: Map, name: str, mix: Mix, kernel: int, stride: int, bias: bool) -> Map:
         channels, height, width = x
-        for filters in mix.groups if self.check_fit else ():
-            # a kernel larger than the backbone's own must fit the map: its ends would see only padding
-            if filters.height > max(kernel, height) or filters.width > max(kernel, width):
-                raise InvalidArchitecture(
-                    f"{name}: a kernel larger than the layer's own {kernel}×{kernel} must fit the map; "
-                    f"{filters.shape} meets {height}×{width} at input {self.image[1]}; choose a smaller shape or "
-                    "a larger input"
-                )
+        if self.check_fit:
+            check_kernels(name, mix, kernel, height, width, self.image[1])
         rows, columns = (height - 1) // stride + 1, (width - 1) // stride + 1
-        macs, params, biases = mix_cost(mix, channels, height, rows, columns, bias)
-        out = (mix.out_channels, rows, columns)
+        macs, params, biases, out_channels = mix_cost(mix, channels, height, rows, columns, bias)
+        out = (out_channels, rows, columns)
         self.costs.append(LayerCost(name, mix.kind, macs, params, biases, out))
         return out
+
+
+def check_kernels(name: str, mix: Mix, kernel: int, height: int, width: int, input_size: int) -> None:
+    """Refuse kernels larger than the backbone's own that do not fit the map: their ends would see only padding."""
+    for filters in mix.groups:
+        rows, columns, _ = filters
+        if (rows > kernel and rows > height) or (columns > kernel and columns > width):
+            raise InvalidArchitecture(
+                f"{name}: a kernel larger than the layer's own {kernel}×{kernel} must fit the map; {filters.shape} "
+                f"meets {height}×{width} at input {input_size}; choose a smaller shape or a larger input"
+            )
 
 
 VGG_STAGES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -155,19 +161,33 @@ VGG_STAGES: dict[str, tuple[tuple[int, ...], ...]] = {
 """Widths by stage, as in `timm.models.vgg.cfgs`."""
 
 
+def _vgg_outline(stages: tuple[tuple[int, ...], ...], batch_norm: bool) -> list[tuple[str, str, int] | None]:
+    """Name, path and width of every convolution, None for a pool, in order."""
+    outline: list[tuple[str, str, int] | None] = []
+    index = 0
+    for stage, widths in enumerate(stages, start=1):
+        for i, width in enumerate(widths, start=1):
+            outline.append((f"conv{stage}_{i}", f"features.{index}", width))
+            index += 3 if batch_norm else 2
+        outline.append(None)
+        index += 1
+    return outline
+
+
 def _vgg(stages: tuple[tuple[int, ...], ...]) -> Callable[[Walk], None]:
+    outlines = {batch_norm: _vgg_outline(stages, batch_norm) for batch_norm in (False, True)}
+
     def walk_vgg(walk: Walk) -> None:
         choices = walk.choices
         keeps_map = choices.pool == "none"
-        x, index, stride = walk.image, 0, choices.stem_stride
-        for stage, widths in enumerate(stages, start=1):
-            for i, width in enumerate(widths, start=1):
-                x = walk.conv(x, f"conv{stage}_{i}", f"features.{index}", width, 3, stride)
-                index += 3 if choices.batch_norm else 2
-                stride = 1
-            if stage < len(stages) or keeps_map:
+        x, stride = walk.image, choices.stem_stride
+        for step in outlines[choices.batch_norm] if keeps_map else outlines[choices.batch_norm][:-1]:
+            if step is None:
                 x = walk.pool(x, 2, 2, ceil=False)
-                index += 1
+            else:
+                name, path, width = step
+                x = walk.conv(x, name, path, width, 3, stride)
+                stride = 1
         features = x[0]
         if choices.hidden is not None:
             if keeps_map:  # timm brings smaller maps up to 7×7

@@ -8,6 +8,7 @@ function) is listed as one more layer, so that the total leaves nothing out.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +19,13 @@ import timm
 import torch
 from timm.models import get_deprecated_models, get_pretrained_cfg
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from lrnas.arch import Mix
 from lrnas.cost import Cost, LayerCost, Role, mix_cost
 from lrnas.errors import LrnasError, UnknownName
-from lrnas.init import find_classifier
+from lrnas.init import find_classifiers
 from lrnas.layers import CompositeConv2d, SeparableConv2d
 from lrnas.surgery import Site, find_sites
 
@@ -33,26 +35,28 @@ OUTSIDE = "(outside layers)"
 Shape = tuple[int, ...]
 
 
-class _Seen(NamedTuple):
-    """The sizes one module met in the forward pass, batch left out."""
+class _Call(NamedTuple):
+    """The sizes a module met in one call, batch left out."""
 
     input: Shape
     output: Shape
-    calls: int
 
 
 @dataclass(frozen=True, slots=True)
 class TracedSite:
-    """A replaceable convolution of a traced model, with the map it sees."""
+    """A replaceable convolution of a traced model, with the maps it sees."""
 
     site: Site
-    seen: _Seen
+    calls: tuple[_Call, ...]
 
     def cost(self, layer: LayerCost, mix: Mix) -> LayerCost:
         """The layer's cost with other filters in its place."""
-        rows, columns = self.seen.output[1:]
-        macs, params, biases = mix_cost(mix, self.site.in_channels, self.seen.input[1], rows, columns, self.site.bias)
-        return layer._replace(kind=mix.kind, macs=macs * self.seen.calls, params=params, biases=biases)
+        costs = [
+            mix_cost(mix, self.site.in_channels, call.input[1], call.output[1], call.output[2], self.site.bias)
+            for call in self.calls
+        ]
+        macs = sum(cost.macs for cost in costs)
+        return layer._replace(kind=mix.kind, macs=macs, params=costs[0].params, biases=costs[0].biases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +81,20 @@ def count_model(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
 def trace_timm(name: str, input_size: int, num_classes: int, in_chans: int = 3) -> Trace:
     """Count a timm model by name and find what can be replaced in it, without building its weights."""
     model = create_on_meta(name, num_classes=num_classes, in_chans=in_chans)
-    costs, seen = _count(model, (in_chans, input_size, input_size))
+    costs, calls = _count(model, (in_chans, input_size, input_size))
     sites, left = find_sites(model)
-    for path in sites.keys() - seen.keys():
-        left[path] = "the model does not use it"
-    traced = {path: TracedSite(site, seen[path]) for path, site in sites.items() if path in seen}
+    for path in sites.keys() - calls.keys():
+        left[path] = "the model does not call it"
+    traced = {path: TracedSite(site, tuple(calls[path])) for path, site in sites.items() if path in calls}
     return Trace(tuple(costs), traced, left)
 
 
 def current_name(name: str) -> str:
-    """The name timm has for a model today."""
+    """The name timm has for a model today; our own networks are not timm's."""
     if not timm.is_model(name):
         raise UnknownName("timm model", name, timm.list_models(), "; timm.list_models() lists them")
+    if timm.model_entrypoint(name).__module__ == "lrnas.registry":
+        raise LrnasError(f"timm:NAME is for timm's own models; {name} is ours; write {name.replace('_', '-')}")
     renamed = get_deprecated_models().get(name)
     return renamed.split(".")[0] if renamed else name
 
@@ -104,8 +110,8 @@ def create_on_meta(name: str, **kwargs: Any) -> nn.Module:
     with torch.device("meta"):
         try:
             return timm.create_model(name, **kwargs)
-        except TypeError as error:
-            raise LrnasError(f"timm:{name} cannot be built with {kwargs}: {error}") from None
+        except (TypeError, RuntimeError, AssertionError) as error:
+            raise LrnasError(f"timm:{name} cannot be built with {kwargs}: {_first_line(error)}") from None
 
 
 def _image_shape(model: nn.Module, input_size: int | tuple[int, ...] | None) -> Shape:
@@ -118,60 +124,71 @@ def _image_shape(model: nn.Module, input_size: int | tuple[int, ...] | None) -> 
     return (channels, input_size, input_size)
 
 
-def _count(model: nn.Module, image: Shape) -> tuple[list[LayerCost], dict[str, _Seen]]:
-    leaves = _layers(model)
-    seen: dict[str, _Seen] = {}
-    flops = _run(model, leaves, image, seen)
-    classifier = find_classifier(model)
+def _count(model: nn.Module, image: Shape) -> tuple[list[LayerCost], dict[str, list[_Call]]]:
+    layers = _find_layers(model)
+    calls: dict[str, list[_Call]] = {}
+    flops = _run(model, layers, image, calls)
+    classifiers = find_classifiers(model)
+    training_only = tuple(
+        f"{path}." for path, module in model.named_modules() if getattr(module, "is_auxiliary", False)
+    )
     costs: list[LayerCost] = []
     claimed: set[int] = set()
-    for path, module in leaves.items():
-        here, macs = seen.get(path), _macs(module, path, seen)
-        parameters = [p for p in module.parameters() if id(p) not in claimed]
-        claimed.update(map(id, parameters))
-        role: Role = "classifier" if module is classifier else "auxiliary" if here is None else "body"
-        output = here.output if here is not None else ()
-        count = sum(parameter.numel() for parameter in parameters)
-        costs.append(LayerCost(path, _kind(module), macs, count, _biases(module), output, role))
+    for path, module in layers.items():
+        own = [parameter for parameter in module.parameters() if id(parameter) not in claimed]
+        claimed.update(map(id, own))
+        role: Role = "body"
+        if path.startswith(training_only):
+            role = "auxiliary"
+        elif module in classifiers:
+            role = "classifier"
+        output = calls[path][-1].output if path in calls else ()
+        params = sum(parameter.numel() for parameter in own)
+        costs.append(LayerCost(path, _kind(module), _macs(module, path, calls), params, _biases(module), output, role))
     outside = flops // 2 - sum(layer.macs for layer in costs)
     params = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in claimed)
     if outside or params:
         costs.append(LayerCost(OUTSIDE, "function", outside, params, 0, ()))
-    return costs, seen
+    return costs, calls
 
 
-def _run(model: nn.Module, leaves: dict[str, nn.Module], image: Shape, seen: dict[str, _Seen]) -> int:
-    """One pass on the meta device; fills in what every layer saw and returns PyTorch's FLOPs."""
-    watched = dict(leaves)
-    for path, module in leaves.items():  # a stand-in's parts have maps of their own
+def _run(model: nn.Module, layers: dict[str, nn.Module], image: Shape, calls: dict[str, list[_Call]]) -> int:
+    """One pass on the meta device; notes what every layer saw and returns PyTorch's FLOPs."""
+    watched = dict(layers)
+    for path, module in layers.items():  # a stand-in's parts have maps of their own
         watched |= {f"{path}.{name}": part for name, part in module.named_children()}
 
-    def note(path: str, inputs: tuple[Any, ...], output: Any) -> None:
-        calls = seen[path].calls + 1 if path in seen else 1
-        seen[path] = _Seen(tuple(inputs[0].shape[1:]), tuple(output.shape[1:]), calls)
+    def note(path: str, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        given = next((x for x in (*inputs, *kwargs.values()) if isinstance(x, Tensor)), None)
+        if given is not None and isinstance(output, Tensor):
+            calls.setdefault(path, []).append(_Call(tuple(given.shape[1:]), tuple(output.shape[1:])))
 
     hooks = [
-        module.register_forward_hook(lambda _, inputs, output, path=path: note(path, inputs, output))
+        module.register_forward_hook(
+            lambda _, inputs, kwargs, output, path=path: note(path, inputs, kwargs, output), with_kwargs=True
+        )
         for path, module in watched.items()
     ]
-    weights = {name: tensor.to("meta") for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    weights = {name: tensor.detach().to("meta") for name, tensor in tensors}
     dtype = next((w.dtype for w in weights.values() if w.is_floating_point()), torch.float32)
     try:
-        with (
-            _evaluating(model),
-            torch.no_grad(),
-            warnings.catch_warnings(),
-            FlopCounterMode(display=False) as counter,
-        ):
+        with _evaluating(model), torch.no_grad(), warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
             warnings.simplefilter("ignore")
             torch.func.functional_call(model, weights, (torch.empty(1, *image, device="meta", dtype=dtype),))
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise LrnasError(f"the model does not take an input of {'×'.join(map(str, image))}: {reason}") from error
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise LrnasError(
+            f"the model does not take an input of {'×'.join(map(str, image))}: {_first_line(error)}"
+        ) from None
     finally:
         for hook in hooks:
             hook.remove()
     return int(counter.get_total_flops())
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 @contextmanager
@@ -185,7 +202,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _layers(model: nn.Module) -> dict[str, nn.Module]:
+def _find_layers(model: nn.Module) -> dict[str, nn.Module]:
     """What is counted as one layer: stand-ins whole, and whatever else holds all its parameters itself."""
     layers: dict[str, nn.Module] = {}
     inside: set[nn.Module] = set()
@@ -204,23 +221,26 @@ def _kind(module: nn.Module) -> str:
         return "composite"
     if isinstance(module, SeparableConv2d):
         return "separable"
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, _ConvTransposeNd):
+        return "transposed"
+    if isinstance(module, _ConvNd):
         return "dense" if module.groups == 1 else "depthwise" if module.groups == module.in_channels else "grouped"
     if isinstance(module, nn.Linear):
         return "linear"
     return "norm" if "norm" in type(module).__name__.lower() else type(module).__name__.lower()
 
 
-def _macs(module: nn.Module, path: str, seen: dict[str, _Seen]) -> int:
+def _macs(module: nn.Module, path: str, calls: dict[str, list[_Call]]) -> int:
     if isinstance(module, CompositeConv2d | SeparableConv2d):
-        return sum(_macs(part, f"{path}.{name}", seen) for name, part in module.named_children())
-    if path not in seen or not isinstance(module, nn.Conv2d | nn.Linear):
-        return 0
-    here = seen[path]
-    positions = here.output[1:] if isinstance(module, nn.Conv2d) else here.output[:-1]
-    macs = module.weight.numel() * here.calls
-    for size in positions:
-        macs *= size
+        return sum(_macs(part, f"{path}.{name}", calls) for name, part in module.named_children())
+    macs = 0
+    for call in calls.get(path, ()):
+        if isinstance(module, _ConvTransposeNd):  # every input value meets every weight of its channel
+            macs += module.weight.numel() * math.prod(call.input[1:])
+        elif isinstance(module, _ConvNd):
+            macs += module.weight.numel() * math.prod(call.output[1:])
+        elif isinstance(module, nn.Linear):
+            macs += module.weight.numel() * math.prod(call.output[:-1])
     return macs
 
 
@@ -228,5 +248,5 @@ def _biases(module: nn.Module) -> int:
     return sum(
         part.bias.numel()
         for part in module.modules()
-        if isinstance(part, nn.Conv2d | nn.Linear) and isinstance(part.bias, Tensor)
+        if isinstance(part, _ConvNd | nn.Linear) and isinstance(part.bias, Tensor)
     )

@@ -321,7 +321,7 @@ class _Step:
     def _split(self) -> str:
         """Twice as many micro-batches, the same step."""
         if 2 * self.parts > len(self.columns):
-            raise  # noqa: PLE0704 - inside the except clause of the caller
+            raise
         self.parts *= 2
         self.graph = None
         self.optimizer.zero_grad(set_to_none=True)

@@ -45,5 +45,5 @@ def architectures(
         classifier = draw(st.sampled_from((None, "linear", "mlp", "mlp:64")))
     else:
         pool, classifier = draw(st.sampled_from((None, "avg", "max"))), None
-    stem_stride = draw(st.sampled_from((None, 1, 2)))
+    stem_stride = draw(st.sampled_from((None, 1, 2, 4)))
     return Architecture(backbone, layers, pool, stem_stride, draw(st.sampled_from((None, False, True))), classifier)

@@ -4,6 +4,7 @@ import json
 import pickle
 from copy import deepcopy
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +60,10 @@ def test_spellings_mean_the_same() -> None:
     assert spelled == Allocation.composite(vertical=3 / 8, horizontal=3 / 8, square=1 / 4)
 
 
+def test_numpy_numbers_are_numbers() -> None:
+    assert Allocation(width=np.float32(0.5), join=np.int64(1)) == Allocation(width=0.5, join=1)  # type: ignore[arg-type]
+
+
 @given(st.integers(0, 4096), st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any))
 def test_apportion_sums_and_stays_within_one(total: int, parts: list[int]) -> None:
     shares = [part / sum(parts) for part in parts]
@@ -107,7 +112,11 @@ def test_equal_layers_have_equal_mixes() -> None:
         ('{"backbone": "vgg11", "stem_stride": 3}', "stem_stride is one of 1, 2, 4; got 3"),
         ('{"backbone": "vgg11", "stem_stride": true}', "stem_stride is one of 1, 2, 4; got True"),
         ('{"backbone": "vgg11", "batch_norm": 1}', "batch_norm is true or false; got 1"),
+        ('{"backbone": "vgg11", "stem_stride": 2.0}', "stem_stride is one of 1, 2, 4; got 2.0"),
         ('{"backbone": "vgg11", "classifier": "mlp:0"}', "classifier is linear, conv, mlp or mlp:WIDTH"),
+        ('{"backbone": "vgg11", "classifier": "linear:"}', "classifier is linear, conv, mlp or mlp:WIDTH"),
+        ("[" * 100_000, "not JSON"),
+        ('{"backbone": ' + "1" * 5_000 + "}", "not JSON"),
         ('{"backbone": "vgg11", "layers": []}', "layers is an object"),
     ],
 )
@@ -136,6 +145,8 @@ def test_bad_architectures(text: str, message: str) -> None:
         ({"form": "composit"}, "form is one of dense, composite, separable; got 'composit'"),
         ({"width": 0}, "width is a multiple of the backbone's width, above 0"),
         ({"width": float("nan")}, "width is a number"),
+        ({"width": 10**400}, "width is a number"),
+        ({"width": "1e999999999"}, "width is a number"),
         ({"widht": 1}, "unknown key 'widht'; did you mean width?"),
     ],
 )

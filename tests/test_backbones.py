@@ -13,6 +13,7 @@ import lrnas
 from lrnas.arch import Allocation, Architecture
 from lrnas.backbones import vgg_layers
 from lrnas.build import create_model
+from lrnas.errors import ConversionError
 from lrnas.points import paper_points
 from lrnas.topology import VGG_STAGES
 
@@ -39,7 +40,15 @@ def test_all_are_registered_and_none_shadows_timm() -> None:
     assert not set(NAMES) & set(without_us.stdout.split())
 
 
-@pytest.mark.parametrize("order", ["import lrnas, timm", "import timm, lrnas", "import lrnas; from timm import *"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import lrnas, timm",
+        "import timm, lrnas",
+        "import lrnas, importlib.util; importlib.util.find_spec('timm')",
+        "import lrnas.registry, importlib; importlib.reload(lrnas.registry)",
+    ],
+)
 def test_registration_works_in_any_order_of_imports(order: str) -> None:
     code = f"{order}; import timm; assert timm.is_model('vgg_gmp_lr') and timm.is_model('nin')"
     subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True)
@@ -60,8 +69,10 @@ def test_timm_conventions(name: str) -> None:
     first = model.default_cfg["first_conv"]
     for path in (first,) if isinstance(first, str) else first:
         assert state[f"{path}.weight"].shape[1] == 3
-    assert state[f"{model.default_cfg['classifier']}.weight"].shape[0] == 7
-    assert model.get_classifier() is model.get_submodule(model.default_cfg["classifier"])
+    last = model.default_cfg["classifier"]
+    paths = (last,) if isinstance(last, str) else last
+    assert all(state[f"{path}.weight"].shape[0] == 7 for path in paths)
+    assert model.get_classifier() is model.get_submodule(paths[0])
 
     model.reset_classifier(4)
     with torch.no_grad():
@@ -96,6 +107,47 @@ def test_checkpoints_travel_through_timm(name: str, tmp_path) -> None:  # type: 
         torch.testing.assert_close(again(x), model(x))
 
 
+@pytest.mark.parametrize("name", ["nin", "googlenet", "vgg_gmp_lr"])
+@pytest.mark.parametrize("heads", [True, False])
+def test_pretrained_weights_take_another_number_of_classes(name: str, heads: bool, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    model = make(name, num_classes=10)
+    torch.save(model.state_dict(), tmp_path / "net.pth")
+    kwargs = {} if heads or name != "googlenet" else {"aux_logits": False}
+    overlay = {"file": str(tmp_path / "net.pth"), "num_classes": 10}
+    again = make(name, pretrained=True, pretrained_cfg_overlay=overlay, num_classes=7, **kwargs)
+    first = next(iter(model.state_dict()))
+    assert torch.equal(again.state_dict()[first], model.state_dict()[first])
+    assert again.num_classes == 7
+
+
+def test_default_cfg_knows_the_last_map() -> None:
+    sizes = {"vgg_gmp": 14, "vgg_gmp_lr_lde": 7, "nin": 8, "googlenet": 7}
+    for name, size in sizes.items():
+        assert make(name, device="meta").default_cfg["pool_size"] == (size, size)
+    assert create_model(Architecture("nin"), device="meta").default_cfg["input_size"] == (3, 32, 32)
+
+
+def test_what_the_architecture_says_is_not_an_argument() -> None:
+    with pytest.raises(ConversionError, match="stem_stride is for the architecture to say; got 2"):
+        make("nin", stem_stride=2)
+    with pytest.raises(ConversionError, match="norm_layer is for the architecture to say"):
+        make("vgg_gmp_lr", norm_layer=nn.BatchNorm2d)
+    half = Allocation.composite(vertical=0.5, horizontal=0.5)
+    with pytest.raises(ConversionError, match="conv1 is not the convolution it is in timm:resnet18"):
+        create_model(Architecture("timm:resnet18", {"*": half}), stem_type="deep", stem_width=32)
+    assert create_model(Architecture("vgg11", pool="max"), global_pool="avg").architecture.pool == "avg"
+
+
+def test_timms_vgg_keeps_timms_weights() -> None:
+    half = Allocation.composite(vertical=0.5, horizontal=0.5)
+    torch.manual_seed(0)
+    model = create_model(Architecture("timm:vgg11", {"features.0": half}), 3)
+    assert not model.pretrained_cfg["url"].startswith("lrnas") and model.pretrained_cfg["architecture"] == "vgg11"
+    assert type(model.get_submodule("features.0")).__name__ == "CompositeConv2d"
+    wide = create_model(Architecture("timm:vgg11", {"features.0": Allocation(width=0.5)}), 3, device="meta")
+    assert wide.get_submodule("features.0").out_channels == 32
+
+
 @pytest.mark.parametrize("size", [32, 33, 64, 100])
 def test_vgg_takes_any_input_from_32_pixels(size: int) -> None:
     model = make("vgg_gmp_lr", num_classes=2)
@@ -120,6 +172,9 @@ def test_googlenet_has_auxiliary_heads_while_training_only() -> None:
     model.reset_classifier(3)
     assert [output.shape[1] for output in model.train()(x)] == [3, 3, 3]
     assert make("googlenet", num_classes=6, aux_logits=False).train()(x).shape == (2, 6)
+    assert make("googlenet", num_classes=0).train()(x).shape == (2, 1024)
+    model.reset_classifier(0)
+    assert model.train()(x).shape == (2, 1024)
 
 
 def test_batch_norm_takes_the_place_of_biases() -> None:

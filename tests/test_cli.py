@@ -78,6 +78,10 @@ def test_count_file_and_timm(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     )
     _, out, _ = run(capsys, "count", str(file), "--json")
     assert json.loads(out)["published"]["multiply_acc"] == 104_261_834  # it is nin-c3-lr
+    odd = tmp_path / "a[red].json"
+    odd.write_text('{"backbone": "nin"}')
+    assert "a[red], input 30×30" in run(capsys, "count", str(odd))[1]
+    assert "vgg16-gmp" in run(capsys, "count", "vgg16_gmp")[1]
     _, out, _ = run(capsys, "count", "timm:resnet18", "--json")
     assert json.loads(out)["macs"] == 1_814_073_344
 
@@ -120,6 +124,8 @@ def test_bad_files_get_one_line_and_exit_code_2(
     [
         (["count", "vgg-gmp-lrr"], "unknown network 'vgg-gmp-lrr'; did you mean vgg-gmp-lr"),
         (["count", "timm:resnet81"], "unknown timm model 'resnet81'; did you mean resnet"),
+        (["count", "x" * 5000], "unknown network"),
+        (["count", "timm:nin_c3"], "nin_c3 is ours; write nin-c3"),
         (["count", "vgg-gmp", "--input", "8"], "choose a larger input"),
         (["count", "vgg-gmp", "--input", "-1"], "the input size is a whole number above 0; got -1"),
         (["count", "vgg-gmp", "--classes", "0"], "the number of classes is a whole number above 0; got 0"),

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from lrnas.build import create_model
 from lrnas.errors import LrnasError
 from lrnas.init import Rule, initialise
 from lrnas.layers import CompositeConv2d, SeparableConv2d
+from lrnas.points import get_point
 
 DEPTH, WIDTH = 20, 48
 
@@ -78,13 +80,54 @@ def test_sigma_of_every_group() -> None:
 
 
 def test_plain_layers_get_he_fan_out_and_the_classifier_its_fan_in() -> None:
-    model = nn.Sequential(nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64), nn.Linear(256, 512), nn.Linear(512, 10))
+    class Model(nn.Sequential):
+        def get_classifier(self) -> nn.Module:
+            return self[3]
+
+    model = Model(nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64), nn.Linear(256, 512), nn.Linear(512, 10))
     nn.init.constant_(model[1].weight, 7)
-    initialise(model, classifier=model[3])
+    initialise(model)
     assert float(model[0].weight.detach().std()) == pytest.approx(math.sqrt(2 / (9 * 64)), rel=0.05)
     assert float(model[2].weight.detach().std()) == pytest.approx(math.sqrt(2 / 512), rel=0.05)
     assert float(model[3].weight.detach().std()) == pytest.approx(math.sqrt(1 / 512), rel=0.05)
     assert bool((model[1].weight == 1).all())
+
+
+@pytest.mark.parametrize("name", ["nin", "nin-c3-lr", "googlenet", "googlenet-lr", "vgg-gmp-lr-join"])
+def test_whole_networks_start_sanely(name: str) -> None:
+    """Logits of order 1, a first loss near chance, and a few steps that do not blow up."""
+    torch.manual_seed(0)
+    model = create_model(get_point(name).architecture, 10)
+    x, labels = torch.randn(8, 3, 64, 64), torch.arange(8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    for step in range(4):
+        outputs = model(x)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss = sum(nn.functional.cross_entropy(output, labels) for output in outputs) / len(outputs)
+        if step == 0:
+            assert float(outputs[0].detach().std()) < 3
+            assert float(loss.detach()) < 2 * math.log(10) + 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert math.isfinite(float(loss.detach()))
+
+
+def test_gradients_keep_their_variance_through_inception_modules() -> None:
+    torch.manual_seed(0)
+    model = create_model(get_point("googlenet-lr").architecture, 10, aux_logits=False)
+    inputs: dict[str, torch.Tensor] = {}
+    for name in ("inception_3a", "inception_4a", "inception_5a"):
+
+        def keep(module: nn.Module, args: tuple[torch.Tensor, ...], name: str = name) -> None:
+            args[0].retain_grad()
+            inputs[name] = args[0]
+
+        model.get_submodule(name).register_forward_pre_hook(keep)
+    features = model.forward_features(torch.randn(4, 3, 224, 224))
+    features.backward(torch.randn_like(features))
+    variances = [float(x.grad.var() * x[0, 0].numel()) for x in inputs.values() if x.grad is not None]
+    assert max(variances) / min(variances) < 30
 
 
 def test_default_is_pytorchs_own() -> None:

@@ -11,6 +11,7 @@ from timm.layers import Conv2dSame
 from torch import Tensor, nn
 
 from lrnas.arch import Filters, Mix
+from lrnas.errors import ConversionError
 from lrnas.layers import CompositeConv2d, SeparableConv2d, WindowConv2d, make_conv
 
 SHAPES = [(3, 1), (1, 3), (3, 3), (5, 1), (1, 7), (1, 1), (2, 1)]
@@ -125,8 +126,30 @@ def test_zero_filters_in_any_group() -> None:
         if any(counts):
             layer = CompositeConv2d(3, dict(zip([(3, 1), (1, 3), (3, 3)], counts, strict=True)), 3, padding=1)
             assert layer(torch.randn(1, 3, 5, 5)).shape == (1, sum(counts), 5, 5)
-    with pytest.raises(AssertionError, match="at least one filter"):
-        CompositeConv2d(3, {(3, 1): 0}, 3)
+
+
+def test_refusals() -> None:
+    for filters, join in (({(3, 1): 0}, None), ({(3, 1): 4}, 0), ([Filters(3, 1, 2), Filters(3, 1, 2)], None)):
+        with pytest.raises(ConversionError, match="at least one filter, each shape once, and a join of at least 1"):
+            CompositeConv2d(3, filters, 3, join=join)
+    with pytest.raises(ConversionError, match=r"larger than the .* window need zero padding"):
+        CompositeConv2d(3, {(5, 1): 2}, 3, padding=1, padding_mode="circular")
+    with pytest.raises(ConversionError, match="rows and columns to separate; got a 1x3 kernel"):
+        SeparableConv2d(3, 8, (1, 3))
+
+
+def test_larger_shapes_widen_the_margin() -> None:
+    layer = CompositeConv2d(3, {(5, 1): 2, (1, 7): 2}, 3, stride=2, padding=1)
+    x = torch.randn(1, 3, 9, 9)
+    twin = nn.Conv2d(3, 2, (5, 1), stride=2, padding=(2, 0))
+    twin.load_state_dict(layer.get_submodule("conv5x1").state_dict())
+    torch.testing.assert_close(layer(x)[:, :2], twin(x))
+    assert layer(x).shape == (1, 4, 5, 5)
+
+
+def test_an_image_without_a_batch() -> None:
+    layer = CompositeConv2d(3, {(3, 1): 2, (1, 3): 2}, [3, 3], padding=1, join=5)  # type: ignore[arg-type]
+    assert layer(torch.randn(3, 6, 6)).shape == (5, 6, 6)
 
 
 def make_layers() -> list[nn.Module]:

@@ -5,27 +5,19 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from strategies import architectures
 from torch.utils.flop_counter import FlopCounterMode
 
 from lrnas.arch import Allocation, Architecture, FilterGroup
 from lrnas.build import create_model
 from lrnas.cost import Cost
-from lrnas.errors import ConversionError, InvalidArchitecture, UnknownName
-from lrnas.plan import Plan, canonical_id, make_plan
+from lrnas.errors import ConversionError, InvalidArchitecture, LrnasError, UnknownName
+from lrnas.plan import canonical_id, make_plan
 from lrnas.tracing import OUTSIDE, count_model
 
 HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
-
-
-def plan_or_skip(architecture: Architecture, size: int) -> Plan:
-    """Random kernels may be larger than the map, which is refused and tested elsewhere."""
-    try:
-        return make_plan(architecture, size, 10)
-    except InvalidArchitecture as error:
-        assume("must fit the map" not in str(error))
-        raise
 
 
 def facts(cost: Cost) -> Counter[tuple[object, ...]]:
@@ -33,18 +25,18 @@ def facts(cost: Cost) -> Counter[tuple[object, ...]]:
     return Counter((layer.kind, layer.macs, layer.params, layer.biases, layer.output) for layer in cost.layers)
 
 
-@given(architectures())
-@settings(max_examples=60)
-def test_closed_form_is_the_built_model_layer_by_layer(architecture: Architecture) -> None:
-    plan = plan_or_skip(architecture, 64)
+@given(architectures(), st.sampled_from((64, 97, 224)))
+@settings(max_examples=80)
+def test_closed_form_is_the_built_model_layer_by_layer(architecture: Architecture, size: int) -> None:
+    plan = make_plan(architecture, size, 10, check_fit=False)
     model = create_model(architecture, 10, device="meta", **without_heads(architecture))
-    built = count_model(model, 64)
+    built = count_model(model, size)
     assert not [layer for layer in built.layers if layer.name == OUTSIDE]
     used = Cost([layer for layer in plan.cost.layers if layer.role != "auxiliary"])
     assert facts(used) == facts(built)
     assert (plan.cost.macs, plan.cost.params) == (built.macs, built.params)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.eval()(torch.empty(2, 3, 64, 64, device="meta"))
+        model.eval()(torch.empty(2, 3, size, size, device="meta"))
     assert counter.get_total_flops() == 2 * 2 * plan.cost.macs
     assert sum(p.numel() for p in model.parameters()) == plan.cost.params
 
@@ -58,7 +50,7 @@ def without_heads(architecture: Architecture) -> dict[str, bool]:
 def test_closed_form_is_what_fvcore_counts(architecture: Architecture) -> None:
     from fvcore.nn import FlopCountAnalysis
 
-    plan = plan_or_skip(architecture, 64)
+    plan = make_plan(architecture, 64, 10, check_fit=False)
     model = create_model(architecture, 10, device="meta", **without_heads(architecture)).eval()
     model.to_empty(device="cpu")  # fvcore traces with real tensors; their values do not matter
     with warnings.catch_warnings():
@@ -145,6 +137,12 @@ def test_one_network_one_id() -> None:
     assert canonical_id(Architecture("timm:xception")) == canonical_id(Architecture("timm:legacy_xception"))
 
 
+def test_ids_are_for_ever() -> None:
+    """They stand in studies: a change of these is a change of version."""
+    assert canonical_id(Architecture("vgg11")) == "vgg11-7d7a72984580"
+    assert canonical_id(Architecture("nin", {"*": HALF}, batch_norm=True)) == "nin-a10e52d29cdb"
+
+
 def test_other_networks_have_other_ids() -> None:
     networks = [
         Architecture("vgg11"),
@@ -194,6 +192,11 @@ def test_id_survives_json(architecture: Architecture) -> None:
         (Architecture("timm:resnet18", pool="max"), None, "timm:resnet18 keeps its own pool"),
         (Architecture("timm:resnet18", {"layer1.0.conv": HALF}), None, "has no layer 'layer1.0.conv'; did you mean"),
         (Architecture("timm:resnet50", {"layer1.0.conv1": HALF}), None, "cannot be replaced, it is 1×1"),
+        (
+            Architecture("timm:resnet18", {"*": Allocation("composite", (FilterGroup("99x1", 1),))}),
+            32,
+            "must fit the map; 99x1 meets 32×32 at input 32",
+        ),
     ],
 )
 def test_refusals(architecture: Architecture, size: int | None, message: str) -> None:
@@ -208,6 +211,11 @@ def test_unknown_backbones_get_the_closest_names() -> None:
         make_plan(Architecture("vgg12"))
     with pytest.raises(UnknownName, match="unknown timm model 'resnet81'; did you mean resnet"):
         make_plan(Architecture("timm:resnet81"))
+
+
+def test_our_own_networks_are_not_timms() -> None:
+    with pytest.raises(LrnasError, match="vgg_gmp_lr is ours; write vgg-gmp-lr"):
+        make_plan(Architecture("timm:vgg_gmp_lr"))
 
 
 def test_timm_layers_keep_their_width() -> None:

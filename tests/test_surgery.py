@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from lrnas import Allocation, Architecture, convert, count_model, make_plan
 from lrnas.errors import ConversionError
@@ -52,12 +53,12 @@ NOTHING_TO_REPLACE = {
     "nfnet_l0": "ScaledStdConv2d does more than convolve",
     "resnetv2_50x1_bit": "StdConv2d does more than convolve",
 }
-IN_CI = {"resnet18", "densenet121", "tf_efficientnetv2_b0", "inception_v3", "nfnet_l0", "hgnet_tiny"}
 HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.ci] if n in IN_CI else []) for n in FAMILIES])
+@pytest.mark.ci
+@pytest.mark.parametrize("name", FAMILIES)
 def test_families_of_timm(name: str) -> None:
     model = timm.create_model(name, num_classes=10).eval()
     size = 160 if name.startswith("inception") else 96
@@ -134,6 +135,17 @@ def test_replacement_keeps_geometry_place_and_type() -> None:
     assert model.reflected.padding_mode == "reflect"
     assert model.again is model.reflected  # a shared layer stays shared
     assert model(x).shape == shape
+
+
+def test_what_would_be_lost_is_not_replaced() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    model[1].weight = model[0].weight
+    nn.utils.spectral_norm(model[2])
+    prune.l1_unstructured(model[3], "weight", 0.5)
+    report = convert(model)
+    assert not report.replaced
+    assert report.left["0"] == report.left["1"] == "it shares its weight with another layer"
+    assert report.left["2"] == report.left["3"] == "hooks are attached to it (a norm of its weight, a pruning mask)"
 
 
 def test_device_is_kept() -> None:

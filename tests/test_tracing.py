@@ -82,3 +82,29 @@ def test_an_input_that_does_not_fit_is_refused_in_one_line() -> None:
     with pytest.raises(LrnasError, match=r"does not take an input of 3×16×16: .+") as caught:
         count_model(timm.create_model("vit_tiny_patch16_224"), 16)
     assert "\n" not in str(caught.value)
+
+
+def test_a_layer_on_maps_of_two_sizes() -> None:
+    class Pyramid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(x) + self.conv(x[..., ::2, ::2]).mean()
+
+    assert [layer.macs for layer in count_model(Pyramid(), (4, 8, 8)).layers] == [(64 + 16) * 144]
+
+
+def test_transposed_and_one_dimensional_layers() -> None:
+    up = count_model(nn.Sequential(nn.ConvTranspose2d(4, 6, 2, stride=2)), (4, 5, 5))
+    assert [(layer.kind, layer.macs) for layer in up.layers] == [("transposed", 25 * 4 * 6 * 4)]
+    line = count_model(nn.Sequential(nn.Conv1d(4, 6, 3)), (4, 10))
+    assert [(layer.kind, layer.macs) for layer in line.layers] == [("dense", 8 * 4 * 6 * 3)]
+
+
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "sequencer2d_s", "pit_ti_224"])
+def test_parameters_of_unusual_models_are_all_counted(name: str) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    assert count_model(model).params == sum(parameter.numel() for parameter in model.parameters())
