@@ -13,12 +13,14 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
-from provenance import ROOT, provenance
 
 from lrnas import Allocation, Architecture, FilterGroup, canonical_id, count_model, create_model, make_plan
+from lrnas.provenance import provenance
 
+ROOT = Path(__file__).parent.parent
 LAYERS = [conv.name for conv in make_plan(Architecture("vgg11")).convs]
 ARCHITECTURES, BUILT, REPEATS = 5_000, 20, 5
 
@@ -66,7 +68,7 @@ def main() -> None:
     ids = summary([rate(canonical_id, sample) for sample in in_eighths])
     built = rate(lambda a: count_model(create_model(a, device="meta"), 224).macs, in_eighths[0][:BUILT])
     result = {
-        "provenance": provenance("torch", "timm", "lrnas", seeds=list(range(REPEATS)), n=ARCHITECTURES),
+        "provenance": provenance(seeds=list(range(REPEATS)), n=ARCHITECTURES),
         "per_second": {
             "closed form, shares in steps of 1/8": eighths,
             "closed form, shares never met before": first_met,

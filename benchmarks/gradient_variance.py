@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import get_args
 
 import torch
-from provenance import ROOT, provenance
 from torch import nn
 
 from lrnas.init import Rule, initialise
 from lrnas.layers import CompositeConv2d
+from lrnas.provenance import provenance
 
+ROOT = Path(__file__).parent.parent
 DEPTH, WIDTH, SIZE, BATCH, SEEDS = 20, 64, 32, 4, 10
 STACKS = {
     "3×1 || 1×3": ({(3, 1): 32, (1, 3): 32}, None),
@@ -62,7 +64,7 @@ def main() -> None:
             means = [math.exp(sum(map(math.log, layer)) / SEEDS) for layer in zip(*runs, strict=True)]
             results[name][rule] = means
             print(f"{name:32} {LABELS[rule]:26} first layer / last layer: {means[0]:.3g}")
-    facts = provenance("torch", "lrnas", seeds=list(range(SEEDS)), n=SEEDS)
+    facts = provenance(seeds=list(range(SEEDS)), n=SEEDS)
     facts |= {"depth": DEPTH, "width": WIDTH, "map": [SIZE, SIZE], "batch": BATCH}
     data = {"provenance": facts, "geometric_mean_variance_relative_to_the_last_layer": results}
     (ROOT / "results" / "gradient_variance.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")

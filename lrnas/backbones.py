@@ -380,7 +380,13 @@ class NiN(_TimmModel):
         self.global_pool = SelectAdaptivePool2d(pool_type=global_pool, flatten=bool(global_pool))
 
     def _make_classifier(self, num_classes: int, **place: Any) -> nn.Module:
-        return nn.Conv2d(self.num_features, num_classes, 1, **place) if num_classes else nn.Identity()
+        if not num_classes:
+            return nn.Identity()
+        classifier = nn.Conv2d(self.num_features, num_classes, 1, **place)
+        # a ReLU follows: a class that starts at or below zero everywhere gets no gradient, ever
+        classifier.initial_bias = 1.0  # type: ignore[assignment]  # a plain attribute, for lrnas.init
+        nn.init.constant_(classifier.bias, 1.0)  # type: ignore[arg-type]
+        return classifier
 
     def get_classifier(self) -> nn.Module:
         return self.cccp6

@@ -71,10 +71,10 @@ class Preprocessing:
         return padded
 
     def finish(self, batch: Tensor, dtype: torch.dtype) -> Tensor:
-        """From [batch, rows, columns, channels] as prepared to what the network takes, channels last in memory."""
-        if self.whiten:
-            return batch.to(dtype).permute(0, 3, 1, 2)
-        return torch.addcmul(self.shift, batch.float(), self.scale).to(dtype).permute(0, 3, 1, 2)
+        """From [batch, rows, columns, channels] as prepared to what the network takes; on a GPU channels stay last."""
+        pixels = batch if self.whiten else torch.addcmul(self.shift, batch.float(), self.scale)
+        pixels = pixels.to(dtype).permute(0, 3, 1, 2)
+        return pixels if self.device.type == "cuda" else pixels.contiguous()
 
     def _whitened(self, images: Tensor) -> Tensor:
         flat = _normalise_contrast(images.flatten(1).float())
@@ -111,12 +111,13 @@ def _load_or_fit(images: Tensor, device: torch.device, file: Path | None) -> tup
 class TrainBatches:
     """Shuffled, cropped and mirrored batches of one epoch after another, all of one size."""
 
-    def __init__(self, split: Split, preprocessing: Preprocessing, recipe: Recipe, image_size: int) -> None:
+    def __init__(self, data: ImageSet, preprocessing: Preprocessing, recipe: Recipe) -> None:
+        split = data.train
         self.preprocessing = preprocessing
         self.images = preprocessing.prepare(split.images, recipe.pad)
         self.labels = split.labels.to(preprocessing.device)
-        self.crop = recipe.crop or image_size
-        self.mirror = recipe.mirror
+        self.crop = recipe.crop or data.image_size
+        self.mirror = recipe.mirror and data.mirrorable
         self.batch_size = min(recipe.batch_size, len(split))
         self.steps = len(split) // self.batch_size
         device, number = preprocessing.device, self.steps * self.batch_size

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from lrnas.reproduce import Reproduction
     from lrnas.summary import Summary
 
 __all__ = ["main"]
@@ -69,7 +70,38 @@ def _parser() -> argparse.ArgumentParser:
     count.add_argument("--layers", action="store_true", help="show every layer")
     count.set_defaults(run=_count)
 
-    for command in (models, count):
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="train a network and compare it with what was published",
+        description="Train a network in full and set it beside what was published, or beside its family's baseline.",
+    )
+    reproduce.add_argument("source", metavar="NETWORK", help="as in `lrnas count`, but for models of timm")
+    reproduce.add_argument("--data", metavar="NAME", help="digits or cifar10 (default: the paper's, if at hand)")
+    reproduce.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
+    reproduce.add_argument("--recipe", default="paper", metavar="NAME", help="paper, fast or FILE.toml")
+    reproduce.add_argument("--epochs", type=int, metavar="N", help="instead of the recipe's")
+    reproduce.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change a field of the recipe (`lrnas recipes`)",
+    )
+    reproduce.add_argument("--seeds", type=int, default=1, metavar="N", help="number of runs of each network")
+    reproduce.add_argument("--out", default="results/reproduce", metavar="FOLDER", help="where the records go")
+    reproduce.add_argument("--device", metavar="NAME", help="cpu or cuda (default: cuda if there is one)")
+    reproduce.add_argument("--compile", action="store_true", help="torch.compile the network; pays off in long runs")
+    reproduce.set_defaults(run=_reproduce)
+
+    recipes = commands.add_parser("recipes", help="the fields of a recipe and their values")
+    recipes.set_defaults(run=_recipes)
+
+    data = commands.add_parser("data", help="fetch a data set ahead")
+    data.add_argument("name", metavar="NAME", help="digits or cifar10")
+    data.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
+    data.set_defaults(run=_data)
+
+    for command in (models, count, reproduce, recipes):
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 
@@ -93,6 +125,65 @@ def _count(options: argparse.Namespace) -> None:
         _print_json(summary.to_dict())
     else:
         _print_count(summary, with_layers=options.layers)
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from lrnas.reproduce import reproduce
+
+    changes: dict[str, Any] = {}
+    for setting in options.set:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise LrnasError(f"--set takes FIELD=VALUE; got {setting!r}; write --set lr=0.05, say")
+        changes[name] = value
+    if options.epochs is not None:
+        changes["epochs"] = options.epochs
+    result = reproduce(
+        options.source,
+        data=options.data,
+        data_dir=options.data_dir,
+        recipe=options.recipe,
+        changes=changes,
+        seeds=options.seeds,
+        out=options.out,
+        device=options.device,
+        compile_model=options.compile,
+        say=lambda line: print(line, file=sys.stderr),
+    )
+    if options.json:
+        _print_json(result.to_dict())
+    else:
+        _print_count(result.summary, with_layers=False)
+        _print_reproduction(result)
+
+
+def _recipes(options: argparse.Namespace) -> None:
+    from lrnas.recipes import field_docs, named_recipes
+
+    recipes, docs = named_recipes(), field_docs()
+    if options.json:
+        _print_json({name: recipe.to_dict() for name, recipe in recipes.items()})
+        return
+    table = _table("Recipes")
+    table.add_column("field", no_wrap=True)
+    for name in recipes:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("meaning")
+    for field, meaning in docs.items():
+        values = [getattr(recipe, field) for recipe in recipes.values()]
+        table.add_row(
+            field, *[str(value).lower() if isinstance(value, bool) else f"{value}" for value in values], meaning
+        )
+    _console().print(table)
+
+
+def _data(options: argparse.Namespace) -> None:
+    from lrnas.data import load_set
+    from lrnas.progress import DownloadView
+
+    data = load_set(options.name, options.data_dir, progress=DownloadView())
+    sizes = f"{len(data.train):,} training, {len(data.val):,} validation and {len(data.test()):,} test images"
+    print(f"{data.name}: {sizes} of {data.image_size}×{data.image_size} pixels, {data.num_classes} classes")
 
 
 def _print_json(data: Any) -> None:
@@ -188,6 +279,28 @@ def _print_count(summary: Summary, with_layers: bool) -> None:
     console.print(table)
     if point is not None and point.note:
         console.print(point.note)
+
+
+def _print_reproduction(result: Reproduction) -> None:
+    table = _table(f"Measured on the test images of {result.data}, recipe of {result.recipe.epochs} epochs at most")
+    table.add_column("network", no_wrap=True)
+    for column in ("MACs", "share", "published", "measured", "sd", "n", "diverged"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for network in result.networks:
+        table.add_row(
+            network.name,
+            f"{network.macs:,}",
+            f"{network.share:.3f}",
+            f"{100 * network.published:.2f} %" if network.published is not None else "–",
+            f"{100 * network.mean:.2f} %" if network.accuracies else "–",
+            f"{100 * network.deviation:.2f}" if network.deviation is not None else "–",
+            str(len(network.accuracies)),
+            str(network.diverged),
+        )
+    console = _console()
+    console.print(table)
+    console.print(result.verdict())
+    console.print(f"Records: {result.files[0].parent}/")
 
 
 if __name__ == "__main__":

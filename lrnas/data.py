@@ -52,6 +52,8 @@ class ImageSet:
     train: Split
     val: Split
     _load_test: Callable[[], Split]
+    mirrorable: bool = True
+    """Whether an image means the same seen in a mirror; a digit does not."""
 
     def test(self) -> Split:
         """The images kept for the end. Nothing may be chosen by what is measured on them."""
@@ -105,6 +107,7 @@ def _digits(min_size: int) -> ImageSet:
         _split(images, labels, rest[train]),
         _split(images, labels, rest[val]),
         lambda: _split(images, labels, test),
+        mirrorable=False,
     )
 
 

@@ -47,8 +47,8 @@ class _Stage(NamedTuple):
 def initialise(model: nn.Module, rule: Rule = "composite", *, generator: torch.Generator | None = None) -> None:
     """Draw the weights of every convolution and linear layer of a model anew; batch norms start anew too.
 
-    Biases become zero, except with rule "default", which leaves every layer to PyTorch. The classifiers
-    are what `get_classifier` returns, of the model and of the heads inside it.
+    Biases become zero (or the layer's own `initial_bias`), except with rule "default", which leaves every layer to
+    PyTorch. The classifiers are what `get_classifier` returns, of the model and of the heads inside it.
     """
     if rule not in get_args(Rule):
         raise LrnasError(f"the initialisation is one of {', '.join(get_args(Rule))}; got {rule!r}")
@@ -92,7 +92,7 @@ def _fan_out(conv: nn.Conv2d) -> int:
 def _draw(module: nn.Conv2d | nn.Linear, variance: float, generator: torch.Generator | None) -> None:
     module.weight.normal_(0.0, math.sqrt(variance), generator=generator)
     if module.bias is not None:
-        module.bias.zero_()
+        module.bias.fill_(getattr(module, "initial_bias", 0.0))
 
 
 def _stages(model: nn.Module) -> Iterator[_Stage]:

@@ -41,6 +41,8 @@ class Table:
     num_classes: int
     baseline: str
     """The network of this family that the others are compared with."""
+    data: str
+    """What its accuracies were measured on."""
     convention: Convention
 
 
@@ -96,12 +98,13 @@ def paper_points() -> dict[str, Point]:
         paper = data["paper"]
         convention = Convention(paper.get("auxiliary_macs", False), paper.get("classifier_params", True))
         table = Table(
-            paper["title"],
-            paper["table"],
-            paper["input"],
-            paper["num_classes"],
-            paper["baseline"],
-            convention,
+            title=paper["title"],
+            file=paper["table"],
+            input_size=paper["input"],
+            num_classes=paper["num_classes"],
+            baseline=paper["baseline"],
+            data=paper["data"],
+            convention=convention,
         )
         published = _read_table(table.file)
         for name, entry in data["points"].items():

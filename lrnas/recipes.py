@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from lrnas.errors import LrnasError, UnknownName, closest
 
-__all__ = ["RECIPES", "InvalidRecipe", "Recipe", "Schedule", "field_docs", "get_recipe"]
+__all__ = ["RECIPES", "InvalidRecipe", "Recipe", "Schedule", "field_docs", "get_recipe", "named_recipes"]
 
 Schedule = Literal["paper", "polynomial", "one_cycle"]
 
@@ -145,7 +145,8 @@ _PAPER = {
     # Simonyan and Zisserman: 74 passes over ILSVRC
     "vgg": Recipe(epochs=74, batch_size=256, lr=0.01, weight_decay=5e-4, schedule="paper", drop_rate=0.5),
 }
-_FAST = Recipe(epochs=12, batch_size=128, lr=0.05, nesterov=True, label_smoothing=0.1, pad=1, clip=1.0)
+# He's fan-in rule and a limit on the gradient: the networks without batch norm get going within an epoch
+_FAST = Recipe(epochs=10, batch_size=128, lr=0.05, nesterov=True, label_smoothing=0.1, clip=2.0, init="fan_in")
 
 RECIPES = {
     "paper": "what the paper states, per backbone; hours on ILSVRC, minutes on CIFAR-10 with a GPU",
@@ -153,21 +154,39 @@ RECIPES = {
 }
 
 
-def get_recipe(name: str, backbone: str, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe by name, or from a TOML file (whose key `base` names the one it changes)."""
+def get_recipe(
+    name: str, backbone: str, image_size: int, num_images: int, changes: Mapping[str, Any] | None = None
+) -> Recipe:
+    """A recipe by name, or from a TOML file (whose key `base` names the one it changes), for a data set.
+
+    What a recipe leaves to the data: an epoch has at least 32 steps, a crop of the paper's is for images that have
+    room for it, and `fast` pads by an eighth of the image. `changes` have the last word.
+    """
+    changes = dict(changes or {})
     if name.endswith(".toml"):
-        recipe = _from_file(Path(name), backbone)
-    elif name == "paper":
+        path = Path(name)
+        base, settings = _read_file(path)
+        try:
+            return get_recipe(base, backbone, image_size, num_images, {**settings, **changes})
+        except InvalidRecipe as error:
+            raise InvalidRecipe(f"{path}: {error}") from None
+    if name == "paper":
         family = next((family for family in _PAPER if backbone.startswith(family)), "vgg")
         recipe = _PAPER[family]
+        if recipe.crop != image_size - 2:
+            recipe = dataclasses.replace(recipe, crop=0, whiten=False, pad=image_size // 8)
     elif name == "fast":
-        recipe = _FAST
+        recipe = dataclasses.replace(_FAST, pad=image_size // 8)
     else:
         raise UnknownName("recipe", name, RECIPES, " (or give FILE.toml)")
-    return recipe.changed(changes or {})
+    most = max(1, 1 << max(0, (num_images // 32).bit_length() - 1))
+    recipe = dataclasses.replace(recipe, batch_size=min(recipe.batch_size, most))
+    recipe = recipe.changed(changes)
+    recipe.check_fits(image_size, num_images)
+    return recipe
 
 
-def _from_file(path: Path, backbone: str) -> Recipe:
+def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -176,11 +195,13 @@ def _from_file(path: Path, backbone: str) -> Recipe:
         raise InvalidRecipe(f"{path}: not TOML, {error}") from None
     base = data.pop("base", "fast")
     if base not in RECIPES:
-        raise UnknownName(f"{path}: base recipe", str(base), RECIPES)
-    try:
-        return get_recipe(base, backbone, data)
-    except InvalidRecipe as error:
-        raise InvalidRecipe(f"{path}: {error}") from None
+        raise UnknownName(f"base recipe in {path}", str(base), RECIPES)
+    return str(base), data
+
+
+def named_recipes() -> dict[str, Recipe]:
+    """The recipes as they are written here, before they meet a data set."""
+    return {"fast": _FAST, **{f"paper, {family}": recipe for family, recipe in _PAPER.items()}}
 
 
 def field_docs() -> dict[str, str]:

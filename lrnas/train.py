@@ -102,9 +102,10 @@ def train(
     started = time.perf_counter()
     device = torch.device(device)
     recipe.check_fits(data.image_size, len(data.train))
-    model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    model.to(device, memory_format=layout)  # type: ignore[call-overload]
     preprocessing = Preprocessing(data, recipe.whiten, device, cache)
-    batches = TrainBatches(data.train, preprocessing, recipe, data.image_size)
+    batches = TrainBatches(data, preprocessing, recipe)
     validation = EvalBatches(data.val, preprocessing, recipe, data.image_size)
     optimizer = _make_optimizer(model, recipe, device)
     state = _State()

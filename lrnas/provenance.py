@@ -1,0 +1,71 @@
+"""Where a number comes from: the command, commit, versions and hardware that stand beside it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["provenance"]
+
+_PACKAGES = ("lrnas", "torch", "timm", "numpy", "triton", "optuna", "ray")
+
+
+def provenance(**facts: Any) -> dict[str, Any]:
+    """What to write beside a result; `facts` are seeds, n and the like."""
+    return {
+        "command": _command(),
+        "commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "hardware": _hardware(),
+        **facts,
+    }
+
+
+def _command() -> str:
+    """As one would type it, without this machine's paths."""
+    program = Path(sys.argv[0])
+    parts = [program.parent.name, program.name] if program.suffix == ".py" else [program.name]
+    name = f"python {'/'.join(parts)}" if program.suffix == ".py" else program.name
+    return " ".join([name, *sys.argv[1:]])
+
+
+def _commit() -> str:
+    """The commit of the checkout this package runs from; marked where the package differs from it."""
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return os.environ.get("LRNAS_COMMIT", "unknown")
+    commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--", "lrnas")
+    return commit + ("-dirty" if changes else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return result.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _hardware() -> str:
+    cpu = f"{platform.machine()}, {os.cpu_count()} CPU cores"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, {cpu}"
+    return cpu
