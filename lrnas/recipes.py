@@ -134,9 +134,17 @@ def _read(text: str, kind: type, name: str) -> Any:
 
 
 _PAPER = {
-    # Network in Network's authors: 128 images, momentum 0.9, weight decay 1e-4, dropout 0.5 after each pool
+    # Network in Network's authors: 128 images, momentum 0.9, lr 0.1, weight decay 1e-4, dropout 0.5 after each pool
     "nin": Recipe(
-        epochs=300, batch_size=128, lr=0.1, weight_decay=1e-4, schedule="paper", drop_rate=0.5, crop=30, whiten=True
+        epochs=110,
+        batch_size=128,
+        lr=0.1,
+        weight_decay=1e-4,
+        schedule="paper",
+        patience=8,
+        drop_rate=0.5,
+        crop=30,
+        whiten=True,
     ),
     # Caffe's bvlc_googlenet: 2.4 million steps of 32 images are 60 passes over ILSVRC
     "googlenet": Recipe(
