@@ -8,6 +8,7 @@ device sees the same images and a run that stops between epochs goes on as if it
 from __future__ import annotations
 
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,9 +91,9 @@ def _normalise_contrast(flat: Tensor) -> Tensor:
 def _load_or_fit(images: Tensor, device: torch.device, file: Path | None) -> tuple[Tensor, Tensor]:
     if file is not None and file.exists():
         try:
-            with np.load(file, allow_pickle=False) as data:
+            with file.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
                 return torch.from_numpy(data["mean"]), torch.from_numpy(data["matrix"])
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"{file} cannot be read ({error}); remove it and run this again") from None
     flat = torch.cat([_normalise_contrast(part.to(device).flatten(1).float()) for part in images.split(10_000)])
     mean = flat.mean(0)
@@ -102,9 +103,9 @@ def _load_or_fit(images: Tensor, device: torch.device, file: Path | None) -> tup
     matrix = ((vectors / (values + Preprocessing.ZCA_BIAS).sqrt()) @ vectors.T).float()
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as stream:
-            np.savez(stream, mean=mean.cpu().numpy(), matrix=matrix.cpu().numpy())
-        Path(stream.name).replace(file)
+        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
+            np.savez(part, mean=mean.cpu().numpy(), matrix=matrix.cpu().numpy())
+        Path(part.name).replace(file)
     return mean, matrix
 
 

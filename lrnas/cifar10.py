@@ -79,7 +79,7 @@ def _check(images: Images, labels: Images, where: str) -> None:
 
 def _read_cache(cache: Path) -> tuple[Images, Images]:
     try:
-        with np.load(cache, allow_pickle=False) as data:
+        with cache.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
             images, labels = data["x"], data["y"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{cache} cannot be read ({error}); it is not used. Remove it and run this again") from None

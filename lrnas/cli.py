@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lrnas import __version__
-from lrnas.errors import LrnasError
+from lrnas.errors import InvalidArchitecture, LrnasError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,13 +26,19 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 success, 2 usage or bad input, 1 failure."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # × on a terminal that has none
     try:
         options.run(options)
+        sys.stdout.flush()
     except LrnasError as error:
         print(f"lrnas: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk behind stdout, say
+        print(f"lrnas: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("lrnas: interrupted", file=sys.stderr)
         return 130
@@ -64,9 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         "or timm:MODEL for any model of timm",
     )
     count.add_argument(
-        "--input", type=int, metavar="PIXELS", help="rows and columns of the image (default: the paper's)"
+        "--input",
+        type=int,
+        metavar="PIXELS",
+        help="rows and columns of the image (default: the paper's, or the timm model's)",
     )
-    count.add_argument("--classes", type=int, metavar="N", help="number of classes (default: the paper's)")
+    count.add_argument("--classes", type=int, metavar="N", help="number of classes (default: likewise)")
     count.add_argument("--layers", action="store_true", help="show every layer")
     count.set_defaults(run=_count)
 
@@ -120,7 +130,11 @@ def _count(options: argparse.Namespace) -> None:
     from lrnas.summary import read_source, summarise
 
     name, architecture = read_source(options.source)
-    summary = summarise(name, architecture, options.input, options.classes)
+    try:
+        summary = summarise(name, architecture, options.input, options.classes)
+    except InvalidArchitecture as error:
+        where = f"{options.source}: " if options.source.endswith(".json") else ""
+        raise InvalidArchitecture(f"{where}{error}") from None
     if options.json:
         _print_json(summary.to_dict())
     else:

@@ -96,7 +96,12 @@ def native_input_size(backbone: str) -> int:
 
 
 def native_num_classes(backbone: str) -> int:
-    return BACKBONES[backbone].num_classes if backbone in BACKBONES else 1000
+    """The number of classes a backbone is counted with where nobody says otherwise."""
+    if backbone.startswith(TIMM):
+        from lrnas import tracing
+
+        return tracing.native_num_classes(backbone.removeprefix(TIMM))
+    return BACKBONES[backbone].num_classes
 
 
 def resolve_backbone(architecture: Architecture) -> tuple[str, bool]:
@@ -137,6 +142,8 @@ def _resolve_choices(architecture: Architecture, backbone: str, batch_norm: bool
 
 def _refuse_unknown_layers(unknown: set[str], known: list[str], costs: Sequence[LayerCost], backbone: str) -> None:
     name = min(unknown)
+    if any(layer.name == name for layer in costs) and backbone.startswith(TIMM):
+        raise InvalidArchitecture(f"{backbone}: {name} is no k×k convolution and stays as it is; remove it")
     if any(layer.name == name for layer in costs):
         raise InvalidArchitecture(
             f"{backbone}: {name} belongs to the classifier and stays as it is; set classifier instead, "
@@ -157,7 +164,7 @@ def _plan_timm(
     for path, mix in mixes.items() if check_fit else ():
         traced = trace.sites[path]
         for call in traced.calls:
-            check_kernels(path, mix, traced.site.kernel, call.input[1], call.input[2], input_size)
+            check_kernels(path, mix, traced.site.kernel, call.input[2], call.input[3], input_size)
     costs = []
     for layer in trace.costs:
         chosen = mixes.get(layer.name)

@@ -29,20 +29,27 @@ def provenance(**facts: Any) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """As one would type it, without this machine's paths."""
+    """As one would type it; of this machine's paths only the last part is told."""
     program = Path(sys.argv[0])
-    parts = [program.parent.name, program.name] if program.suffix == ".py" else [program.name]
-    name = f"python {'/'.join(parts)}" if program.suffix == ".py" else program.name
-    return " ".join([name, *sys.argv[1:]])
+    if program.name == "__main__.py":
+        name = "lrnas"
+    elif program.suffix == ".py":
+        name = f"python {program.parent.name}/{program.name}"
+    else:
+        name = program.name
+    return " ".join([name, *(Path(part).name if part.startswith(("/", "~")) else part for part in sys.argv[1:])])
 
 
 def _commit() -> str:
-    """The commit of the checkout this package runs from; marked where the package differs from it."""
+    """The commit of the checkout this package runs from; marked where the package differs from it.
+
+    A copy without its history says where it comes from through $LRNAS_COMMIT.
+    """
+    if given := os.environ.get("LRNAS_COMMIT"):
+        return given
     root = Path(__file__).parent.parent
-    if not (root / ".git").exists():
-        return os.environ.get("LRNAS_COMMIT", "unknown")
-    commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--", "lrnas")
-    return commit + ("-dirty" if changes else "")
+    commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    return (commit + ("-dirty" if _git(root, "status", "--porcelain", "--", "lrnas") else "")) if commit else "unknown"
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -127,6 +127,10 @@ def reproduce(
     if baseline is not None and not (is_published and summary.point is not None):
         networks.setdefault(baseline, get_point(baseline).architecture)
     out = Path(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write to {out}: {error.strerror}; give another --out") from None
     measured: list[Measured] = []
     files: list[Path] = []
     base_macs = _macs(networks.get(baseline or name, architecture), image_set, chosen)

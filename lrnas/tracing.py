@@ -29,14 +29,23 @@ from lrnas.init import find_classifiers
 from lrnas.layers import CompositeConv2d, SeparableConv2d
 from lrnas.surgery import Site, find_sites
 
-__all__ = ["Trace", "TracedSite", "count_model", "create_on_meta", "current_name", "native_input_size", "trace_timm"]
+__all__ = [
+    "Trace",
+    "TracedSite",
+    "count_model",
+    "create_on_meta",
+    "current_name",
+    "native_input_size",
+    "native_num_classes",
+    "trace_timm",
+]
 
 OUTSIDE = "(outside layers)"
 Shape = tuple[int, ...]
 
 
 class _Call(NamedTuple):
-    """The sizes a module met in one call, batch left out."""
+    """The sizes a module met in one call for one image; windows of it may lie along the batch axis."""
 
     input: Shape
     output: Shape
@@ -51,12 +60,12 @@ class TracedSite:
 
     def cost(self, layer: LayerCost, mix: Mix) -> LayerCost:
         """The layer's cost with other filters in its place."""
-        costs = [
-            mix_cost(mix, self.site.in_channels, call.input[1], call.output[1], call.output[2], self.site.bias)
-            for call in self.calls
-        ]
-        macs = sum(cost.macs for cost in costs)
-        return layer._replace(kind=mix.kind, macs=macs, params=costs[0].params, biases=costs[0].biases)
+        macs = 0
+        for call in self.calls:
+            number, _, rows, columns = call.output
+            cost = mix_cost(mix, self.site.in_channels, call.input[2], rows, columns, self.site.bias)
+            macs += number * cost.macs
+        return layer._replace(kind=mix.kind, macs=macs, params=cost.params, biases=cost.biases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,12 @@ def native_input_size(name: str) -> int:
     return int(config.input_size[-1]) if config is not None else 224
 
 
+def native_num_classes(name: str) -> int:
+    """The number of classes a timm model has where nobody says otherwise."""
+    config = get_pretrained_cfg(name)
+    return int(config.num_classes) if config is not None and config.num_classes else 1000
+
+
 def create_on_meta(name: str, **kwargs: Any) -> nn.Module:
     """A timm model without weights: shapes only."""
     with torch.device("meta"):
@@ -142,7 +157,7 @@ def _count(model: nn.Module, image: Shape) -> tuple[list[LayerCost], dict[str, l
             role = "auxiliary"
         elif module in classifiers:
             role = "classifier"
-        output = calls[path][-1].output if path in calls else ()
+        output = calls[path][-1].output[1:] if path in calls else ()
         params = sum(parameter.numel() for parameter in own)
         costs.append(LayerCost(path, _kind(module), _macs(module, path, calls), params, _biases(module), output, role))
     outside = flops // 2 - sum(layer.macs for layer in costs)
@@ -161,7 +176,7 @@ def _run(model: nn.Module, layers: dict[str, nn.Module], image: Shape, calls: di
     def note(path: str, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         given = next((x for x in (*inputs, *kwargs.values()) if isinstance(x, Tensor)), None)
         if given is not None and isinstance(output, Tensor):
-            calls.setdefault(path, []).append(_Call(tuple(given.shape[1:]), tuple(output.shape[1:])))
+            calls.setdefault(path, []).append(_Call(tuple(given.shape), tuple(output.shape)))
 
     hooks = [
         module.register_forward_hook(
@@ -176,10 +191,9 @@ def _run(model: nn.Module, layers: dict[str, nn.Module], image: Shape, calls: di
         with _evaluating(model), torch.no_grad(), warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
             warnings.simplefilter("ignore")
             torch.func.functional_call(model, weights, (torch.empty(1, *image, device="meta", dtype=dtype),))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise LrnasError(
-            f"the model does not take an input of {'×'.join(map(str, image))}: {_first_line(error)}"
-        ) from None
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        shape = "×".join(map(str, image))
+        raise LrnasError(f"the model cannot be counted with an input of {shape}: {_first_line(error)}") from None
     finally:
         for hook in hooks:
             hook.remove()
@@ -236,9 +250,9 @@ def _macs(module: nn.Module, path: str, calls: dict[str, list[_Call]]) -> int:
     macs = 0
     for call in calls.get(path, ()):
         if isinstance(module, _ConvTransposeNd):  # every input value meets every weight of its channel
-            macs += module.weight.numel() * math.prod(call.input[1:])
+            macs += module.weight.numel() * math.prod(call.input) // module.in_channels
         elif isinstance(module, _ConvNd):
-            macs += module.weight.numel() * math.prod(call.output[1:])
+            macs += module.weight.numel() * math.prod(call.output) // module.out_channels
         elif isinstance(module, nn.Linear):
             macs += module.weight.numel() * math.prod(call.output[:-1])
     return macs

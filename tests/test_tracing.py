@@ -79,7 +79,7 @@ def test_known_numbers() -> None:
 
 
 def test_an_input_that_does_not_fit_is_refused_in_one_line() -> None:
-    with pytest.raises(LrnasError, match=r"does not take an input of 3×16×16: .+") as caught:
+    with pytest.raises(LrnasError, match=r"cannot be counted with an input of 3×16×16: .+") as caught:
         count_model(timm.create_model("vit_tiny_patch16_224"), 16)
     assert "\n" not in str(caught.value)
 
@@ -103,8 +103,15 @@ def test_transposed_and_one_dimensional_layers() -> None:
     assert [(layer.kind, layer.macs) for layer in line.layers] == [("dense", 8 * 4 * 6 * 3)]
 
 
-@pytest.mark.parametrize("name", ["beit_base_patch16_224", "sequencer2d_s", "pit_ti_224"])
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "sequencer2d_s", "pit_ti_224", "tnt_s_patch16_224"])
 def test_parameters_of_unusual_models_are_all_counted(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name)
     assert count_model(model).params == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_windows_along_the_batch_axis_are_counted() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("swin_tiny_patch4_window7_224")
+    layers = {layer.name: layer.macs for layer in count_model(model).layers}
+    assert layers["layers.0.blocks.0.attn.qkv"] == 64 * 49 * 96 * 288

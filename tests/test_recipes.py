@@ -1,0 +1,80 @@
+"""Recipes: rules, files, and what they leave to the data."""
+
+from pathlib import Path
+
+import pytest
+
+from lrnas.errors import LrnasError, UnknownName
+from lrnas.recipes import InvalidRecipe, Recipe, field_docs, get_recipe, named_recipes
+
+
+def test_every_field_has_its_line() -> None:
+    assert list(field_docs()) == list(Recipe().to_dict())
+    assert all(line.endswith(".") and "\n" not in line for line in field_docs().values())
+
+
+def test_the_papers_recipe_on_the_papers_images() -> None:
+    recipe = get_recipe("paper", "nin_3x3", 32, 45_000)
+    assert (recipe.crop, recipe.whiten, recipe.schedule, recipe.init) == (30, True, "paper", "composite")
+    vgg = get_recipe("paper", "vgg11", 224, 1_000_000)
+    assert (vgg.batch_size, vgg.lr, vgg.weight_decay, vgg.drop_rate) == (256, 0.01, 5e-4, 0.5)
+    googlenet = get_recipe("paper", "googlenet", 224, 1_000_000)
+    assert (googlenet.schedule, googlenet.power, googlenet.aux_weight) == ("polynomial", 0.5, 0.3)
+
+
+def test_small_sets_get_small_batches_unless_told_otherwise() -> None:
+    assert get_recipe("fast", "nin", 8, 1_222).batch_size == 32
+    assert get_recipe("fast", "nin", 8, 1_222, {"batch_size": 100}).batch_size == 100
+    assert get_recipe("fast", "nin", 32, 45_000).pad == 4
+
+
+def test_text_is_read_as_the_fields_type() -> None:
+    recipe = get_recipe("fast", "nin", 32, 45_000, {"lr": "0.2", "mirror": "false", "epochs": "3", "schedule": "paper"})
+    assert (recipe.lr, recipe.mirror, recipe.epochs, recipe.schedule) == (0.2, False, 3, "paper")
+
+
+def test_files_change_a_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "paper"\nlr = 1\nepochs = 5\n')
+    recipe = get_recipe(str(file), "nin", 32, 45_000, {"epochs": 7})
+    assert (recipe.lr, recipe.epochs, recipe.whiten) == (1.0, 7, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lrr": "1"}, "a recipe has no field 'lrr'; did you mean lr?"),
+        ({"epochs": "many"}, "epochs is a whole number; got 'many'"),
+        ({"epochs": 0}, "epochs lies from 1 to 100000; got 0"),
+        ({"epochs": 2.5}, "epochs is a whole number; got 2.5"),
+        ({"batch_size": 0}, "batch_size lies from 1"),
+        ({"batch_size": 50_000}, "a batch is at most the 45000 training images; got 50000"),
+        ({"lr": "0"}, "lr lies above 0"),
+        ({"lr": "nan"}, "lr lies above 0"),
+        ({"momentum": "1"}, "momentum lies from 0 to below 1"),
+        ({"mirror": "maybe"}, "mirror is true or false; got 'maybe'"),
+        ({"schedule": "cosine"}, "schedule is one of paper, polynomial, one_cycle; got 'cosine'"),
+        ({"crop": 41, "pad": 4}, "a crop is at most the image with its margins, 32 + 2·4; got 41"),
+    ],
+)
+def test_bad_settings(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRecipe) as caught:
+        get_recipe("fast", "nin", 32, 45_000, changes)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_names_and_files(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="unknown recipe 'papre'; did you mean paper"):
+        get_recipe("papre", "nin", 32, 45_000)
+    for content, message in (("lr =", "not TOML"), ("lrr = 1", "no field 'lrr'"), ('base = "slow"', "base recipe")):
+        (tmp_path / "bad.toml").write_text(content)
+        with pytest.raises(LrnasError, match=message) as caught:
+            get_recipe(str(tmp_path / "bad.toml"), "nin", 32, 45_000)
+        assert "bad.toml" in str(caught.value)
+    with pytest.raises(InvalidRecipe, match="cannot read"):
+        get_recipe(str(tmp_path / "missing.toml"), "nin", 32, 45_000)
+
+
+def test_named_recipes_are_valid_as_they_stand() -> None:
+    assert set(named_recipes()) == {"fast", "paper, nin", "paper, googlenet", "paper, vgg"}

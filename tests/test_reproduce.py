@@ -1,0 +1,124 @@
+"""`lrnas reproduce`, for real but small: two thin networks on the digits."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lrnas import reproduce as module
+from lrnas.cli import main
+from lrnas.data import ImageSet, load_set
+from lrnas.errors import DataError, LrnasError
+from lrnas.reproduce import reproduce
+from lrnas.train import Result
+
+THIN = {name: {"width": 0.05} for name in ("conv1", "cccp1", "cccp2", "conv2", "cccp3", "cccp4", "conv3", "cccp5")}
+FAST = {"epochs": 1, "batch_size": 64}
+
+
+@pytest.fixture
+def thin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A network file, with a baseline that is as small."""
+    file = tmp_path / "thin.json"
+    file.write_text(json.dumps({"backbone": "nin", "layers": THIN}))
+    from lrnas.arch import Architecture
+    from lrnas.points import get_point
+
+    small = Architecture.from_dict({"backbone": "nin", "layers": {**THIN, "conv1": {"width": 0.1}}})
+    real = get_point("nin")
+    monkeypatch.setattr(module, "get_point", lambda name: type(real)(name, small, real.table, real.published))
+    return file
+
+
+def test_a_network_beside_its_baseline(thin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    original = ImageSet.test
+    monkeypatch.setattr(ImageSet, "test", lambda self: looks.append(self.name) or original(self))
+    result = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, seeds=2, out=tmp_path / "out")
+    assert looks == ["digits"] * 4  # once for each run, at its end
+    assert [network.name for network in result.networks] == ["thin", "nin"]
+    network, baseline = result.networks
+    assert len(network.accuracies) == 2 and network.deviation is not None and network.published is None
+    assert network.share == network.macs / baseline.macs < 1
+    assert "points against nin, at" in result.verdict()
+    record = json.loads(result.files[0].read_text())
+    assert record["status"] == "completed" and record["identity"]["seed"] == 0
+    assert {"command", "commit", "date", "versions", "hardware", "seed", "n"} <= record["provenance"].keys()
+    assert len(record["curve"]) == record["epochs"] == 1
+    assert record["recipe_name"] == "fast" and record["identity"]["recipe"]["batch_size"] == 64
+
+    again = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, seeds=2, out=tmp_path / "out")
+    assert len(looks) == 4 and again.networks == result.networks  # nothing is trained or looked at twice
+
+    with pytest.raises(DataError, match="holds another run: its recipe is"):
+        reproduce(str(thin), data="digits", recipe="fast", changes={**FAST, "lr": 0.01}, out=tmp_path / "out")
+
+
+def test_without_a_gpu_it_says_what_it_trains_on(thin: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    result = reproduce(str(thin), recipe="fast", changes=FAST, out=tmp_path / "out", device="cpu", say=said.append)
+    assert result.data == "digits"
+    assert said == ["cifar10 is more than a CPU can train on: comparing with the baseline on digits instead"]
+
+
+def test_divergence_is_reported(thin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*args: object, **kwargs: object) -> Result:
+        return Result("diverged", [], 0.0, 0.0, 1)
+
+    monkeypatch.setattr(module, "train", diverge)
+    monkeypatch.setattr(module, "evaluate", None)  # what diverged is not worth a look at the test images
+    result = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, out=tmp_path / "out")
+    assert [network.diverged for network in result.networks] == [1, 1]
+    assert "thin diverged in every run" in result.verdict()
+
+
+def test_the_command(thin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    arguments = ["reproduce", str(thin), "--data", "digits", "--recipe", "fast", "--epochs", "1", "--out", out]
+    assert main([*arguments, "--set", "batch_size=64"]) == 0
+    captured = capsys.readouterr()
+    assert "Measured on the test images of digits" in captured.out and "points against nin" in captured.out
+    assert "thin, seed 0  epoch 1/1  loss" in captured.err
+    assert main([*arguments, "--set", "batch_size=64", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["networks"][0]["n"] == 1 and data["data"] == "digits"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0"], "the number of seeds is at least 1"),
+        (["--set", "lr"], "--set takes FIELD=VALUE; got 'lr'"),
+        (["--set", "lrr=1"], "no field 'lrr'; did you mean lr?"),
+        (["--epochs", "0"], "epochs lies from 1"),
+        (["--data", "cifar"], "unknown data set 'cifar'; did you mean cifar10"),
+        (["--recipe", "fsat"], "unknown recipe 'fsat'; did you mean fast"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["reproduce", "nin", "--data", "digits", "--recipe", "fast", "--out", str(tmp_path), *arguments])
+    err = capsys.readouterr().err
+    assert (code, err.count("\n")) == (2, 1) and message in err
+
+
+def test_an_unwritable_folder_is_one_line(thin: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LrnasError, match="cannot write"):
+        reproduce(str(thin), data="digits", recipe="fast", changes=FAST, out=tmp_path / "file" / "out")
+
+
+def test_data_and_recipes_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "digits"]) == 0
+    assert "1,222 training, 216 validation and 359 test images of 8×8" in capsys.readouterr().out
+    assert main(["recipes"]) == 0
+    assert "paper, nin" in capsys.readouterr().out
+    assert main(["recipes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fast"]["schedule"] == "one_cycle"
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_nin_c3_lr_learns_the_digits_in_a_few_epochs(tmp_path: Path) -> None:
+    result = reproduce("nin-c3-lr", data="digits", recipe="fast", changes={"epochs": 6}, out=tmp_path)
+    assert result.networks[0].mean > 0.93 and result.networks[1].mean > 0.93
+    assert load_set("digits").num_classes == 10
