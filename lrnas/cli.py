@@ -101,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--out", default="results/reproduce", metavar="FOLDER", help="where the records go")
     reproduce.add_argument("--device", metavar="NAME", help="cpu or cuda (default: cuda if there is one)")
     reproduce.add_argument("--compile", action="store_true", help="torch.compile the network; pays off in long runs")
+    reproduce.add_argument("--workers", type=int, default=1, metavar="N", help="GPUs (or processes) for one network")
+    reproduce.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster (default: this machine)")
     reproduce.set_defaults(run=_reproduce)
 
     recipes = commands.add_parser("recipes", help="the fields of a recipe and their values")
@@ -162,6 +164,8 @@ def _reproduce(options: argparse.Namespace) -> None:
         out=options.out,
         device=options.device,
         compile_model=options.compile,
+        workers=options.workers,
+        address=options.address,
         say=lambda line: print(line, file=sys.stderr),
     )
     if options.json:

@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from lrnas.arch import Architecture
-from lrnas.build import create_model
-from lrnas.data import ImageSet, data_folder, load_set
+from lrnas.data import ImageSet, load_set
 from lrnas.errors import DataError, LrnasError
-from lrnas.plan import canonical_id, make_plan, resolve_backbone
+from lrnas.job import Job
+from lrnas.plan import resolve_backbone
 from lrnas.points import family_table, find_point, get_point
 from lrnas.progress import DownloadView, training_view
 from lrnas.provenance import provenance
 from lrnas.recipes import Recipe, get_recipe
 from lrnas.summary import Summary, read_source, summarise
-from lrnas.train import Result, evaluate, train
+from lrnas.train import EpochReport, Result, evaluate
 
 __all__ = ["Measured", "Reproduction", "reproduce"]
 
@@ -110,11 +111,14 @@ def reproduce(
     out: str | Path = "results/reproduce",
     device: str | None = None,
     compile_model: bool = False,
+    workers: int = 1,
+    address: str | None = None,
     say: Any = print,
 ) -> Reproduction:
     """Train a named network, or an architecture from a JSON file, over some seeds and compare."""
-    if seeds < 1:
-        raise LrnasError(f"the number of seeds is at least 1; got {seeds}")
+    for what, number in (("seeds", seeds), ("workers", workers)):
+        if number < 1:
+            raise LrnasError(f"the number of {what} is at least 1; got {number}")
     name, architecture = read_source(source)
     summary = summarise(name, architecture)
     backbone, _ = resolve_backbone(architecture)
@@ -131,21 +135,32 @@ def reproduce(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"cannot write to {out}: {error.strerror}; give another --out") from None
+
+    def job(label: str, seed: int) -> Job:
+        where = None if data_dir is None else str(data_dir)
+        return Job(networks[label], image_set.name, chosen, seed, SMALLEST_INPUT.get(backbone, 32), where)
+
+    how = _How(recipe, device, workers, address, compile_model)
     measured: list[Measured] = []
     files: list[Path] = []
-    base_macs = _macs(networks.get(baseline or name, architecture), image_set, chosen)
-    for label, network in networks.items():
+    base_macs = job(baseline if baseline in networks else name, 0).macs(image_set)
+    for label in networks:
         runs = []
         for seed in range(seeds):
-            file = out / f"{label}-{image_set.name}-{Path(recipe).stem}-seed{seed}.json"
-            runs.append(
-                _run(
-                    file, label, network, image_set, recipe, chosen, seed, device, data_folder(data_dir), compile_model
-                )
-            )
-            files.append(file)
-        measured.append(_measured(label, network, runs, image_set, chosen, base_macs, is_published))
+            files.append(out / f"{label}-{image_set.name}-{Path(recipe).stem}-seed{seed}.json")
+            runs.append(_run(files[-1], label, job(label, seed), image_set, how))
+        measured.append(_measured(label, job(label, 0), runs, image_set, base_macs, is_published))
     return Reproduction(summary, image_set.name, is_published, chosen, measured, files)
+
+
+class _How(NamedTuple):
+    """What does not change the outcome of a run, only how it comes about."""
+
+    recipe_name: str
+    device: str
+    workers: int
+    address: str | None
+    compile_model: bool
 
 
 def _choose_data(
@@ -170,72 +185,57 @@ def _choose_data(
     return load("cifar10"), False
 
 
-def _macs(architecture: Architecture, data: ImageSet, recipe: Recipe) -> int:
-    size = recipe.crop or data.image_size
-    return make_plan(architecture, size, data.num_classes, data.channels, check_fit=False).cost.macs
-
-
-def _run(
-    file: Path,
-    label: str,
-    architecture: Architecture,
-    data: ImageSet,
-    recipe_name: str,
-    recipe: Recipe,
-    seed: int,
-    device: str,
-    cache: Path,
-    compile_model: bool,
-) -> dict[str, Any]:
-    identity = {
-        "architecture": canonical_id(architecture),
-        "data": data.name,
-        "image_size": data.image_size,
-        "recipe": recipe.to_dict(),
-        "seed": seed,
-    }
+def _run(file: Path, label: str, job: Job, data: ImageSet, how: _How) -> dict[str, Any]:
+    """Train and test one job, unless its record is there."""
     if file.exists():
-        return _finished(file, identity)
-    torch.manual_seed(seed)
-    model = create_model(
-        architecture,
-        data.num_classes,
-        data.channels,
-        init=recipe.init,  # type: ignore[arg-type]  # checked by the recipe
-        drop_rate=recipe.drop_rate,
-    )
-    with training_view(f"{label}, seed {seed}") as report:
-        result = train(
-            model,
-            data,
-            recipe,
-            seed=seed,
-            device=device,
-            folder=file.with_suffix(""),
-            identity=identity,
-            cache=cache,
-            compile_model=compile_model,
-            report=report,
-        )
+        return _finished(file, job.identity())
+    model = job.create_model(data)
+    with training_view(f"{label}, seed {job.seed}") as report:
+        result = _train(job, model, data, file.with_suffix(""), how, report)
     accuracy = loss = None
     if result.status == "completed":  # the one look at the test images
-        loss, accuracy = evaluate(model, data.test(), data, recipe, device=device, cache=cache)
+        loss, accuracy = evaluate(model, data.test(), data, job.recipe, device=how.device, cache=job.cache)
     record = {
         "network": label,
-        "architecture": architecture.to_dict(),
-        "identity": identity,
-        "recipe_name": recipe_name,
+        "architecture": job.architecture.to_dict(),
+        "identity": job.identity(),
+        "recipe_name": how.recipe_name,
         "status": result.status,
         "test_accuracy": accuracy,
         "test_loss": loss,
         "val_accuracy": result.val_accuracy,
-        "macs": _macs(architecture, data, recipe),
+        "macs": job.macs(data),
+        "workers": how.workers,
         **_timings(result),
-        "provenance": provenance(seed=seed, n=1),
+        "provenance": provenance(seed=job.seed, n=1),
         "curve": [asdict(entry) for entry in result.curve],
     }
     _write(file, record)
     return record
+
+
+def _train(
+    job: Job, model: nn.Module, data: ImageSet, folder: Path, how: _How, report: Callable[[EpochReport], None]
+) -> Result:
+    if how.workers == 1:
+        return job.run(model, data, folder, how.device, compile_model=how.compile_model, report=report)
+    from lrnas.workers import run_on_workers
+
+    started = time.perf_counter()
+    status = run_on_workers(
+        job,
+        folder,
+        how.workers,
+        use_gpu=how.device.startswith("cuda"),
+        address=how.address,
+        compile_model=how.compile_model,
+        report=report,
+    )
+    if status == "diverged":
+        return Result("diverged", [], time.perf_counter() - started, 0.0, 1)
+    result = job.run(model, data, folder, how.device)  # nothing is left to train: this reads what the workers wrote
+    result.seconds = time.perf_counter() - started
+    return result
 
 
 def _timings(result: Result) -> dict[str, Any]:
@@ -273,16 +273,10 @@ def _write(file: Path, record: dict[str, Any]) -> None:
 
 
 def _measured(
-    label: str,
-    architecture: Architecture,
-    runs: list[dict[str, Any]],
-    data: ImageSet,
-    recipe: Recipe,
-    base_macs: int,
-    is_published: bool,
+    label: str, job: Job, runs: list[dict[str, Any]], data: ImageSet, base_macs: int, is_published: bool
 ) -> Measured:
-    macs = _macs(architecture, data, recipe)
+    macs = job.macs(data)
     accuracies = tuple(run["test_accuracy"] for run in runs if run["test_accuracy"] is not None)
-    point = find_point(architecture) if is_published else None
+    point = find_point(job.architecture) if is_published else None
     published = point.published.accuracy if point is not None else None
     return Measured(label, macs, macs / base_macs, accuracies, len(runs) - len(accuracies), published)

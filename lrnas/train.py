@@ -118,7 +118,7 @@ def train(
     while state.epoch < recipe.epochs and not state.finished:
         epoch_started = time.perf_counter()
         generator = epoch_generator(seed, state.epoch)
-        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))  # for dropout
+        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)) + _rank())  # for dropout
         batches.start_epoch(generator)
         rates = _learning_rates(recipe, state, batches.steps)
         model.train()

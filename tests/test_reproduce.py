@@ -9,6 +9,7 @@ from lrnas import reproduce as module
 from lrnas.cli import main
 from lrnas.data import ImageSet, load_set
 from lrnas.errors import DataError, LrnasError
+from lrnas.job import Job
 from lrnas.reproduce import reproduce
 from lrnas.train import Result
 
@@ -65,7 +66,7 @@ def test_divergence_is_reported(thin: Path, tmp_path: Path, monkeypatch: pytest.
     def diverge(*args: object, **kwargs: object) -> Result:
         return Result("diverged", [], 0.0, 0.0, 1)
 
-    monkeypatch.setattr(module, "train", diverge)
+    monkeypatch.setattr(Job, "run", diverge)
     monkeypatch.setattr(module, "evaluate", None)  # what diverged is not worth a look at the test images
     result = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, out=tmp_path / "out")
     assert [network.diverged for network in result.networks] == [1, 1]
@@ -88,6 +89,8 @@ def test_the_command(thin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("arguments", "message"),
     [
         (["--seeds", "0"], "the number of seeds is at least 1"),
+        (["--workers", "0"], "the number of workers is at least 1"),
+        (["--workers", "3"], "the batch is shared out evenly; got 32 images for 3 workers"),
         (["--set", "lr"], "--set takes FIELD=VALUE; got 'lr'"),
         (["--set", "lrr=1"], "no field 'lrr'; did you mean lr?"),
         (["--epochs", "0"], "epochs lies from 1"),
@@ -122,3 +125,20 @@ def test_nin_c3_lr_learns_the_digits_in_a_few_epochs(tmp_path: Path) -> None:
     result = reproduce("nin-c3-lr", data="digits", recipe="fast", changes={"epochs": 6}, out=tmp_path)
     assert result.networks[0].mean > 0.93 and result.networks[1].mean > 0.93
     assert load_set("digits").num_classes == 10
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_two_workers_have_the_loss_curve_of_one(thin: Path, tmp_path: Path) -> None:
+    changes = {"epochs": 3, "batch_size": 64}
+    curves = []
+    for workers in (1, 2):
+        out = tmp_path / f"out{workers}"
+        reproduce(str(thin), data="digits", recipe="fast", changes=changes, out=out, device="cpu", workers=workers)
+        record = json.loads((out / "thin-digits-fast-seed0.json").read_text())
+        assert (record["status"], record["workers"]) == ("completed", workers)
+        curves.append(record)
+    for one, two in zip(curves[0]["curve"], curves[1]["curve"], strict=True):
+        assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
+        assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-2)
+    assert curves[0]["test_accuracy"] == pytest.approx(curves[1]["test_accuracy"], abs=0.02)
