@@ -103,11 +103,23 @@ def test_transposed_and_one_dimensional_layers() -> None:
     assert [(layer.kind, layer.macs) for layer in line.layers] == [("dense", 8 * 4 * 6 * 3)]
 
 
-@pytest.mark.parametrize("name", ["beit_base_patch16_224", "sequencer2d_s", "pit_ti_224", "tnt_s_patch16_224"])
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "pit_ti_224", "tnt_s_patch16_224"])
 def test_parameters_of_unusual_models_are_all_counted(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name)
     assert count_model(model).params == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_layers_with_several_outputs() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTM(4, 8, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.cell(x.flatten(2).transpose(1, 2))[0]
+
+    assert count_model(Recurrent(), (4, 3, 3)).params == 4 * 8 * (4 + 8) + 2 * 4 * 8
 
 
 def test_windows_along_the_batch_axis_are_counted() -> None:
