@@ -154,7 +154,7 @@ _PAPER = {
     "vgg": Recipe(epochs=74, batch_size=256, lr=0.01, weight_decay=5e-4, schedule="paper", drop_rate=0.5),
 }
 # He's fan-in rule and a limit on the gradient: the networks without batch norm get going within an epoch
-_FAST = Recipe(epochs=10, batch_size=128, lr=0.05, nesterov=True, label_smoothing=0.1, clip=2.0, init="fan_in")
+_FAST = Recipe(epochs=10, batch_size=128, lr=0.03, nesterov=True, label_smoothing=0.1, clip=2.0, init="fan_in")
 
 RECIPES = {
     "paper": "what the paper states, per backbone; hours on ILSVRC, minutes on CIFAR-10 with a GPU",
