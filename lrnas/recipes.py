@@ -181,7 +181,7 @@ def get_recipe(
     if name == "paper":
         family = next((family for family in _PAPER if backbone.startswith(family)), "vgg")
         recipe = _PAPER[family]
-        if recipe.crop != image_size - 2:
+        if recipe.crop != image_size - 2:  # not the paper's images: crops of full size, from a margin
             recipe = dataclasses.replace(recipe, crop=0, whiten=False, pad=image_size // 8)
     elif name == "fast":
         recipe = dataclasses.replace(_FAST, pad=image_size // 8)

@@ -245,7 +245,7 @@ class _Step:
                     note = self._split()
             if i % 128 == 127 and not math.isfinite(float(self.loss)):
                 break
-        totals = torch.stack([self.loss.cpu(), self.correct.cpu().double()])
+        totals = torch.stack([self.loss, self.correct.double()])  # on the device, where NCCL wants them
         if dist.is_initialized():
             dist.all_reduce(totals)
         images = self.batches.steps * len(self.columns) * _world()
@@ -255,6 +255,8 @@ class _Step:
         if self.device.type != "cuda":
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
+            self._step()
+        elif dist.is_initialized():  # the exchange of gradients stays outside of graphs
             self._step()
         else:
             if self.graph is None:
