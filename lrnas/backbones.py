@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lrnas.topology import GOOGLENET_MODULES
 
-__all__ = ["GoogLeNet", "NiN", "VggGlobalPool", "vgg_layers"]
+__all__ = ["ConvBlock", "GoogLeNet", "NiN", "VggGlobalPool", "vgg_layers"]
 
 
 def vgg_layers(stages: Sequence[Sequence[int]], last_pool: bool) -> list[int | str]:

@@ -7,6 +7,7 @@ alone, once, for a network that is trained and chosen.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,12 @@ class ImageSet:
     def test(self) -> Split:
         """The images kept for the end. Nothing may be chosen by what is measured on them."""
         return self._load_test()
+
+    def joined(self) -> ImageSet:
+        """With the validation images among the training images, for a last training once everything is chosen."""
+        parts = (self.train, self.val)
+        images, labels = torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts])
+        return dataclasses.replace(self, train=Split(images, labels))
 
     @property
     def num_classes(self) -> int:

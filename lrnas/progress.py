@@ -69,10 +69,8 @@ def _bar(label: str) -> Iterator[_Report]:
 
 
 def _numbers(report: EpochReport) -> str:
-    return (
-        f"loss {report.train_loss:.3f}  validation {100 * report.val_accuracy:.2f} %  "
-        f"{report.images_per_second:,.0f} images/s"
-    )
+    validation = "" if report.val_accuracy is None else f"validation {100 * report.val_accuracy:.2f} %  "
+    return f"loss {report.train_loss:.3f}  {validation}{report.images_per_second:,.0f} images/s"
 
 
 class DownloadView:

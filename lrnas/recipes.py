@@ -50,6 +50,8 @@ class Recipe:
     """Paper only: epochs without a better validation accuracy that make a plateau."""
     drops: int = 2
     """Paper only: plateaus that divide the learning rate by 10; the next one ends training."""
+    drop_at: float = 0.0
+    """Paper only: share of the epochs before the first drop, the others follow evenly; 0 to watch for plateaus."""
     warmup: float = 0.25
     """One_cycle only: share of the steps in which the learning rate rises."""
     clip: float = 0.0
@@ -68,6 +70,8 @@ class Recipe:
     """Mirror half of the images."""
     whiten: bool = False
     """Global contrast normalisation and ZCA whitening instead of mean and deviation."""
+    all_images: bool = False
+    """Train on the validation images too, once nothing is left to choose by them."""
     init: str = "composite"
     """Composite, fan_in, fan_out or default, see lrnas.init."""
 
@@ -83,13 +87,18 @@ class Recipe:
         self._check_range("batch_size", 1, 1_000_000)
         self._check_range("lr", 0, 1_000, above=True)
         self._check_range("patience", 1, 100_000)
-        for name in ("momentum", "label_smoothing", "drop_rate", "warmup"):
+        for name in ("momentum", "label_smoothing", "drop_rate", "warmup", "drop_at"):
             self._check_range(name, 0, 1, below=True)
         for name in ("weight_decay", "power", "drops", "clip", "aux_weight", "crop", "pad"):
             self._check_range(name, 0, 100_000)
         for name, known in (("schedule", get_args(Schedule)), ("init", ("composite", "fan_in", "fan_out", "default"))):
             if getattr(self, name) not in known:
                 raise InvalidRecipe(f"{name} is one of {', '.join(known)}; got {getattr(self, name)!r}; choose one")
+        if self.all_images and self.watches_validation:
+            raise InvalidRecipe(
+                "a schedule that watches the validation images cannot train on them; got all_images with drop_at 0; "
+                "set drop_at"
+            )
 
     def _check_range(self, name: str, low: float, high: float, above: bool = False, below: bool = False) -> None:
         value = getattr(self, name)
@@ -106,6 +115,11 @@ class Recipe:
             )
         if self.batch_size > num_images:
             raise InvalidRecipe(f"a batch is at most the {num_images} training images; got {self.batch_size}; set less")
+
+    @property
+    def watches_validation(self) -> bool:
+        """Whether the learning rate follows the validation accuracy."""
+        return self.schedule == "paper" and not self.drop_at
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -134,17 +148,19 @@ def _read(text: str, kind: type, name: str) -> Any:
 
 
 _PAPER = {
-    # Network in Network's authors: 128 images, momentum 0.9, lr 0.1, weight decay 1e-4, dropout 0.5 after each pool
+    # Network in Network's authors: 128 images, momentum 0.9, lr 0.1, weight decay 1e-4, dropout 0.5 after each pool;
+    # as they did, the drops were set once by the validation images, and the last training is on all images
     "nin": Recipe(
-        epochs=110,
+        epochs=160,
         batch_size=128,
         lr=0.1,
         weight_decay=1e-4,
         schedule="paper",
-        patience=8,
+        drop_at=0.75,
         drop_rate=0.5,
         crop=30,
         whiten=True,
+        all_images=True,
     ),
     # Caffe's bvlc_googlenet: 2.4 million steps of 32 images are 60 passes over ILSVRC
     "googlenet": Recipe(

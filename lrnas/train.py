@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from lrnas.batches import EvalBatches, Preprocessing, TrainBatches, epoch_generator
 from lrnas.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from lrnas.data import ImageSet, Split
+from lrnas.fused import fused
 from lrnas.recipes import Recipe
 
 __all__ = ["EpochReport", "Result", "Status", "evaluate", "train"]
@@ -39,8 +40,9 @@ class EpochReport:
     lr: float
     train_loss: float
     train_accuracy: float
-    val_loss: float
-    val_accuracy: float
+    val_loss: float | None
+    """None, and so the accuracy, where the validation images were trained on."""
+    val_accuracy: float | None
     images_per_second: float
     """Of the training steps alone."""
     seconds: float
@@ -59,8 +61,8 @@ class Result:
     micro_batches: int
 
     @property
-    def val_accuracy(self) -> float:
-        return self.curve[-1].val_accuracy if self.curve else 0.0
+    def val_accuracy(self) -> float | None:
+        return self.curve[-1].val_accuracy if self.curve else None
 
     @property
     def images_per_second(self) -> float:
@@ -102,6 +104,7 @@ def train(
     started = time.perf_counter()
     device = torch.device(device)
     recipe.check_fits(data.image_size, len(data.train))
+    data = data.joined() if recipe.all_images else data
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     preprocessing = Preprocessing(data, recipe.whiten, device, cache)
@@ -122,11 +125,12 @@ def train(
         batches.start_epoch(generator)
         rates = _learning_rates(recipe, state, batches.steps)
         model.train()
-        loss, accuracy, note = step.run_epoch(rates)
+        with fused(model):
+            loss, accuracy, note = step.run_epoch(rates)
         trained = time.perf_counter()
         if not math.isfinite(loss):
             return Result("diverged", state.curve, time.perf_counter() - started, ready - started, step.parts)
-        val_loss, val_accuracy = _evaluate(model, validation)
+        val_loss, val_accuracy = (None, None) if recipe.all_images else _evaluate(model, validation)
         _steer(recipe, state, val_accuracy)
         state.epoch += 1
         images = batches.steps * batches.batch_size
@@ -183,6 +187,11 @@ def _learning_rates(recipe: Recipe, state: _State, steps: int) -> list[float]:
     first, total = state.epoch * steps, recipe.epochs * steps
     times = range(first, first + steps)
     if recipe.schedule == "paper":
+        if recipe.drop_at:
+            part = (1 - recipe.drop_at) / max(1, recipe.drops)  # of the epochs, from one drop to the next
+            state.drops = min(
+                recipe.drops, max(0, math.floor((state.epoch / recipe.epochs - recipe.drop_at) / part + 1))
+            )
         dropped = recipe.lr * 0.1**state.drops
         return [dropped / (1 + recipe.lr * recipe.weight_decay * t) for t in times]
     if recipe.schedule == "polynomial":
@@ -195,10 +204,11 @@ def _learning_rates(recipe: Recipe, state: _State, steps: int) -> list[float]:
     ]
 
 
-def _steer(recipe: Recipe, state: _State, val_accuracy: float) -> None:
+def _steer(recipe: Recipe, state: _State, val_accuracy: float | None) -> None:
     """The paper's rule: a tenth of the learning rate whenever validation accuracy levels off."""
-    if recipe.schedule != "paper":
+    if not recipe.watches_validation:
         return
+    assert val_accuracy is not None
     if val_accuracy > state.best:
         state.best, state.stale = val_accuracy, 0
         return

@@ -1,0 +1,179 @@
+"""Lets a model train with the fused kernels, whatever it was built by.
+
+Inside `with fused(model):` its convolutions, batch norms, pools and the sequences of them use `lrnas.kernels` while
+training on a GPU: their classes are exchanged for ones that differ in `forward` alone. Parameters, names and results
+stay what they are; outside, and in evaluation, so does every line that runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from timm.layers import BatchNormAct2d
+from torch import Tensor, nn
+
+from lrnas.backbones import ConvBlock
+from lrnas.kernels import usable
+
+__all__ = ["fused"]
+
+
+@contextmanager
+def fused(model: nn.Module) -> Iterator[None]:
+    """Inside, the model's modules use the kernels where these can be used."""
+    before = {module: type(module) for module in model.modules()}
+    try:
+        for module, own in before.items():
+            for base, kind in _KINDS.items():
+                if own.forward is base.forward and kind.fits(module):
+                    module.__class__ = _with_kernels(own, kind)  # type: ignore[arg-type]
+        yield
+    finally:
+        for module, own in before.items():
+            module.__class__ = own
+
+
+class _Conv2d(nn.Conv2d):
+    """Matrix products for 1×1 kernels and for few input channels; bias and ReLU in the same pass."""
+
+    @staticmethod
+    def fits(module: nn.Conv2d) -> bool:
+        return (
+            module.groups == 1
+            and module.padding_mode == "zeros"
+            and not isinstance(module.padding, str)
+            and (module.in_channels > 4 or module.kernel_size[0] * module.kernel_size[1] <= 128)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        direct = self.kernel_size == (1, 1) or self.in_channels <= 4
+        if not (direct and self.training and usable(x)):
+            return super().forward(x)
+        return self.compute(x, relu=False)
+
+    def compute(self, x: Tensor, relu: bool) -> Tensor:
+        from lrnas.kernels import ops
+
+        assert not isinstance(self.padding, str)
+        return ops.conv(x, self.weight, self.bias, self.stride, self.padding, self.dilation, relu)
+
+
+class _BatchNorm2d(nn.BatchNorm2d):
+    """Statistics in one pass, normalisation and ReLU in another."""
+
+    @staticmethod
+    def fits(module: nn.BatchNorm2d) -> bool:
+        return module.affine and module.track_running_stats and module.momentum is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and usable(x)):
+            return super().forward(x)
+        return self.compute(x, relu=False)
+
+    def compute(self, x: Tensor, relu: bool) -> Tensor:
+        return _batch_norm(self, x, relu)
+
+
+def _batch_norm(norm: nn.BatchNorm2d, x: Tensor, relu: bool) -> Tensor:
+    from lrnas.kernels import ops
+
+    out, mean, var = ops.batch_norm(x, norm.weight, norm.bias, norm.eps, relu)
+    assert norm.running_mean is not None and norm.running_var is not None and norm.momentum is not None
+    norm.running_mean.lerp_(mean, norm.momentum)
+    norm.running_var.lerp_(var, norm.momentum)
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    return out
+
+
+class _BatchNormAct2d(BatchNormAct2d):
+    """timm's batch norm that brings its ReLU along."""
+
+    @staticmethod
+    def fits(module: Any) -> bool:
+        return type(module.act) is nn.ReLU and type(module.drop) is nn.Identity and _BatchNorm2d.fits(module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and usable(x)):
+            return cast(Tensor, super().forward(x))  # type: ignore[no-untyped-call]
+        return _batch_norm(self, x, relu=True)
+
+
+class _MaxPool2d(nn.MaxPool2d):
+    @staticmethod
+    def fits(module: nn.MaxPool2d) -> bool:
+        return module.dilation in (1, (1, 1)) and not module.return_indices and _is_square(module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and usable(x)):
+            return cast(Tensor, super().forward(x))
+        from lrnas.kernels import ops, pools
+
+        return ops.max_pool(x, pools.Window(*_window(self)), self.ceil_mode)
+
+
+class _AvgPool2d(nn.AvgPool2d):
+    @staticmethod
+    def fits(module: nn.AvgPool2d) -> bool:
+        return module.divisor_override is None and _is_square(module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and usable(x)):
+            return super().forward(x)
+        from lrnas.kernels import ops, pools
+
+        return ops.average_pool(x, pools.Window(*_window(self)), self.ceil_mode, self.count_include_pad)
+
+
+class _InOrder(nn.Module):
+    """Runs its children one after another, a convolution or batch norm together with the ReLU that follows it."""
+
+    @staticmethod
+    def fits(module: nn.Module) -> bool:
+        return True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and usable(x)):
+            return cast(Tensor, super().forward(x))
+        modules = [module for module in self.children() if not isinstance(module, nn.Identity)]
+        while modules:
+            module = modules.pop(0)
+            if isinstance(module, _Conv2d | _BatchNorm2d) and modules and type(modules[0]) is nn.ReLU:
+                x = module.compute(x, relu=True)
+                modules.pop(0)
+            else:
+                x = module(x)
+        return x
+
+
+_KINDS: dict[type[nn.Module], Any] = {
+    nn.Conv2d: _Conv2d,
+    nn.BatchNorm2d: _BatchNorm2d,
+    BatchNormAct2d: _BatchNormAct2d,
+    nn.MaxPool2d: _MaxPool2d,
+    nn.AvgPool2d: _AvgPool2d,
+    nn.Sequential: _InOrder,
+    ConvBlock: _InOrder,
+}
+"""By whose `forward` a module has, what stands in for it."""
+
+
+@functools.cache
+def _with_kernels(own: Any, kind: Any) -> Any:
+    """A class like a module's own, whose `forward` is that of `kind`."""
+    return type(f"Fused{own.__name__}", (kind, own), {})
+
+
+def _window(pool: nn.MaxPool2d | nn.AvgPool2d) -> tuple[int, int, int]:
+    numbers = (pool.kernel_size, pool.stride, pool.padding)
+    size, stride, padding = (number if isinstance(number, int) else number[0] for number in numbers)
+    return size, stride, padding
+
+
+def _is_square(pool: nn.MaxPool2d | nn.AvgPool2d) -> bool:
+    """One number for rows and columns, and a window that a byte can count."""
+    numbers = (pool.kernel_size, pool.stride, pool.padding)
+    return all(isinstance(number, int) or len(set(number)) == 1 for number in numbers) and _window(pool)[0] <= 8

@@ -1,0 +1,169 @@
+"""Triton kernels for pooling over small windows, channels last.
+
+Backward, every input position looks up the windows it lies in, so nothing is added atomically and the sum has one
+order. Max-pooling remembers which position of its window won in a byte.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["Window", "average_backward", "average_forward", "max_backward", "max_forward"]
+
+BLOCK_POSITIONS, BLOCK_COLS, NUM_WARPS = 32, 32, 4
+
+
+class Window(NamedTuple):
+    """A square pooling window and where it goes."""
+
+    size: int
+    stride: int
+    padding: int
+
+    def output_size(self, length: int, ceil_mode: bool) -> int:
+        reach = length + 2 * self.padding - self.size + (self.stride - 1 if ceil_mode else 0)
+        output = reach // self.stride + 1
+        # a last window has to start inside the input or its left padding
+        return output - 1 if ceil_mode and (output - 1) * self.stride >= length + self.padding else output
+
+
+def _grid(x: Tensor) -> tuple[int, int]:
+    number, channels, height, width = x.shape
+    return triton.cdiv(number * height * width, BLOCK_POSITIONS), triton.cdiv(channels, BLOCK_COLS)
+
+
+def _empty(number: int, channels: int, height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    shape = (number, channels, height, width)
+    return torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last)
+
+
+@triton.jit
+def _positions(number, height, width, BLOCK: tl.constexpr):
+    """A block of positions of a map: their image, row and column, and whether they exist."""
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    area = height * width
+    return position // area, position % area // width, position % width, position < number * area
+
+
+@triton.jit
+def _window_area(row, col, height, width, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+                 COUNT_PADDING: tl.constexpr):  # fmt: skip
+    """How many positions a window averages over, as PyTorch counts them."""
+    top, left = row * STRIDE - PADDING, col * STRIDE - PADDING
+    bottom, right = tl.minimum(top + SIZE, height + PADDING), tl.minimum(left + SIZE, width + PADDING)
+    if not COUNT_PADDING:
+        top, left = tl.maximum(top, 0), tl.maximum(left, 0)
+        bottom, right = tl.minimum(bottom, height), tl.minimum(right, width)
+    return ((bottom - top) * (right - left)).to(tl.float32)
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, out_ptr, winner_ptr, number, channels, height, width, out_height, out_width,
+    SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, MAX: tl.constexpr, COUNT_PADDING: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    image, row, col, exists = _positions(number, out_height, out_width, BLOCK)
+    channel = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    here = exists[:, None] & (channel < channels)[None, :]
+    if MAX:
+        result = tl.full((BLOCK, BLOCK_COLS), float("-inf"), tl.float32)
+    else:
+        result = tl.zeros((BLOCK, BLOCK_COLS), tl.float32)
+    winner = tl.zeros((BLOCK, BLOCK_COLS), tl.int32)
+    for i in tl.static_range(SIZE):
+        for j in tl.static_range(SIZE):
+            in_row, in_col = row * STRIDE - PADDING + i, col * STRIDE - PADDING + j
+            inside = (in_row >= 0) & (in_row < height) & (in_col >= 0) & (in_col < width)
+            at = ((image.to(tl.int64) * height + in_row) * width + in_col)[:, None] * channels + channel[None, :]
+            if MAX:
+                value = tl.load(x_ptr + at, mask=here & inside[:, None], other=float("-inf")).to(tl.float32)
+                better = (value > result) | (value != value)
+                result = tl.where(better, value, result)
+                winner = tl.where(better, i * SIZE + j, winner)
+            else:
+                result += tl.load(x_ptr + at, mask=here & inside[:, None], other=0.0).to(tl.float32)
+    at = ((image.to(tl.int64) * out_height + row) * out_width + col)[:, None] * channels + channel[None, :]
+    if MAX:
+        tl.store(winner_ptr + at, winner.to(tl.uint8), mask=here)
+    else:
+        result /= _window_area(row, col, height, width, SIZE, STRIDE, PADDING, COUNT_PADDING)[:, None]
+    tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _backward_kernel(
+    grad_ptr, winner_ptr, out_ptr, number, channels, height, width, out_height, out_width,
+    SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, MAX: tl.constexpr, COUNT_PADDING: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    image, row, col, exists = _positions(number, height, width, BLOCK)
+    channel = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    here = exists[:, None] & (channel < channels)[None, :]
+    result = tl.zeros((BLOCK, BLOCK_COLS), tl.float32)
+    for i in tl.static_range((SIZE + STRIDE - 1) // STRIDE):
+        for j in tl.static_range((SIZE + STRIDE - 1) // STRIDE):
+            out_row, out_col = (row + PADDING) // STRIDE - i, (col + PADDING) // STRIDE - j
+            in_row, in_col = row + PADDING - out_row * STRIDE, col + PADDING - out_col * STRIDE
+            inside = (out_row >= 0) & (out_row < out_height) & (out_col >= 0) & (out_col < out_width)
+            inside &= (in_row < SIZE) & (in_col < SIZE)
+            at = ((image.to(tl.int64) * out_height + out_row) * out_width + out_col)[:, None] * channels
+            at += channel[None, :]
+            mask = here & inside[:, None]
+            grad = tl.load(grad_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            if MAX:
+                winner = tl.load(winner_ptr + at, mask=mask, other=255).to(tl.int32)
+                result += tl.where(winner == (in_row * SIZE + in_col)[:, None], grad, 0.0)
+            else:
+                area = _window_area(out_row, out_col, height, width, SIZE, STRIDE, PADDING, COUNT_PADDING)
+                result += tl.where(inside[:, None], grad / area[:, None], 0.0)
+    at = ((image.to(tl.int64) * height + row) * width + col)[:, None] * channels + channel[None, :]
+    tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=here)
+
+
+def _forward(x: Tensor, window: Window, ceil_mode: bool, is_max: bool, count_padding: bool) -> tuple[Tensor, Tensor]:
+    x = x.contiguous(memory_format=torch.channels_last)
+    number, channels, height, width = x.shape
+    out_height, out_width = window.output_size(height, ceil_mode), window.output_size(width, ceil_mode)
+    out = _empty(number, channels, out_height, out_width, x.dtype, x.device)
+    winner = _empty(number, channels, out_height, out_width, torch.uint8, x.device) if is_max else out
+    _forward_kernel[_grid(out)](
+        x, out, winner, number, channels, height, width, out_height, out_width, *window, is_max, count_padding,
+        BLOCK_POSITIONS, BLOCK_COLS, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return out, winner
+
+
+def _backward(
+    grad: Tensor, winner: Tensor | None, height: int, width: int, window: Window, count_padding: bool
+) -> Tensor:
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    number, channels, out_height, out_width = grad.shape
+    out = _empty(number, channels, height, width, grad.dtype, grad.device)
+    _backward_kernel[_grid(out)](
+        grad, grad if winner is None else winner, out, number, channels, height, width, out_height, out_width,
+        *window, winner is not None, count_padding, BLOCK_POSITIONS, BLOCK_COLS, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return out
+
+
+def max_forward(x: Tensor, window: Window, ceil_mode: bool) -> tuple[Tensor, Tensor]:
+    """The pooled map, and which position of each window won."""
+    return _forward(x, window, ceil_mode, True, False)
+
+
+def max_backward(grad: Tensor, winner: Tensor, height: int, width: int, window: Window) -> Tensor:
+    return _backward(grad, winner, height, width, window, False)
+
+
+def average_forward(x: Tensor, window: Window, ceil_mode: bool, count_padding: bool) -> Tensor:
+    return _forward(x, window, ceil_mode, False, count_padding)[0]
+
+
+def average_backward(grad: Tensor, height: int, width: int, window: Window, count_padding: bool) -> Tensor:
+    return _backward(grad, None, height, width, window, count_padding)

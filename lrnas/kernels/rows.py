@@ -1,0 +1,239 @@
+"""Triton kernels over rows and channels: a channels-last map [N, C, H, W] is a matrix of N·H·W rows and C columns.
+
+What stands between two convolutions reads and writes whole maps and computes almost nothing, so its time is the
+number of passes over memory. Here each of these is one pass: ReLU's mask with the bias gradient; batch norm's
+statistics; its scaling with the ReLU; and the same two backward. Sums over rows are taken in float32, per program and
+then over programs, in a fixed order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["as_map", "as_rows", "bias_backward", "norm_backward", "norm_forward"]
+
+BLOCK_ROWS, BLOCK_COLS, NUM_WARPS = 32, 64, 4
+PARTIALS = 256
+"""Programs along the rows, at most: their partial sums are added up in one block."""
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """A map [N, C, H, W] as [N·H·W, C]; free where channels are last in memory."""
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]).contiguous()
+
+
+def as_map(rows: Tensor, number: int, height: int, width: int) -> Tensor:
+    """The inverse of `as_rows`, as a tensor of its own: to autograd a view may not be changed in place."""
+    channels = rows.shape[1]
+    size, stride = (number, channels, height, width), (height * width * channels, 1, width * channels, channels)
+    return rows.new_empty(0).set_(rows.untyped_storage(), rows.storage_offset(), size, stride)
+
+
+def _grid(num_rows: int, num_cols: int) -> tuple[tuple[int, int], int]:
+    """Programs along rows and columns, and the rows of each."""
+    blocks = triton.cdiv(triton.cdiv(num_rows, BLOCK_ROWS), PARTIALS)
+    rows_per_program = blocks * BLOCK_ROWS
+    return (triton.cdiv(num_rows, rows_per_program), triton.cdiv(num_cols, BLOCK_COLS)), rows_per_program
+
+
+@triton.jit
+def _tile(start, num_rows, cols, num_cols, BLOCK_ROWS: tl.constexpr):
+    """Offsets of a block of the matrix, and which of them lie inside."""
+    rows = start + tl.arange(0, BLOCK_ROWS)
+    inside = (rows < num_rows)[:, None] & (cols < num_cols)[None, :]
+    return rows.to(tl.int64)[:, None] * num_cols + cols[None, :], inside
+
+
+@triton.jit
+def _bias_kernel(
+    grad_ptr, out_ptr, masked_ptr, sums_ptr, num_rows, num_cols, rows_per_program,
+    RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    first = program * rows_per_program
+    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+    for start in range(0, rows_per_program, BLOCK_ROWS):
+        at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
+        grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
+        if RELU:
+            out = tl.load(out_ptr + at, mask=inside, other=0.0)
+            grad = tl.where(out > 0, grad, tl.zeros_like(grad))
+            tl.store(masked_ptr + at, grad, mask=inside)
+        total += grad.to(tl.float32)
+    tl.store(sums_ptr + program * num_cols + cols, tl.sum(total, 0), mask=cols < num_cols)
+
+
+def bias_backward(grad: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The sum of a gradient over rows, which is that of a bias; before it, ReLU's mask where its output is given."""
+    num_rows, num_cols = grad.shape
+    grid, rows_per_program = _grid(num_rows, num_cols)
+    masked = grad if out is None else torch.empty_like(grad)
+    sums = torch.empty(grid[0], num_cols, dtype=torch.float32, device=grad.device)
+    _bias_kernel[grid](
+        grad, grad if out is None else out, masked, sums, num_rows, num_cols, rows_per_program,
+        out is not None, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return masked, sums.sum(0)
+
+
+@triton.jit
+def _statistics_kernel(
+    x_ptr, means_ptr, squares_ptr, num_rows, num_cols, rows_per_program,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    """Mean and sum of squared deviations of a program's rows, taken from their first one against cancellation."""
+    program = tl.program_id(0)
+    first = program * rows_per_program
+    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    origin = tl.load(x_ptr + first.to(tl.int64) * num_cols + cols, mask=cols < num_cols, other=0.0).to(tl.float32)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+    squares = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+    for start in range(0, rows_per_program, BLOCK_ROWS):
+        at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
+        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        apart = tl.where(inside, x - origin[None, :], 0.0)
+        total += apart
+        squares += apart * apart
+    number = tl.minimum(rows_per_program, num_rows - first).to(tl.float32)
+    shift = tl.sum(total, 0) / number
+    at_partial = program * num_cols + cols
+    tl.store(means_ptr + at_partial, origin + shift, mask=cols < num_cols)
+    tl.store(squares_ptr + at_partial, tl.sum(squares, 0) - shift * shift * number, mask=cols < num_cols)
+
+
+@triton.jit
+def _finish_statistics_kernel(
+    means_ptr, squares_ptr, statistics_ptr, num_rows, num_cols, rows_per_program, num_partials, eps,
+    PARTIALS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    """From the partial statistics to those of all rows; the variance as batch norm's running one wants it, unbiased."""
+    partials = tl.arange(0, PARTIALS)
+    cols = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    here = cols < num_cols
+    at = partials[:, None] * num_cols + cols[None, :]
+    inside = (partials < num_partials)[:, None] & here[None, :]
+    means = tl.load(means_ptr + at, mask=inside, other=0.0)
+    squares = tl.load(squares_ptr + at, mask=inside, other=0.0)
+    number = tl.minimum(rows_per_program, num_rows - partials * rows_per_program)
+    share = tl.where(partials < num_partials, number, 0).to(tl.float32)[:, None]
+    mean = tl.sum(means * share, 0) / num_rows
+    apart = tl.where(inside, means - mean[None, :], 0.0)
+    variance = (tl.sum(squares, 0) + tl.sum(apart * apart * share, 0)) / num_rows
+    unbiased = variance * (num_rows / tl.maximum(num_rows - 1.0, 1.0))
+    tl.store(statistics_ptr + cols, mean, mask=here)
+    tl.store(statistics_ptr + num_cols + cols, 1.0 / tl.sqrt(variance + eps), mask=here)
+    tl.store(statistics_ptr + 2 * num_cols + cols, unbiased, mask=here)
+
+
+@triton.jit
+def _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols):
+    """Mean, 1/deviation, scale and bias of some channels, each [1, channels]."""
+    here = cols < num_cols
+    mean = tl.load(statistics_ptr + cols, mask=here, other=0.0)
+    rstd = tl.load(statistics_ptr + num_cols + cols, mask=here, other=0.0)
+    scale = tl.load(weight_ptr + cols, mask=here, other=0.0).to(tl.float32) * rstd
+    bias = tl.load(bias_ptr + cols, mask=here, other=0.0).to(tl.float32)
+    return mean[None, :], rstd[None, :], scale[None, :], bias[None, :]
+
+
+@triton.jit
+def _scale_kernel(
+    x_ptr, statistics_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, num_cols, rows_per_program,
+    RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * rows_per_program
+    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    mean, _, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
+    for start in range(0, rows_per_program, BLOCK_ROWS):
+        at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
+        out = (tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) - mean) * scale + bias
+        if RELU:
+            out = tl.maximum(out, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def norm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor]:
+    """Batch norm of [rows, C] in training, with a ReLU if wanted; and [3, C]: mean, 1/deviation, variance."""
+    num_rows, num_cols = x.shape
+    grid, rows_per_program = _grid(num_rows, num_cols)
+    means, squares = torch.empty(2, grid[0], num_cols, dtype=torch.float32, device=x.device)
+    statistics = torch.empty(3, num_cols, dtype=torch.float32, device=x.device)
+    sizes = (num_rows, num_cols, rows_per_program)
+    _statistics_kernel[grid](x, means, squares, *sizes, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS)
+    _finish_statistics_kernel[(triton.cdiv(num_cols, 16),)](
+        means, squares, statistics, *sizes, grid[0], eps, PARTIALS, 16
+    )
+    out = torch.empty_like(x)
+    _scale_kernel[grid](x, statistics, weight, bias, out, *sizes, relu, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS)
+    return out, statistics
+
+
+@triton.jit
+def _norm_sums_kernel(
+    grad_ptr, x_ptr, statistics_ptr, weight_ptr, bias_ptr, sums_ptr,
+    num_rows, num_cols, rows_per_program,
+    RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    """Sums over a program's rows of the gradient, and of the gradient times the normalised input."""
+    program = tl.program_id(0)
+    first = program * rows_per_program
+    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    here = cols < num_cols
+    mean, rstd, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+    product = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+    for start in range(0, rows_per_program, BLOCK_ROWS):
+        at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
+        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            grad = tl.where((x - mean) * scale + bias > 0, grad, 0.0)
+        total += grad
+        product += grad * (x - mean)
+    at_partial = 2 * program * num_cols + cols
+    tl.store(sums_ptr + at_partial, tl.sum(product * rstd, 0), mask=here)
+    tl.store(sums_ptr + at_partial + num_cols, tl.sum(total, 0), mask=here)
+
+
+@triton.jit
+def _norm_backward_kernel(
+    grad_ptr, x_ptr, statistics_ptr, weight_ptr, bias_ptr, sums_ptr, out_ptr,
+    num_rows, num_cols, rows_per_program,
+    RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * rows_per_program
+    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    here = cols < num_cols
+    mean, rstd, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
+    slope = tl.load(sums_ptr + cols, mask=here, other=0.0)[None, :] * rstd * scale / num_rows
+    level = tl.load(sums_ptr + num_cols + cols, mask=here, other=0.0)[None, :] * scale / num_rows
+    for start in range(0, rows_per_program, BLOCK_ROWS):
+        at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
+        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            grad = tl.where((x - mean) * scale + bias > 0, grad, 0.0)
+        out = grad * scale - level - (x - mean) * slope
+        tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def norm_backward(
+    grad: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, relu: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `norm_forward`: of the rows, and [2, C]: of the weight and of the bias."""
+    num_rows, num_cols = x.shape
+    grid, rows_per_program = _grid(num_rows, num_cols)
+    partial = torch.empty(grid[0], 2, num_cols, dtype=torch.float32, device=x.device)
+    sizes = (num_rows, num_cols, rows_per_program)
+    _norm_sums_kernel[grid](
+        grad, x, statistics, weight, bias, partial, *sizes, relu, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS
+    )
+    sums, out = partial.sum(0), torch.empty_like(x)
+    _norm_backward_kernel[grid](
+        grad, x, statistics, weight, bias, sums, out, *sizes, relu, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS
+    )
+    return out, sums

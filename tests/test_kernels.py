@@ -1,0 +1,214 @@
+"""The fused kernels against plain PyTorch: on a GPU where there is one, else through Triton's interpreter."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lrnas import create_model, get_point
+from lrnas import fused as fused_module
+from lrnas.fused import fused
+from lrnas.kernels import ops, usable
+from lrnas.kernels.pools import Window
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # the interpreter divides unused lanes
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # opcheck's own
+]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def gradients(function: Callable[..., Tensor], *tensors: Tensor) -> list[Tensor]:
+    """The output and, for a random direction, the gradients of all tensors."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    output = function(*leaves)
+    output.backward(random(*output.shape, seed=99))
+    return [output.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def assert_same(got: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-5) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance * float(other.abs().max()) + 1e-7)
+
+
+CONVS = [
+    # channels, filters, kernel, stride, padding, dilation
+    (3, 12, (5, 5), 1, 2, 1),  # few channels: patches
+    (1, 6, (3, 3), 2, 0, 2),
+    (2, 10, (7, 1), 1, 3, 1),
+    (16, 10, (1, 1), 1, 0, 1),  # 1×1: a matrix product, with a width that is no multiple of 8
+    (5, 16, (1, 1), 2, 0, 1),
+    (6, 9, (3, 3), 2, 1, 1),  # the library's convolution
+]
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("channels", "filters", "kernel", "stride", "padding", "dilation"), CONVS)
+def test_convolution(
+    channels: int,
+    filters: int,
+    kernel: tuple[int, int],
+    stride: int,
+    padding: int,
+    dilation: int,
+    bias: bool,
+    relu: bool,
+) -> None:
+    tensors = [random(2, channels, 9, 11), random(filters, channels, *kernel, seed=1)]
+    tensors += [random(filters, seed=2)] if bias else []
+    pairs = ((stride, stride), (padding, padding), (dilation, dilation))
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return ops.conv(x, weight, bias, *pairs, relu)
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        out = F.conv2d(x, weight, bias, *pairs)
+        return out.relu() if relu else out
+
+    assert_same(gradients(ours, *tensors), gradients(plain, *tensors), 1e-3 if ON_GPU else 1e-5)
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize(("number", "channels", "height", "width"), [(3, 70, 9, 11), (2, 1, 3, 2), (83, 7, 10, 10)])
+def test_batch_norm(number: int, channels: int, height: int, width: int, relu: bool) -> None:
+    x = random(number, channels, height, width) * 3 + 100  # far from zero: sums of squares alone would cancel
+    weight, bias = random(channels, seed=1) + 2, random(channels, seed=2)
+    running = torch.zeros(channels, device=DEVICE), torch.ones(channels, device=DEVICE)
+    moved = [tensor.clone() for tensor in running]
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out, mean, var = ops.batch_norm(x, weight, bias, 1e-5, relu)
+        for tensor, value in zip(moved, (mean, var), strict=True):
+            tensor.lerp_(value, 0.1)
+        return out
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out = F.batch_norm(x, *running, weight, bias, True, 0.1, 1e-5)
+        return out.relu() if relu else out
+
+    assert_same(gradients(ours, x, weight, bias), gradients(plain, x, weight, bias), 1e-4)
+    assert_same(moved, list(running))
+
+
+WINDOWS = [(3, 2, 0, True), (2, 2, 0, False), (3, 1, 1, False), (3, 2, 1, True), (5, 3, 2, False), (2, 3, 0, True)]
+
+
+@pytest.mark.parametrize("size", [(7, 8), (6, 5)])
+@pytest.mark.parametrize(("kernel", "stride", "padding", "ceil_mode"), WINDOWS)
+def test_pools(kernel: int, stride: int, padding: int, ceil_mode: bool, size: tuple[int, int]) -> None:
+    x, window = random(2, 37, *size), Window(kernel, stride, padding)
+    assert_same(
+        gradients(lambda x: ops.max_pool(x, window, ceil_mode), x),
+        gradients(lambda x: F.max_pool2d(x, kernel, stride, padding, ceil_mode=ceil_mode), x),
+    )
+    for count in (True, False):
+        assert_same(
+            gradients(lambda x, count=count: ops.average_pool(x, window, ceil_mode, count), x),
+            gradients(lambda x, count=count: F.avg_pool2d(x, kernel, stride, padding, ceil_mode, count), x),
+        )
+
+
+def test_a_pool_passes_on_what_is_not_a_number() -> None:
+    x = random(1, 2, 4, 4)
+    x[0, 1, 2, 2] = float("nan")
+    assert torch.equal(ops.max_pool(x, Window(2, 2, 0), False).isnan(), F.max_pool2d(x, 2).isnan())
+
+
+def test_operators_keep_pytorch_s_rules() -> None:
+    x, weight, bias = random(2, 3, 6, 5), random(4, 3, 3, 3, seed=1), random(4, seed=2)
+    for tensor in (x, weight, bias):
+        tensor.requires_grad_()
+    pairs = ([1, 1], [1, 1], [1, 1])
+    torch.library.opcheck(torch.ops.lrnas.conv.default, (x, weight, bias, *pairs, True))
+    torch.library.opcheck(torch.ops.lrnas.conv.default, (x, weight, None, *pairs, False))
+    scale, shift = (torch.ones(3, device=DEVICE, requires_grad=True) for _ in range(2))
+    torch.library.opcheck(torch.ops.lrnas.batch_norm.default, (x, scale, shift, 1e-5, True))
+    torch.library.opcheck(torch.ops.lrnas.max_pool.default, (x, [3, 2, 1], True))
+    torch.library.opcheck(torch.ops.lrnas.average_pool.default, (x, [3, 2, 1], True, True))
+
+
+def make_network(name: str, batch_norm: bool) -> nn.Module:
+    if name.startswith("timm:"):
+        return timm.create_model(name.removeprefix("timm:"), num_classes=5)
+    architecture = dataclasses.replace(get_point(name).architecture, batch_norm=batch_norm)
+    return create_model(architecture, 5, init="fan_in")
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_norm", "size"),
+    [
+        ("nin", False, 10),
+        ("nin", True, 10),
+        ("vgg-gmp-lr-join", False, 16),
+        ("timm:resnet10t", True, 32),
+        ("timm:regnetx_002", True, 32),  # norm and activation in one module
+    ],
+)
+def test_a_network_computes_the_same(name: str, batch_norm: bool, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output, gradients and running statistics in training; and afterwards the model is what it was."""
+    monkeypatch.setattr(fused_module, "usable", lambda x: isinstance(x, Tensor) and x.ndim == 4)
+    torch.manual_seed(0)
+    model = make_network(name, batch_norm).to(DEVICE).train()
+    twin = copy.deepcopy(model)
+    x = random(2, 3, size, size)
+    with fused(twin):
+        exchanged = [module for module in twin.modules() if type(module).__name__.startswith("Fused")]
+        assert len(exchanged) > 10
+        mine = twin(x)
+        mine.square().sum().backward()
+    assert [type(module) for module in twin.modules()] == [type(module) for module in model.modules()]
+    plain = model(x)
+    plain.square().sum().backward()
+    tolerance = 1e-2
+    assert_same([mine.detach()], [plain.detach()], tolerance)
+    ours = {key: parameter.grad for key, parameter in twin.named_parameters()}
+    for key, parameter in model.named_parameters():  # by norm: a value next to zero may fall on ReLU's other side
+        assert (ours[key] - parameter.grad).norm() <= tolerance * parameter.grad.norm() + 1e-6, key
+    for one, other in zip(twin.buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def test_evaluation_and_cpus_use_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = create_model(get_point("nin").architecture, 5).eval()
+    x = torch.randn(1, 3, 16, 16)
+    wanted = model(x)
+    for name in ("conv", "max_pool", "average_pool"):
+        monkeypatch.setattr(ops, name, lambda *args: pytest.fail("a kernel ran"))
+    with fused(model):
+        assert torch.equal(model(x), wanted)  # not in training
+        assert not usable(x)
+        model.train()(x)  # not on a GPU
+
+
+@pytest.mark.gpu
+def test_half_precision_errs_no_more_than_pytorch_s() -> None:
+    for batch_norm in (False, True):
+        torch.manual_seed(0)
+        architecture = dataclasses.replace(get_point("nin").architecture, batch_norm=batch_norm)
+        model = create_model(architecture, 10, init="fan_in").to("cuda", memory_format=torch.channels_last).train()
+        x = torch.randn(64, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+
+        def grads(model: nn.Module, half: bool, x: Tensor = x) -> list[Tensor]:
+            model.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16, enabled=half):
+                loss = F.cross_entropy(model(x).float(), torch.arange(64, device="cuda") % 10)
+            loss.backward()
+            return [parameter.grad.clone() for parameter in model.parameters()]
+
+        exact, plain = grads(model, False), grads(model, True)
+        with fused(model):
+            ours = grads(model, True)
+        for one, other, wanted in zip(ours, plain, exact, strict=True):
+            assert (one - wanted).norm() <= 1.25 * (other - wanted).norm() + 1e-3 * wanted.norm()
