@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-DATA = "digits, cifar10 or folder:PATH"
+DATA = "digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

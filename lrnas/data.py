@@ -19,6 +19,7 @@ from lrnas.batches import DataSet, ImageSet, Split
 from lrnas.cifar10 import CLASSES, Progress, load_cifar10
 from lrnas.errors import DataError, UnknownName
 from lrnas.folders import find_folders
+from lrnas.readers import find_hfds, find_tfds, find_wds
 from lrnas.splits import stratified
 from lrnas.streams import StreamSet, make_stream
 
@@ -28,7 +29,7 @@ SETS = {
     "digits": "scikit-learn's 1,797 handwritten digits; comes with the package, trains in seconds",
     "cifar10": "60,000 photographs of 32×32 pixels in 10 classes",
 }
-STREAMS = {"folder": "folder:PATH"}
+STREAMS = {"folder": "folder:PATH", "hfds": "hfds/NAME", "wds": "wds/FOLDER", "tfds": "tfds/NAME"}
 """What is read as it is needed, and how to say where it is."""
 STREAM_SIZE = 224
 
@@ -77,8 +78,7 @@ def load_set(
         size = STREAM_SIZE if image_size is None else image_size
         if size < min_size:
             raise DataError(f"images have at least {min_size} pixels here; got {size}; give a larger --image-size")
-        if kind == "folder":
-            return _folder(rest, size, loaders)
+        return _stream(kind, rest, data_folder(folder), folder, size, loaders, progress)
     if name not in SETS:
         raise UnknownName("data set", name, [*SETS, *STREAMS.values()])
     if image_size is not None:
@@ -88,10 +88,27 @@ def load_set(
     return _cifar10(data_folder(folder), min_size, progress)
 
 
-def _folder(path: str, image_size: int, loaders: int | None) -> StreamSet:
-    root = Path(path).expanduser().resolve()
-    classes, splits = find_folders(root)
-    return make_stream(f"folder:{root}", "folder", classes, splits, image_size, loaders)
+def _stream(
+    kind: str,
+    rest: str,
+    cache: Path,
+    folder: str | Path | None,
+    image_size: int,
+    loaders: int | None,
+    progress: Progress | None,
+) -> StreamSet:
+    if not rest:
+        raise DataError(f"{kind} says where its set is; got nothing; write {STREAMS[kind]}")
+    given = None if folder is None else Path(folder)
+    if kind == "hfds":
+        return make_stream(f"hfds/{rest}", kind, *find_hfds(rest, given), image_size, loaders)
+    if kind == "tfds":
+        return make_stream(f"tfds/{rest}", kind, *find_tfds(rest, given, cache, progress), image_size, loaders)
+    if kind == "wds":
+        root = ((given or Path()) / Path(rest).expanduser()).resolve()
+        return make_stream(f"wds/{root}", kind, *find_wds(root, cache, progress), image_size, loaders)
+    root = Path(rest).expanduser().resolve()
+    return make_stream(f"folder:{root}", kind, *find_folders(root), image_size, loaders)
 
 
 def _digits(min_size: int) -> ImageSet:

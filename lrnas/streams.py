@@ -130,16 +130,18 @@ def make_stream(
             digest.update(part + b"\n")
     train = sources["train"]
     everything = np.arange(len(train.labels))
+    counts = np.bincount(train.labels, minlength=len(classes))
+    for title, source in sources.items():
+        if len(lacking := [classes[i] for i in np.unique(source.labels) if not counts[i]]):
+            raise DataError(f"every class has training images; {name} has {', '.join(lacking[:5])} in {title} alone")
     if {"val", "test"} <= sources.keys():
         rest, val, test = everything, sources["val"], sources["test"]
         chosen = np.arange(len(val.labels))
     else:
-        counts = np.bincount(train.labels, minlength=len(classes))
-        if counts.min() < 2:
-            few = ", ".join(classes[i] for i in np.flatnonzero(counts < 2)[:5])
+        if (counts == 1).any():
+            few = ", ".join(classes[i] for i in np.flatnonzero(counts == 1)[:5])
             raise DataError(
-                f"every class has 2 training images, one of them for validation; got fewer for {few} in {name}; "
-                "add some"
+                f"every class has 2 training images, one of them for validation; got one for {few} in {name}; add some"
             )
         rest, chosen = stratified(train.labels, VALIDATION_SHARE)
         val, test = train, sources["test" if "test" in sources else "val"]

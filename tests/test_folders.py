@@ -106,7 +106,7 @@ def broken(root: Path, how: str) -> Path:
         ("empty class", r"every class has images directly in its folder .*; got none for green in .*train; fill"),
         ("nested", "got none for green in .*train, only folders; fill or remove"),
         ("one class", "a folder for each of 2 or more classes; got blue; lay it out"),
-        ("one image", "every class has 2 training images, one of them for validation; got fewer for red"),
+        ("one image", "every class has 2 training images, one of them for validation; got one for red"),
         ("empty val", "has a folder for each class; got none; .*or remove val/"),
     ],
 )
@@ -126,7 +126,7 @@ def test_sizes_loaders_and_names() -> None:
         load_set("folder:x", loaders=-1)
     with pytest.raises(DataError, match="the images of digits have a size; got --image-size 32; leave it out"):
         load_set("digits", image_size=32)
-    with pytest.raises(UnknownName, match=r"unknown data set 'imagenet'; known: digits, cifar10, folder:PATH"):
+    with pytest.raises(UnknownName, match=r"'imagenet'; known: digits, cifar10, folder:PATH, hfds/NAME"):
         load_set("imagenet")
 
 
