@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("source", metavar="NETWORK", help="as in `lrnas count`, but for models of timm")
     reproduce.add_argument("--data", metavar="NAME", help=f"{DATA} (default: the paper's, if at hand)")
     reproduce.add_argument(
-        "--image-size", type=int, metavar="PIXELS", help="of images read from files (default: the network's own input)"
+        "--image-size", type=int, metavar="PIXELS", help="of images read from files (default: 224, 32 for nin)"
     )
     reproduce.add_argument(
         "--loaders", type=int, metavar="N", help="processes that read images from files (default: one per core)"
@@ -218,7 +218,8 @@ def _data(options: argparse.Namespace) -> None:
         data = load_set(options.name, options.data_dir, progress=progress)
     sizes = f"{len(data.train):,} training, {len(data.val):,} validation and {len(data.test()):,} test images"
     pixels = "" if data.own_crops else f" of {data.image_size}×{data.image_size} pixels"
-    print(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes")
+    few = ", ".join(data.classes[:10]) + (", …" if data.num_classes > 10 else "")
+    print(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes: {few}")
 
 
 def _print_json(data: Any) -> None:

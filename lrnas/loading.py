@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
@@ -37,8 +37,6 @@ CROP_SHARE = 224 / 256
 TRIES = 100
 """Images that cannot be read one after another before a batch goes without."""
 
-Order = list[list[tuple[int, int]]]
-"""For every batch the positions of its images, each with the seed of its crop and reflection."""
 Transform = Callable[["Image.Image"], "Image.Image"]
 
 
@@ -55,6 +53,24 @@ class Source(Protocol):
 
     def contents(self) -> Iterable[bytes]:
         """What tells this source from another."""
+
+
+class Order:
+    """For every batch the positions of its images, each with the seed of its crop and reflection."""
+
+    def __init__(self, which: Sequence[Tensor] = (), seeds: Sequence[Tensor] = ()) -> None:
+        self.set(which, seeds)
+
+    def set(self, which: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
+        """For the next pass."""
+        self.which, self.seeds = which, seeds
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for which, seeds in zip(self.which, self.seeds, strict=True):
+            yield list(zip(which.tolist(), seeds.tolist(), strict=True))
 
 
 class Batch(NamedTuple):

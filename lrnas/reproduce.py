@@ -127,7 +127,7 @@ def reproduce(
     backbone, _ = resolve_backbone(architecture)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if image_size is None and data is not None and is_stream(data):
-        image_size = native_input_size(backbone)
+        image_size = max(32, native_input_size(backbone))  # NiN is counted on crops of 30 out of 32
     reading = {"image_size": image_size, "loaders": loaders}
     image_set, is_published = _choose_data(summary, data, data_dir, reading, device, backbone, say)
     chosen = get_recipe(

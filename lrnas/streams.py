@@ -179,7 +179,7 @@ class _TrainStream:
         self.images = torch.zeros(share, size, size, 3, dtype=torch.uint8, device=device)
         self.labels = torch.zeros(share, dtype=torch.int64, device=device)
         self.shift, self.scale = _shift_and_scale(device)
-        self.order: Order = []
+        self.order = Order()
         pictures = Pictures(stream.source, stream.where, training_transform(size, recipe.mirror), replace=True)
         self.loader = make_loader(pictures, self.order, loaders, device, keep=True)
         self.loaded = Loaded()
@@ -189,8 +189,8 @@ class _TrainStream:
         number = self.steps * self.batch_size
         order = torch.randperm(len(self.stream), generator=generator)[:number]
         seeds = torch.randint(2**62, (number,), generator=generator)
-        which, seed = (part.view(self.steps, self.batch_size)[:, self.columns].tolist() for part in (order, seeds))
-        self.order[:] = [list(zip(*step, strict=True)) for step in zip(which, seed, strict=True)]
+        which, crops = (part.view(self.steps, self.batch_size)[:, self.columns] for part in (order, seeds))
+        self.order.set(which.unbind(), crops.unbind())
         self.loaded = Loaded(self.loader)
 
     def load(self, step: int) -> None:
@@ -222,8 +222,8 @@ class _EvalStream:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         rank, world = _worker()
-        mine = [(index, 0) for index in range(rank, len(self.stream), world)]
-        order = [mine[i : i + EVAL_BATCH] for i in range(0, len(mine), EVAL_BATCH)]
+        mine = torch.arange(rank, len(self.stream), world).split(EVAL_BATCH)
+        order = Order(mine, [torch.zeros_like(part) for part in mine])
         loaded = Loaded(make_loader(self.pictures, order, min(self.loaders, len(order)), self.device, keep=False))
         while (batch := loaded.next()) is not None:
             with loaded.closing():

@@ -134,7 +134,7 @@ def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.Capt
     write_set(tmp_path, {"train": 20, "val": 3})
     spoil(tmp_path / "train" / "red" / "000.png")  # looking opens no file
     assert main(["data", f"folder:{tmp_path}"]) == 0
-    expected = f"folder:{tmp_path}: 54 training, 6 validation and 9 test images, 3 classes\n"
+    expected = f"folder:{tmp_path}: 54 training, 6 validation and 9 test images, 3 classes: blue, green, red\n"
     assert capsys.readouterr().out == expected
 
 

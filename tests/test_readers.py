@@ -69,7 +69,9 @@ def test_shards_are_read_by_position(tmp_path: Path, capsys: pytest.CaptureFixtu
         file.write_bytes(b"half")
     assert load(f"wds/{shards}", tmp_path / "cache").identity == data.identity  # what is kept there is made again
     assert main(["data", f"wds/{shards}", "--data-dir", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"wds/{shards}: 54 training, 6 validation and 12 test images, 3 classes\n"
+    assert (
+        capsys.readouterr().out == f"wds/{shards}: 54 training, 6 validation and 12 test images, 3 classes: 0, 1, 2\n"
+    )
 
 
 def test_info_tells_the_splits_and_a_spoilt_image_is_named(tmp_path: Path) -> None:

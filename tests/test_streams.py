@@ -1,6 +1,7 @@
 """Sets that are read as needed: batches, determinism, unreadable images, training and the one look at the test."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,13 @@ def test_every_kind_of_broken_file_has_its_reason(tmp_path: Path) -> None:
         "001.png (No such file or directory)",
         "000.png (cannot identify image file)",
     ]
+
+
+def test_a_loader_that_dies_is_one_line(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FolderSplit, "open", lambda self, index: os._exit(3))
+    with pytest.raises(DataError, match=r"a process that reads images died \(.*\); use fewer") as caught:
+        train(make_model(), load(pictures, 1), RECIPE, seed=0)
+    assert "\n" not in str(caught.value)
 
 
 def test_recipes_for_streams(pictures: Path) -> None:
