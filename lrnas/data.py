@@ -53,7 +53,8 @@ def short_name(name: str) -> str:
 
 
 def _kind(name: str) -> tuple[str, str]:
-    kind, _, rest = name.partition(":" if name.startswith("folder:") else "/")
+    mark = ":" if name.startswith("folder") else "/"
+    kind, _, rest = name.partition(mark)
     return kind, rest
 
 

@@ -222,7 +222,7 @@ def _run(file: Path, label: str, job: Job, data: DataSet, how: _How) -> dict[str
         "val_accuracy": result.val_accuracy,
         "macs": job.macs(data),
         "workers": how.workers,
-        "unreadable": data.unreadable,
+        "unreadable_images": len(data.unreadable),
         **_timings(result),
         "provenance": provenance(seed=job.seed, n=1),
         "curve": [asdict(entry) for entry in result.curve],

@@ -132,7 +132,7 @@ def make_stream(
     everything = np.arange(len(train.labels))
     counts = np.bincount(train.labels, minlength=len(classes))
     for title, source in sources.items():
-        if len(lacking := [classes[i] for i in np.unique(source.labels) if not counts[i]]):
+        if lacking := [classes[i] for i in np.unique(source.labels) if not counts[i]]:
             raise DataError(f"every class has training images; {name} has {', '.join(lacking[:5])} in {title} alone")
     if {"val", "test"} <= sources.keys():
         rest, val, test = everything, sources["val"], sources["test"]

@@ -128,6 +128,10 @@ def test_sizes_loaders_and_names() -> None:
         load_set("digits", image_size=32)
     with pytest.raises(UnknownName, match=r"'imagenet'; known: digits, cifar10, folder:PATH, hfds/NAME"):
         load_set("imagenet")
+    with pytest.raises(UnknownName, match="unknown data set 'folder/x'; did you mean folder:PATH"):
+        load_set("folder/x")
+    with pytest.raises(DataError, match="folder says where its set is; got nothing; write folder:PATH"):
+        load_set("folder:")
 
 
 def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
