@@ -1,4 +1,4 @@
-"""Batches of images where they are needed: the whole set lies on the device, and one gather makes a batch.
+"""A data set in memory and its batches: the whole set lies on the device, and one gather makes a batch.
 
 Crops and mirroring are index arithmetic: which image, which rows, which columns and in which direction. All that is
 random about an epoch is drawn at its start on the CPU, from the seed and the number of the epoch, so that every
@@ -9,19 +9,160 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrnas.data import ImageSet, Split
 from lrnas.errors import DataError
 from lrnas.recipes import Recipe
 
-__all__ = ["EvalBatches", "Preprocessing", "TrainBatches", "epoch_generator"]
+__all__ = [
+    "Batches",
+    "DataSet",
+    "EvalBatches",
+    "Evaluation",
+    "ImageSet",
+    "Preprocessing",
+    "Split",
+    "TrainBatches",
+    "epoch_generator",
+    "normalise",
+]
+
+
+class Batches(Protocol):
+    """Training batches, as the loop wants them. All that a step touches stays where it is from step to step."""
+
+    device: torch.device
+    batch_size: int
+    """Of all workers together."""
+    steps: int
+    """In an epoch."""
+    plan: Tensor
+    """[anything, steps * batch_size]: a column for every image of the epoch, which `take` understands."""
+
+    def start_epoch(self, generator: torch.Generator) -> None:
+        """Draw all that is random about the epoch."""
+
+    def load(self, step: int) -> None:
+        """Bring what a step needs to the device; called before it, outside of any graph."""
+
+    def take(self, plan: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The images [number, channels, rows, columns] and labels that some columns of the plan describe."""
+
+
+Evaluation = Iterable[tuple[Tensor, Tensor]]
+"""Images and labels, batch by batch; with several workers, this one's share."""
+
+
+class DataSet(Protocol):
+    """What training asks of a data set, whether it lies in memory or is read as it is needed."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def identity(self) -> str:
+        """What a checkpoint keeps of it: another set has another one."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def own_crops(self) -> bool:
+        """Whether images come cropped, so that a recipe has neither crop nor margin."""
+
+    @property
+    def train(self) -> Sized: ...
+    @property
+    def val(self) -> Sized: ...
+    @property
+    def unreadable(self) -> list[str]:
+        """The images that could not be used so far."""
+
+    def test(self) -> Sized:
+        """The images kept for the end. Nothing may be chosen by what is measured on them."""
+
+    def joined(self) -> DataSet:
+        """With the validation images among the training images, for a last training once everything is chosen."""
+
+    def batches(self, recipe: Recipe, device: torch.device, cache: Path | None) -> tuple[Batches, Evaluation]:
+        """Of the training and of the validation images; `cache` keeps what preprocessing computes."""
+
+    def eval_batches(self, split: Any, recipe: Recipe, device: torch.device, cache: Path | None) -> Evaluation:
+        """Of a split of this set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Images, uint8 [number, rows, columns, channels], and their classes, int64 [number]."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSet:
+    """A data set that fits in memory."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    val: Split
+    _load_test: Callable[[], Split]
+    mirrorable: bool = True
+    """Whether an image means the same seen in a mirror; a digit does not."""
+    own_crops: bool = False
+
+    def test(self) -> Split:
+        """The images kept for the end. Nothing may be chosen by what is measured on them."""
+        return self._load_test()
+
+    def joined(self) -> ImageSet:
+        parts = (self.train, self.val)
+        images, labels = torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts])
+        return replace(self, train=Split(images, labels))
+
+    @property
+    def identity(self) -> str:
+        return self.name
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def channels(self) -> int:
+        return int(self.train.images.shape[3])
+
+    @property
+    def image_size(self) -> int:
+        return int(self.train.images.shape[1])
+
+    @property
+    def unreadable(self) -> list[str]:
+        return []
+
+    def batches(self, recipe: Recipe, device: torch.device, cache: Path | None) -> tuple[TrainBatches, EvalBatches]:
+        preprocessing = Preprocessing(self, recipe.whiten, device, cache)
+        validation = EvalBatches(self.val, preprocessing, recipe, self.image_size)
+        return TrainBatches(self, preprocessing, recipe), validation
+
+    def eval_batches(self, split: Split, recipe: Recipe, device: torch.device, cache: Path | None) -> EvalBatches:
+        return EvalBatches(split, Preprocessing(self, recipe.whiten, device, cache), recipe, self.image_size)
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
@@ -42,7 +183,7 @@ class Preprocessing:
         self.device = device
         images = data.train.images
         if whiten:
-            file = cache / f"{data.name}-{data.image_size}-zca.npz" if cache is not None else None
+            file = cache / f"{data.name}-{len(images)}-of-{data.image_size}-zca.npz" if cache is not None else None
             mean, matrix = _load_or_fit(images, device, file)
             self.mean, self.matrix = mean.to(device), matrix.to(device)
         else:
@@ -73,13 +214,23 @@ class Preprocessing:
 
     def finish(self, batch: Tensor, dtype: torch.dtype) -> Tensor:
         """From [batch, rows, columns, channels] as prepared to what the network takes; on a GPU channels stay last."""
-        pixels = batch if self.whiten else torch.addcmul(self.shift, batch.float(), self.scale)
-        pixels = pixels.to(dtype).permute(0, 3, 1, 2)
-        return pixels if self.device.type == "cuda" else pixels.contiguous()
+        if not self.whiten:
+            return normalise(batch, self.shift, self.scale, dtype)
+        return _channels_first(batch.to(dtype))
 
     def _whitened(self, images: Tensor) -> Tensor:
         flat = _normalise_contrast(images.flatten(1).float())
         return ((flat - self.mean) @ self.matrix).view(images.shape)
+
+
+def normalise(batch: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes [batch, rows, columns, channels] as the numbers a network takes; shift and scale are per channel."""
+    return _channels_first(torch.addcmul(shift, batch.float(), scale).to(dtype))
+
+
+def _channels_first(pixels: Tensor) -> Tensor:
+    pixels = pixels.permute(0, 3, 1, 2)
+    return pixels if pixels.device.type == "cuda" else pixels.contiguous()
 
 
 def _normalise_contrast(flat: Tensor) -> Tensor:
@@ -115,6 +266,7 @@ class TrainBatches:
     def __init__(self, data: ImageSet, preprocessing: Preprocessing, recipe: Recipe) -> None:
         split = data.train
         self.preprocessing = preprocessing
+        self.device = preprocessing.device
         self.images = preprocessing.prepare(split.images, recipe.pad)
         self.labels = split.labels.to(preprocessing.device)
         self.crop = recipe.crop or data.image_size
@@ -134,6 +286,9 @@ class TrainBatches:
         offsets = torch.randint(room, (2, number), generator=generator)
         mirrored = torch.randint(2 if self.mirror else 1, (1, number), generator=generator)
         self.plan.copy_(torch.cat([order[None], offsets, mirrored]))
+
+    def load(self, step: int) -> None:
+        """Everything is there."""
 
     def take(self, plan: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The batch that some columns of the epoch's plan describe: images [batch, channels, crop, crop], labels."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+DATA = "digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 success, 2 usage or bad input, 1 failure."""
@@ -86,7 +88,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Train a network in full and set it beside what was published, or beside its family's baseline.",
     )
     reproduce.add_argument("source", metavar="NETWORK", help="as in `lrnas count`, but for models of timm")
-    reproduce.add_argument("--data", metavar="NAME", help="digits or cifar10 (default: the paper's, if at hand)")
+    reproduce.add_argument("--data", metavar="NAME", help=f"{DATA} (default: the paper's, if at hand)")
+    reproduce.add_argument(
+        "--image-size", type=int, metavar="PIXELS", help="of images read from files (default: 224, 32 for nin)"
+    )
+    reproduce.add_argument(
+        "--loaders", type=int, metavar="N", help="processes that read images from files (default: one per core)"
+    )
     reproduce.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
     reproduce.add_argument("--recipe", default="paper", metavar="NAME", help="paper, fast or FILE.toml")
     reproduce.add_argument("--epochs", type=int, metavar="N", help="instead of the recipe's")
@@ -108,8 +116,13 @@ def _parser() -> argparse.ArgumentParser:
     recipes = commands.add_parser("recipes", help="the fields of a recipe and their values")
     recipes.set_defaults(run=_recipes)
 
-    data = commands.add_parser("data", help="fetch a data set ahead")
-    data.add_argument("name", metavar="NAME", help="digits or cifar10")
+    data = commands.add_parser(
+        "data",
+        help="fetch a data set ahead, or check one of your own",
+        description="Fetch a data set ahead, or check one of your own; says what it holds. A folder has train/ and "
+        "val/ or test/, each with one folder per class.",
+    )
+    data.add_argument("name", metavar="NAME", help=DATA)
     data.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
     data.set_defaults(run=_data)
 
@@ -158,6 +171,8 @@ def _reproduce(options: argparse.Namespace) -> None:
         options.source,
         data=options.data,
         data_dir=options.data_dir,
+        image_size=options.image_size,
+        loaders=options.loaders,
         recipe=options.recipe,
         changes=changes,
         seeds=options.seeds,
@@ -197,11 +212,14 @@ def _recipes(options: argparse.Namespace) -> None:
 
 def _data(options: argparse.Namespace) -> None:
     from lrnas.data import load_set
-    from lrnas.progress import DownloadView
+    from lrnas.progress import download_view
 
-    data = load_set(options.name, options.data_dir, progress=DownloadView())
+    with download_view() as progress:
+        data = load_set(options.name, options.data_dir, progress=progress)
     sizes = f"{len(data.train):,} training, {len(data.val):,} validation and {len(data.test()):,} test images"
-    print(f"{data.name}: {sizes} of {data.image_size}×{data.image_size} pixels, {data.num_classes} classes")
+    pixels = "" if data.own_crops else f" of {data.image_size}×{data.image_size} pixels"
+    few = ", ".join(data.classes[:10]) + (", …" if data.num_classes > 10 else "")
+    print(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes: {few}")
 
 
 def _print_json(data: Any) -> None:

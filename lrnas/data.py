@@ -1,82 +1,39 @@
 """Data sets and their splits: which images are trained on, which are searched on, which are kept for the end.
 
-Every set has three splits. Training and validation are a fixed, stratified division of the training images;
-whatever chooses between networks or epochs sees only these. The test images are reached through `ImageSet.test`
-alone, once, for a network that is trained and chosen.
+Every set has three splits. Training and validation are a fixed, stratified division of the training images (or what a
+folder itself sets apart for validation beside its test images); whatever chooses between networks or epochs sees only
+these. The test images are reached through `DataSet.test` alone, once, for a network that is trained and chosen.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
+from lrnas.batches import DataSet, ImageSet, Split
 from lrnas.cifar10 import CLASSES, Progress, load_cifar10
 from lrnas.errors import DataError, UnknownName
+from lrnas.folders import find_folders
+from lrnas.readers import find_hfds, find_tfds, find_wds
+from lrnas.splits import stratified
+from lrnas.streams import StreamSet, make_stream
 
-__all__ = ["SETS", "ImageSet", "Split", "data_folder", "load_set"]
+__all__ = ["SETS", "STREAMS", "DataSet", "ImageSet", "Split", "data_folder", "is_stream", "load_set", "short_name"]
 
 SETS = {
     "digits": "scikit-learn's 1,797 handwritten digits; comes with the package, trains in seconds",
     "cifar10": "60,000 photographs of 32×32 pixels in 10 classes",
 }
-SPLIT_SEED = 20160502
-"""One division of every set, for ever: results stay comparable."""
+STREAMS = {"folder": "folder:PATH", "hfds": "hfds/NAME", "wds": "wds/FOLDER", "tfds": "tfds/NAME"}
+"""What is read as it is needed, and how to say where it is."""
+STREAM_SIZE = 224
 
 Images = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Images, uint8 [number, rows, columns, channels], and their classes, int64 [number]."""
-
-    images: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageSet:
-    """A data set that fits in memory."""
-
-    name: str
-    classes: tuple[str, ...]
-    train: Split
-    val: Split
-    _load_test: Callable[[], Split]
-    mirrorable: bool = True
-    """Whether an image means the same seen in a mirror; a digit does not."""
-
-    def test(self) -> Split:
-        """The images kept for the end. Nothing may be chosen by what is measured on them."""
-        return self._load_test()
-
-    def joined(self) -> ImageSet:
-        """With the validation images among the training images, for a last training once everything is chosen."""
-        parts = (self.train, self.val)
-        images, labels = torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts])
-        return dataclasses.replace(self, train=Split(images, labels))
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.classes)
-
-    @property
-    def channels(self) -> int:
-        return int(self.train.images.shape[3])
-
-    @property
-    def image_size(self) -> int:
-        return int(self.train.images.shape[1])
 
 
 def data_folder(folder: str | Path | None = None) -> Path:
@@ -84,15 +41,75 @@ def data_folder(folder: str | Path | None = None) -> Path:
     return Path(folder or os.environ.get("LRNAS_DATA") or Path.home() / ".cache" / "lrnas")
 
 
+def is_stream(name: str) -> bool:
+    """Whether a set of this name is read as it is needed."""
+    return _kind(name)[0] in STREAMS
+
+
+def short_name(name: str) -> str:
+    """For the names of files."""
+    kind, rest = _kind(name)
+    return re.sub(r"[^\w.-]+", "-", f"{kind}-{Path(rest).name}" if kind in STREAMS else name)
+
+
+def _kind(name: str) -> tuple[str, str]:
+    mark = ":" if name.startswith("folder") else "/"
+    kind, _, rest = name.partition(mark)
+    return kind, rest
+
+
 def load_set(
-    name: str, folder: str | Path | None = None, *, min_size: int = 1, progress: Progress | None = None
-) -> ImageSet:
-    """A data set by name. Images smaller than `min_size` are enlarged by a whole factor."""
+    name: str,
+    folder: str | Path | None = None,
+    *,
+    min_size: int = 1,
+    image_size: int | None = None,
+    loaders: int | None = None,
+    progress: Progress | None = None,
+) -> DataSet:
+    """A data set by name, in memory, or by where it lies, read as it is needed.
+
+    Images in memory that are smaller than `min_size` are enlarged by a whole factor. All others are brought to
+    `image_size`, by so many `loaders`, which are processes (default: one per core; 0 for none).
+    """
+    if loaders is not None and loaders < 0:
+        raise DataError(f"the number of loaders is at least 0; got {loaders}; leave it out for one per core")
+    kind, rest = _kind(name)
+    if kind in STREAMS:
+        size = STREAM_SIZE if image_size is None else image_size
+        if size < min_size:
+            raise DataError(f"images have at least {min_size} pixels here; got {size}; give a larger --image-size")
+        return _stream(kind, rest, data_folder(folder), folder, size, loaders, progress)
+    if name not in SETS:
+        raise UnknownName("data set", name, [*SETS, *STREAMS.values()])
+    if image_size is not None:
+        raise DataError(f"the images of {name} have a size; got --image-size {image_size}; leave it out")
     if name == "digits":
         return _digits(min_size)
-    if name == "cifar10":
-        return _cifar10(data_folder(folder), min_size, progress)
-    raise UnknownName("data set", name, SETS)
+    return _cifar10(data_folder(folder), min_size, progress)
+
+
+def _stream(
+    kind: str,
+    rest: str,
+    cache: Path,
+    folder: str | Path | None,
+    image_size: int,
+    loaders: int | None,
+    progress: Progress | None,
+) -> StreamSet:
+    if not rest:
+        raise DataError(f"{kind} says where its set is; got nothing; write {STREAMS[kind]}")
+    given = None if folder is None else Path(folder)
+    if kind == "hfds":
+        return make_stream(f"hfds/{rest}", kind, *find_hfds(rest, given), image_size, loaders)
+    if kind == "tfds":
+        return make_stream(f"tfds/{rest}", kind, *find_tfds(rest, given, cache, progress), image_size, loaders)
+    if kind == "wds":
+        root = ((given or Path()) / Path(rest).expanduser()).resolve()
+        return make_stream(f"wds/{root}", kind, *find_wds(root, cache, progress), image_size, loaders)
+    root = Path(rest).expanduser().resolve()
+    return make_stream(f"folder:{root}", kind, *find_folders(root), image_size, loaders)
 
 
 def _digits(min_size: int) -> ImageSet:
@@ -105,8 +122,8 @@ def _digits(min_size: int) -> ImageSet:
     digits = load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]  # 0…16 to 0…255
     labels = digits.target.astype(np.int64)
-    rest, test = _stratified(labels, 0.2)
-    train, val = _stratified(labels[rest], 0.15)
+    rest, test = stratified(labels, 0.2)
+    train, val = stratified(labels[rest], 0.15)
     images = _enlarge(images, min_size)
     return ImageSet(
         "digits",
@@ -121,7 +138,7 @@ def _digits(min_size: int) -> ImageSet:
 def _cifar10(folder: Path, min_size: int, progress: Progress | None) -> ImageSet:
     images, labels = load_cifar10(folder, progress)
     images, classes = _enlarge(images, min_size), labels.astype(np.int64)
-    train, val = _stratified(classes[:50_000], 0.1)
+    train, val = stratified(classes[:50_000], 0.1)
     return ImageSet(
         "cifar10",
         CLASSES,
@@ -138,16 +155,3 @@ def _split(images: Images, labels: npt.NDArray[np.int64], where: npt.NDArray[np.
 def _enlarge(images: Images, min_size: int) -> Images:
     factor = -(-min_size // images.shape[1])
     return images if factor <= 1 else images.repeat(factor, axis=1).repeat(factor, axis=2)
-
-
-def _stratified(labels: npt.NDArray[np.int64], fraction: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Two parts of 0 … n-1, the second with `fraction` of every class; always the same for the same labels."""
-    rng = np.random.default_rng(SPLIT_SEED)
-    second: list[npt.NDArray[np.int64]] = []
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        second.append(members[: max(1, round(fraction * len(members)))])
-    chosen = np.sort(np.concatenate(second))
-    mask = np.ones(len(labels), dtype=bool)
-    mask[chosen] = False
-    return np.flatnonzero(mask), chosen

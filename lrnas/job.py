@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from lrnas.arch import Architecture
+from lrnas.batches import DataSet
 from lrnas.build import create_model
-from lrnas.data import ImageSet, data_folder, load_set
+from lrnas.data import data_folder, load_set
 from lrnas.plan import canonical_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.train import EpochReport, Result, train
@@ -35,21 +36,28 @@ class Job:
     min_size: int = 1
     """Smaller images are enlarged to this."""
     data_dir: str | None = None
+    image_size: int | None = None
+    """What images that are read as needed are brought to."""
+    loaders: int | None = None
+    """Processes that read them; this changes nothing but the time it takes."""
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, data: DataSet) -> dict[str, Any]:
         """What must be the same for a checkpoint to be this job's."""
         return {
             "architecture": canonical_id(self.architecture),
-            "data": self.data,
+            "data": data.identity,
+            "image_size": self.image_size,
             "min_size": self.min_size,
             "recipe": self.recipe.to_dict(),
             "seed": self.seed,
         }
 
-    def load_data(self) -> ImageSet:
-        return load_set(self.data, self.data_dir, min_size=self.min_size)
+    def load_data(self) -> DataSet:
+        return load_set(
+            self.data, self.data_dir, min_size=self.min_size, image_size=self.image_size, loaders=self.loaders
+        )
 
-    def create_model(self, data: ImageSet) -> nn.Module:
+    def create_model(self, data: DataSet) -> nn.Module:
         """The network with the weights it starts from, which follow from the seed."""
         torch.manual_seed(self.seed)
         return create_model(
@@ -60,7 +68,7 @@ class Job:
             drop_rate=self.recipe.drop_rate,
         )
 
-    def macs(self, data: ImageSet) -> int:
+    def macs(self, data: DataSet) -> int:
         """Multiply-accumulates for one image as the network is trained on it."""
         size = self.recipe.crop or data.image_size
         return make_plan(self.architecture, size, data.num_classes, data.channels, check_fit=False).cost.macs
@@ -72,7 +80,7 @@ class Job:
     def run(
         self,
         model: nn.Module,
-        data: ImageSet,
+        data: DataSet,
         folder: Path | None,
         device: torch.device | str,
         *,
@@ -87,7 +95,7 @@ class Job:
             seed=self.seed,
             device=device,
             folder=folder,
-            identity=self.identity(),
+            identity=self.identity(data),
             cache=self.cache,
             compile_model=compile_model,
             report=report,

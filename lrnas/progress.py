@@ -9,13 +9,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from lrnas.train import EpochReport
 
-__all__ = ["DownloadView", "training_view"]
+__all__ = ["download_view", "training_view"]
 
 
 class _Report(Protocol):
     def __call__(self, report: EpochReport) -> None: ...
+
+
+class _Fetched(Protocol):
+    def __call__(self, what: str, done: int, total: int) -> None: ...
 
 
 @contextmanager
@@ -73,7 +79,17 @@ def _numbers(report: EpochReport) -> str:
     return f"loss {report.train_loss:.3f}  {validation}{report.images_per_second:,.0f} images/s"
 
 
-class DownloadView:
+@contextmanager
+def download_view() -> Iterator[_Fetched]:
+    """Gives the callback for `load_set`: told what is going on, how many bytes are done and how many there are."""
+    if sys.stderr.isatty():
+        with _download_bar() as told:
+            yield told
+    else:
+        yield _DownloadLines()
+
+
+class _DownloadLines:
     """Says what is being fetched, once a second at most."""
 
     def __init__(self) -> None:
@@ -86,3 +102,26 @@ class DownloadView:
         self.last = now
         amount = f"  {done:,} of {total:,}" if total else ""
         print(f"{what}{amount}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _download_bar() -> Iterator[_Fetched]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=None)
+            progress.update(tasks[what], total=total or None, completed=done)
+
+        yield show

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -37,7 +38,14 @@ def _command() -> str:
         name = f"python {program.parent.name}/{program.name}"
     else:
         name = program.name
-    return " ".join([name, *(Path(part).name if part.startswith(("/", "~")) else part for part in sys.argv[1:])])
+    return " ".join([name, *map(_without_place, sys.argv[1:])])
+
+
+def _without_place(part: str) -> str:
+    """/data/images and folder:/data/images without the folders they lie in."""
+    return re.sub(
+        r"^(folder:|[a-z]+ds/|--?[a-z-]+=(?:folder:|[a-z]+ds/)?)?(?:~[^/]*)?/(?:.*/)?", r"\1", part.rstrip("/")
+    )
 
 
 def _commit() -> str:

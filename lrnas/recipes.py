@@ -179,30 +179,39 @@ RECIPES = {
 
 
 def get_recipe(
-    name: str, backbone: str, image_size: int, num_images: int, changes: Mapping[str, Any] | None = None
+    name: str,
+    backbone: str,
+    image_size: int,
+    num_images: int,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    own_crops: bool = False,
 ) -> Recipe:
     """A recipe by name, or from a TOML file (whose key `base` names the one it changes), for a data set.
 
     What a recipe leaves to the data: an epoch has at least 32 steps, a crop of the paper's is for images that have
-    room for it, and `fast` pads by an eighth of the image. `changes` have the last word.
+    room for it, and `fast` pads by an eighth of the image; data with `own_crops` get neither crop, margin nor
+    whitening. `changes` have the last word.
     """
     changes = dict(changes or {})
     if name.endswith(".toml"):
         path = Path(name)
         base, settings = _read_file(path)
         try:
-            return get_recipe(base, backbone, image_size, num_images, {**settings, **changes})
+            return get_recipe(base, backbone, image_size, num_images, {**settings, **changes}, own_crops=own_crops)
         except InvalidRecipe as error:
             raise InvalidRecipe(f"{path}: {error}") from None
     if name == "paper":
         family = next((family for family in _PAPER if backbone.startswith(family)), "vgg")
         recipe = _PAPER[family]
         if recipe.crop != image_size - 2:  # not the paper's images: crops of full size, from a margin
-            recipe = dataclasses.replace(recipe, crop=0, whiten=False, pad=image_size // 8)
+            recipe = dataclasses.replace(recipe, crop=0, whiten=False, all_images=False, pad=image_size // 8)
     elif name == "fast":
         recipe = dataclasses.replace(_FAST, pad=image_size // 8)
     else:
         raise UnknownName("recipe", name, RECIPES, " (or give FILE.toml)")
+    if own_crops:
+        recipe = dataclasses.replace(recipe, crop=0, pad=0, whiten=False)
     most = max(1, 1 << max(0, (num_images // 32).bit_length() - 1))
     recipe = dataclasses.replace(recipe, batch_size=min(recipe.batch_size, most))
     recipe = recipe.changed(changes)

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lrnas.data import ImageSet, load_set
+from lrnas.batches import DataSet
+from lrnas.data import is_stream, load_set, short_name
 from lrnas.errors import DataError, LrnasError
 from lrnas.job import Job
-from lrnas.plan import resolve_backbone
+from lrnas.plan import native_input_size, resolve_backbone
 from lrnas.points import family_table, find_point, get_point
-from lrnas.progress import DownloadView, training_view
+from lrnas.progress import download_view, training_view
 from lrnas.provenance import provenance
 from lrnas.recipes import Recipe, get_recipe
 from lrnas.summary import Summary, read_source, summarise
@@ -105,6 +106,8 @@ def reproduce(
     *,
     data: str | None = None,
     data_dir: str | Path | None = None,
+    image_size: int | None = None,
+    loaders: int | None = None,
     recipe: str = "paper",
     changes: Mapping[str, Any] | None = None,
     seeds: int = 1,
@@ -123,8 +126,13 @@ def reproduce(
     summary = summarise(name, architecture)
     backbone, _ = resolve_backbone(architecture)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    image_set, is_published = _choose_data(summary, data, data_dir, device, backbone, say)
-    chosen = get_recipe(recipe, backbone, image_set.image_size, len(image_set.train), changes)
+    if image_size is None and data is not None and is_stream(data):
+        image_size = max(32, native_input_size(backbone))  # NiN is counted on crops of 30 out of 32
+    reading = {"image_size": image_size, "loaders": loaders}
+    image_set, is_published = _choose_data(summary, data, data_dir, reading, device, backbone, say)
+    chosen = get_recipe(
+        recipe, backbone, image_set.image_size, len(image_set.train), changes, own_crops=image_set.own_crops
+    )
     networks = {name: architecture}
     table = family_table(backbone)
     baseline = table.baseline if table is not None else None
@@ -138,7 +146,8 @@ def reproduce(
 
     def job(label: str, seed: int) -> Job:
         where = None if data_dir is None else str(data_dir)
-        return Job(networks[label], image_set.name, chosen, seed, SMALLEST_INPUT.get(backbone, 32), where)
+        smallest = SMALLEST_INPUT.get(backbone, 32)
+        return Job(networks[label], image_set.name, chosen, seed, smallest, where, **reading)
 
     how = _How(recipe, device, workers, address, compile_model)
     measured: list[Measured] = []
@@ -147,7 +156,7 @@ def reproduce(
     for label in networks:
         runs = []
         for seed in range(seeds):
-            files.append(out / f"{label}-{image_set.name}-{Path(recipe).stem}-seed{seed}.json")
+            files.append(out / f"{label}-{short_name(image_set.name)}-{Path(recipe).stem}-seed{seed}.json")
             runs.append(_run(files[-1], label, job(label, seed), image_set, how))
         measured.append(_measured(label, job(label, 0), runs, image_set, base_macs, is_published))
     return Reproduction(summary, image_set.name, is_published, chosen, measured, files)
@@ -164,14 +173,21 @@ class _How(NamedTuple):
 
 
 def _choose_data(
-    summary: Summary, wanted: str | None, data_dir: str | Path | None, device: str, backbone: str, say: Any
-) -> tuple[ImageSet, bool]:
+    summary: Summary,
+    wanted: str | None,
+    data_dir: str | Path | None,
+    reading: dict[str, int | None],
+    device: str,
+    backbone: str,
+    say: Any,
+) -> tuple[DataSet, bool]:
     smallest = SMALLEST_INPUT.get(backbone, 32)
     table = family_table(backbone)
     published = table.data if table is not None else None
 
-    def load(name: str) -> ImageSet:
-        return load_set(name, data_dir, min_size=smallest, progress=DownloadView())
+    def load(name: str) -> DataSet:
+        with download_view() as progress:
+            return load_set(name, data_dir, min_size=smallest, progress=progress, **reading)
 
     if wanted is not None:
         return load(wanted), wanted == published
@@ -185,10 +201,10 @@ def _choose_data(
     return load("cifar10"), False
 
 
-def _run(file: Path, label: str, job: Job, data: ImageSet, how: _How) -> dict[str, Any]:
+def _run(file: Path, label: str, job: Job, data: DataSet, how: _How) -> dict[str, Any]:
     """Train and test one job, unless its record is there."""
     if file.exists():
-        return _finished(file, job.identity())
+        return _finished(file, job.identity(data))
     model = job.create_model(data)
     with training_view(f"{label}, seed {job.seed}") as report:
         result = _train(job, model, data, file.with_suffix(""), how, report)
@@ -198,7 +214,7 @@ def _run(file: Path, label: str, job: Job, data: ImageSet, how: _How) -> dict[st
     record = {
         "network": label,
         "architecture": job.architecture.to_dict(),
-        "identity": job.identity(),
+        "identity": job.identity(data),
         "recipe_name": how.recipe_name,
         "status": result.status,
         "test_accuracy": accuracy,
@@ -206,6 +222,7 @@ def _run(file: Path, label: str, job: Job, data: ImageSet, how: _How) -> dict[st
         "val_accuracy": result.val_accuracy,
         "macs": job.macs(data),
         "workers": how.workers,
+        "unreadable_images": len(data.unreadable),
         **_timings(result),
         "provenance": provenance(seed=job.seed, n=1),
         "curve": [asdict(entry) for entry in result.curve],
@@ -215,7 +232,7 @@ def _run(file: Path, label: str, job: Job, data: ImageSet, how: _How) -> dict[st
 
 
 def _train(
-    job: Job, model: nn.Module, data: ImageSet, folder: Path, how: _How, report: Callable[[EpochReport], None]
+    job: Job, model: nn.Module, data: DataSet, folder: Path, how: _How, report: Callable[[EpochReport], None]
 ) -> Result:
     if how.workers == 1:
         return job.run(model, data, folder, how.device, compile_model=how.compile_model, report=report)
@@ -273,7 +290,7 @@ def _write(file: Path, record: dict[str, Any]) -> None:
 
 
 def _measured(
-    label: str, job: Job, runs: list[dict[str, Any]], data: ImageSet, base_macs: int, is_published: bool
+    label: str, job: Job, runs: list[dict[str, Any]], data: DataSet, base_macs: int, is_published: bool
 ) -> Measured:
     macs = job.macs(data)
     accuracies = tuple(run["test_accuracy"] for run in runs if run["test_accuracy"] is not None)

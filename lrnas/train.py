@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,9 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrnas.batches import EvalBatches, Preprocessing, TrainBatches, epoch_generator
+from lrnas.batches import Batches, DataSet, Evaluation, epoch_generator
 from lrnas.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from lrnas.data import ImageSet, Split
 from lrnas.fused import fused
 from lrnas.recipes import Recipe
 
@@ -85,7 +84,7 @@ class _State:
 
 def train(
     model: nn.Module,
-    data: ImageSet,
+    data: DataSet,
     recipe: Recipe,
     *,
     seed: int,
@@ -107,9 +106,7 @@ def train(
     data = data.joined() if recipe.all_images else data
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
-    preprocessing = Preprocessing(data, recipe.whiten, device, cache)
-    batches = TrainBatches(data, preprocessing, recipe)
-    validation = EvalBatches(data.val, preprocessing, recipe, data.image_size)
+    batches, validation = data.batches(recipe, device, cache)
     optimizer = _make_optimizer(model, recipe, device)
     state = _State()
     if folder is not None:
@@ -130,6 +127,9 @@ def train(
         trained = time.perf_counter()
         if not math.isfinite(loss):
             return Result("diverged", state.curve, time.perf_counter() - started, ready - started, step.parts)
+        if dist.is_initialized():  # the running means of batch norm are rank 0's, as in the checkpoint
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
         val_loss, val_accuracy = (None, None) if recipe.all_images else _evaluate(model, validation)
         _steer(recipe, state, val_accuracy)
         state.epoch += 1
@@ -157,16 +157,16 @@ def train(
 
 def evaluate(
     model: nn.Module,
-    split: Split,
-    data: ImageSet,
+    split: Sized,
+    data: DataSet,
     recipe: Recipe,
     *,
     device: torch.device | str = "cpu",
     cache: Path | None = None,
 ) -> tuple[float, float]:
     """Loss and accuracy of a model on a split, preprocessed as in training."""
-    preprocessing = Preprocessing(data, recipe.whiten, torch.device(device), cache)
-    return _evaluate(model, EvalBatches(split, preprocessing, recipe, data.image_size))
+    data = data.joined() if recipe.all_images else data
+    return _evaluate(model, data.eval_batches(split, recipe, torch.device(device), cache))
 
 
 def _make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.SGD:
@@ -222,12 +222,12 @@ def _steer(recipe: Recipe, state: _State, val_accuracy: float | None) -> None:
 class _Step:
     """One step of SGD over part of the epoch's plan, captured as a CUDA graph where there is a GPU."""
 
-    def __init__(self, model: nn.Module, batches: TrainBatches, optimizer: torch.optim.SGD, recipe: Recipe) -> None:
+    def __init__(self, model: nn.Module, batches: Batches, optimizer: torch.optim.SGD, recipe: Recipe) -> None:
         self.model = model
         self.batches = batches
         self.optimizer = optimizer
         self.recipe = recipe
-        self.device = batches.labels.device
+        self.device = batches.device
         self.parts = 1
         """Micro-batches per step: more than 1 after running out of memory."""
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -247,6 +247,7 @@ class _Step:
         for total in (self.position, self.loss, self.correct):
             total.zero_()
         for i in range(self.batches.steps):
+            self.batches.load(i)
             while True:
                 try:
                     self._advance(rates[i])
@@ -343,15 +344,20 @@ class _Step:
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+def _evaluate(model: nn.Module, batches: Evaluation) -> tuple[float, float]:
     model.eval()
-    loss, correct, number = 0.0, 0, 0
+    loss, correct, number = 0.0, 0.0, 0.0
     for images, labels in batches:
         with torch.autocast("cuda", torch.bfloat16, enabled=images.device.type == "cuda"):
             logits = model(images).float()
         loss += float(F.cross_entropy(logits, labels, reduction="sum"))
         correct += int((logits.argmax(1) == labels).sum())
         number += len(labels)
+    totals = torch.tensor([loss, correct, number], dtype=torch.float64)
+    if dist.is_initialized():  # every worker had its share, or all; either way they agree on what came of it
+        totals = totals.to(next(model.parameters()).device)
+        dist.all_reduce(totals)
+    loss, correct, number = totals.tolist()
     return loss / number, correct / number
 
 

@@ -78,6 +78,8 @@ def run_on_workers(
             if started:
                 ray.shutdown()
     outcome = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+    if "error" in outcome:
+        raise LrnasError(outcome["error"])
     status: Status = outcome["status"]
     return status
 
@@ -90,9 +92,15 @@ def _work(config: dict[str, Any]) -> None:
 
     job: Job = config["job"]
     folder = Path(config["folder"])
-    data = job.load_data()
-    device = ray.train.torch.get_device()
-    result = job.run(job.create_model(data), data, folder, device, compile_model=config["compile_model"])
+    if (folder / OUTCOME).exists():  # another attempt would meet the same error
+        return
+    try:
+        data = job.load_data()
+        device = ray.train.torch.get_device()
+        result = job.run(job.create_model(data), data, folder, device, compile_model=config["compile_model"])
+    except LrnasError as error:
+        (folder / OUTCOME).write_text(json.dumps({"error": str(error)}), encoding="utf-8")
+        raise  # so that Ray ends the other workers, which may wait for this one
     if dist.get_rank() == 0:
         (folder / OUTCOME).write_text(json.dumps({"status": result.status}), encoding="utf-8")
     dist.barrier()

@@ -13,7 +13,7 @@ from torch import nn
 from lrnas import checkpoint
 from lrnas.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from lrnas.data import ImageSet, load_set
-from lrnas.recipes import Recipe
+from lrnas.recipes import InvalidRecipe, Recipe
 from lrnas.train import EpochReport, _learning_rates, _State, _steer, _Step, evaluate, train
 
 DIGITS = load_set("digits")
@@ -211,3 +211,24 @@ def test_on_a_gpu_it_learns_and_the_capture_leaves_no_trace() -> None:
     on_cpu = train(make_model(), DIGITS, RECIPE, seed=0)
     assert result.val_accuracy > 0.9
     assert result.curve[0].train_loss == pytest.approx(on_cpu.curve[0].train_loss, rel=0.15)
+
+
+def test_drops_at_fixed_epochs() -> None:
+    recipe = Recipe(epochs=8, schedule="paper", drop_at=0.5, drops=2, weight_decay=0.0)
+    rates = [_learning_rates(recipe, _State(epoch=epoch), 1)[0] for epoch in range(8)]
+    assert rates == pytest.approx([0.1] * 4 + [0.01] * 2 + [0.001] * 2)
+
+
+def test_the_last_training_may_use_all_images(tmp_path: Path) -> None:
+    """Nothing is validated then, and the test images are whitened as the training images were."""
+    data = load_set("digits")
+    recipe = Recipe(epochs=4, batch_size=32, lr=0.02, schedule="paper", drop_at=0.5, all_images=True, whiten=True)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    result = train(model, data, recipe, seed=0, cache=tmp_path)
+    assert [report.val_accuracy for report in result.curve] == [None] * 4 and result.val_accuracy is None
+    _, accuracy = evaluate(model, data.test(), data, recipe, cache=tmp_path)
+    assert accuracy > 0.8
+    assert [file.name for file in tmp_path.iterdir()] == [f"digits-{len(data.train) + len(data.val)}-of-8-zca.npz"]
+    with pytest.raises(InvalidRecipe, match="set drop_at"):
+        Recipe(schedule="paper", all_images=True)

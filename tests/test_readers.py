@@ -1,0 +1,157 @@
+"""Sets in the formats that timm reads: Hugging Face's, WebDataset's, TensorFlow's."""
+
+import importlib.util
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pictures import COLOURS, write_set
+
+from lrnas.cli import main
+from lrnas.data import load_set, short_name
+from lrnas.errors import DataError
+from lrnas.recipes import Recipe
+from lrnas.streams import StreamSet
+
+CPU = torch.device("cpu")
+
+
+def load(name: str, folder: Path) -> StreamSet:
+    data = load_set(name, folder, image_size=7, loaders=0)
+    assert isinstance(data, StreamSet)
+    return data
+
+
+def check_colours(data: StreamSet) -> None:
+    """Every image has the colour of its class."""
+    for split in (data.train, data.val, data.test()):
+        number = 0
+        for images, labels in data.eval_batches(split, Recipe(), CPU, None):
+            assert torch.equal(2 - images.mean((2, 3)).argmax(1), labels)
+            number += len(labels)
+        assert number == len(split)
+
+
+def write_shards(pictures: Path, root: Path, spoilt: str = "") -> Path:
+    """The pictures of a folder in shards of 8."""
+    root.mkdir()
+    for split in (path.name for path in pictures.iterdir()):
+        files = sorted((pictures / split).glob("*/*.png"), key=lambda file: (file.name, file.parent.name))
+        for i in range(0, len(files), 8):
+            with tarfile.open(root / f"small-{split}-{i // 8:04}.tar", "w") as tar:
+                for file in files[i : i + 8]:
+                    key = f"{file.parent.name}_{file.stem}"
+                    image = b"no picture" if key == spoilt else file.read_bytes()
+                    label = str(sorted(COLOURS).index(file.parent.name)).encode()
+                    for name, content in ((f"{key}.cls", label), (f"{key}.json", b"{}"), (f"{key}.png", image)):
+                        member = tarfile.TarInfo(name)
+                        member.size = len(content)
+                        tar.addfile(member, io.BytesIO(content))
+    return root
+
+
+def test_shards_are_read_by_position(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards = write_shards(write_set(tmp_path / "set", {"train": 20, "val": 4}, size=7), tmp_path / "shards")
+    data = load(f"wds/{shards}", tmp_path / "cache")
+    assert (len(data.train), len(data.val), len(data.test())) == (54, 6, 12)
+    assert data.classes == ("0", "1", "2") and short_name(data.name) == "wds-shards"
+    assert np.bincount(data.val.source.labels[data.val.where]).tolist() == [2, 2, 2]
+    check_colours(data)
+    assert len(list((tmp_path / "cache" / "indices").iterdir())) == 2
+    again = load("wds/shards", tmp_path)  # beside other sets
+    assert again.identity == data.identity and again.name == data.name
+
+    for file in (tmp_path / "cache" / "indices").iterdir():
+        file.write_bytes(b"half")
+    assert load(f"wds/{shards}", tmp_path / "cache").identity == data.identity  # what is kept there is made again
+    assert main(["data", f"wds/{shards}", "--data-dir", str(tmp_path)]) == 0
+    assert (
+        capsys.readouterr().out == f"wds/{shards}: 54 training, 6 validation and 12 test images, 3 classes: 0, 1, 2\n"
+    )
+
+
+def test_info_tells_the_splits_and_a_spoilt_image_is_named(tmp_path: Path) -> None:
+    pictures = write_set(tmp_path / "set", {"train": 4, "val": 2, "test": 2}, size=7)
+    shards = write_shards(pictures, tmp_path / "shards", spoilt="red_001")
+    listed = {theirs: sorted(shards.glob(f"*{ours}*")) for ours, theirs in (("val", "train"), ("test", "validation"))}
+    info = {"splits": {name: {"filenames": [file.name for file in files]} for name, files in listed.items()}}
+    (shards / "_info.json").write_text(json.dumps(info))
+    data = load(f"wds/{shards}", tmp_path)
+    assert (len(data.train), len(data.val), len(data.test())) == (3, 3, 6)
+    with pytest.raises(DataError, match=r"small-test-0000.tar, red_001.png \(cannot identify image file\)"):
+        list(data.eval_batches(data.test(), Recipe(), CPU, None))
+
+
+def test_bad_shards_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"takes a folder of shards; got .*nowhere, which is no folder"):
+        load("wds/nowhere", tmp_path)
+    with pytest.raises(DataError, match="wds says where its set is; got nothing; write wds/FOLDER"):
+        load("wds/", tmp_path)
+    shards = write_shards(write_set(tmp_path / "set", {"train": 4}, size=7), tmp_path / "shards")
+    with pytest.raises(DataError, match=r"has the splits train and validation or test; .* has train"):
+        load(f"wds/{shards}", tmp_path)
+    (shards / "small-test-0000.tar").write_bytes(b"no tar at all" * 100)
+    with pytest.raises(DataError, match=r"small-test-0000.tar cannot be read .*; fetch it once more"):
+        load(f"wds/{shards}", tmp_path)
+    with tarfile.open(shards / "small-test-0000.tar", "w") as tar:
+        tar.add(tmp_path / "set" / "train" / "red" / "000.png", "a.png")
+    with pytest.raises(DataError, match=r"cannot be read \(a has no class, a file .cls\)"):
+        load(f"wds/{shards}", tmp_path)
+    (shards / "_info.json").write_text("{}")
+    with pytest.raises(DataError, match=r"_info.json lists the files of every split; got KeyError\('splits'\)"):
+        load(f"wds/{shards}", tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "package"), [("hfds", "datasets"), ("tfds", "tensorflow-datasets")])
+def test_a_missing_package_is_named(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match=f"{kind}/ needs the package {package}; got none; pip install {package}"):
+        load_set(f"{kind}/anything")
+
+
+def test_hugging_faces_sets(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    write_set(tmp_path / "Set", {"train": 20, "validation": 4, "test": 2}, size=7)
+    data = load(f"hfds/{tmp_path / 'Set'}", tmp_path / "cache")
+    assert data.classes == ("blue", "green", "red")
+    assert (len(data.train), len(data.val), len(data.test())) == (60, 12, 6)
+    check_colours(data)
+    assert data.test().source.name(0).startswith(f"hfds/{tmp_path / 'Set'} test[0]")
+    with pytest.raises(DataError, match=r"hfds/.*nowhere cannot be loaded \(.*\); check its name"):
+        load(f"hfds/{tmp_path / 'nowhere'}", tmp_path / "cache")
+
+
+def test_tensorflows_sets(tmp_path: Path) -> None:
+    tfds = pytest.importorskip("tensorflow_datasets")
+    tf = pytest.importorskip("tensorflow")
+    pictures = write_set(tmp_path / "set", {"train": 20, "test": 4}, size=7)
+    features = tfds.features.FeaturesDict(
+        {"image": tfds.features.Image(shape=(None, None, 3)), "label": tfds.features.ClassLabel(names=sorted(COLOURS))}
+    )
+
+    def examples(split: str) -> object:
+        files = sorted(map(str, (pictures / split).glob("*/*.png")))
+        return tf.data.Dataset.from_generator(
+            lambda: (
+                {"image": tf.io.decode_png(tf.io.read_file(file)), "label": Path(file).parent.name} for file in files
+            ),
+            output_signature={"image": tf.TensorSpec((None, None, 3), tf.uint8), "label": tf.TensorSpec((), tf.string)},
+        )
+
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="small",
+        version="1.0.0",
+        features=features,
+        split_datasets={split: examples(split) for split in ("train", "test")},
+        data_dir=tmp_path / "tfds",
+    )
+    data = load("tfds/small", tmp_path / "tfds")
+    assert data.classes == ("blue", "green", "red")
+    assert (len(data.train), len(data.val), len(data.test())) == (54, 6, 12)
+    check_colours(data)
+    with pytest.raises(DataError, match=r"tfds/nowhere cannot be loaded \(.*\); prepare it with `tfds build nowhere`"):
+        load("tfds/nowhere", tmp_path / "tfds")
