@@ -258,7 +258,7 @@ def _train(
 def _timings(result: Result) -> dict[str, Any]:
     return {
         "epochs": len(result.curve),
-        "seconds": round(result.seconds, 3),
+        "seconds": round(sum(entry.seconds for entry in result.curve), 3),  # also of those before a stop
         "start_seconds": round(result.start_seconds, 3),
         "images_per_second": round(result.images_per_second, 1),
         "micro_batches": result.micro_batches,

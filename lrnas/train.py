@@ -399,6 +399,6 @@ def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity
     model.load_state_dict({k.removeprefix("model."): t for k, t in tensors.items() if k.startswith("model.")})
     for name, parameter in model.named_parameters():
         if (buffer := tensors.get(f"momentum.{name}")) is not None:
-            optimizer.state[parameter]["momentum_buffer"] = buffer.to(parameter.device, copy=True)
+            optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer).detach()
     saved = record["state"]
     return _State(**{**saved, "curve": [EpochReport(**entry) for entry in saved["curve"]]})

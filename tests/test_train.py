@@ -1,5 +1,6 @@
 """Training: learning, resuming to the bit, divergence, schedules, checkpoints."""
 
+import dataclasses
 import errno
 import itertools
 import math
@@ -14,7 +15,7 @@ from lrnas import checkpoint
 from lrnas.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from lrnas.data import ImageSet, load_set
 from lrnas.recipes import InvalidRecipe, Recipe
-from lrnas.train import EpochReport, _learning_rates, _State, _steer, _Step, evaluate, train
+from lrnas.train import EpochReport, _learning_rates, _make_optimizer, _resume, _State, _steer, _Step, evaluate, train
 
 DIGITS = load_set("digits")
 RECIPE = Recipe(epochs=4, batch_size=32, lr=0.1, pad=1, clip=2.0, drop_rate=0.2)
@@ -232,3 +233,26 @@ def test_the_last_training_may_use_all_images(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [f"digits-{len(data.train) + len(data.val)}-of-8-zca.npz"]
     with pytest.raises(InvalidRecipe, match="set drop_at"):
         Recipe(schedule="paper", all_images=True)
+
+
+def test_momentum_comes_back_in_the_layout_of_its_weights(tmp_path: Path) -> None:
+    """On a GPU weights have their channels last, and the fused optimiser insists that momentum has too."""
+    train(make_model(), DIGITS, dataclasses.replace(RECIPE, epochs=1), seed=0, folder=tmp_path)
+    model = make_model().to(memory_format=torch.channels_last)
+    optimizer = _make_optimizer(model, RECIPE, torch.device("cpu"))
+    assert _resume(tmp_path, model, optimizer, {}) is not None
+    buffers = [(parameter, optimizer.state[parameter]["momentum_buffer"]) for parameter in model.parameters()]
+    assert all(buffer.stride() == parameter.stride() and buffer.any() for parameter, buffer in buffers)
+
+
+@pytest.mark.gpu
+def test_a_run_goes_on_after_a_stop_on_a_gpu(tmp_path: Path) -> None:
+    short = dataclasses.replace(RECIPE, epochs=2)
+    with pytest.raises(KeyboardInterrupt):
+        train(make_model(), DIGITS, short, seed=0, device="cuda", folder=tmp_path, report=_interrupt)
+    result = train(make_model(), DIGITS, short, seed=0, device="cuda", folder=tmp_path)
+    assert result.status == "completed" and len(result.curve) == 2
+
+
+def _interrupt(report: EpochReport) -> None:
+    raise KeyboardInterrupt
