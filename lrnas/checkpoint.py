@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lrnas.errors import LrnasError
+from lrnas.recipes import Recipe
 
-__all__ = ["CheckpointError", "load_checkpoint", "save_checkpoint"]
+__all__ = ["CheckpointError", "difference", "load_checkpoint", "save_checkpoint"]
 
 VERSION = 1
 RECORD = "checkpoint.json"
@@ -70,6 +71,24 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | 
         raise CheckpointError(f"{path} names tensors that are not there; remove the folder to start anew") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); remove the folder to start anew") from None
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What is not the same in the identities of two runs, in words; "" where nothing is.
+
+    A record may be older than a field: it then has the field's default, which is how things were.
+    """
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if key == "recipe" and isinstance(old, Mapping) and isinstance(new, Mapping):
+            old, new = Recipe.complete(old), Recipe.complete(new)
+            other = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+            if other:
+                listed = ", ".join(f"{name} {old.get(name)!r}, not {new.get(name)!r}" for name in other)
+                return f"its recipe has {listed}"
+        elif old != new:
+            return f"its {key} is {old!r}, not {new!r}"
+    return ""
 
 
 def _flush(path: Path) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from lrnas.backbones import ConvBlock
-from lrnas.kernels import usable
+from lrnas.kernels import FEW_CHANNELS, available, usable
 
 __all__ = ["fused"]
 
@@ -25,11 +26,13 @@ __all__ = ["fused"]
 def fused(model: nn.Module) -> Iterator[None]:
     """Inside, the model's modules use the kernels where these can be used."""
     before = {module: type(module) for module in model.modules()}
+    first = next(model.parameters(), None)
     try:
-        for module, own in before.items():
-            for base, kind in _KINDS.items():
-                if own.forward is base.forward and kind.fits(module):
-                    module.__class__ = _with_kernels(own, kind)  # type: ignore[arg-type]
+        if first is not None and available(first.device):
+            for module, own in before.items():
+                for base, kind in _KINDS.items():
+                    if own.forward is base.forward and kind.fits(module):
+                        module.__class__ = _with_kernels(own, kind)  # type: ignore[arg-type]
         yield
     finally:
         for module, own in before.items():
@@ -41,18 +44,28 @@ class _Conv2d(nn.Conv2d):
 
     @staticmethod
     def fits(module: nn.Conv2d) -> bool:
+        few = module.in_channels <= FEW_CHANNELS
         return (
             module.groups == 1
             and module.padding_mode == "zeros"
             and not isinstance(module.padding, str)
-            and (module.in_channels > 4 or module.kernel_size[0] * module.kernel_size[1] <= 128)
+            and not (few and module.kernel_size[0] * module.kernel_size[1] > 128)  # patches would be too long
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        direct = self.kernel_size == (1, 1) or self.in_channels <= 4
-        if not (direct and self.training and usable(x)):
-            return super().forward(x)
-        return self.compute(x, relu=False)
+    def takes(self, x: Tensor) -> bool:
+        """What it does not take, PyTorch does, or refuses in its own words."""
+        return self.training and usable(x) and x.shape[1] == self.in_channels and self._reaches(x)
+
+    def _reaches(self, x: Tensor) -> bool:
+        assert not isinstance(self.padding, str)
+        return all(
+            size + 2 * pad >= step * (kernel - 1) + 1
+            for size, pad, step, kernel in zip(x.shape[2:], self.padding, self.dilation, self.kernel_size, strict=True)
+        )
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # PyTorch's name
+        direct = self.kernel_size == (1, 1) or self.in_channels <= FEW_CHANNELS
+        return self.compute(input, relu=False) if direct and self.takes(input) else super().forward(input)
 
     def compute(self, x: Tensor, relu: bool) -> Tensor:
         from lrnas.kernels import ops
@@ -66,15 +79,25 @@ class _BatchNorm2d(nn.BatchNorm2d):
 
     @staticmethod
     def fits(module: nn.BatchNorm2d) -> bool:
-        return module.affine and module.track_running_stats and module.momentum is not None
+        return (
+            module.affine
+            and module.track_running_stats
+            and module.momentum is not None
+            and module.weight.dtype == torch.float32
+        )
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and usable(x)):
-            return super().forward(x)
-        return self.compute(x, relu=False)
+    def takes(self, x: Tensor) -> bool:
+        return _takes_norm(self, x)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return self.compute(input, relu=False) if self.takes(input) else super().forward(input)
 
     def compute(self, x: Tensor, relu: bool) -> Tensor:
         return _batch_norm(self, x, relu)
+
+
+def _takes_norm(norm: nn.BatchNorm2d, x: Tensor) -> bool:
+    return norm.training and usable(x) and x.shape[1] == norm.num_features and x.numel() > x.shape[1]
 
 
 def _batch_norm(norm: nn.BatchNorm2d, x: Tensor, relu: bool) -> Tensor:
@@ -97,9 +120,9 @@ class _BatchNormAct2d(BatchNormAct2d):
         return type(module.act) is nn.ReLU and type(module.drop) is nn.Identity and _BatchNorm2d.fits(module)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and usable(x)):
-            return cast(Tensor, super().forward(x))  # type: ignore[no-untyped-call]
-        return _batch_norm(self, x, relu=True)
+        if _takes_norm(self, x) and not _is_watched(self.act):
+            return _batch_norm(self, x, relu=True)
+        return cast(Tensor, super().forward(x))  # type: ignore[no-untyped-call]
 
 
 class _MaxPool2d(nn.MaxPool2d):
@@ -107,12 +130,12 @@ class _MaxPool2d(nn.MaxPool2d):
     def fits(module: nn.MaxPool2d) -> bool:
         return module.dilation in (1, (1, 1)) and not module.return_indices and _is_square(module)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and usable(x)):
-            return cast(Tensor, super().forward(x))
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not _takes_pool(self, input):
+            return cast(Tensor, super().forward(input))
         from lrnas.kernels import ops, pools
 
-        return ops.max_pool(x, pools.Window(*_window(self)), self.ceil_mode)
+        return ops.max_pool(input, pools.Window(*_window(self)), self.ceil_mode)
 
 
 class _AvgPool2d(nn.AvgPool2d):
@@ -120,12 +143,12 @@ class _AvgPool2d(nn.AvgPool2d):
     def fits(module: nn.AvgPool2d) -> bool:
         return module.divisor_override is None and _is_square(module)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and usable(x)):
-            return super().forward(x)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not _takes_pool(self, input):
+            return super().forward(input)
         from lrnas.kernels import ops, pools
 
-        return ops.average_pool(x, pools.Window(*_window(self)), self.ceil_mode, self.count_include_pad)
+        return ops.average_pool(input, pools.Window(*_window(self)), self.ceil_mode, self.count_include_pad)
 
 
 class _InOrder(nn.Module):
@@ -135,14 +158,19 @@ class _InOrder(nn.Module):
     def fits(module: nn.Module) -> bool:
         return True
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and usable(x)):
-            return cast(Tensor, super().forward(x))
-        modules = [module for module in self.children() if not isinstance(module, nn.Identity)]
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not (self.training and usable(input)):
+            return cast(Tensor, super().forward(input))
+        x = input
+        # not children(), which leaves out what stands here twice
+        modules = [
+            module for module in self._modules.values() if module is not None and type(module) is not nn.Identity
+        ]
         while modules:
             module = modules.pop(0)
-            if isinstance(module, _Conv2d | _BatchNorm2d) and modules and type(modules[0]) is nn.ReLU:
-                x = module.compute(x, relu=True)
+            pair = isinstance(module, _Conv2d | _BatchNorm2d) and bool(modules) and type(modules[0]) is nn.ReLU
+            if pair and not _is_watched(module) and not _is_watched(modules[0]) and module.takes(x):  # type: ignore[operator]
+                x = module.compute(x, relu=True)  # type: ignore[operator]
                 modules.pop(0)
             else:
                 x = module(x)
@@ -165,6 +193,17 @@ _KINDS: dict[type[nn.Module], Any] = {
 def _with_kernels(own: Any, kind: Any) -> Any:
     """A class like a module's own, whose `forward` is that of `kind`."""
     return type(f"Fused{own.__name__}", (kind, own), {})
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether somebody wants to know when a module is called, or changed what it does: then it must be called."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in module.__dict__
+
+
+def _takes_pool(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:
+    size, _, padding = _window(pool)
+    return pool.training and usable(x) and min(x.shape[2:]) + 2 * padding >= size
 
 
 def _window(pool: nn.MaxPool2d | nn.AvgPool2d) -> tuple[int, int, int]:

@@ -47,9 +47,9 @@ class Recipe:
     power: float = 0.5
     """Polynomial only: exponent of the decay."""
     patience: int = 10
-    """Paper only: epochs without a better validation accuracy that make a plateau."""
+    """Paper only, where drop_at is 0: epochs without a better validation accuracy that make a plateau."""
     drops: int = 2
-    """Paper only: plateaus that divide the learning rate by 10; the next one ends training."""
+    """Paper only: times the learning rate is divided by 10; where drop_at is 0, one more plateau ends training."""
     drop_at: float = 0.0
     """Paper only: share of the epochs before the first drop, the others follow evenly; 0 to watch for plateaus."""
     warmup: float = 0.25
@@ -94,6 +94,10 @@ class Recipe:
         for name, known in (("schedule", get_args(Schedule)), ("init", ("composite", "fan_in", "fan_out", "default"))):
             if getattr(self, name) not in known:
                 raise InvalidRecipe(f"{name} is one of {', '.join(known)}; got {getattr(self, name)!r}; choose one")
+        if self.drop_at and self.schedule != "paper":
+            raise InvalidRecipe(
+                f'drop_at belongs to schedule "paper"; got {self.drop_at} with {self.schedule!r}; leave it out'
+            )
         if self.all_images and self.watches_validation:
             raise InvalidRecipe(
                 "a schedule that watches the validation images cannot train on them; got all_images with drop_at 0; "
@@ -123,6 +127,11 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    @classmethod
+    def complete(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """A recorded recipe, with the fields that did not exist yet at their defaults: what they were then."""
+        return {**cls().to_dict(), **record}
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """This recipe with some fields set; text is read as the field's type."""
@@ -211,7 +220,7 @@ def get_recipe(
     else:
         raise UnknownName("recipe", name, RECIPES, " (or give FILE.toml)")
     if own_crops:
-        recipe = dataclasses.replace(recipe, crop=0, pad=0, whiten=False)
+        recipe = dataclasses.replace(recipe, crop=0, pad=0, whiten=False, all_images=False)
     most = max(1, 1 << max(0, (num_images // 32).bit_length() - 1))
     recipe = dataclasses.replace(recipe, batch_size=min(recipe.batch_size, most))
     recipe = recipe.changed(changes)

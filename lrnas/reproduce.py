@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from lrnas.batches import DataSet
+from lrnas.checkpoint import difference
 from lrnas.data import is_stream, load_set, short_name
 from lrnas.errors import DataError, LrnasError
 from lrnas.job import Job
@@ -271,11 +272,8 @@ def _finished(file: Path, identity: dict[str, Any]) -> dict[str, Any]:
         before = record["identity"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} is no record of a run ({error}); move it away") from None
-    for key, value in identity.items():
-        if before.get(key) != value:
-            raise DataError(
-                f"{file} holds another run: its {key} is {before.get(key)!r}, not {value!r}; give another --out"
-            )
+    if other := difference(before, identity):
+        raise DataError(f"{file} holds another run: {other}; give another --out")
     return record
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrnas.batches import Batches, DataSet, Evaluation, epoch_generator
-from lrnas.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from lrnas.checkpoint import CheckpointError, difference, load_checkpoint, save_checkpoint
 from lrnas.fused import fused
 from lrnas.recipes import Recipe
 
@@ -102,6 +102,8 @@ def train(
     """
     started = time.perf_counter()
     device = torch.device(device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # graphs and kernels run on the current one
     recipe.check_fits(data.image_size, len(data.train))
     data = data.joined() if recipe.all_images else data
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
@@ -125,7 +127,7 @@ def train(
         with fused(model):
             loss, accuracy, note = step.run_epoch(rates)
         trained = time.perf_counter()
-        if not math.isfinite(loss):
+        if not (math.isfinite(loss) and _is_finite(model)):
             return Result("diverged", state.curve, time.perf_counter() - started, ready - started, step.parts)
         if dist.is_initialized():  # the running means of batch norm are rank 0's, as in the checkpoint
             for buffer in model.buffers():
@@ -188,10 +190,8 @@ def _learning_rates(recipe: Recipe, state: _State, steps: int) -> list[float]:
     times = range(first, first + steps)
     if recipe.schedule == "paper":
         if recipe.drop_at:
-            part = (1 - recipe.drop_at) / max(1, recipe.drops)  # of the epochs, from one drop to the next
-            state.drops = min(
-                recipe.drops, max(0, math.floor((state.epoch / recipe.epochs - recipe.drop_at) / part + 1))
-            )
+            parts = [recipe.drop_at + (1 - recipe.drop_at) * i / recipe.drops for i in range(recipe.drops)]
+            state.drops = sum(state.epoch >= round(part * recipe.epochs, 6) for part in parts)
         dropped = recipe.lr * 0.1**state.drops
         return [dropped / (1 + recipe.lr * recipe.weight_decay * t) for t in times]
     if recipe.schedule == "polynomial":
@@ -319,7 +319,7 @@ class _Step:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # loaders may pin memory meanwhile
             self._step()
         with torch.no_grad():
             for tensor, before in zip(touched, saved, strict=True):
@@ -361,6 +361,11 @@ def _evaluate(model: nn.Module, batches: Evaluation) -> tuple[float, float]:
     return loss / number, correct / number
 
 
+def _is_finite(model: nn.Module) -> bool:
+    """Whether all weights are numbers; a ReLU can hide from the loss that some are not."""
+    return all(bool(norm.isfinite()) for norm in torch._foreach_norm([p.detach() for p in model.parameters()]))
+
+
 def _wrap(model: nn.Module, compile_model: bool) -> nn.Module:
     if compile_model:
         model = cast(nn.Module, torch.compile(model))
@@ -390,12 +395,8 @@ def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity
     if found is None:
         return None
     tensors, record = found
-    for key in identity.keys() | record["identity"].keys():
-        if identity.get(key) != record["identity"].get(key):
-            raise CheckpointError(
-                f"{folder} holds another run: its {key} is {record['identity'].get(key)!r}, not {identity.get(key)!r}; "
-                "choose another folder"
-            )
+    if other := difference(record["identity"], identity):
+        raise CheckpointError(f"{folder} holds another run: {other}; choose another folder")
     model.load_state_dict({k.removeprefix("model."): t for k, t in tensors.items() if k.startswith("model.")})
     for name, parameter in model.named_parameters():
         if (buffer := tensors.get(f"momentum.{name}")) is not None:

@@ -13,6 +13,8 @@ from lrnas.job import Job
 from lrnas.reproduce import reproduce
 from lrnas.train import Result
 
+ROOT = Path(__file__).parent.parent
+
 THIN = {name: {"width": 0.05} for name in ("conv1", "cccp1", "cccp2", "conv2", "cccp3", "cccp4", "conv3", "cccp5")}
 FAST = {"epochs": 1, "batch_size": 64}
 
@@ -51,7 +53,7 @@ def test_a_network_beside_its_baseline(thin: Path, tmp_path: Path, monkeypatch: 
     again = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, seeds=2, out=tmp_path / "out")
     assert len(looks) == 4 and again.networks == result.networks  # nothing is trained or looked at twice
 
-    with pytest.raises(DataError, match="holds another run: its recipe is"):
+    with pytest.raises(DataError, match="holds another run: its recipe has"):
         reproduce(str(thin), data="digits", recipe="fast", changes={**FAST, "lr": 0.01}, out=tmp_path / "out")
 
 
@@ -141,3 +143,10 @@ def test_two_workers_have_the_loss_curve_of_one(thin: Path, tmp_path: Path) -> N
         assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
         assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-2)
     assert curves[0]["test_accuracy"] == pytest.approx(curves[1]["test_accuracy"], abs=0.02)
+
+
+def test_records_from_before_a_field_existed_still_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """The records that come with the project were made by an older version; nothing is trained again."""
+    result = reproduce("nin-c3-lr", data="digits", recipe="fast", seeds=3, out=ROOT / "results" / "reproduce")
+    assert [len(network.accuracies) for network in result.networks] == [3, 3]
+    assert "epoch" not in capsys.readouterr().err

@@ -252,6 +252,7 @@ def test_a_loader_that_dies_is_one_line(pictures: Path, monkeypatch: pytest.Monk
 
 def test_recipes_for_streams(pictures: Path) -> None:
     recipe = get_recipe("paper", "nin", 32, 36, own_crops=True)
+    assert not recipe.all_images  # what chooses is not trained on unasked
     assert (recipe.crop, recipe.pad, recipe.whiten) == (0, 0, False)
     data = load(pictures)
     with pytest.raises(InvalidRecipe, match=r"whitening needs all images in memory; .* set whiten=false"):

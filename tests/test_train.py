@@ -218,6 +218,19 @@ def test_drops_at_fixed_epochs() -> None:
     recipe = Recipe(epochs=8, schedule="paper", drop_at=0.5, drops=2, weight_decay=0.0)
     rates = [_learning_rates(recipe, _State(epoch=epoch), 1)[0] for epoch in range(8)]
     assert rates == pytest.approx([0.1] * 4 + [0.01] * 2 + [0.001] * 2)
+    recipe = Recipe(epochs=10, schedule="paper", drop_at=0.4, drops=2, weight_decay=0.0)  # 0.4 · 10 is not quite 4
+    rates = [_learning_rates(recipe, _State(epoch=epoch), 1)[0] for epoch in range(10)]
+    assert rates == pytest.approx([0.1] * 4 + [0.01] * 3 + [0.001] * 3)
+    with pytest.raises(InvalidRecipe, match="drop_at belongs to schedule"):
+        Recipe(schedule="one_cycle", drop_at=0.5)
+
+
+def test_weights_that_are_no_numbers_end_a_run() -> None:
+    """Even where a ReLU hides them from the loss."""
+    model = make_model()
+    with torch.no_grad():
+        model[0].bias[0] = -torch.inf
+    assert train(model, DIGITS, dataclasses.replace(RECIPE, epochs=1), seed=0).status == "diverged"
 
 
 def test_the_last_training_may_use_all_images(tmp_path: Path) -> None:

@@ -1,25 +1,46 @@
 """Fused kernels for training on GPUs, in Triton: what PyTorch computes in several passes over memory, in one.
 
-`lrnas.kernels.ops` has them as PyTorch operators; this file only says whether they can be used. Without a GPU, without
-Triton or with LRNAS_KERNELS=off everything runs in plain PyTorch, with the same results within rounding.
+`lrnas.kernels.ops` has them as PyTorch operators; this file only says whether they can be used. Without a GPU, where
+Triton does not work or with LRNAS_KERNELS=off everything runs in plain PyTorch, with the same results within rounding.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import os
+import warnings
 
+import torch
 from torch import Tensor
 
-__all__ = ["usable"]
+__all__ = ["FEW_CHANNELS", "available", "usable"]
+
+FEW_CHANNELS = 4
+"""Up to this many input channels a convolution's patches are written out: tensor cores want longer rows than that."""
+
+_works: dict[torch.device, bool] = {}
+
+
+def available(device: torch.device) -> bool:
+    """Whether the kernels run on a device; tried once."""
+    if device.type != "cuda" or torch.version.hip is not None or os.environ.get("LRNAS_KERNELS") == "off":
+        return False
+    if device not in _works:
+        try:
+            from lrnas.kernels import rows
+
+            with torch.cuda.device(device):
+                rows.bias_backward(torch.ones(2, 2, device=device), None)[1].sum().item()
+            _works[device] = True
+        except Exception as error:  # no Triton, no compiler for it, a GPU it does not know
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warnings.warn(f"training without the fused kernels, which do not run here: {reason}", stacklevel=2)
+            _works[device] = False
+    return _works[device]
 
 
 def usable(x: object) -> bool:
     """Whether this is a map that the kernels can take."""
-    return isinstance(x, Tensor) and x.is_cuda and x.ndim == 4 and x.numel() > 0 and _available()
+    return isinstance(x, Tensor) and x.is_cuda and x.ndim == 4 and x.numel() > 0 and x.dtype in _DTYPES
 
 
-@functools.cache
-def _available() -> bool:
-    return os.environ.get("LRNAS_KERNELS", "on") != "off" and importlib.util.find_spec("triton") is not None
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)

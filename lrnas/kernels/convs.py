@@ -14,12 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrnas.kernels import FEW_CHANNELS
 from lrnas.kernels.rows import as_map, as_rows, bias_backward
 
 __all__ = ["conv_backward", "conv_forward", "output_size"]
 
-FEW_CHANNELS = 4
-"""Up to this many input channels patches are written out: tensor cores want longer rows than that."""
 ALIGNMENT = 8
 """Columns of a matrix product come in multiples of 16 bytes, or it is slow."""
 PATCH_ROWS = 32
@@ -32,7 +31,7 @@ def _patches_kernel(
     STRIDE_ROWS: tl.constexpr, STRIDE_COLS: tl.constexpr, PAD_ROWS: tl.constexpr, PAD_COLS: tl.constexpr,
     STEP_ROWS: tl.constexpr, STEP_COLS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Copies pixels, each of them one or two words of 8 bytes."""
+    """Copies pixels, each of them some words of 8 bytes."""
     position = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = tl.arange(0, BLOCK_COLS)
     tap_row, tap_col = col // WORDS // KERNEL_COLS * STEP_ROWS, col // WORDS % KERNEL_COLS * STEP_COLS
@@ -120,9 +119,10 @@ def conv_forward(
 ) -> Tensor:
     rows = _input_rows(x, weight, stride, padding, dilation)
     if rows is None:
+        x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
         if relu and bias is not None and x.is_cuda:
             return torch.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, 1)
-        out = F.conv2d(x, weight, bias, stride, padding, dilation)
+        out = F.conv2d(x, weight, bias, stride, padding, dilation).contiguous(memory_format=torch.channels_last)
         return out.relu_() if relu else out
     matrix = _weight_rows(weight)
     if bias is not None:
@@ -151,13 +151,17 @@ def conv_backward(
     grad_rows, grad_bias = as_rows(grad), grad.new_empty(0, dtype=torch.float32)
     if out is not None or needs_bias:
         grad_rows, grad_bias = bias_backward(grad_rows, None if out is None else as_rows(out))
-    rows = _input_rows(x, weight, stride, padding, dilation)
-    if rows is None or (needs_input and not _is_product(weight, stride, padding)):
+    rows = None
+    if not needs_input or _is_product(weight, stride, padding):
+        rows = _input_rows(x, weight, stride, padding, dilation)
+    if rows is None:
+        x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
         grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
             as_map(grad_rows, len(grad), grad.shape[2], grad.shape[3]),
             *(x, weight, None, stride, padding, dilation, False, [0, 0], 1, [needs_input, True, False]),
         )
-        return grad_x if needs_input else grad.new_empty(0), grad_weight, grad_bias
+        grad_x = grad_x.contiguous(memory_format=torch.channels_last) if needs_input else grad.new_empty(0)
+        return grad_x, grad_weight.contiguous(memory_format=torch.channels_last), grad_bias
     matrix = _weight_rows(weight)
     grad_rows = _fill(grad_rows, 0, len(matrix) - len(weight))
     grad_x = as_map(grad_rows @ matrix, len(x), x.shape[2], x.shape[3]) if needs_input else grad.new_empty(0)

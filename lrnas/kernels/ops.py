@@ -17,12 +17,6 @@ __all__ = ["average_pool", "batch_norm", "conv", "max_pool"]
 Ints = Sequence[int]
 
 
-def _like(x: Tensor, channels: int, height: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty map with channels last."""
-    shape = (len(x), channels, height, width)
-    return torch.empty(shape, dtype=dtype or x.dtype, device=x.device, memory_format=torch.channels_last)
-
-
 # --- convolution, bias, ReLU
 
 
@@ -37,7 +31,7 @@ def _conv(
 def _(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, relu: bool
 ) -> Tensor:
-    return _like(x, len(weight), *convs.output_size(x, weight.shape[2:], stride, padding, dilation))
+    return rows.empty_map(x, len(weight), *convs.output_size(x, weight.shape[2:], stride, padding, dilation))
 
 
 @custom_op("lrnas::conv_backward", mutates_args=())
@@ -69,7 +63,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     number, channels, height, width = weight.shape
     grad_weight = weight.new_empty(number, height, width, channels).permute(0, 3, 1, 2)
-    grad_x = _like(x, *x.shape[1:]) if needs_input else x.new_empty(0)
+    grad_x = rows.empty_map(x, *x.shape[1:]) if needs_input else x.new_empty(0)
     has_sums = needs_bias or out is not None
     return grad_x, grad_weight, x.new_empty(number if has_sums else 0, dtype=torch.float32)
 
@@ -118,7 +112,7 @@ def _batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool)
 
 @_batch_norm.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor]:
-    return _like(x, *x.shape[1:]), x.new_empty(3, x.shape[1], dtype=torch.float32)
+    return rows.empty_map(x, *x.shape[1:]), x.new_empty(3, x.shape[1], dtype=torch.float32)
 
 
 @custom_op("lrnas::batch_norm_backward", mutates_args=())
@@ -131,7 +125,7 @@ def _batch_norm_backward(
 
 @_batch_norm_backward.register_fake
 def _(grad: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
-    return _like(x, *x.shape[1:]), x.new_empty(2, x.shape[1], dtype=torch.float32)
+    return rows.empty_map(x, *x.shape[1:]), x.new_empty(2, x.shape[1], dtype=torch.float32)
 
 
 def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -165,7 +159,7 @@ def _max_pool(x: Tensor, window: Ints, ceil_mode: bool) -> tuple[Tensor, Tensor]
 @_max_pool.register_fake
 def _(x: Tensor, window: Ints, ceil_mode: bool) -> tuple[Tensor, Tensor]:
     height, width = (Window(*window).output_size(size, ceil_mode) for size in x.shape[2:])
-    return _like(x, x.shape[1], height, width), _like(x, x.shape[1], height, width, torch.uint8)
+    return rows.empty_map(x, x.shape[1], height, width), rows.empty_map(x, x.shape[1], height, width, torch.uint8)
 
 
 @custom_op("lrnas::max_pool_backward", mutates_args=())
@@ -175,7 +169,7 @@ def _max_pool_backward(grad: Tensor, winner: Tensor, height: int, width: int, wi
 
 @_max_pool_backward.register_fake
 def _(grad: Tensor, winner: Tensor, height: int, width: int, window: Ints) -> Tensor:
-    return _like(grad, grad.shape[1], height, width)
+    return rows.empty_map(grad, grad.shape[1], height, width)
 
 
 def _max_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -205,7 +199,7 @@ def _average_pool(x: Tensor, window: Ints, ceil_mode: bool, count_padding: bool)
 @_average_pool.register_fake
 def _(x: Tensor, window: Ints, ceil_mode: bool, count_padding: bool) -> Tensor:
     height, width = (Window(*window).output_size(size, ceil_mode) for size in x.shape[2:])
-    return _like(x, x.shape[1], height, width)
+    return rows.empty_map(x, x.shape[1], height, width)
 
 
 @custom_op("lrnas::average_pool_backward", mutates_args=())
@@ -215,7 +209,7 @@ def _average_pool_backward(grad: Tensor, height: int, width: int, window: Ints, 
 
 @_average_pool_backward.register_fake
 def _(grad: Tensor, height: int, width: int, window: Ints, count_padding: bool) -> Tensor:
-    return _like(grad, grad.shape[1], height, width)
+    return rows.empty_map(grad, grad.shape[1], height, width)
 
 
 def _average_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

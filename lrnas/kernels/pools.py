@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrnas.kernels.rows import empty_map
+
 __all__ = ["Window", "average_backward", "average_forward", "max_backward", "max_forward"]
 
 BLOCK_POSITIONS, BLOCK_COLS, NUM_WARPS = 32, 32, 4
@@ -35,11 +37,6 @@ class Window(NamedTuple):
 def _grid(x: Tensor) -> tuple[int, int]:
     number, channels, height, width = x.shape
     return triton.cdiv(number * height * width, BLOCK_POSITIONS), triton.cdiv(channels, BLOCK_COLS)
-
-
-def _empty(number: int, channels: int, height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    shape = (number, channels, height, width)
-    return torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last)
 
 
 @triton.jit
@@ -75,7 +72,7 @@ def _forward_kernel(
         result = tl.full((BLOCK, BLOCK_COLS), float("-inf"), tl.float32)
     else:
         result = tl.zeros((BLOCK, BLOCK_COLS), tl.float32)
-    winner = tl.zeros((BLOCK, BLOCK_COLS), tl.int32)
+    winner = tl.full((BLOCK, BLOCK_COLS), -1, tl.int32)
     for i in tl.static_range(SIZE):
         for j in tl.static_range(SIZE):
             in_row, in_col = row * STRIDE - PADDING + i, col * STRIDE - PADDING + j
@@ -83,7 +80,7 @@ def _forward_kernel(
             at = ((image.to(tl.int64) * height + in_row) * width + in_col)[:, None] * channels + channel[None, :]
             if MAX:
                 value = tl.load(x_ptr + at, mask=here & inside[:, None], other=float("-inf")).to(tl.float32)
-                better = (value > result) | (value != value)
+                better = (value > result) | (value != value) | ((winner < 0) & inside[:, None])
                 result = tl.where(better, value, result)
                 winner = tl.where(better, i * SIZE + j, winner)
             else:
@@ -130,8 +127,8 @@ def _forward(x: Tensor, window: Window, ceil_mode: bool, is_max: bool, count_pad
     x = x.contiguous(memory_format=torch.channels_last)
     number, channels, height, width = x.shape
     out_height, out_width = window.output_size(height, ceil_mode), window.output_size(width, ceil_mode)
-    out = _empty(number, channels, out_height, out_width, x.dtype, x.device)
-    winner = _empty(number, channels, out_height, out_width, torch.uint8, x.device) if is_max else out
+    out = empty_map(x, channels, out_height, out_width)
+    winner = empty_map(x, channels, out_height, out_width, torch.uint8) if is_max else out
     _forward_kernel[_grid(out)](
         x, out, winner, number, channels, height, width, out_height, out_width, *window, is_max, count_padding,
         BLOCK_POSITIONS, BLOCK_COLS, num_warps=NUM_WARPS,
@@ -144,7 +141,7 @@ def _backward(
 ) -> Tensor:
     grad = grad.contiguous(memory_format=torch.channels_last)
     number, channels, out_height, out_width = grad.shape
-    out = _empty(number, channels, height, width, grad.dtype, grad.device)
+    out = empty_map(grad, channels, height, width)
     _backward_kernel[_grid(out)](
         grad, grad if winner is None else winner, out, number, channels, height, width, out_height, out_width,
         *window, winner is not None, count_padding, BLOCK_POSITIONS, BLOCK_COLS, num_warps=NUM_WARPS,

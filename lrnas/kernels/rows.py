@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["as_map", "as_rows", "bias_backward", "norm_backward", "norm_forward"]
+__all__ = ["as_map", "as_rows", "bias_backward", "empty_map", "norm_backward", "norm_forward"]
 
 BLOCK_ROWS, BLOCK_COLS, NUM_WARPS = 32, 64, 4
 PARTIALS = 256
@@ -30,6 +30,12 @@ def as_map(rows: Tensor, number: int, height: int, width: int) -> Tensor:
     channels = rows.shape[1]
     size, stride = (number, channels, height, width), (height * width * channels, 1, width * channels, channels)
     return rows.new_empty(0).set_(rows.untyped_storage(), rows.storage_offset(), size, stride)
+
+
+def empty_map(like: Tensor, channels: int, height: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    """For as many images as another map has, channels last."""
+    shape = (len(like), channels, height, width)
+    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def _grid(num_rows: int, num_cols: int) -> tuple[tuple[int, int], int]:
@@ -61,7 +67,7 @@ def _bias_kernel(
         grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
         if RELU:
             out = tl.load(out_ptr + at, mask=inside, other=0.0)
-            grad = tl.where(out > 0, grad, tl.zeros_like(grad))
+            grad = tl.where(out <= 0, tl.zeros_like(grad), grad)  # what is not a number passes, as in PyTorch
             tl.store(masked_ptr + at, grad, mask=inside)
         total += grad.to(tl.float32)
     tl.store(sums_ptr + program * num_cols + cols, tl.sum(total, 0), mask=cols < num_cols)
@@ -191,7 +197,7 @@ def _norm_sums_kernel(
         grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         if RELU:
-            grad = tl.where((x - mean) * scale + bias > 0, grad, 0.0)
+            grad = tl.where((x - mean) * scale + bias <= 0, 0.0, grad)
         total += grad
         product += grad * (x - mean)
     at_partial = 2 * program * num_cols + cols
@@ -216,7 +222,7 @@ def _norm_backward_kernel(
         grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         if RELU:
-            grad = tl.where((x - mean) * scale + bias > 0, grad, 0.0)
+            grad = tl.where((x - mean) * scale + bias <= 0, 0.0, grad)
         out = grad * scale - level - (x - mean) * slope
         tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
