@@ -192,7 +192,7 @@ def _fits(axis: str, value: Any, layer: Layer, mix: Mix) -> bool:
 
 def show(value: object) -> str:
     """A value as people write it: 3/8 rather than 0.375."""
-    if not isinstance(value, float):
+    if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
     fraction = Fraction(value).limit_denominator(64)
     return str(fraction) if abs(fraction - Fraction(value)) < 1e-6 else f"{value:.4g}"

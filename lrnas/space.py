@@ -283,7 +283,7 @@ def _make_seeds(space: SearchSpace) -> dict[str, Architecture]:
             continue
         known.add(key)
         name = f"{mix}-x{width:g}"
-        if TIMM in (backbone[: len(TIMM)], space.name[: len(TIMM)]):  # whose widths stay
+        if backbone.startswith(TIMM) or space.name.startswith(TIMM):  # where widths stay
             name = "baseline" if mix == "dense" else mix
         seeds[name if backbone == home else f"{backbone}-{name}"] = seed
     return seeds

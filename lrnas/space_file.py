@@ -10,7 +10,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -226,12 +226,17 @@ class _Reader:
 
     def points(self, table: dict[str, Any]) -> dict[str, Architecture]:
         points = {}
+        keys = ("version", *(item.name for item in fields(Architecture)), *POINT_EXTRAS)
         for name, entry in table.items():
-            entry = {key: value for key, value in self.table(entry, "points", name).items() if key not in POINT_EXTRAS}
+            self.known_keys(self.table(entry, "points", name), keys, "points", name)
+            entry = {key: value for key, value in entry.items() if key not in POINT_EXTRAS}
             try:
                 points[name] = Architecture.from_dict(entry, name)
             except InvalidArchitecture as error:
-                raise self.source.error(f"point {error}", "points", name) from None
+                layers = entry["layers"] if isinstance(entry.get("layers"), dict) else {}
+                found = [layer for layer in layers if str(error).startswith(f"{name}: {layer}: ")]
+                where = ("layers", found[0]) if found else ()
+                raise self.source.error(f"point {error}", "points", name, *where) from None
         return points
 
     def baseline(self, space: dict[str, Any], paper: dict[str, Any], points: Mapping[str, Any]) -> str | None:
