@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from lrnas.reproduce import Reproduction
+    from lrnas.space import SearchSpace
     from lrnas.summary import Summary
 
 __all__ = ["main"]
@@ -126,7 +127,20 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
     data.set_defaults(run=_data)
 
-    for command in (models, count, reproduce, recipes):
+    spaces = commands.add_parser(
+        "spaces",
+        help="the search spaces, or the parameters of one",
+        description="The search spaces that come with lrnas; with NAME, what varies in that one (see docs/spaces.md).",
+    )
+    spaces.add_argument(
+        "source", nargs="?", metavar="NAME", help="a space, FILE.toml, or timm:MODEL for any CNN of timm"
+    )
+    spaces.add_argument(
+        "--granularity", metavar="NAME", help="network, stage or layer: what varies together (default: the space's own)"
+    )
+    spaces.set_defaults(run=_spaces)
+
+    for command in (models, count, reproduce, recipes, spaces):
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 
@@ -210,6 +224,22 @@ def _recipes(options: argparse.Namespace) -> None:
     _console().print(table)
 
 
+def _spaces(options: argparse.Namespace) -> None:
+    from lrnas.space import load_space, named_spaces
+
+    spaces = [
+        load_space(name, granularity=options.granularity)
+        for name in ([options.source] if options.source else named_spaces())
+    ]
+    if options.json:
+        data = [{**space.to_dict(), "dimension": space.dimension, "size": space.size} for space in spaces]
+        _print_json(data[0] if options.source else data)
+    elif options.source:
+        _print_space(spaces[0])
+    else:
+        _print_spaces(spaces)
+
+
 def _data(options: argparse.Namespace) -> None:
     from lrnas.data import load_set
     from lrnas.progress import download_view
@@ -238,6 +268,48 @@ def _table(title: str) -> Table:
     from rich.table import Table
 
     return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+
+
+def _magnitude(number: int) -> str:
+    return f"{number:,}" if number < 100_000 else f"{number:.1e}".replace("e+", "e")
+
+
+def _print_spaces(spaces: list[SearchSpace]) -> None:
+    table = _table("Search spaces")
+    for column in ("space", "backbone", "granularity"):
+        table.add_column(column, no_wrap=True)
+    for column in ("dimension", "size", "points", "seeds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for space in spaces:
+        numbers = (str(space.dimension), _magnitude(space.size), str(len(space.points)), str(len(space.seeds)))
+        table.add_row(space.name, ", ".join(space.backbones), space.granularity, *numbers)
+    console = _console()
+    console.print(table)
+    console.print("points: networks of the paper. seeds: uniform scalings. `lrnas spaces NAME` shows what varies.")
+    console.print("Also: timm:MODEL for any CNN of timm, FILE.toml for one's own (docs/spaces.md).")
+
+
+def _print_space(space: SearchSpace) -> None:
+    from lrnas.groups import show_values
+
+    title = (
+        f"{space.name}, granularity {space.granularity}: {space.dimension} parameters, {_magnitude(space.size)} points"
+    )
+    table = _table(title)
+    for column in ("parameter", "values", "layers"):
+        table.add_column(column, no_wrap=column == "parameter")
+    layers = {
+        parameter.name: ", ".join(dict.fromkeys(layer.name for layer in group.layers))
+        for group in space.groups
+        for parameter in group.parameters
+    }
+    for parameter in space.parameters:
+        table.add_row(parameter.name, show_values(parameter), layers.get(parameter.name, "the whole network"))
+    console = _console()
+    console.print(table)
+    for what, names in (("points", space.points), ("seeds", space.seeds), ("left out", space.left_out)):
+        if names:
+            console.print(f"{what}: {', '.join(names)}")
 
 
 def _print_models(summaries: list[Summary]) -> None:

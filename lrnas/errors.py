@@ -5,7 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["ConversionError", "DataError", "InvalidArchitecture", "LrnasError", "UnknownName", "closest"]
+__all__ = [
+    "ConversionError",
+    "DataError",
+    "InvalidArchitecture",
+    "InvalidSpace",
+    "LrnasError",
+    "OutsideSpace",
+    "UnknownName",
+    "closest",
+]
 
 
 class LrnasError(Exception):
@@ -22,6 +31,14 @@ class ConversionError(LrnasError, ValueError):
 
 class DataError(LrnasError):
     """A data set that is missing, broken or not what it should be."""
+
+
+class InvalidSpace(LrnasError, ValueError):
+    """A description of a search space that breaks a rule."""
+
+
+class OutsideSpace(LrnasError, ValueError):
+    """A network, or a value of a parameter, that a search space does not have."""
 
 
 class UnknownName(LrnasError, LookupError):

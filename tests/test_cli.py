@@ -1,6 +1,7 @@
 """The command line, in a process of its own where that matters."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,23 @@ def test_count_file_and_timm(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert json.loads(out)["macs"] == 1_814_073_344
 
 
+def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "spaces")
+    assert code == 0
+    assert re.search(r"nin +nin, nin_3x3 +layer +22 +2.0e17 +3 +7", out)
+    code, out, _ = run(capsys, "spaces", "nin", "--granularity", "stage")
+    assert code == 0 and "left out: nin-c3\n" in out
+    assert re.search(r"block3.cccp.width +1/4 to 3/2 in steps of 1/8 +cccp5", out)
+    _, out, _ = run(capsys, "spaces", "--json")
+    assert [(space["name"], space["dimension"]) for space in json.loads(out)] == [
+        ("googlenet", 33),
+        ("nin", 22),
+        ("vgg11", 28),
+    ]
+    _, out, _ = run(capsys, "spaces", "nin", "--json")
+    assert json.loads(out)["baseline"] == "nin"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -126,6 +144,9 @@ def test_bad_files_get_one_line_and_exit_code_2(
         (["count", "timm:resnet81"], "unknown timm model 'resnet81'; did you mean resnet"),
         (["count", "x" * 5000], "unknown network"),
         (["count", "timm:nin_c3"], "nin_c3 is ours; write nin-c3"),
+        (["spaces", "vgg-11"], "unknown space 'vgg-11'; did you mean vgg11?"),
+        (["spaces", "missing.toml"], "cannot read missing.toml: No such file or directory"),
+        (["spaces", "--granularity", "block"], "granularity is one of network, stage, layer; got 'block'"),
         (["count", "vgg-gmp", "--input", "8"], "choose a larger input"),
         (["count", "vgg-gmp", "--input", "-1"], "the input size is a whole number above 0; got -1"),
         (["count", "vgg-gmp", "--classes", "0"], "the number of classes is a whole number above 0; got 0"),
@@ -145,7 +166,7 @@ def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: lrnas" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["models"], ["count", "vgg-gmp-lr"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["models"], ["count", "vgg-gmp-lr"], ["spaces"]])
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom lrnas.cli import main\n"

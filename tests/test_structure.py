@@ -13,7 +13,7 @@ PACKAGE = Path(lrnas.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 FACE = {"__init__", "__main__", "cli"}
 """These may reach for anything, when it is asked for."""
-NEEDS_NO_TORCH = ("errors", "arch", "cost", "topology", "plan", "points", "summary", "resources", "cli")
+NEEDS_NO_TORCH = ("errors", "arch", "cost", "topology", "plan", "points", "summary", "resources", "space", "cli")
 
 
 def imports_of(path: Path) -> set[str]:
