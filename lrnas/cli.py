@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lrnas import __version__
 from lrnas.errors import InvalidArchitecture, LrnasError
+from lrnas.search_commands import add_search_commands
+from lrnas.terminal import make_console, make_table, print_json, read_settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from lrnas.reproduce import Reproduction
     from lrnas.space import SearchSpace
     from lrnas.summary import Summary
@@ -140,7 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     spaces.set_defaults(run=_spaces)
 
-    for command in (models, count, reproduce, recipes, spaces):
+    searching = add_search_commands(commands, DATA)
+    for command in (models, count, reproduce, recipes, spaces, *searching):
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 
@@ -150,7 +149,7 @@ def _models(options: argparse.Namespace) -> None:
 
     summaries = summarise_points()
     if options.json:
-        _print_json([summary.to_dict() for summary in summaries])
+        print_json([summary.to_dict() for summary in summaries])
     else:
         _print_models(summaries)
 
@@ -165,7 +164,7 @@ def _count(options: argparse.Namespace) -> None:
         where = f"{options.source}: " if options.source.endswith(".json") else ""
         raise InvalidArchitecture(f"{where}{error}") from None
     if options.json:
-        _print_json(summary.to_dict())
+        print_json(summary.to_dict())
     else:
         _print_count(summary, with_layers=options.layers)
 
@@ -173,14 +172,6 @@ def _count(options: argparse.Namespace) -> None:
 def _reproduce(options: argparse.Namespace) -> None:
     from lrnas.reproduce import reproduce
 
-    changes: dict[str, Any] = {}
-    for setting in options.set:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise LrnasError(f"--set takes FIELD=VALUE; got {setting!r}; write --set lr=0.05, say")
-        changes[name] = value
-    if options.epochs is not None:
-        changes["epochs"] = options.epochs
     result = reproduce(
         options.source,
         data=options.data,
@@ -188,7 +179,7 @@ def _reproduce(options: argparse.Namespace) -> None:
         image_size=options.image_size,
         loaders=options.loaders,
         recipe=options.recipe,
-        changes=changes,
+        changes=read_settings(options.set, options.epochs),
         seeds=options.seeds,
         out=options.out,
         device=options.device,
@@ -198,7 +189,7 @@ def _reproduce(options: argparse.Namespace) -> None:
         say=lambda line: print(line, file=sys.stderr),
     )
     if options.json:
-        _print_json(result.to_dict())
+        print_json(result.to_dict())
     else:
         _print_count(result.summary, with_layers=False)
         _print_reproduction(result)
@@ -209,9 +200,9 @@ def _recipes(options: argparse.Namespace) -> None:
 
     recipes, docs = named_recipes(), field_docs()
     if options.json:
-        _print_json({name: recipe.to_dict() for name, recipe in recipes.items()})
+        print_json({name: recipe.to_dict() for name, recipe in recipes.items()})
         return
-    table = _table("Recipes")
+    table = make_table("Recipes")
     table.add_column("field", no_wrap=True)
     for name in recipes:
         table.add_column(name, justify="right", no_wrap=True)
@@ -221,7 +212,7 @@ def _recipes(options: argparse.Namespace) -> None:
         table.add_row(
             field, *[str(value).lower() if isinstance(value, bool) else f"{value}" for value in values], meaning
         )
-    _console().print(table)
+    make_console().print(table)
 
 
 def _spaces(options: argparse.Namespace) -> None:
@@ -233,7 +224,7 @@ def _spaces(options: argparse.Namespace) -> None:
     ]
     if options.json:
         data = [{**space.to_dict(), "dimension": space.dimension, "size": space.size} for space in spaces]
-        _print_json(data[0] if options.source else data)
+        print_json(data[0] if options.source else data)
     elif options.source:
         _print_space(spaces[0])
     else:
@@ -252,30 +243,12 @@ def _data(options: argparse.Namespace) -> None:
     print(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes: {few}")
 
 
-def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2))
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # a table in a file or a pipe keeps its columns whole
-    width = None if sys.stdout.isatty() else 200
-    return Console(highlight=False, markup=False, width=width)
-
-
-def _table(title: str) -> Table:
-    from rich.table import Table
-
-    return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-
-
 def _magnitude(number: int) -> str:
     return f"{number:,}" if number < 100_000 else f"{number:.1e}".replace("e+", "e")
 
 
 def _print_spaces(spaces: list[SearchSpace]) -> None:
-    table = _table("Search spaces")
+    table = make_table("Search spaces")
     for column in ("space", "backbone", "granularity"):
         table.add_column(column, no_wrap=True)
     for column in ("dimension", "size", "points", "seeds"):
@@ -283,7 +256,7 @@ def _print_spaces(spaces: list[SearchSpace]) -> None:
     for space in spaces:
         numbers = (str(space.dimension), _magnitude(space.size), str(len(space.points)), str(len(space.seeds)))
         table.add_row(space.name, ", ".join(space.backbones), space.granularity, *numbers)
-    console = _console()
+    console = make_console()
     console.print(table)
     console.print("points: networks of the paper. seeds: uniform scalings. `lrnas spaces NAME` shows what varies.")
     console.print("Also: timm:MODEL for any CNN of timm, FILE.toml for one's own (docs/spaces.md).")
@@ -295,7 +268,7 @@ def _print_space(space: SearchSpace) -> None:
     title = (
         f"{space.name}, granularity {space.granularity}: {space.dimension} parameters, {_magnitude(space.size)} points"
     )
-    table = _table(title)
+    table = make_table(title)
     for column in ("parameter", "values", "layers"):
         table.add_column(column, no_wrap=column == "parameter")
     layers = {
@@ -305,7 +278,7 @@ def _print_space(space: SearchSpace) -> None:
     }
     for parameter in space.parameters:
         table.add_row(parameter.name, show_values(parameter), layers.get(parameter.name, "the whole network"))
-    console = _console()
+    console = make_console()
     console.print(table)
     for what, names in (("points", space.points), ("seeds", space.seeds), ("left out", space.left_out)):
         if names:
@@ -313,12 +286,12 @@ def _print_space(space: SearchSpace) -> None:
 
 
 def _print_models(summaries: list[Summary]) -> None:
-    console = _console()
+    console = make_console()
     wide = console.width >= 120  # a narrow terminal shows what is published and by how much we differ
     exact = 0
     titles = list(dict.fromkeys(summary.point.table.title for summary in summaries if summary.point))
     for title in titles:
-        table = _table(title)
+        table = make_table(title)
         table.add_column("network", no_wrap=True)
         for group in ("multiply_acc", "params"):
             for column in ("published", "counted", "difference") if wide else ("published", "difference"):
@@ -351,11 +324,11 @@ def _print_models(summaries: list[Summary]) -> None:
 
 
 def _print_count(summary: Summary, with_layers: bool) -> None:
-    console = _console()
+    console = make_console()
     cost = summary.cost
     if with_layers:
         data = summary.to_dict()["layers"]
-        table = _table(f"{summary.name}, layer by layer")
+        table = make_table(f"{summary.name}, layer by layer")
         for column in ("layer", "kind", "filters", "output"):
             table.add_column(column, no_wrap=True)
         for column in ("MACs", "%", "parameters"):
@@ -374,7 +347,9 @@ def _print_count(summary: Summary, with_layers: bool) -> None:
                 f"{layer['params']:,}",
             )
         console.print(table)
-    table = _table(f"{summary.name}, input {summary.input_size}×{summary.input_size}, {summary.num_classes} classes")
+    table = make_table(
+        f"{summary.name}, input {summary.input_size}×{summary.input_size}, {summary.num_classes} classes"
+    )
     table.add_column("")
     table.add_column("MACs", justify="right")
     table.add_column("parameters", justify="right")
@@ -390,7 +365,7 @@ def _print_count(summary: Summary, with_layers: bool) -> None:
 
 
 def _print_reproduction(result: Reproduction) -> None:
-    table = _table(f"Measured on the test images of {result.data}, recipe of {result.recipe.epochs} epochs at most")
+    table = make_table(f"Measured on the test images of {result.data}, recipe of {result.recipe.epochs} epochs at most")
     table.add_column("network", no_wrap=True)
     for column in ("MACs", "share", "published", "measured", "sd", "n", "diverged"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -405,7 +380,7 @@ def _print_reproduction(result: Reproduction) -> None:
             str(len(network.accuracies)),
             str(network.diverged),
         )
-    console = _console()
+    console = make_console()
     console.print(table)
     console.print(result.verdict())
     console.print(f"Records: {result.files[0].parent}/")

@@ -1,0 +1,239 @@
+"""`lrnas search`, from the name of a space to a study with a front.
+
+`search` puts the parts together: the space, the data and recipe every network is trained with, the study that keeps the
+record, and Ray Tune that runs the trials. The same call continues a study; a larger budget extends it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import torch
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+
+from lrnas.arch import Architecture
+from lrnas.batches import DataSet
+from lrnas.data import load_set
+from lrnas.errors import LrnasError, UnknownName
+from lrnas.job import Job
+from lrnas.objectives import Limits, pick_objectives
+from lrnas.plan import TIMM, make_plan
+from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
+from lrnas.reproduce import SMALLEST_INPUT
+from lrnas.rungs import rung_epochs
+from lrnas.space import SearchSpace, load_space
+from lrnas.storage import DATABASE, open_storage
+from lrnas.study import MANIFEST, Study, StudyError, check_manifest
+from lrnas.tuning import Workers, run_trials
+
+__all__ = ["SAMPLERS", "SearchEvents", "open_study", "search", "study_names"]
+
+SAMPLERS = {
+    "tpe": "tree-structured Parzen estimators over all parameters together; cheap, good with hundreds of trials",
+    "gp": "Gaussian processes; the best use of few trials, seconds for each",
+    "nsga2": "an evolutionary algorithm; for thousands of trials",
+    "random": "points drawn at random, to compare with",
+}
+FACTOR = 3
+"""Of epochs from rung to rung, and of trials at a rung to those that go on."""
+QUICK_EPOCHS = {"digits": 3}
+"""For sets that are learned in no time, instead of the recipe's epochs."""
+
+
+class SearchEvents:
+    """What a search tells whoever watches it."""
+
+    def say(self, line: str) -> None:
+        """Something worth a line."""
+
+    def started(self, study: Study, budget: int) -> None:
+        """The study is open; trials are about to run."""
+
+    def changed(self, what: str) -> None:
+        """A trial started, ended or has one more epoch."""
+
+
+def search(
+    space: str,
+    *,
+    budget: int,
+    name: str | None = None,
+    data: str | None = None,
+    data_dir: str | Path | None = None,
+    image_size: int | None = None,
+    recipe: str = "fast",
+    epochs: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    batch_norm: bool | None = True,
+    granularity: str | None = None,
+    objectives: Sequence[str] = ("accuracy", "macs"),
+    sampler: str = "tpe",
+    min_epochs: int | None = None,
+    max_macs: int | None = None,
+    min_macs: int | None = None,
+    max_params: int | None = None,
+    cpus_per_trial: float = 1,
+    gpus_per_trial: float | None = None,
+    concurrency: int | None = None,
+    address: str | None = None,
+    storage: str | None = None,
+    studies: str | Path = "studies",
+    seed: int = 0,
+    events: SearchEvents | None = None,
+) -> Study:
+    """Search a space for the networks with the best accuracy for their cost; the study that has them.
+
+    The arguments are those of the command line, which explains them.
+    """
+    events = events or SearchEvents()
+    if budget < 1:
+        raise LrnasError(f"the budget is a number of trials, at least 1; got {budget}")
+    on_gpu = torch.cuda.is_available() if gpus_per_trial is None else gpus_per_trial > 0
+    workers = Workers(cpus_per_trial, (0.25 if on_gpu else 0) if gpus_per_trial is None else gpus_per_trial)
+    workers = dataclasses.replace(workers, concurrency=concurrency, address=address)
+    is_timm = space.startswith(TIMM)
+    found = load_space(space, granularity=granularity, batch_norm=None if is_timm else batch_norm)
+    data = data or ("cifar10" if on_gpu else "digits")
+    training = _Training(found, data, data_dir, image_size, seed, recipe, epochs, dict(changes or {}))
+    rungs = rung_epochs(min_epochs or max(1, training.recipe.epochs // FACTOR**2), training.recipe.epochs, FACTOR)
+    name = name or f"{Path(space).stem.replace(':', '-')}-{training.data.name.replace('/', '-')}"
+    folder = _study_folder(studies, name)
+    kept = open_storage(storage, folder, events.say)
+    goals = pick_objectives(objectives)
+    record = optuna.create_study(
+        storage=kept,
+        study_name=name,
+        directions=[goal.direction for goal in goals],
+        sampler=_make_sampler(sampler, seed),
+        load_if_exists=True,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # experimental, by Optuna's own count
+        record.set_metric_names([goal.name for goal in goals])
+    manifest = training.manifest(space, [goal.name for goal in goals], rungs)
+    check_manifest(record, manifest)
+    study = Study(name, record, goals, manifest, found, training.cost, Limits(max_macs, min_macs, max_params))
+    study.enqueue({**found.points, **found.seeds})
+    done = study.spent()
+    if budget < done:
+        raise StudyError(f"{name} has spent {done} trials already; got a budget of {budget}; give {done} or more")
+    events.started(study, budget)
+    run_trials(
+        study,
+        training.job,
+        folder / "trials",
+        budget=budget,
+        rungs=rungs,
+        factor=FACTOR,
+        workers=workers,
+        notify=events.changed,
+    )
+    return study
+
+
+class _Training:
+    """How every network of a study is trained."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        data: str,
+        data_dir: str | Path | None,
+        image_size: int | None,
+        seed: int,
+        recipe: str,
+        epochs: int | None,
+        changes: dict[str, Any],
+    ) -> None:
+        self.space = space
+        self.smallest = max(SMALLEST_INPUT.get(backbone, 32) for backbone in space.backbones)
+        self.data_dir = None if data_dir is None else str(data_dir)
+        self.image_size = image_size
+        self.seed = seed
+        self.named = data
+        self.data: DataSet = load_set(data, data_dir, min_size=self.smallest, image_size=image_size)
+        if epochs is None and "epochs" not in changes:
+            epochs = QUICK_EPOCHS.get(data)
+        if epochs is not None:
+            changes["epochs"] = epochs
+        self.recipe: Recipe = get_recipe(
+            recipe,
+            space.backbones[0],
+            self.data.image_size,
+            len(self.data.train),
+            changes,
+            own_crops=self.data.own_crops,
+        )
+        if self.recipe.all_images:
+            raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
+
+    def job(self, architecture: Architecture) -> Job:
+        return Job(architecture, self.named, self.recipe, self.seed, self.smallest, self.data_dir, self.image_size)
+
+    def cost(self, architecture: Architecture) -> tuple[int, int]:
+        """Multiply-accumulates and parameters, as it is trained."""
+        size = self.recipe.crop or self.data.image_size
+        cost = make_plan(architecture, size, self.data.num_classes, self.data.channels, check_fit=False).cost
+        return cost.macs, cost.params
+
+    def manifest(self, source: str, objectives: list[str], rungs: tuple[int, ...]) -> dict[str, Any]:
+        """What must stay the same for trials to be comparable."""
+        return {
+            "source": source,
+            "space": self.space.to_dict(),
+            "data": self.data.identity,
+            "image_size": self.data.image_size,
+            "recipe": self.recipe.to_dict(),
+            "rungs": list(rungs),
+            "seed": self.seed,
+            "objectives": objectives,
+            "reference": dict(zip(("macs", "params"), self._dearest(), strict=True)),
+        }
+
+    def _dearest(self) -> tuple[int, int]:
+        """The highest costs among the networks with a name, up to which hypervolumes are taken."""
+        costs = [self.cost(network) for network in (*self.space.points.values(), *self.space.seeds.values())]
+        return max(macs for macs, _ in costs), max(params for _, params in costs)
+
+
+def open_study(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Study:
+    """A study that exists, to look at."""
+    folder = _study_folder(studies, name)
+    if storage is None and not (folder / DATABASE).exists():
+        raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
+    try:
+        record = optuna.load_study(study_name=name, storage=open_storage(storage, folder, print))
+    except KeyError:
+        raise StudyError(f"the storage has no study {name!r}; `lrnas studies` lists all") from None
+    manifest = record.user_attrs.get(MANIFEST)
+    if manifest is None:
+        raise StudyError(f"{name} is a study of Optuna's, but not one of lrnas's; give another")
+    return Study(name, record, pick_objectives(manifest["objectives"]), manifest)
+
+
+def study_names(studies: str | Path = "studies") -> list[str]:
+    """The studies kept in a folder."""
+    return sorted(file.parent.name for file in Path(studies).glob(f"*/{DATABASE}"))
+
+
+def _study_folder(studies: str | Path, name: str) -> Path:
+    if not name or name != Path(name).name or name.startswith("."):
+        raise StudyError(f"a study's name is that of a folder; got {name!r}; leave out / and a leading dot")
+    return Path(studies) / name
+
+
+def _make_sampler(name: str, seed: int) -> BaseSampler:
+    makers: dict[str, Callable[[], BaseSampler]] = {
+        "tpe": lambda: TPESampler(multivariate=True, n_startup_trials=16, seed=seed),
+        "gp": lambda: GPSampler(n_startup_trials=16, seed=seed),
+        "nsga2": lambda: NSGAIISampler(population_size=24, seed=seed),
+        "random": lambda: RandomSampler(seed=seed),
+    }
+    if name not in makers:
+        raise UnknownName("sampler", name, SAMPLERS)
+    return makers[name]()

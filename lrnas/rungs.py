@@ -1,0 +1,38 @@
+"""Early stopping for accuracy against cost: which trials are worth more epochs.
+
+At certain epochs, the rungs, a trial goes on only if its accuracy is competitive among the trials that were there and
+cost no more: a network is stopped for being less accurate than cheaper ones, never for being cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lrnas.errors import LrnasError
+
+__all__ = ["is_competitive", "rung_epochs"]
+
+
+def rung_epochs(min_epochs: int, epochs: int, factor: int = 3) -> tuple[int, ...]:
+    """The epochs after which it is decided: `min_epochs`, `factor` times as many, and so on below `epochs`."""
+    if not 1 <= min_epochs <= epochs or factor < 2:
+        raise LrnasError(
+            f"the first rung lies between 1 and the {epochs} epochs, and the factor is at least 2; got {min_epochs} "
+            f"and {factor}; change --min-epochs"
+        )
+    rungs = []
+    while min_epochs < epochs:
+        rungs.append(min_epochs)
+        min_epochs *= factor
+    return tuple(rungs)
+
+
+def is_competitive(accuracy: float, macs: int, others: Iterable[tuple[float, int]], factor: int = 3) -> bool:
+    """Whether a trial is among the best 1/`factor` of those at its rung that cost no more.
+
+    `others` are the accuracies and costs of the other trials there. While there are fewer than `factor`, all go on.
+    """
+    rivals = [rival for rival, cost in others if cost <= macs]
+    better = sum(rival > accuracy for rival in rivals)
+    number = len(rivals) + 1
+    return number < factor or better < number / factor

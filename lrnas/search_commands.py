@@ -1,0 +1,237 @@
+"""The commands about searches: search, studies, front."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lrnas.errors import LrnasError
+from lrnas.terminal import make_console, make_table, print_json, read_settings
+
+if TYPE_CHECKING:
+    from lrnas.study import Study, Trial
+
+__all__ = ["add_search_commands"]
+
+
+def add_search_commands(commands: Any, data_help: str) -> list[argparse.ArgumentParser]:
+    """Add them to the parser; they all take --json."""
+    search = commands.add_parser(
+        "search",
+        help="search a space for networks that are accurate for their cost",
+        description="Search a space: Optuna proposes networks, Ray Tune trains them. The same command continues a "
+        "search that was stopped; a larger budget extends one.",
+    )
+    search.add_argument("--space", required=True, metavar="NAME", help="as in `lrnas spaces`, FILE.toml or timm:MODEL")
+    search.add_argument("--budget", type=int, required=True, metavar="N", help="trials in all, the paper's included")
+    search.add_argument("--name", metavar="STUDY", help="of the study (default: the space's and the data's)")
+    search.add_argument("--data", metavar="NAME", help=f"{data_help} (default: cifar10 with a GPU, digits without)")
+    search.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
+    search.add_argument("--image-size", type=int, metavar="PIXELS", help="of images read from files")
+    search.add_argument("--recipe", default="fast", metavar="NAME", help="fast, paper or FILE.toml")
+    search.add_argument("--epochs", type=int, metavar="N", help="of a network trained in full")
+    search.add_argument("--min-epochs", type=int, metavar="N", help="before a network may be stopped early")
+    search.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the recipe"
+    )
+    search.add_argument(
+        "--batch-norm", action=argparse.BooleanOptionalAction, default=True, help="in every network (default: yes)"
+    )
+    search.add_argument("--granularity", metavar="NAME", help="network, stage or layer: what varies together")
+    search.add_argument("--objectives", default="accuracy,macs", metavar="A,B", help="of accuracy, macs, params")
+    search.add_argument("--sampler", default="tpe", metavar="NAME", help="tpe, gp, nsga2 or random")
+    for name, what in (
+        ("max-macs", "multiply-accumulates at most"),
+        ("min-macs", "multiply-accumulates at least"),
+        ("max-params", "parameters at most"),
+    ):
+        search.add_argument(f"--{name}", type=_number, metavar="N", help=f"{what}; dearer networks are not trained")
+    search.add_argument("--cpus-per-trial", type=float, default=1, metavar="N", help="default: 1")
+    search.add_argument("--gpus-per-trial", type=float, metavar="N", help="default: 0.25 with a GPU")
+    search.add_argument(
+        "--concurrency", type=int, metavar="N", help="trials at a time (default: as many as there is room)"
+    )
+    search.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster (default: this machine)")
+    search.add_argument("--storage", metavar="URL", help="a database, or journal:FILE (default: SQLite in the study)")
+    search.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampler and of every training")
+    search.set_defaults(run=_search)
+
+    studies = commands.add_parser("studies", help="the studies there are", description="The studies in a folder.")
+    studies.set_defaults(run=_studies)
+
+    front = commands.add_parser(
+        "front",
+        help="the networks of a study that no other one beats",
+        description="The front of a study: networks trained in full that none beats in every objective.",
+    )
+    front.add_argument("study", metavar="STUDY", help="as in `lrnas studies`")
+    front.add_argument("--storage", metavar="URL", help="where it is kept, if not in its folder")
+    front.set_defaults(run=_front)
+
+    parsers = [search, studies, front]
+    for command in parsers:
+        command.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
+    return parsers
+
+
+def _number(text: str) -> int:
+    """A whole number, also as 120M or 1.5e8."""
+    units = {"k": 1e3, "m": 1e6, "g": 1e9}
+    unit = units.get(text[-1:].lower(), 1.0)
+    return round(float(text[:-1] if unit > 1 else text) * unit)
+
+
+def _search(options: argparse.Namespace) -> None:
+    try:
+        from lrnas.driver import search
+    except ImportError as error:
+        raise LrnasError(f"a search needs {error.name}; it is not installed; pip install 'lrnas[search]'") from None
+    from lrnas.search_view import search_view
+
+    with search_view() as events:
+        study = search(
+            options.space,
+            budget=options.budget,
+            name=options.name,
+            data=options.data,
+            data_dir=options.data_dir,
+            image_size=options.image_size,
+            recipe=options.recipe,
+            epochs=options.epochs,
+            changes=read_settings(options.set, None),
+            batch_norm=options.batch_norm,
+            granularity=options.granularity,
+            objectives=options.objectives.split(","),
+            sampler=options.sampler,
+            min_epochs=options.min_epochs,
+            max_macs=options.max_macs,
+            min_macs=options.min_macs,
+            max_params=options.max_params,
+            cpus_per_trial=options.cpus_per_trial,
+            gpus_per_trial=options.gpus_per_trial,
+            concurrency=options.concurrency,
+            address=options.address,
+            storage=options.storage,
+            studies=options.studies,
+            seed=options.seed,
+            events=events,
+        )
+    folder = Path(options.studies) / study.name
+    files = _write_files(study, folder)
+    if options.json:
+        print_json(_front_as_data(study))
+        return
+    _print_front(study)
+    console = make_console()
+    console.print(f"Written: {', '.join(str(file) for file in files)}")
+    extra = f" --storage {options.storage}" if options.storage else ""
+    console.print(f"Look again: lrnas front {study.name}{extra}")
+    console.print(f"Go on:      the same command with a budget above {options.budget}")
+
+
+def _studies(options: argparse.Namespace) -> None:
+    from lrnas.driver import open_study, study_names
+
+    found = [open_study(name, studies=options.studies) for name in study_names(options.studies)]
+    if options.json:
+        print_json([_overview(study) for study in found])
+        return
+    table = make_table(f"Studies in {options.studies}")
+    for column in ("study", "space", "data"):
+        table.add_column(column, no_wrap=True)
+    for column in ("trained", "stopped", "on the front", "best"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for study in found:
+        row = _overview(study)
+        best = "–" if row["best"] is None else f"{100 * row['best']:.2f} %"
+        numbers = (str(row["completed"]), str(row["stopped"]), str(row["front"]), best)
+        table.add_row(study.name, row["space"], row["data"], *numbers)
+    make_console().print(table)
+
+
+def _front(options: argparse.Namespace) -> None:
+    from lrnas.driver import open_study
+
+    study = open_study(options.study, storage=options.storage, studies=options.studies)
+    if options.json:
+        print_json(_front_as_data(study))
+    else:
+        _print_front(study)
+
+
+def _overview(study: Study) -> dict[str, Any]:
+    counts, front = study.counts(), study.front()
+    return {
+        "study": study.name,
+        "space": study.manifest["source"],
+        "data": study.manifest["data"],
+        "completed": counts.get("completed", 0),
+        "stopped": counts.get("stopped", 0),
+        "front": len(front),
+        "best": max((trial.accuracy or 0.0 for trial in front), default=None),
+    }
+
+
+def _front_as_data(study: Study) -> dict[str, Any]:
+    return {
+        "study": study.name,
+        "manifest": study.manifest,
+        "counts": study.counts(),
+        "hypervolume": study.hypervolume(),
+        "front": [_as_data(trial) for trial in study.front()],
+        "paper": [_as_data(trial) for trial in _paper_trials(study) if not trial.on_front],
+    }
+
+
+def _as_data(trial: Trial) -> dict[str, Any]:
+    names = ("number", "point", "identity", "accuracy", "macs", "params", "epochs", "seconds", "on_front")
+    return {**{name: getattr(trial, name) for name in names}, "architecture": trial.architecture.to_dict()}
+
+
+def _paper_trials(study: Study) -> list[Trial]:
+    points = study.manifest["space"]["points"]
+    return [trial for trial in study.trials() if trial.point in points and trial.status == "completed"]
+
+
+def _print_front(study: Study) -> None:
+    front = study.front()
+    console = make_console()
+    if not front:
+        console.print(f"{study.name} has no network trained in full yet.")
+        return
+    points = study.manifest["space"]["points"]
+    baseline = study.manifest["space"]["baseline"]
+    trials = _paper_trials(study)
+    whole = next((trial.macs for trial in trials if trial.point == baseline), None)
+    table = make_table(f"{study.name}: the front, and the paper's networks beside it")
+    table.add_column("network", no_wrap=True)
+    for column in ("trial", "accuracy", "MACs", "share", "parameters"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("")
+    shown = {trial.number: trial for trial in (*front, *trials)}
+    for trial in sorted(shown.values(), key=lambda trial: trial.macs):
+        share = f"{trial.macs / whole:.3f}" if whole else "–"
+        mark = ("front" if trial.on_front else "beaten") + (", paper" if trial.point in points else "")
+        name = trial.point or trial.identity
+        accuracy = f"{100 * (trial.accuracy or 0):.2f} %"
+        table.add_row(name, str(trial.number), accuracy, f"{trial.macs:,}", share, f"{trial.params:,}", mark)
+    console.print(table)
+    console.print("Accuracy on validation images, after the study's own training; for a paper, train again in full.")
+
+
+def _write_files(study: Study, folder: Path) -> list[Path]:
+    """The front as a table, and as a picture where matplotlib is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "front.csv"]
+    table = study.to_pandas()
+    table[table["on_front"]].sort_values("macs").to_csv(files[0], index=False)
+    try:
+        from lrnas.plots import plot_front
+    except ImportError:
+        print("lrnas: no picture without matplotlib; pip install 'lrnas[plot]'", file=sys.stderr)
+    else:
+        files.append(folder / "front.png")
+        plot_front(study, files[1])
+    return files

@@ -1,0 +1,102 @@
+"""What people see while a search runs: one live line in a terminal, plain lines elsewhere. Both on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from lrnas.driver import SearchEvents
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from lrnas.study import Study
+
+__all__ = ["search_view"]
+
+EVERY = 5.0
+"""Seconds between lines, at least."""
+
+
+@contextmanager
+def search_view() -> Iterator[SearchEvents]:
+    """Gives the events for `search`."""
+    if not sys.stderr.isatty():
+        yield _View(None)
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    with console.status("starting") as status:
+        yield _View(status)
+
+
+class _View(SearchEvents):
+    def __init__(self, status: Status | None) -> None:
+        self.status = status
+        self.study: Study | None = None
+        self.budget = 0
+        self.before = 0
+        self.began = self.last = time.monotonic()
+
+    def say(self, line: str) -> None:
+        if self.status is not None:
+            self.status.console.print(line, markup=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def started(self, study: Study, budget: int) -> None:
+        self.study, self.budget, self.before = study, budget, study.spent()
+        recipe = study.manifest["recipe"]
+        rungs = study.manifest["rungs"]
+        looks = f", looked at after {', '.join(map(str, rungs))}" if rungs else ""
+        self.say(
+            f"{study.name}: {budget} trials in all, {self.before} done; training on {study.manifest['data']}, "
+            f"epochs: {recipe['epochs']}{looks}"
+        )
+
+    def changed(self, what: str) -> None:
+        now = time.monotonic()
+        if self.study is None or (what != "ended" and now - self.last < EVERY):
+            return
+        if what not in ("started", "ended", "epoch"):
+            self.say(what)
+            return
+        self.last = now
+        text = self._summary(now)
+        if self.status is not None:
+            self.status.update(text)
+        elif what == "ended":
+            self.say(text)
+
+    def _summary(self, now: float) -> str:
+        assert self.study is not None
+        counts = self.study.counts()
+        front = self.study.front()
+        pruned = sum(counts.get(status, 0) for status in ("stopped", "diverged", "faulty"))
+        running = counts.get("running", 0)
+        done = self.study.spent() - running
+        best = f"best {100 * max(trial.accuracy or 0 for trial in front):.2f} %" if front else "none in full yet"
+        left = ""
+        if done > self.before:
+            seconds = (now - self.began) / (done - self.before) * max(0, self.budget - done)
+            left = f", about {_duration(seconds)} left"
+        lost = f", {counts['lost']} lost" if counts.get("lost") else ""
+        return (
+            f"{done}/{self.budget} trials: {counts.get('completed', 0)} in full, {pruned} stopped{lost}, {running} "
+            f"running; front {len(front)}, {best}, hypervolume {self.study.hypervolume():.4f}{left}"
+        )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes // 60} h {minutes % 60} min"
+        if minutes >= 60
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{rest} s"
+    )

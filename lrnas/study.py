@@ -1,0 +1,413 @@
+"""The record of a search: one Optuna study, which is the only truth about it.
+
+A `Study` proposes points of a space, takes in what training them came to, and knows the front. It survives anything:
+what is not in its storage did not happen. Trials carry their architecture and all that was measured as user attributes,
+objectives have their names, so that Optuna's own tools (optuna-dashboard, optuna.visualization) read it as it is.
+
+How trials end. COMPLETE: trained in full, or the same network as one that was. PRUNED, with the reason: stopped early,
+diverged, faulty or beyond a limit; samplers learn from these. FAIL: lost for reasons that are not the network's.
+WAITING: to be trained, or trained in part by a driver that is gone; the next driver goes on from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from lrnas.arch import Architecture
+from lrnas.errors import LrnasError
+from lrnas.objectives import Limits, Objective
+from lrnas.pareto import front_indices, hypervolume
+from lrnas.plan import canonical_id
+from lrnas.space import SearchSpace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["MANIFEST", "Proposal", "Study", "StudyError", "Trial", "check_manifest", "distributions_of"]
+
+MOST_REJECTIONS = 300
+"""In a row, after which a space counts as exhausted."""
+GONE_AFTER = 90.0
+"""Seconds without a sign of life that make a driver gone."""
+MANIFEST, DRIVER = "lrnas:manifest", "lrnas:driver:"
+
+
+class StudyError(LrnasError):
+    """A study that cannot be used as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A network to be trained now."""
+
+    number: int
+    architecture: Architecture
+    point: str | None
+    """The name of the paper's network or seed it is."""
+    macs: int
+    params: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One network of a study and what is known about it."""
+
+    number: int
+    state: str
+    status: str
+    """running, waiting, completed, stopped, diverged, faulty, limit, duplicate or lost."""
+    architecture: Architecture
+    identity: str
+    point: str | None
+    macs: int
+    params: int
+    accuracy: float | None
+    """Validation accuracy: final where completed, else the last one seen."""
+    epochs: int
+    """Trained."""
+    curve: tuple[float, ...]
+    """Validation accuracy after every epoch."""
+    seconds: float
+    reason: str
+    values: tuple[float, ...] | None
+    on_front: bool = False
+
+
+@dataclass
+class Study:
+    """See the module."""
+
+    name: str
+    study: optuna.Study
+    objectives: tuple[Objective, ...]
+    manifest: dict[str, Any]
+    space: SearchSpace | None = None
+    """Needed to propose points; not to look at them."""
+    cost_of: Callable[[Architecture], tuple[int, int]] | None = None
+    """Multiply-accumulates and parameters of an architecture, as it is trained."""
+    limits: Limits = field(default_factory=Limits)
+    driver: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
+
+    def __post_init__(self) -> None:
+        self.distributions = {} if self.space is None else distributions_of(self.space)
+        self._last_sign = 0.0
+
+    # --- asking
+
+    def enqueue(self, named: Mapping[str, Architecture]) -> None:
+        """Have named networks trained first; those the study has already are left alone."""
+        assert self.space is not None
+        known = {trial.user_attrs.get("point") for trial in self._trials()}
+        for name, architecture in named.items():
+            if name not in known:
+                self.study.enqueue_trial(self.space.params_of(architecture), user_attrs={"point": name})
+
+    def ask(self) -> Proposal:
+        """The next network to train. Points that need no training are told at once and cost nothing."""
+        assert self.space is not None and self.cost_of is not None
+        self.sign()
+        for _ in range(MOST_REJECTIONS):
+            trial = self.study.ask(self.distributions)
+            architecture = self.space.architecture(trial.params)
+            identity = canonical_id(architecture)
+            macs, params = self.cost_of(architecture)
+            facts = {"architecture": architecture.to_json(), "id": identity, "macs": macs, "params": params}
+            for key, value in {**facts, "owner": self.driver}.items():
+                trial.set_user_attr(key, value)
+            if excess := self.limits.excess(macs, params):
+                for name, value in excess.items():
+                    trial.set_constraint(name, value)
+                self._end(trial.number, TrialState.PRUNED, "limit", f"beyond {', '.join(sorted(excess))}")
+                continue
+            if self._is_known(trial.number, identity):
+                continue
+            trial.set_user_attr("trained", True)
+            return Proposal(trial.number, architecture, trial.user_attrs.get("point"), macs, params)
+        raise StudyError(
+            f"the last {MOST_REJECTIONS} points that {self.name} proposed were known or beyond a limit; the space "
+            "has no more to offer; end the search, or widen the space or the limits"
+        )
+
+    def _is_known(self, number: int, identity: str) -> bool:
+        """Whether this network was trained, or is being trained, as another trial; this one is then told."""
+        for other in self._trials():
+            if other.number == number or other.user_attrs.get("id") != identity or not other.user_attrs.get("trained"):
+                continue
+            reason = f"the same network as trial {other.number}"
+            if other.state == TrialState.COMPLETE:
+                self._end(number, TrialState.COMPLETE, "duplicate", reason, other.values)
+            elif other.state == TrialState.PRUNED:
+                self._end(number, TrialState.PRUNED, "duplicate", reason)
+            elif other.state in (TrialState.RUNNING, TrialState.WAITING):
+                self._end(number, TrialState.FAIL, "duplicate", reason)
+            else:
+                continue  # it was lost: another try
+            return True
+        return False
+
+    # --- telling
+
+    def record(self, number: int, accuracies: Sequence[float], seconds: float, **facts: Any) -> None:
+        """What is known of a trial that is being trained."""
+        values = {"curve": list(accuracies), "epochs": len(accuracies), "seconds": round(seconds, 3), **facts}
+        self._set(number, values)
+        self.sign()
+
+    def complete(self, number: int, accuracy: float) -> None:
+        """A trial was trained in full."""
+        known = self._frozen(number).user_attrs
+        values = [accuracy if item.name == "accuracy" else float(known[item.name]) for item in self.objectives]
+        self._set(number, {"accuracy": accuracy})
+        self._end(number, TrialState.COMPLETE, "completed", "", values)
+
+    def prune(self, number: int, status: str, reason: str) -> None:
+        """A trial ended that says something about its network: stopped, diverged or faulty."""
+        self._end(number, TrialState.PRUNED, status, reason)
+
+    def lose(self, number: int, reason: str) -> None:
+        """A trial ended that says nothing about its network."""
+        self._end(number, TrialState.FAIL, "lost", reason)
+
+    def release(self, number: int) -> None:
+        """A trial will not be finished by this driver: whoever asks next goes on with it."""
+        storage = self.study._storage
+        storage.set_trial_state_values(self._frozen(number)._trial_id, TrialState.WAITING)
+
+    def release_orphans(self) -> int:
+        """Give back the trials of drivers that are gone, and how many these are."""
+        living = self._living_drivers()
+        orphans = [
+            trial
+            for trial in self._trials((TrialState.RUNNING,))
+            if trial.user_attrs.get("owner") not in living  # also one that died before it could sign
+        ]
+        for trial in orphans:
+            self.release(trial.number)
+        return len(orphans)
+
+    def _end(
+        self, number: int, state: TrialState, status: str, reason: str, values: Sequence[float] | None = None
+    ) -> None:
+        self._set(number, {"status": status, "reason": reason} if reason else {"status": status})
+        self.study.tell(number, values, state=state, skip_if_finished=True)
+
+    def _set(self, number: int, attributes: Mapping[str, Any]) -> None:
+        trial_id = self._frozen(number)._trial_id
+        for key, value in attributes.items():
+            self.study._storage.set_trial_user_attr(trial_id, key, value)
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        storage = self.study._storage
+        return storage.get_trial(storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number))
+
+    # --- drivers
+
+    def sign(self) -> None:
+        """Leave a sign of life, every few seconds at most."""
+        now = time.time()
+        if now - self._last_sign > GONE_AFTER / 6:
+            self._last_sign = now
+            self.study.set_user_attr(DRIVER + self.driver, now)
+
+    def sign_off(self) -> None:
+        """This driver is done."""
+        self.study.set_user_attr(DRIVER + self.driver, 0.0)
+
+    def _living_drivers(self) -> set[str]:
+        living = {self.driver}
+        for key, seen in self.study.user_attrs.items():
+            if key.startswith(DRIVER):
+                host, process, _ = key.removeprefix(DRIVER).rsplit(":", 2)
+                dead = host == socket.gethostname() and not _is_alive(int(process))
+                if time.time() - seen < GONE_AFTER and not dead:
+                    living.add(key.removeprefix(DRIVER))
+        return living
+
+    # --- what there is
+
+    def spent(self) -> int:
+        """Trials that cost budget: those whose training began, but for lost ones."""
+        return sum(
+            1
+            for trial in self._trials()
+            if trial.user_attrs.get("trained")
+            and trial.state != TrialState.FAIL
+            and trial.state != TrialState.WAITING  # it will be asked for, and counted, again
+        )
+
+    def trials(self) -> list[Trial]:
+        """Every trial that has a network, in order; those on the front say so."""
+        trials = [_read_trial(trial) for trial in self._trials() if "architecture" in trial.user_attrs]
+        full = [trial for trial in trials if trial.status == "completed" and trial.values is not None]
+        best = {full[i].number for i in front_indices([self._small(trial.values or ()) for trial in full])}
+        return [_with_front(trial, trial.number in best) for trial in trials]
+
+    def front(self) -> list[Trial]:
+        """Trials of full fidelity that no other one dominates, cheapest first."""
+        return sorted(
+            (trial for trial in self.trials() if trial.on_front), key=lambda trial: (trial.macs, trial.number)
+        )
+
+    def best(self, *, max_macs: int | None = None, max_params: int | None = None) -> Trial:
+        """The most accurate network trained in full within limits."""
+        limits = Limits(max_macs=max_macs, max_params=max_params)
+        fits = [
+            trial
+            for trial in self.trials()
+            if trial.status == "completed" and not limits.excess(trial.macs, trial.params)
+        ]
+        if not fits:
+            raise StudyError(f"no network of {self.name} that is trained in full is within these limits; raise them")
+        return max(fits, key=lambda trial: (trial.accuracy or 0.0, -trial.macs))
+
+    def curve(self, number: int) -> tuple[list[float], float]:
+        """Accuracies after every epoch of a trial so far, and the seconds they took."""
+        known = self._frozen(number).user_attrs
+        return list(known.get("curve", ())), float(known.get("seconds", 0.0))
+
+    def at_epoch(self, number: int, epoch: int) -> tuple[int, list[tuple[float, int]]]:
+        """A trial's cost, and the accuracy and cost of all others after so many epochs."""
+        macs, others = 0, []
+        for trial in self._trials():
+            known = trial.user_attrs
+            if trial.number == number:
+                macs = known["macs"]
+            elif len(known.get("curve", ())) >= epoch:
+                others.append((known["curve"][epoch - 1], known["macs"]))
+        return macs, others
+
+    def is_protected(self, number: int) -> bool:
+        """Whether a trial is one of the paper's networks, which are always trained in full."""
+        return self._frozen(number).user_attrs.get("point") in self.manifest["space"]["points"]
+
+    def hypervolume(self) -> float:
+        """Of the front, as a share of what lies above accuracy 0 and below the costs of the dearest named network."""
+        reference = self.manifest["reference"]
+        scaled = [
+            [
+                1 - value if objective.maximise else value / reference[objective.name]
+                for value, objective in zip(trial.values, self.objectives, strict=True)
+            ]
+            for trial in self.trials()
+            if trial.status == "completed" and trial.values is not None
+        ]
+        return hypervolume(scaled, [1.0] * len(self.objectives))
+
+    def counts(self) -> dict[str, int]:
+        """Number of trials by status."""
+        counts: dict[str, int] = {}
+        for trial in self.trials():
+            counts[trial.status] = counts.get(trial.status, 0) + 1
+        return counts
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per trial: what the network is and what it came to."""
+        import pandas as pd
+
+        columns = (
+            "number",
+            "status",
+            "point",
+            "identity",
+            "accuracy",
+            "macs",
+            "params",
+            "epochs",
+            "seconds",
+            "on_front",
+        )
+        rows = [{name: getattr(trial, name) for name in columns} for trial in self.trials()]
+        for row, trial in zip(rows, self.trials(), strict=True):
+            row["architecture"] = trial.architecture.to_json()
+        return pd.DataFrame(rows, columns=[*columns, "architecture"])
+
+    def _small(self, values: Sequence[float]) -> list[float]:
+        return [-v if o.maximise else v for v, o in zip(values, self.objectives, strict=True)]
+
+    def _trials(self, states: tuple[TrialState, ...] | None = None) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=states)
+
+
+def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
+    """A space in Optuna's words."""
+    found: dict[str, BaseDistribution] = {}
+    for parameter in space.parameters:
+        values = parameter.values
+        if parameter.ordered and len(values) > 1:
+            low, high = float(values[0]), float(values[-1])
+            found[parameter.name] = FloatDistribution(low, high, step=(high - low) / (len(values) - 1))
+        else:
+            found[parameter.name] = CategoricalDistribution(values)
+    return found
+
+
+def _read_trial(trial: FrozenTrial) -> Trial:
+    attributes = trial.user_attrs
+    curve = tuple(attributes.get("curve", ()))
+    accuracy = attributes.get("accuracy", curve[-1] if curve else None)
+    return Trial(
+        number=trial.number,
+        state=trial.state.name,
+        status=trial.state.name.lower() if not trial.state.is_finished() else attributes.get("status", "lost"),
+        architecture=Architecture.from_json(attributes["architecture"]),
+        identity=attributes["id"],
+        point=attributes.get("point"),
+        macs=attributes["macs"],
+        params=attributes["params"],
+        accuracy=accuracy,
+        epochs=attributes.get("epochs", 0),
+        curve=curve,
+        seconds=attributes.get("seconds", 0.0),
+        reason=attributes.get("reason", ""),
+        values=tuple(trial.values) if trial.values is not None else None,
+    )
+
+
+def _with_front(trial: Trial, on_front: bool) -> Trial:
+    return dataclasses.replace(trial, on_front=on_front) if on_front else trial
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def check_manifest(study: optuna.Study, manifest: Mapping[str, Any]) -> None:
+    """Pin what a study is about, or refuse to go on with something else."""
+    wanted = json.loads(json.dumps(manifest))
+    stored = study.user_attrs.get(MANIFEST)
+    if stored is None:
+        study.set_user_attr(MANIFEST, wanted)
+        return
+    differences = list(_differences(stored, wanted))
+    if differences:
+        listed = "; ".join(f"{where} was {old!r}, now {new!r}" for where, old, new in differences[:4])
+        more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
+        raise StudyError(
+            f"{study.study_name} was begun with other settings: {listed}{more}; give them, or another --name"
+        )
+
+
+def _differences(old: Any, new: Any, where: str = "") -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from _differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+    elif old != new:
+        yield where, old, new

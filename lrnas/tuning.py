@@ -1,0 +1,329 @@
+"""`lrnas search`: Ray Tune trains the trials of a study, several at a time, on this machine or a cluster.
+
+Tune is told what to run by a searcher that asks the study, and when to stop a trial by a scheduler that looks at the
+study's rungs; its own state is thrown away. Workers stay for the whole search and keep the data; every trial writes a
+checkpoint after each epoch, so what a lost worker or a killed search leaves behind is gone on with.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray import tune
+from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
+
+from lrnas.batches import DataSet
+from lrnas.errors import LrnasError
+from lrnas.job import Job
+from lrnas.provenance import provenance
+from lrnas.rungs import is_competitive
+from lrnas.study import Study, StudyError
+from lrnas.train import EpochReport
+
+__all__ = ["Task", "Workers", "run_trials"]
+
+RETRIES = 2
+"""Of a trial whose worker was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Who trains: shares of the machine for one trial, and how many trials at a time."""
+
+    cpus: float = 1
+    gpus: float = 0
+    concurrency: int | None = None
+    address: str | None = None
+    """Of a Ray cluster; None for this machine alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a worker is sent."""
+
+    job: Job
+    folder: str
+    cpus: float
+    use_gpu: bool
+
+
+def run_trials(
+    study: Study,
+    make_job: Callable[[Any], Job],
+    folder: Path,
+    *,
+    budget: int,
+    rungs: tuple[int, ...],
+    factor: int,
+    workers: Workers,
+    notify: Callable[[str], None],
+) -> None:
+    """Train until the study has spent its budget, or there is nothing left to train, or somebody stops it.
+
+    `make_job` says how an architecture is trained; `notify` is called with what happened, in a few words.
+    """
+    study.release_orphans()
+    with _cluster(workers) as concurrency:
+        while True:
+            searcher = _StudySearcher(study, make_job, folder, budget, workers, notify)
+            scheduler = _RungScheduler(study, searcher, rungs, factor)
+            before = study.spent()
+            try:
+                _fit(searcher, scheduler, workers, concurrency)
+            finally:
+                for number in searcher.running.values():
+                    study.release(number)
+                study.sign_off()
+            # lost trials cost no budget: go on, unless nothing moves
+            if searcher.over or study.spent() >= budget or study.spent() == before:
+                break
+        if searcher.over:
+            notify(searcher.over)
+
+
+def _fit(searcher: _StudySearcher, scheduler: TrialScheduler, workers: Workers, concurrency: int) -> None:
+    trainable = tune.with_resources(_train_trial, {"cpu": workers.cpus, "gpu": workers.gpus})
+    with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Tune's own, about its next version
+        tuner = Tuner(
+            trainable,
+            tune_config=TuneConfig(
+                search_alg=searcher,
+                scheduler=scheduler,
+                num_samples=-1,
+                max_concurrent_trials=concurrency,
+                reuse_actors=True,
+            ),
+            run_config=RunConfig(
+                name="search",
+                storage_path=scratch,
+                verbose=0,
+                failure_config=FailureConfig(max_failures=RETRIES),
+            ),
+        )
+        tuner.fit()
+
+
+@contextmanager
+def _cluster(workers: Workers) -> Iterator[int]:
+    """Ray for the time of a search, and how many trials it can train at a time."""
+    quiet = {
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+        "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+        "RAY_AIR_NEW_OUTPUT": "0",
+        "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+    }
+    for name, value in quiet.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    started = not ray.is_initialized()
+    if started:
+        try:
+            ray.init(
+                address=workers.address or "local",
+                log_to_driver=False,
+                include_dashboard=False if workers.address is None else None,
+                logging_level=logging.ERROR,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise LrnasError(f"cannot reach a Ray cluster at {workers.address}: {reason}; check --address") from None
+    try:
+        have = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
+        for kind, share in wanted.items():
+            if share > have.get(kind, 0):
+                raise LrnasError(
+                    f"a trial takes {share:g} {kind}, and there are {have.get(kind, 0):g}; set "
+                    f"--{kind.lower()}s-per-trial to less"
+                )
+        room = min(int(have.get(kind, 0) / share) for kind, share in wanted.items() if share)
+        yield max(1, room if workers.concurrency is None else min(room, workers.concurrency))
+    finally:
+        if started:
+            ray.shutdown()
+
+
+@functools.lru_cache(maxsize=2)
+def _load_data(data: str, min_size: int, data_dir: str | None, image_size: int | None) -> DataSet:
+    from lrnas.data import load_set
+
+    return load_set(data, data_dir, min_size=min_size, image_size=image_size)
+
+
+def _train_trial(config: dict[str, Any]) -> None:
+    """What a worker does: train one network, tell Tune after every epoch, and at the end how it went."""
+    task: Task = config["task"]
+    job = task.job
+    torch.set_num_threads(max(1, int(task.cpus)))
+    started = time.perf_counter()
+
+    def report(entry: EpochReport) -> None:
+        tune.report(
+            {
+                "epoch": entry.epoch,
+                "accuracy": entry.val_accuracy,
+                "seconds": entry.seconds,
+                "images_per_second": entry.images_per_second,
+            }
+        )
+
+    try:
+        data = _load_data(job.data, job.min_size, job.data_dir, job.image_size)
+        model = job.create_model(data)
+        result = job.run(model, data, Path(task.folder), "cuda" if task.use_gpu else "cpu", report=report)
+    except Exception as error:  # of any kind: a faulty network must not end the search
+        tune.report({"status": "faulty", "reason": f"{type(error).__name__}: {error}"[:500]})
+        return
+    tune.report(
+        {
+            "status": result.status,
+            "curve": [entry.val_accuracy for entry in result.curve],
+            "seconds_of_curve": sum(entry.seconds for entry in result.curve),
+            "images_per_second": result.images_per_second,
+            "start_seconds": result.start_seconds,
+            "trial_seconds": time.perf_counter() - started,
+        }
+    )
+
+
+class _StudySearcher(Searcher):
+    """Tune's way to ask and tell a study."""
+
+    def __init__(
+        self,
+        study: Study,
+        make_job: Callable[[Any], Job],
+        folder: Path,
+        budget: int,
+        workers: Workers,
+        notify: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self.study = study
+        self.make_job = make_job
+        self.folder = folder
+        self.budget = budget
+        self.workers = workers
+        self.notify = notify
+        self.running: dict[str, int] = {}
+        """Trial of the study by Tune's name for it."""
+        self.curves: dict[str, list[float]] = {}
+        self.seconds: dict[str, float] = {}
+        self.stopped: dict[str, str] = {}
+        """Why the scheduler stopped a trial."""
+        self.over = ""
+        """Why there is nothing left to propose."""
+        self.facts = provenance()
+
+    def suggest(self, trial_id: str) -> Any:
+        if self.over or self.study.spent() >= self.budget:
+            return Searcher.FINISHED
+        try:
+            proposal = self.study.ask()
+        except StudyError as error:
+            self.over = str(error)
+            return Searcher.FINISHED
+        job = self.make_job(proposal.architecture)
+        folder = self.folder / f"{proposal.number:05d}"
+        self.running[trial_id] = proposal.number
+        known = self.study.curve(proposal.number)  # of a trial that another driver began
+        self.curves[trial_id], self.seconds[trial_id] = list(known[0]), known[1]
+        self.study.record(
+            proposal.number,
+            *known,
+            seed=job.seed,
+            commit=self.facts["commit"],
+            versions=self.facts["versions"],
+            hardware=self.facts["hardware"],
+        )
+        self.notify("started")
+        return {"task": Task(job, str(folder.resolve()), self.workers.cpus, self.workers.gpus > 0)}
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """An epoch more, or the end."""
+        number = self.running.get(trial_id)
+        if number is None or "epoch" not in result or "status" in result:
+            return
+        curve = self.curves[trial_id]
+        curve[result["epoch"] - 1 :] = [result["accuracy"]]  # after a retry an epoch may come again
+        self.seconds[trial_id] += result["seconds"]
+        rate = round(result["images_per_second"], 1)
+        self.study.record(number, curve, self.seconds[trial_id], images_per_second=rate)
+        self.notify("epoch")
+
+    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
+        number = self.running.pop(trial_id, None)
+        if number is None:
+            return
+        result = result or {}
+        status = result.get("status")
+        if error:
+            self.study.lose(number, f"its worker was lost {RETRIES + 1} times")
+        elif trial_id in self.stopped:
+            self.study.prune(number, "stopped", self.stopped.pop(trial_id))
+        elif status == "completed":
+            curve = result["curve"]
+            rate = round(result["images_per_second"], 1)
+            self.study.record(number, curve, result["seconds_of_curve"], images_per_second=rate)
+            self.study.complete(number, curve[-1])
+        elif status == "diverged":
+            self.study.prune(number, "diverged", "the loss became infinite")
+        elif status == "faulty":
+            self.study.prune(number, "faulty", result["reason"])
+        else:  # Tune was stopped in mid-trial
+            self.study.release(number)
+        self.notify("ended")
+
+    # the study is the only state there is
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        pass
+
+    def save(self, checkpoint_path: str) -> None:
+        pass
+
+    def restore(self, checkpoint_path: str) -> None:
+        pass
+
+
+class _RungScheduler(FIFOScheduler):
+    """Stops trials that are not competitive at a rung. Named points are trained in full."""
+
+    def __init__(self, study: Study, searcher: _StudySearcher, rungs: tuple[int, ...], factor: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.study = study
+        self.searcher = searcher
+        self.rungs = rungs
+        self.factor = factor
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
+        number = self.searcher.running.get(trial.trial_id)
+        epoch = result.get("epoch")
+        if number is None or "status" in result or epoch not in self.rungs or self.study.is_protected(number):
+            return str(TrialScheduler.CONTINUE)
+        macs, others = self.study.at_epoch(number, epoch)
+        if is_competitive(result["accuracy"], macs, others, self.factor):
+            return str(TrialScheduler.CONTINUE)
+        cheaper = sum(cost <= macs for _, cost in others)
+        self.searcher.stopped[trial.trial_id] = (
+            f"{100 * result['accuracy']:.2f} % after {epoch} epochs, behind most of the {cheaper} that cost no more"
+        )
+        return str(TrialScheduler.STOP)

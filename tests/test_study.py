@@ -1,0 +1,189 @@
+"""The record of a search: asking, telling, what survives, what is on the front."""
+
+import json
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from lrnas.arch import Architecture
+from lrnas.objectives import InvalidObjectives, Limits, pick_objectives
+from lrnas.plan import canonical_id, make_plan
+from lrnas.space import load_space
+from lrnas.storage import open_storage
+from lrnas.study import DRIVER, Study, StudyError, check_manifest, distributions_of
+
+SPACE = load_space("nin", batch_norm=True)
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def cost(architecture: Architecture) -> tuple[int, int]:
+    total = make_plan(architecture, 8, 10, 1, check_fit=False).cost
+    return total.macs, total.params
+
+
+def make_study(folder: Path | None = None, limits: Limits | None = None, objectives: str = "accuracy,macs") -> Study:
+    goals = pick_objectives(objectives.split(","))
+    storage = None if folder is None else open_storage(None, folder, print)
+    record = optuna.create_study(
+        study_name="s",
+        storage=storage,
+        directions=[goal.direction for goal in goals],
+        load_if_exists=True,
+        sampler=optuna.samplers.RandomSampler(seed=0),
+    )
+    manifest = {
+        "space": SPACE.to_dict(),
+        "objectives": objectives.split(","),
+        "reference": {"macs": 2e7, "params": 2e6},
+    }
+    check_manifest(record, manifest)
+    return Study("s", record, goals, manifest, SPACE, cost, limits or Limits())
+
+
+def finish(study: Study, accuracy: float) -> int:
+    proposal = study.ask()
+    study.record(proposal.number, [accuracy / 2, accuracy], 1.0)
+    study.complete(proposal.number, accuracy)
+    return proposal.number
+
+
+def test_the_paper_s_networks_come_first_and_once(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    for _ in range(2):
+        study.enqueue(SPACE.points)
+    proposals = [study.ask() for _ in range(3)]
+    assert [proposal.point for proposal in proposals] == list(SPACE.points)
+    for proposal, point in zip(proposals, SPACE.points.values(), strict=True):
+        assert canonical_id(proposal.architecture) == canonical_id(point)
+        assert study.is_protected(proposal.number)
+    again = make_study(tmp_path)
+    again.enqueue(SPACE.points)
+    assert not again.is_protected(again.ask().number)
+
+
+def test_trials_carry_what_is_known_of_them() -> None:
+    study = make_study()
+    number = finish(study, 0.9)
+    attributes = study.study.trials[number].user_attrs
+    assert json.loads(attributes["architecture"])["backbone"].startswith("nin")
+    assert {"id", "macs", "params", "curve", "epochs", "seconds", "status", "owner"} <= attributes.keys()
+    assert study.study.trials[number].values == [0.9, attributes["macs"]]
+    frame = study.to_pandas()
+    assert frame.loc[0, "accuracy"] == 0.9 and frame.loc[0, "on_front"]
+
+
+def test_only_networks_trained_in_full_are_on_the_front() -> None:
+    study = make_study()
+    best = finish(study, 0.9)
+    stopped = study.ask()
+    study.record(stopped.number, [0.99], 1.0)
+    study.prune(stopped.number, "stopped", "not competitive")
+    assert [trial.number for trial in study.front()] == [best]
+    assert study.trials()[stopped.number].curve == (0.99,)
+    assert study.counts() == {"completed": 1, "stopped": 1}
+    assert study.spent() == 2
+
+
+def test_the_same_network_is_not_trained_twice() -> None:
+    study = make_study()
+    first = study.ask()
+    params = study.study.trials[first.number].params
+    for wanted in (TrialState.FAIL, TrialState.COMPLETE):  # while it is being trained, and afterwards
+        study.study.enqueue_trial(params)
+        assert study.ask().number > first.number + 1
+        copied = study.study.trials[-2]
+        assert copied.state == wanted and copied.user_attrs["status"] == "duplicate"
+        if first.number in [trial.number for trial in study.study.get_trials(states=(TrialState.RUNNING,))]:
+            study.complete(first.number, 0.8)
+    assert study.study.trials[-2].values == study.study.trials[first.number].values
+    assert [trial.number for trial in study.front()] == [first.number]
+    assert study.spent() == 3  # the first and two that are being trained
+
+
+def test_limits_cost_no_budget() -> None:
+    study = make_study(limits=Limits(max_macs=4_000_000))
+    proposal = study.ask()
+    assert proposal.macs <= 4_000_000 and study.spent() == 1
+    rejected = study.study.get_trials(states=(TrialState.PRUNED,))
+    assert rejected and all("beyond max_macs" in trial.user_attrs["reason"] for trial in rejected)
+
+
+def test_an_exhausted_space_ends_the_search() -> None:
+    with pytest.raises(StudyError, match="the space has no more to offer"):
+        make_study(limits=Limits(max_macs=1)).ask()
+
+
+def test_a_lost_trial_may_be_tried_again_and_costs_nothing() -> None:
+    study = make_study()
+    first = study.ask()
+    study.lose(first.number, "its worker was lost")
+    assert study.spent() == 0
+    study.study.enqueue_trial(study.study.trials[first.number].params)
+    assert canonical_id(study.ask().architecture) == canonical_id(first.architecture)
+
+
+def test_what_a_dead_driver_left_is_gone_on_with(tmp_path: Path) -> None:
+    dead = make_study(tmp_path)
+    dead.driver = f"{dead.driver.split(':')[0]}:999999999:gone"
+    begun = dead.ask()
+    dead.record(begun.number, [0.5], 2.0)
+    finished = finish(dead, 0.7)
+    study = make_study(tmp_path)
+    assert study.release_orphans() == 1 and study.spent() == 1
+    again = study.ask()
+    assert (again.number, canonical_id(again.architecture)) == (begun.number, canonical_id(begun.architecture))
+    assert study.curve(again.number) == ([0.5], 2.0)
+    assert study.spent() == 2 and study.trials()[finished].status == "completed"
+
+
+def test_the_trials_of_a_living_driver_are_left_alone(tmp_path: Path) -> None:
+    one, two = make_study(tmp_path), make_study(tmp_path)
+    proposal = one.ask()
+    assert two.release_orphans() == 0
+    one.study.set_user_attr(DRIVER + one.driver, 0.0)  # it signed off
+    one._last_sign = float("inf")
+    assert two.release_orphans() == 1 and two.ask().number == proposal.number
+
+
+def test_two_drivers_never_get_the_same_trial(tmp_path: Path) -> None:
+    one, two = make_study(tmp_path), make_study(tmp_path)
+    one.enqueue(SPACE.points)
+    numbers = [study.ask().number for study in (one, two, one, two)]
+    assert len(set(numbers)) == 4
+
+
+def test_continuing_with_other_settings_is_refused(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    changed = {**study.manifest, "reference": {"macs": 1, "params": 2e6}}
+    with pytest.raises(StudyError, match=r"begun with other settings: reference.macs was 20000000.0, now 1; give them"):
+        check_manifest(study.study, changed)
+
+
+def test_objectives() -> None:
+    study = make_study(objectives="accuracy,macs,params")
+    number = finish(study, 0.5)
+    assert len(study.study.trials[number].values) == 3 and 0 <= study.hypervolume() <= 1
+    for wrong in (["accuracy"], ["macs", "params"], ["accuracy", "accuracy"]):
+        with pytest.raises(InvalidObjectives, match="accuracy and at least one cost"):
+            pick_objectives(wrong)
+
+
+def test_best_within_limits() -> None:
+    study = make_study()
+    numbers = [finish(study, accuracy) for accuracy in (0.7, 0.9, 0.8)]
+    trials = {trial.number: trial for trial in study.trials()}
+    assert study.best().number == numbers[1]
+    below = study.best(max_macs=min(trial.macs for trial in trials.values()))
+    assert below.macs == min(trial.macs for trial in trials.values())
+    with pytest.raises(StudyError, match="within these limits"):
+        study.best(max_macs=1)
+
+
+def test_a_space_in_optuna_s_words() -> None:
+    distributions = distributions_of(SPACE)
+    assert distributions.keys() == {parameter.name for parameter in SPACE.parameters}
+    for point in (*SPACE.points.values(), *SPACE.seeds.values()):
+        for name, value in SPACE.params_of(point).items():
+            assert distributions[name]._contains(distributions[name].to_internal_repr(value))
