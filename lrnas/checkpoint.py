@@ -19,7 +19,7 @@ from torch import Tensor
 from lrnas.errors import LrnasError
 from lrnas.recipes import Recipe
 
-__all__ = ["CheckpointError", "difference", "load_checkpoint", "save_checkpoint"]
+__all__ = ["CheckpointError", "difference", "load_checkpoint", "recorded_curve", "save_checkpoint"]
 
 VERSION = 1
 RECORD = "checkpoint.json"
@@ -71,6 +71,16 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | 
         raise CheckpointError(f"{path} names tensors that are not there; remove the folder to start anew") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); remove the folder to start anew") from None
+
+
+def recorded_curve(folder: Path) -> list[dict[str, Any]]:
+    """The epochs that the checkpoint in a folder tells of; none where there is no checkpoint."""
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    curve: list[dict[str, Any]] = record["state"]["curve"]
+    return curve
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -119,6 +119,7 @@ def search(
     check_manifest(record, manifest)
     study = Study(name, record, goals, manifest, found, training.cost, Limits(max_macs, min_macs, max_params))
     study.enqueue({**found.points, **found.seeds})
+    study.release_orphans()
     done = study.spent()
     if budget < done:
         raise StudyError(f"{name} has spent {done} trials already; got a budget of {budget}; give {done} or more")

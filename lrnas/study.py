@@ -165,6 +165,10 @@ class Study:
         self._set(number, values)
         self.sign()
 
+    def note(self, number: int, **facts: Any) -> None:
+        """How a trial is trained, and where."""
+        self._set(number, facts)
+
     def complete(self, number: int, accuracy: float) -> None:
         """A trial was trained in full."""
         known = self._frozen(number).user_attrs
@@ -271,11 +275,6 @@ class Study:
         if not fits:
             raise StudyError(f"no network of {self.name} that is trained in full is within these limits; raise them")
         return max(fits, key=lambda trial: (trial.accuracy or 0.0, -trial.macs))
-
-    def curve(self, number: int) -> tuple[list[float], float]:
-        """Accuracies after every epoch of a trial so far, and the seconds they took."""
-        known = self._frozen(number).user_attrs
-        return list(known.get("curve", ())), float(known.get("seconds", 0.0))
 
     def at_epoch(self, number: int, epoch: int) -> tuple[int, list[tuple[float, int]]]:
         """A trial's cost, and the accuracy and cost of all others after so many epochs."""

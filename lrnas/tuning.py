@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from lrnas.batches import DataSet
+from lrnas.checkpoint import recorded_curve
 from lrnas.errors import LrnasError
 from lrnas.job import Job
 from lrnas.provenance import provenance
@@ -76,7 +76,6 @@ def run_trials(
 
     `make_job` says how an architecture is trained; `notify` is called with what happened, in a few words.
     """
-    study.release_orphans()
     with _cluster(workers) as concurrency:
         while True:
             searcher = _StudySearcher(study, make_job, folder, budget, workers, notify)
@@ -170,17 +169,14 @@ def _train_trial(config: dict[str, Any]) -> None:
     task: Task = config["task"]
     job = task.job
     torch.set_num_threads(max(1, int(task.cpus)))
-    started = time.perf_counter()
+    past = recorded_curve(Path(task.folder))  # of whoever began this trial
+    curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
 
     def report(entry: EpochReport) -> None:
-        tune.report(
-            {
-                "epoch": entry.epoch,
-                "accuracy": entry.val_accuracy,
-                "seconds": entry.seconds,
-                "images_per_second": entry.images_per_second,
-            }
-        )
+        nonlocal seconds
+        curve.append(entry.val_accuracy)
+        seconds += entry.seconds
+        tune.report({"curve": curve, "seconds": seconds, "images_per_second": entry.images_per_second})
 
     try:
         data = _load_data(job.data, job.min_size, job.data_dir, job.image_size)
@@ -189,16 +185,8 @@ def _train_trial(config: dict[str, Any]) -> None:
     except Exception as error:  # of any kind: a faulty network must not end the search
         tune.report({"status": "faulty", "reason": f"{type(error).__name__}: {error}"[:500]})
         return
-    tune.report(
-        {
-            "status": result.status,
-            "curve": [entry.val_accuracy for entry in result.curve],
-            "seconds_of_curve": sum(entry.seconds for entry in result.curve),
-            "images_per_second": result.images_per_second,
-            "start_seconds": result.start_seconds,
-            "trial_seconds": time.perf_counter() - started,
-        }
-    )
+    rate = result.images_per_second
+    tune.report({"status": result.status, "curve": curve, "seconds": seconds, "images_per_second": rate})
 
 
 class _StudySearcher(Searcher):
@@ -222,8 +210,6 @@ class _StudySearcher(Searcher):
         self.notify = notify
         self.running: dict[str, int] = {}
         """Trial of the study by Tune's name for it."""
-        self.curves: dict[str, list[float]] = {}
-        self.seconds: dict[str, float] = {}
         self.stopped: dict[str, str] = {}
         """Why the scheduler stopped a trial."""
         self.over = ""
@@ -241,46 +227,35 @@ class _StudySearcher(Searcher):
         job = self.make_job(proposal.architecture)
         folder = self.folder / f"{proposal.number:05d}"
         self.running[trial_id] = proposal.number
-        known = self.study.curve(proposal.number)  # of a trial that another driver began
-        self.curves[trial_id], self.seconds[trial_id] = list(known[0]), known[1]
-        self.study.record(
-            proposal.number,
-            *known,
-            seed=job.seed,
-            commit=self.facts["commit"],
-            versions=self.facts["versions"],
-            hardware=self.facts["hardware"],
-        )
+        facts = {name: self.facts[name] for name in ("commit", "versions", "hardware")}
+        self.study.note(proposal.number, seed=job.seed, **facts)
         self.notify("started")
         return {"task": Task(job, str(folder.resolve()), self.workers.cpus, self.workers.gpus > 0)}
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """An epoch more, or the end."""
-        number = self.running.get(trial_id)
-        if number is None or "epoch" not in result or "status" in result:
-            return
-        curve = self.curves[trial_id]
-        curve[result["epoch"] - 1 :] = [result["accuracy"]]  # after a retry an epoch may come again
-        self.seconds[trial_id] += result["seconds"]
+        if trial_id in self.running and "status" not in result:
+            self._take_epoch(trial_id, result)
+            self.notify("epoch")
+
+    def _take_epoch(self, trial_id: str, result: Mapping[str, Any]) -> None:
         rate = round(result["images_per_second"], 1)
-        self.study.record(number, curve, self.seconds[trial_id], images_per_second=rate)
-        self.notify("epoch")
+        self.study.record(self.running[trial_id], result["curve"], result["seconds"], images_per_second=rate)
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
-        number = self.running.pop(trial_id, None)
-        if number is None:
+        if trial_id not in self.running:
             return
         result = result or {}
         status = result.get("status")
+        if "curve" in result:
+            self._take_epoch(trial_id, result)
+        number = self.running.pop(trial_id)
         if error:
             self.study.lose(number, f"its worker was lost {RETRIES + 1} times")
         elif trial_id in self.stopped:
             self.study.prune(number, "stopped", self.stopped.pop(trial_id))
         elif status == "completed":
-            curve = result["curve"]
-            rate = round(result["images_per_second"], 1)
-            self.study.record(number, curve, result["seconds_of_curve"], images_per_second=rate)
-            self.study.complete(number, curve[-1])
+            self.study.complete(number, result["curve"][-1])
         elif status == "diverged":
             self.study.prune(number, "diverged", "the loss became infinite")
         elif status == "faulty":
@@ -316,14 +291,15 @@ class _RungScheduler(FIFOScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         number = self.searcher.running.get(trial.trial_id)
-        epoch = result.get("epoch")
+        epoch = len(result.get("curve", ()))
         if number is None or "status" in result or epoch not in self.rungs or self.study.is_protected(number):
             return str(TrialScheduler.CONTINUE)
         macs, others = self.study.at_epoch(number, epoch)
-        if is_competitive(result["accuracy"], macs, others, self.factor):
+        accuracy = result["curve"][-1]
+        if is_competitive(accuracy, macs, others, self.factor):
             return str(TrialScheduler.CONTINUE)
         cheaper = sum(cost <= macs for _, cost in others)
         self.searcher.stopped[trial.trial_id] = (
-            f"{100 * result['accuracy']:.2f} % after {epoch} epochs, behind most of the {cheaper} that cost no more"
+            f"{100 * accuracy:.2f} % after {epoch} epochs, behind most of the {cheaper} that cost no more"
         )
         return str(TrialScheduler.STOP)

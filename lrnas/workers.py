@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lrnas.checkpoint import RECORD
+from lrnas.checkpoint import recorded_curve
 from lrnas.errors import LrnasError
 from lrnas.job import Job
 from lrnas.train import EpochReport, Status
@@ -110,14 +110,14 @@ class _Watch:
     """Reports the epochs that appear in a folder's checkpoint."""
 
     def __init__(self, folder: Path, report: Callable[[EpochReport], None] | None) -> None:
-        self.record = folder / RECORD
+        self.folder = folder
         self.report = report
         self.told = 0
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> None:
-        self.told = len(self._curve())  # what an earlier run told already
+        self.told = len(recorded_curve(self.folder))  # what an earlier run told already
         self.thread.start()
 
     def __exit__(self, *error: object) -> None:
@@ -130,15 +130,7 @@ class _Watch:
             self._tell()
 
     def _tell(self) -> None:
-        curve = self._curve()
+        curve = recorded_curve(self.folder)
         for entry in curve[self.told :] if self.report is not None else ():
             self.report(EpochReport(**entry))  # type: ignore[misc]
         self.told = max(self.told, len(curve))
-
-    def _curve(self) -> list[dict[str, Any]]:
-        try:
-            record: dict[str, Any] = json.loads(self.record.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # none yet
-            return []
-        curve: list[dict[str, Any]] = record["state"]["curve"]
-        return curve

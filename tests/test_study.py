@@ -134,7 +134,7 @@ def test_what_a_dead_driver_left_is_gone_on_with(tmp_path: Path) -> None:
     assert study.release_orphans() == 1 and study.spent() == 1
     again = study.ask()
     assert (again.number, canonical_id(again.architecture)) == (begun.number, canonical_id(begun.architecture))
-    assert study.curve(again.number) == ([0.5], 2.0)
+    assert study.trials()[again.number].curve == (0.5,)
     assert study.spent() == 2 and study.trials()[finished].status == "completed"
 
 
