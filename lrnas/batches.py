@@ -28,6 +28,7 @@ __all__ = [
     "EvalBatches",
     "Evaluation",
     "ImageSet",
+    "Noted",
     "Preprocessing",
     "Split",
     "TrainBatches",
@@ -57,6 +58,8 @@ class Batches(Protocol):
         """The images [number, channels, rows, columns] and labels that some columns of the plan describe."""
 
 
+Noted = dict[str, list[tuple[int, str]]]
+"""By split, the numbers of images that could not be read, and why."""
 Evaluation = Iterable[tuple[Tensor, Tensor]]
 """Images and labels, batch by batch; with several workers, this one's share."""
 
@@ -89,6 +92,12 @@ class DataSet(Protocol):
     @property
     def unreadable(self) -> list[str]:
         """The images that could not be used so far."""
+
+    def noted(self) -> Noted:
+        """What a checkpoint keeps of these."""
+
+    def recall(self, noted: Noted) -> None:
+        """Of a run that was stopped, or of its workers: what could not be used there is known here."""
 
     def test(self) -> Sized:
         """The images kept for the end. Nothing may be chosen by what is measured on them."""
@@ -155,6 +164,12 @@ class ImageSet:
     @property
     def unreadable(self) -> list[str]:
         return []
+
+    def noted(self) -> Noted:
+        return {}
+
+    def recall(self, noted: Noted) -> None:
+        """Everything could be used."""
 
     def batches(self, recipe: Recipe, device: torch.device, cache: Path | None) -> tuple[TrainBatches, EvalBatches]:
         preprocessing = Preprocessing(self, recipe.whiten, device, cache)

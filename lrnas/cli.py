@@ -92,7 +92,10 @@ def _parser() -> argparse.ArgumentParser:
         "--image-size", type=int, metavar="PIXELS", help="of images read from files (default: 224, 32 for nin)"
     )
     reproduce.add_argument(
-        "--loaders", type=int, metavar="N", help="processes that read images from files (default: one per core)"
+        "--loaders",
+        type=int,
+        metavar="N",
+        help="processes that read images from files (default: one per core, 16 at most)",
     )
     reproduce.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
     reproduce.add_argument("--recipe", default="paper", metavar="NAME", help="paper, fast or FILE.toml")

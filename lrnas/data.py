@@ -16,9 +16,10 @@ import numpy.typing as npt
 import torch
 
 from lrnas.batches import DataSet, ImageSet, Split
-from lrnas.cifar10 import CLASSES, Progress, load_cifar10
+from lrnas.cifar10 import CLASSES, load_cifar10
 from lrnas.errors import DataError, UnknownName
 from lrnas.folders import find_folders
+from lrnas.progress import Progress
 from lrnas.readers import find_hfds, find_tfds, find_wds
 from lrnas.splits import stratified
 from lrnas.streams import StreamSet, make_stream
@@ -70,7 +71,7 @@ def load_set(
     """A data set by name, in memory, or by where it lies, read as it is needed.
 
     Images in memory that are smaller than `min_size` are enlarged by a whole factor. All others are brought to
-    `image_size`, by so many `loaders`, which are processes (default: one per core; 0 for none).
+    `image_size`, by so many `loaders`, which are processes (default: one per core, 16 at most; 0 for none).
     """
     if loaders is not None and loaders < 0:
         raise DataError(f"the number of loaders is at least 0; got {loaders}; leave it out for one per core")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
 
     from lrnas.train import EpochReport
 
-__all__ = ["download_view", "training_view"]
+__all__ = ["Progress", "download_view", "training_view"]
+
+Progress = Callable[[str, int, int], None]
+"""Told what is going on, how many bytes are done and how many there are (0: unknown)."""
 
 
 class _Report(Protocol):
     def __call__(self, report: EpochReport) -> None: ...
-
-
-class _Fetched(Protocol):
-    def __call__(self, what: str, done: int, total: int) -> None: ...
 
 
 @contextmanager
@@ -80,8 +79,8 @@ def _numbers(report: EpochReport) -> str:
 
 
 @contextmanager
-def download_view() -> Iterator[_Fetched]:
-    """Gives the callback for `load_set`: told what is going on, how many bytes are done and how many there are."""
+def download_view() -> Iterator[Progress]:
+    """Gives the callback for `load_set`."""
     if sys.stderr.isatty():
         with _download_bar() as told:
             yield told
@@ -105,7 +104,7 @@ class _DownloadLines:
 
 
 @contextmanager
-def _download_bar() -> Iterator[_Fetched]:
+def _download_bar() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import re
 import struct
 import tarfile
 import tempfile
@@ -26,13 +27,13 @@ import numpy.typing as npt
 
 from lrnas.errors import DataError
 from lrnas.loading import Source
+from lrnas.progress import Progress
 from lrnas.splits import Indices
 
 __all__ = ["find_hfds", "find_tfds", "find_wds"]
 
 Found = tuple[tuple[str, ...], dict[str, Source]]
 """The classes, and the splits train and val or test or both."""
-Progress = Callable[[str, int, int], None]
 Entry = tuple[int, int, int]
 """Where an image lies in its file, how many bytes it has, and its class."""
 
@@ -56,11 +57,16 @@ def find_hfds(name: str, root: Path | None) -> Found:
             split: ReaderHfds(name, where, theirs, input_key=image, target_key=label)
             for split, theirs in _known_splits(f"hfds/{name}", list(loaded)).items()
         }
+        # of the files and their revision on the hub; of a folder's files, where they lie and when they were changed
+        prints = {split: f"{name} {loaded[reader.split]._fingerprint}" for split, reader in readers.items()}
     except DataError:
         raise
     except Exception as error:  # of the hub, of the network, of the files
         raise _cannot_load(f"hfds/{name}", error, "check its name, or whether its folder is one of images") from None
-    sources = {split: HfSplit(f"hfds/{name} {split}", reader, _labels(reader)) for split, reader in readers.items()}
+    sources = {
+        split: HfSplit(f"hfds/{name} {split}", reader, _labels(reader), prints[split])
+        for split, reader in readers.items()
+    }
     return tuple(features[label].names), _with_labels(f"hfds/{name}", sources)
 
 
@@ -71,6 +77,8 @@ class HfSplit:
     title: str
     reader: Any
     labels: Indices
+    fingerprint: str
+    """Another set, or another revision of it, has another one."""
 
     def name(self, index: int) -> str:
         return f"{self.title}[{index}] {self.reader.filename(index) or ''}".strip()
@@ -80,7 +88,7 @@ class HfSplit:
         return file
 
     def contents(self) -> Iterable[bytes]:
-        yield self.labels.tobytes()
+        yield self.fingerprint.encode() + self.labels.tobytes()
 
 
 def _labels(reader: Any) -> Indices:
@@ -99,16 +107,38 @@ def find_wds(root: Path, cache: Path, progress: Progress | None = None) -> Found
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{info} lists the files of every split; got {error!r}; mend it or remove it") from None
     else:
-        names = sorted(root.glob("*.tar"))
-        files = {ours: [name for name in names if ours in name.name] for ours in SPLITS}
-        files = {split: shards for split, shards in files.items() if shards}
-    known = _known_splits(f"wds/{root}", list(files))
+        files = _shards_by_name(sorted(root.glob("*.tar")))
+    known = _known_splits(f"wds/{root}", [split for split, shards in files.items() if shards])
     sources: dict[str, Source] = {}
     for split, theirs in known.items():
         shards = tuple(files[theirs])
-        sources[split] = TarSplit(shards, *_index(shards, _tar_entries, cache, progress))
+        sources[split] = TarSplit(shards, *_index(shards, _tar_entries, "tar", cache, progress))
     number = 1 + max(int(source.labels.max()) for source in sources.values())
     return tuple(map(str, range(number))), _with_labels(f"wds/{root}", sources)
+
+
+def _shards_by_name(shards: Sequence[Path]) -> dict[str, list[Path]]:
+    """By the whole words of their names: contest-train-0001.tar is for training."""
+    files: dict[str, list[Path]] = {}
+    strays: list[Path] = []
+    for shard in shards:
+        words = set(re.split(r"[^a-z]+", shard.stem.lower()))
+        fitting = [split for split, names in SPLITS.items() if words & set(names)]
+        if len(fitting) > 1:
+            raise DataError(
+                f"a shard's name tells its only split; got {shard}, of {' and '.join(fitting)}; rename it, or list the "
+                "files of every split in _info.json"
+            )
+        if fitting:
+            files.setdefault(fitting[0], []).append(shard)
+        else:
+            strays.append(shard)
+    if files and strays:
+        raise DataError(
+            f"a shard's name has a word that tells its split, train, val or test; got {strays[0]}; rename or remove "
+            "it, or list the files of every split in _info.json"
+        )
+    return files
 
 
 def find_tfds(name: str, root: Path | None, cache: Path, progress: Progress | None = None) -> Found:
@@ -130,9 +160,10 @@ def find_tfds(name: str, root: Path | None, cache: Path, progress: Progress | No
         raise _cannot_load(f"tfds/{name}", error, f"prepare it with `tfds build {name}`, or give --data-dir") from None
     if kind != "tfrecord":
         raise DataError(f"tfds/ reads files of the format tfrecord; got {kind} for {name}; prepare it once more")
-    entries = _RecordEntries(label)
+    entries, key = _RecordEntries(label), f"tfrecord {label}"
     sources: dict[str, Source] = {
-        split: RecordSplit(shards, *_index(shards, entries, cache, progress), image) for split, shards in files.items()
+        split: RecordSplit(shards, *_index(shards, entries, key, cache, progress), image)
+        for split, shards in files.items()
     }
     return tuple(features[label].names), _with_labels(f"tfds/{name}", sources)
 
@@ -224,21 +255,28 @@ class _RecordEntries:
 
 
 def _example(record: bytes) -> Any:
+    from google.protobuf.message import DecodeError
     from tensorflow_datasets.proto import tf_example_pb2
 
-    return tf_example_pb2.Example.FromString(record).features.feature
+    try:
+        return tf_example_pb2.Example.FromString(record).features.feature
+    except DecodeError as error:
+        raise ValueError(f"a record is no example: {error}") from None
 
 
 def _index(
-    files: Sequence[Path], entries: Callable[[Path], Iterable[Entry]], cache: Path, progress: Progress | None
+    files: Sequence[Path], entries: Callable[[Path], Iterable[Entry]], key: str, cache: Path, progress: Progress | None
 ) -> tuple[Indices, Indices, Indices, Indices]:
-    """Labels, files, starts and lengths of all images; kept in `cache`, for files that stay as they are."""
+    """Labels, files, starts and lengths of all images; kept in `cache`, for files that stay as they are.
+
+    `key` stands for what `entries` does: what another key found is not used.
+    """
     try:
         stats = [file.stat() for file in files]
     except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}; the set is not complete") from None
+        raise DataError(f"cannot read {error.filename}: {error.strerror}; fetch what the set lacks") from None
     facts = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)]
-    kept = cache / "indices" / f"{hashlib.sha256(repr((facts, entries)).encode()).hexdigest()[:24]}.npy"
+    kept = cache / "indices" / f"{hashlib.sha256(repr((facts, key)).encode()).hexdigest()[:24]}.npy"
     if kept.exists():
         try:
             table = np.load(kept, allow_pickle=False)
@@ -274,7 +312,7 @@ def _keep(file: Path, table: npt.NDArray[np.int64]) -> None:
 
 def _need(module: str, kind: str, package: str) -> None:
     if importlib.util.find_spec(module) is None:
-        raise DataError(f"{kind}/ needs the package {package}; got none; pip install {package}")
+        raise DataError(f"{kind}/ needs the package {package}; got none; pip install 'lrnas[readers]'")
 
 
 def _columns(name: str, features: Any, image: type, label: type) -> tuple[str, str]:
@@ -282,7 +320,10 @@ def _columns(name: str, features: Any, image: type, label: type) -> tuple[str, s
     images = [key for key in features if isinstance(features[key], image)]
     labels = sorted((key for key in features if isinstance(features[key], label)), key=lambda key: key != "label")
     if not images or not labels:
-        raise DataError(f"a set has a column of images and one of classes; {name} has {', '.join(features)}")
+        raise DataError(
+            f"a set has a column of images and one of classes; got {', '.join(features) or 'none'} for {name}; choose "
+            "another set, or write it out as folder:PATH"
+        )
     return images[0], labels[0]
 
 
@@ -291,13 +332,16 @@ def _known_splits(name: str, theirs: list[str]) -> dict[str, str]:
     found = {ours: next((word for word in words if word in theirs), None) for ours, words in SPLITS.items()}
     known = {ours: word for ours, word in found.items() if word is not None}
     if "train" not in known or len(known) < 2:
-        raise DataError(f"a set has the splits train and validation or test; {name} has {', '.join(theirs) or 'none'}")
+        raise DataError(
+            f"a set has images in the splits train and validation or test; got {', '.join(theirs) or 'none'} for "
+            f"{name}; name them so, or choose another set"
+        )
     return known
 
 
 def _with_labels(name: str, sources: dict[str, Any]) -> dict[str, Source]:
-    """Without the test split of a competition, whose classes are kept secret."""
-    told = {split: source for split, source in sources.items() if source.labels.min() >= 0}
+    """Without what has no images, and without the test split of a competition, whose classes are kept secret."""
+    told = {split: source for split, source in sources.items() if len(source.labels) and source.labels.min() >= 0}
     _known_splits(name, list(told))
     return told
 

@@ -4,7 +4,8 @@ Images are resized so that their shorter side is 8/7 of the input, then cropped 
 anywhere in training, in the middle otherwise. Which image, which crop and whether it is mirrored follow from the seed
 and the epoch alone, not from the number of loader processes. An image that cannot be read is named once and left out:
 in training the next one takes its place, in evaluation none does. More than 1 % of them in a split end the run, so in
-a split of less than 100 images a single one does.
+a split of less than 100 images a single one does. Workers tell each other at the end of every pass what they could not
+read, and a checkpoint keeps it: the rule holds for all of them together, and the count for all of a run.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from lrnas.batches import normalise
+from lrnas.batches import Noted, normalise
 from lrnas.errors import DataError
 from lrnas.loading import TRIES, Loaded, Order, Pictures, Source, evaluation_transform, make_loader, training_transform
+from lrnas.ranks import gathered, rank, world
 from lrnas.recipes import InvalidRecipe, Recipe
 from lrnas.splits import Indices, stratified
 
@@ -44,23 +45,41 @@ class Stream:
     where: Indices
     say: Callable[[str], None]
     unreadable: dict[int, str] = field(default_factory=dict)
-    """By position in `where`: the name and the reason."""
+    """By number in the source: the reason. Splits of one source share it."""
 
     def __len__(self) -> int:
         return len(self.where)
 
     def report(self, problems: Iterable[tuple[int, str]]) -> None:
-        """Take note of images that could not be read; too many are an error."""
-        for index, reason in problems:
-            if index not in self.unreadable:
-                self.unreadable[index] = f"{self.source.name(int(self.where[index]))} ({reason})"
-                self.say(f"left out, cannot be read: {self.unreadable[index]}")
-        if len(self.unreadable) > MOST_UNREADABLE * len(self):
+        """Take note of images, by position in `where`, that could not be read; too many are an error."""
+        if self.note((int(self.where[index]), reason) for index, reason in problems):
+            self.check()
+
+    def share(self, device: torch.device) -> None:
+        """Take note of what the other workers could not read; all of them do so together, and come to the same."""
+        found = gathered(self.unreadable, device)
+        self.note(item for unreadable in found for item in unreadable.items())
+        self.check()  # also where nothing is new: if one worker ends here, all do
+
+    def note(self, found: Iterable[tuple[int, str]]) -> bool:
+        """Name images, by number in the source, that were not known to be unreadable; whether there were any."""
+        new = {number: reason for number, reason in found if number not in self.unreadable}
+        self.unreadable.update(new)
+        for number in new:
+            self.say(f"left out, cannot be read: {self.describe(number)}")
+        return bool(new)
+
+    def check(self) -> None:
+        own = np.intersect1d(np.array(list(self.unreadable), dtype=np.int64), self.where)
+        if len(own) > MOST_UNREADABLE * len(self):
             raise DataError(
                 f"at most {MOST_UNREADABLE:.0%} of the {len(self):,} {self.title} images may be unreadable; got "
-                f"{len(self.unreadable):,} so far: {'; '.join(list(self.unreadable.values())[:3])}; repair or remove "
+                f"{len(own):,} so far: {'; '.join(self.describe(int(number)) for number in own[:3])}; repair or remove "
                 "them"
             )
+
+    def describe(self, number: int) -> str:
+        return f"{self.source.name(number)} ({self.unreadable[number]})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +107,7 @@ class StreamSet:
                 f"all images are those of train; {self.name} has validation images of its own; set all_images=false"
             )
         where = np.sort(np.concatenate([self.train.where, self.val.where]))
-        return replace(self, train=Stream("training", self.train.source, where, self.train.say))
+        return replace(self, train=replace(self.train, where=where))
 
     @property
     def num_classes(self) -> int:
@@ -96,7 +115,20 @@ class StreamSet:
 
     @property
     def unreadable(self) -> list[str]:
-        return [name for stream in (self.train, self.val, self._test) for name in stream.unreadable.values()]
+        return [stream.describe(number) for stream in self._streams().values() for number in stream.unreadable]
+
+    def noted(self) -> Noted:
+        return {name: list(stream.unreadable.items()) for name, stream in self._streams().items() if stream.unreadable}
+
+    def recall(self, noted: Noted) -> None:
+        streams = self._streams()
+        for name, found in noted.items():
+            streams[name].note((number, reason) for number, reason in found)
+
+    def _streams(self) -> dict[str, Stream]:
+        """One for every source."""
+        own_val = {"val": self.val} if self.val.source is not self.train.source else {}
+        return {"train": self.train, **own_val, "test": self._test}
 
     def batches(self, recipe: Recipe, device: torch.device, cache: Path | None) -> tuple[_TrainStream, _EvalStream]:
         self._check(recipe)
@@ -154,15 +186,16 @@ def make_stream(
         rest, chosen = stratified(train.labels, VALIDATION_SHARE)
         val, test = train, sources["test" if "test" in sources else "val"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    say = say or _say
+    training = Stream("training", train, rest, say or _say)
+    validation = replace(training, title="validation", where=chosen)  # what cannot be read is known to both
     return StreamSet(
         name,
         f"{kind}:{digest.hexdigest()[:16]}",
         classes,
         image_size,
-        Stream("training", train, rest, say),
-        Stream("validation", val, chosen, say),
-        Stream("test", test, np.arange(len(test.labels)), say),
+        training,
+        validation if val is train else Stream("validation", val, chosen, training.say),
+        Stream("test", test, np.arange(len(test.labels)), training.say),
         min(MOST_LOADERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))) if loaders is None else loaders,
     )
 
@@ -179,9 +212,8 @@ class _TrainStream:
         self.device = device
         self.batch_size = min(recipe.batch_size, len(stream))
         self.steps = len(stream) // self.batch_size
-        rank, world = _worker()
-        share = self.batch_size // world
-        self.columns = slice(rank * share, (rank + 1) * share)
+        share = self.batch_size // world()
+        self.columns = slice(rank() * share, (rank() + 1) * share)
         # every step finds its images in the same place
         self.plan = (torch.arange(self.steps * self.batch_size, device=device) % share)[None]
         self.images = torch.zeros(share, size, size, 3, dtype=torch.uint8, device=device)
@@ -208,8 +240,10 @@ class _TrainStream:
         with self.loaded.closing():
             self.stream.report(batch.problems)
             if len(batch.labels) < len(self.labels):
-                first = next(iter(self.stream.unreadable.values()))
+                first = self.stream.describe(next(iter(self.stream.unreadable)))
                 raise DataError(f"{TRIES} images in a row cannot be read, from {first}; repair or remove them")
+            if step == self.steps - 1:
+                self.stream.share(self.device)
         self.images.copy_(batch.images, non_blocking=True)
         self.labels.copy_(batch.labels, non_blocking=True)
 
@@ -229,8 +263,7 @@ class _EvalStream:
         self.shift, self.scale = _shift_and_scale(device)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        rank, world = _worker()
-        mine = torch.arange(rank, len(self.stream), world).split(EVAL_BATCH)
+        mine = torch.arange(len(self.stream))[rank() :: world()].split(EVAL_BATCH)
         order = Order(mine, [torch.zeros_like(part) for part in mine])
         loaded = Loaded(make_loader(self.pictures, order, min(self.loaders, len(order)), self.device, keep=False))
         while (batch := loaded.next()) is not None:
@@ -239,6 +272,7 @@ class _EvalStream:
             if len(batch.labels):
                 images = batch.images.to(self.device, non_blocking=True)
                 yield normalise(images, self.shift, self.scale, torch.float32), batch.labels.to(self.device)
+        self.stream.share(self.device)
 
 
 def _shift_and_scale(device: torch.device) -> tuple[Tensor, Tensor]:
@@ -247,8 +281,3 @@ def _shift_and_scale(device: torch.device) -> tuple[Tensor, Tensor]:
 
     mean, std = (torch.tensor(values, dtype=torch.float64) for values in (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD))
     return (-mean / std).float().to(device), (1 / (255 * std)).float().to(device)
-
-
-def _worker() -> tuple[int, int]:
-    """This worker's number, and how many train together."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -19,9 +19,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrnas.batches import Batches, DataSet, Evaluation, epoch_generator
+from lrnas.batches import Batches, DataSet, Evaluation, Noted, epoch_generator
 from lrnas.checkpoint import CheckpointError, difference, load_checkpoint, save_checkpoint
 from lrnas.fused import fused
+from lrnas.ranks import rank, world
 from lrnas.recipes import Recipe
 
 __all__ = ["EpochReport", "Result", "Status", "evaluate", "train"]
@@ -79,6 +80,7 @@ class _State:
     stale: int = 0
     drops: int = 0
     finished: bool = False
+    unreadable: Noted = field(default_factory=dict)
     curve: list[EpochReport] = field(default_factory=list)
 
 
@@ -113,6 +115,7 @@ def train(
     state = _State()
     if folder is not None:
         state = _resume(folder, model, optimizer, identity or {}) or state
+        data.recall(state.unreadable)
     run = _wrap(model, compile_model)
     step = _Step(run, batches, optimizer, recipe)
     ready = time.perf_counter()
@@ -120,7 +123,7 @@ def train(
     while state.epoch < recipe.epochs and not state.finished:
         epoch_started = time.perf_counter()
         generator = epoch_generator(seed, state.epoch)
-        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)) + _rank())  # for dropout
+        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)) + rank())  # for dropout
         batches.start_epoch(generator)
         rates = _learning_rates(recipe, state, batches.steps)
         model.train()
@@ -135,6 +138,7 @@ def train(
         val_loss, val_accuracy = (None, None) if recipe.all_images else _evaluate(model, validation)
         _steer(recipe, state, val_accuracy)
         state.epoch += 1
+        state.unreadable = data.noted()
         images = batches.steps * batches.batch_size
         state.curve.append(
             EpochReport(
@@ -150,9 +154,9 @@ def train(
                 note=note,
             )
         )
-        if folder is not None and _rank() == 0:
+        if folder is not None and rank() == 0:
             _save(folder, model, optimizer, state, identity or {})
-        if report is not None and _rank() == 0:
+        if report is not None and rank() == 0:
             report(state.curve[-1])
     return Result("completed", state.curve, time.perf_counter() - started, ready - started, step.parts)
 
@@ -232,8 +236,8 @@ class _Step:
         """Micro-batches per step: more than 1 after running out of memory."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.capture_seconds = 0.0
-        share = batches.batch_size // _world()
-        self.columns = torch.arange(share, device=self.device) + _rank() * share
+        share = batches.batch_size // world()
+        self.columns = torch.arange(share, device=self.device) + rank() * share
         self.position = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.rates = torch.zeros(batches.steps, device=self.device)
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -254,12 +258,12 @@ class _Step:
                     break
                 except torch.OutOfMemoryError:
                     note = self._split()
-            if i % 128 == 127 and not math.isfinite(float(self.loss)):
+            if i % 128 == 127 and world() == 1 and not math.isfinite(float(self.loss)):  # workers stay together
                 break
         totals = torch.stack([self.loss, self.correct.double()])  # on the device, where NCCL wants them
         if dist.is_initialized():
             dist.all_reduce(totals)
-        images = self.batches.steps * len(self.columns) * _world()
+        images = self.batches.steps * len(self.columns) * world()
         return float(totals[0]) / images, float(totals[1]) / images, note
 
     def _advance(self, rate: float) -> None:
@@ -372,14 +376,6 @@ def _wrap(model: nn.Module, compile_model: bool) -> nn.Module:
     if dist.is_initialized():
         model = nn.parallel.DistributedDataParallel(model)
     return model
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _world() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def _save(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, state: _State, identity: dict[str, Any]) -> None:

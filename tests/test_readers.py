@@ -3,14 +3,20 @@
 import importlib.util
 import io
 import json
+import struct
+import subprocess
+import sys
 import tarfile
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from pictures import COLOURS, write_set
+from PIL import Image
 
+from lrnas import readers
 from lrnas.cli import main
 from lrnas.data import load_set, short_name
 from lrnas.errors import DataError
@@ -92,7 +98,9 @@ def test_bad_shards_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="wds says where its set is; got nothing; write wds/FOLDER"):
         load("wds/", tmp_path)
     shards = write_shards(write_set(tmp_path / "set", {"train": 4}, size=7), tmp_path / "shards")
-    with pytest.raises(DataError, match=r"has the splits train and validation or test; .* has train"):
+    with pytest.raises(
+        DataError, match=r"in the splits train and validation or test; got train for .*shards; name them so"
+    ):
         load(f"wds/{shards}", tmp_path)
     (shards / "small-test-0000.tar").write_bytes(b"no tar at all" * 100)
     with pytest.raises(DataError, match=r"small-test-0000.tar cannot be read .*; fetch it once more"):
@@ -106,52 +114,149 @@ def test_bad_shards_are_one_line(tmp_path: Path) -> None:
         load(f"wds/{shards}", tmp_path)
 
 
+@pytest.mark.parametrize("name", ["contest", "carnival", "latest", "trainval"])
+def test_splits_are_whole_words(name: str, tmp_path: Path) -> None:
+    shards = write_shards(write_set(tmp_path / "set", {"train": 20, "val": 4}, size=7), tmp_path / "shards")
+    expected = load(f"wds/{shards}", tmp_path)
+    for changes in (("small", name),), (("train-", "TRAINING_"), ("val-0", "dev1.")):  # then what others call them
+        for file in list(shards.glob("*.tar")):
+            for before, after in changes:
+                file = file.rename(shards / file.name.replace(before, after))
+        data = load(f"wds/{shards}", tmp_path)
+        for split, other in ((data.train, expected.train), (data.val, expected.val), (data.test(), expected.test())):
+            assert len(split) == len(other) and np.array_equal(split.source.labels, other.source.labels)
+
+    (shards / f"{name}-train-test-0000.tar").write_bytes(b"")
+    with pytest.raises(
+        DataError, match=rf"its only split; got .*{name}-train-test-0000.tar, of train and test; rename"
+    ):
+        load(f"wds/{shards}", tmp_path)
+    (shards / f"{name}-train-test-0000.tar").rename(shards / f"{name}-0000.tar")
+    with pytest.raises(
+        DataError, match=rf"a word that tells its split, .*; got .*{name}-0000.tar; rename or remove it"
+    ):
+        load(f"wds/{shards}", tmp_path)
+
+
+def test_shards_are_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever process does it: what is kept hangs on no address."""
+    shards = write_shards(write_set(tmp_path / "set", {"train": 4, "val": 2}, size=7), tmp_path / "shards")
+    looked: list[Path] = []
+    original = readers._tar_entries
+    for _ in range(2):
+        monkeypatch.setattr(readers, "_tar_entries", lambda file: looked.append(file) or original(file))
+        load(f"wds/{shards}", tmp_path / "cache")
+    assert len(looked) == len(set(looked)) == 3
+    assert len(list((tmp_path / "cache" / "indices").iterdir())) == 2
+    file = sorted(shards.iterdir())[0]
+    file.write_bytes(file.read_bytes() + bytes(512))  # of another size
+    load(f"wds/{shards}", tmp_path / "cache")
+    assert len(looked) == 5 and set(looked[3:]) == set(shards.glob("*train*"))
+
+
+def test_splits_without_images_are_none(tmp_path: Path) -> None:
+    shards = write_shards(write_set(tmp_path / "set", {"train": 20, "val": 4}, size=7), tmp_path / "shards")
+    splits = {name: [file.name for file in shards.glob(f"*{name}*")] for name in ("train", "val")} | {"test": []}
+    info = shards / "_info.json"
+    info.write_text(json.dumps({"splits": {name: {"filenames": files} for name, files in splits.items()}}))
+    data = load(f"wds/{shards}", tmp_path)
+    assert (len(data.train), len(data.val), len(data.test())) == (54, 6, 12)
+    info.write_text(json.dumps({"splits": {name: {"filenames": []} for name in splits}}))
+    with pytest.raises(DataError, match=r"got none for wds/.*; name them so, or choose another set"):
+        load(f"wds/{shards}", tmp_path)
+
+    labels = {"train": np.zeros(3, np.int64), "val": np.zeros(0, np.int64), "test": np.zeros(1, np.int64)}
+    sources = {split: readers.HfSplit(split, None, numbers, "") for split, numbers in labels.items()}
+    assert readers._with_labels("hfds/x", sources).keys() == {"train", "test"}
+    del sources["test"]
+    with pytest.raises(DataError, match=r"in the splits train and validation or test; got train for hfds/x; name them"):
+        readers._with_labels("hfds/x", sources)
+
+
+def test_columns_that_are_not_there() -> None:
+    with pytest.raises(DataError, match="and one of classes; got text for hfds/x; choose another set, or write it out"):
+        readers._columns("hfds/x", {"text": "text"}, int, int)
+
+
+def test_a_record_that_is_no_example_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With protobuf's own error; any message will do for what TFDS calls an example."""
+    from google.protobuf import struct_pb2
+
+    proto = types.SimpleNamespace(tf_example_pb2=types.SimpleNamespace(Example=struct_pb2.Struct))
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", types.ModuleType("tensorflow_datasets"))
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets.proto", proto)
+    file = tmp_path / "small-train.tfrecord-00000-of-00001"
+    file.write_bytes(struct.pack("<Q", 4) + bytes(4) + b"\xff" * 4 + bytes(4))
+    with pytest.raises(DataError, match=r"00001 cannot be read \(a record is no example: .*\); fetch it once more"):
+        readers._index([file], readers._RecordEntries("label"), "tfrecord label", tmp_path, None)
+
+
 @pytest.mark.parametrize(("kind", "package"), [("hfds", "datasets"), ("tfds", "tensorflow-datasets")])
 def test_a_missing_package_is_named(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=f"{kind}/ needs the package {package}; got none; pip install {package}"):
+    with pytest.raises(
+        DataError, match=rf"{kind}/ needs the package {package}; got none; pip install 'lrnas\[readers\]'"
+    ):
         load_set(f"{kind}/anything")
 
 
 def test_hugging_faces_sets(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
+    pytest.importorskip("datasets", reason="datasets is not installed: pip install 'lrnas[test]'")
     write_set(tmp_path / "Set", {"train": 20, "validation": 4, "test": 2}, size=7)
     data = load(f"hfds/{tmp_path / 'Set'}", tmp_path / "cache")
     assert data.classes == ("blue", "green", "red")
     assert (len(data.train), len(data.val), len(data.test())) == (60, 12, 6)
     check_colours(data)
     assert data.test().source.name(0).startswith(f"hfds/{tmp_path / 'Set'} test[0]")
+    assert load(f"hfds/{tmp_path / 'Set'}", tmp_path / "elsewhere").identity == data.identity
+    (tmp_path / "Set").rename(tmp_path / "Other")  # as many images of each class
+    other = load(f"hfds/{tmp_path / 'Other'}", tmp_path / "cache")
+    assert other.identity != data.identity and np.array_equal(other.train.source.labels, data.train.source.labels)
+    Image.new("RGB", (7, 7)).save(tmp_path / "Other" / "train" / "red" / "000.png")
+    assert load(f"hfds/{tmp_path / 'Other'}", tmp_path / "cache").identity != other.identity
     with pytest.raises(DataError, match=r"hfds/.*nowhere cannot be loaded \(.*\); check its name"):
         load(f"hfds/{tmp_path / 'nowhere'}", tmp_path / "cache")
 
 
+WRITE_RECORDS = """
+import sys
+from pathlib import Path
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+pictures, folder, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+image, label = tfds.features.Image(shape=(None, None, 3)), tfds.features.ClassLabel(names=names)
+
+def examples(split):
+    for file in sorted((pictures / split).glob("*/*.png")):
+        yield {"image": tf.io.decode_png(tf.io.read_file(str(file))), "label": file.parent.name}
+
+signature = {"image": tf.TensorSpec((None, None, 3), tf.uint8), "label": tf.TensorSpec((), tf.string)}
+tfds.dataset_builders.store_as_tfds_dataset(
+    name="small",
+    version="1.0.0",
+    features=tfds.features.FeaturesDict({"image": image, "label": label}),
+    split_datasets={
+        split: tf.data.Dataset.from_generator(lambda split=split: examples(split), output_signature=signature)
+        for split in ("train", "test")
+    },
+    data_dir=folder,
+)
+"""
+"""In a process of its own: TensorFlow and PyTorch do not always get on in one."""
+
+
 def test_tensorflows_sets(tmp_path: Path) -> None:
-    tfds = pytest.importorskip("tensorflow_datasets")
-    tf = pytest.importorskip("tensorflow")
+    if not all(map(importlib.util.find_spec, ("tensorflow", "tensorflow_datasets"))):
+        needed = "tensorflow tensorflow-datasets importlib_resources"
+        pytest.skip(f"by hand: TFDS writes a set with TensorFlow, 300 MB; pip install {needed}")
     pictures = write_set(tmp_path / "set", {"train": 20, "test": 4}, size=7)
-    features = tfds.features.FeaturesDict(
-        {"image": tfds.features.Image(shape=(None, None, 3)), "label": tfds.features.ClassLabel(names=sorted(COLOURS))}
-    )
-
-    def examples(split: str) -> object:
-        files = sorted(map(str, (pictures / split).glob("*/*.png")))
-        return tf.data.Dataset.from_generator(
-            lambda: (
-                {"image": tf.io.decode_png(tf.io.read_file(file)), "label": Path(file).parent.name} for file in files
-            ),
-            output_signature={"image": tf.TensorSpec((None, None, 3), tf.uint8), "label": tf.TensorSpec((), tf.string)},
-        )
-
-    tfds.dataset_builders.store_as_tfds_dataset(
-        name="small",
-        version="1.0.0",
-        features=features,
-        split_datasets={split: examples(split) for split in ("train", "test")},
-        data_dir=tmp_path / "tfds",
-    )
+    arguments = [str(pictures), str(tmp_path / "tfds"), *sorted(COLOURS)]
+    subprocess.run([sys.executable, "-c", WRITE_RECORDS, *arguments], check=True)
     data = load("tfds/small", tmp_path / "tfds")
     assert data.classes == ("blue", "green", "red")
     assert (len(data.train), len(data.val), len(data.test())) == (54, 6, 12)
     check_colours(data)
+    assert "tensorflow" not in sys.modules  # reading goes without
     with pytest.raises(DataError, match=r"tfds/nowhere cannot be loaded \(.*\); prepare it with `tfds build nowhere`"):
         load("tfds/nowhere", tmp_path / "tfds")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from pictures import spoil, write_set
 from torch import nn
 
@@ -21,6 +22,7 @@ from lrnas.points import get_point
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.streams import StreamSet
 from lrnas.train import EpochReport, evaluate, train
+from lrnas.workers import run_on_workers
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(epochs=3, batch_size=8, lr=0.05)
@@ -66,8 +68,16 @@ def epoch(data: StreamSet, number: int, recipe: Recipe = RECIPE) -> tuple[torch.
     return torch.cat(images), torch.cat(labels)
 
 
-def test_an_epoch_is_every_image_once_whoever_reads_it(pictures: Path) -> None:
-    images, labels = epoch(load(pictures), 0)
+def test_an_epoch_is_every_image_once_whoever_reads_it(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    original = FolderSplit.open
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderSplit, "open", lambda self, index: opened.append(index) or original(self, index))
+        epoch(load(pictures), 0, RECIPE.changed({"batch_size": 9}))
+        assert sorted(opened) == list(range(36)) != opened
+        opened.clear()
+        images, labels = epoch(load(pictures), 0)
+    assert len(set(opened)) == len(opened) == 32
     assert images.shape == (32, 3, 7, 7) and labels.dtype == torch.int64  # 36 images are 4 whole batches
     brightest = images.mean((2, 3)).argmax(1)
     assert torch.equal(2 - brightest, labels)  # blue, green, red are channels 2, 1, 0
@@ -155,13 +165,18 @@ def test_out_of_memory_splits_the_step_and_loads_nothing_twice(pictures: Path, m
         assert after.train_loss == pytest.approx(before.train_loss, rel=1e-5)
 
 
+def be_worker(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
+    monkeypatch.setattr("lrnas.streams.rank", lambda: rank)
+    monkeypatch.setattr("lrnas.streams.world", lambda: world)
+
+
 def test_workers_share_out_what_one_would_read(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = load(pictures)
     whole, _ = epoch(data, 0)
     validation = len(data.val)
     parts, seen = [], 0
     for rank in range(2):
-        monkeypatch.setattr("lrnas.streams._worker", lambda rank=rank: (rank, 2))
+        be_worker(monkeypatch, rank, 2)
         batches, evaluation = data.batches(RECIPE, CPU, None)
         batches.start_epoch(epoch_generator(5, 0))
         mine = []
@@ -173,6 +188,14 @@ def test_workers_share_out_what_one_would_read(pictures: Path, monkeypatch: pyte
         seen += sum(len(labels) for _, labels in evaluation)
     together = torch.cat([torch.cat(step) for step in zip(*parts, strict=True)])
     assert torch.equal(together, whole) and seen == validation
+
+
+def test_more_workers_than_images(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, seen = load(pictures), []
+    for rank in range(14):
+        be_worker(monkeypatch, rank, 14)
+        seen.append(sum(len(labels) for _, labels in data.eval_batches(data.val, RECIPE, CPU, None)))
+    assert seen == [1] * 12 + [0] * 2
 
 
 def large(root: Path, spoilt: int, split: str = "train") -> StreamSet:
@@ -206,6 +229,74 @@ def test_evaluation_leaves_out_what_cannot_be_read(tmp_path: Path, capsys: pytes
     assert sum(map(len, images)) == 101
     assert "test/green/010.png (image file is truncated)" in capsys.readouterr().err
     train(make_model(), data, RECIPE, seed=0)  # what is wrong with the test images does not matter to training
+
+
+def test_what_training_on_all_images_cannot_read_is_known(tmp_path: Path) -> None:
+    write_set(tmp_path, {"train": 38, "test": 2}, size=7)
+    spoil(tmp_path / "train" / "green" / "010.png")
+    data = load(tmp_path)
+    train(make_model(), data, RECIPE.changed({"all_images": True, "batch_size": 19}), seed=0)
+    assert data.unreadable == [f"{tmp_path / 'train' / 'green' / '010.png'} (image file is truncated)"]
+    list(data.eval_batches(data.train, RECIPE, CPU, None))
+    list(data.eval_batches(data.val, RECIPE, CPU, None))
+    assert len(data.unreadable) == 1  # whichever split it is in
+
+
+def test_a_run_that_goes_on_knows_what_could_not_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = large(tmp_path / "set", 1, "val")
+    train(make_model(), data, RECIPE.changed({"epochs": 1}), seed=0, folder=tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
+    assert record["state"]["unreadable"] == {"val": [[44, "image file is truncated"]]}  # a number, and no path
+    said = capsys.readouterr().err
+    again = load(tmp_path / "set")
+    train(make_model(), again, RECIPE.changed({"epochs": 1}), seed=0, folder=tmp_path / "run")  # it is complete
+    assert again.unreadable == data.unreadable != [] and capsys.readouterr().err == said
+
+
+def test_what_other_workers_cannot_read_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = large(tmp_path, 1, "val")
+    monkeypatch.setattr("lrnas.streams.gathered", lambda mine, device: [mine, {44: "as here"}])
+    list(data.eval_batches(data.val, RECIPE, CPU, None))
+    assert len(data.unreadable) == 1  # the same image
+    monkeypatch.setattr("lrnas.streams.gathered", lambda mine, device: [mine, {45: "not as here"}])
+    with pytest.raises(DataError, match=r"got 2 so far: .*green/010.png .*green/011.png \(not as here\)"):
+        list(data.eval_batches(data.val, RECIPE, CPU, None))
+
+
+def work(rank: int, root: Path) -> None:
+    """A worker of two, with its share of the images; what came of it is written down."""
+    dist.init_process_group("gloo", init_method=f"file://{root / 'meeting'}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    data = load(root / "set")
+    try:
+        train(make_model(), data, RECIPE.changed({"epochs": 1}), seed=0)
+    except DataError as error:
+        (root / f"{rank}.txt").write_text(str(error))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_rule_holds_over_all_workers(tmp_path: Path) -> None:
+    """Each of two finds one image in 102, which it may; together they find 2."""
+    large(tmp_path / "set", 2, "val")
+    torch.multiprocessing.spawn(work, (tmp_path,), nprocs=2)
+    first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in range(2))
+    assert first == second and "of the 102 validation images may be unreadable; got 2 so far" in first
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_what_any_worker_could_not_read_comes_back(tmp_path: Path) -> None:
+    """Through the checkpoint, which is how a record learns of it."""
+    large(tmp_path / "set", 1)
+    thin = Architecture.from_dict({"backbone": "nin", "layers": THIN})
+    recipe = Recipe(epochs=1, batch_size=34)
+    job = Job(thin, f"folder:{tmp_path / 'set'}", recipe, 0, image_size=8, loaders=0)
+    assert run_on_workers(job, tmp_path / "run", 2, use_gpu=False) == "completed"
+    data = job.load_data()
+    job.run(job.create_model(data), data, tmp_path / "run", "cpu")
+    assert len(data.unreadable) == 1
 
 
 @pytest.mark.parametrize(("loaders", "split"), [(0, "train"), (2, "train"), (0, "val")])
