@@ -6,8 +6,8 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test test-slow test-all lint figures clean
 
-demo: $(READY)  ## the paper's networks, published counts beside ours
-	$(BIN)/lrnas models
+demo: $(READY)  ## a small search on a CPU, ending in a picture of the front
+	$(BIN)/lrnas search --space nin --budget 20
 
 test: $(READY)  ## the fast tests
 	$(BIN)/pytest -q

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from lrnas.arch import Allocation, Architecture, FilterGroup
     from lrnas.build import create_model
     from lrnas.cost import Cost
+    from lrnas.driver import open_study, search
     from lrnas.errors import LrnasError
     from lrnas.init import initialise
     from lrnas.layers import CompositeConv2d, SeparableConv2d
     from lrnas.plan import canonical_id, make_plan
     from lrnas.points import get_point
+    from lrnas.space import load_space
     from lrnas.surgery import convert
     from lrnas.tracing import count_model
 
@@ -45,7 +47,10 @@ _HOME = {
     "create_model": "build",
     "get_point": "points",
     "initialise": "init",
+    "load_space": "space",
     "make_plan": "plan",
+    "open_study": "driver",
+    "search": "driver",
 }
 """Where each public name lives; it is loaded when it is first asked for."""
 
@@ -63,7 +68,10 @@ __all__ = [
     "create_model",
     "get_point",
     "initialise",
+    "load_space",
     "make_plan",
+    "open_study",
+    "search",
 ]
 
 

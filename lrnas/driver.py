@@ -230,8 +230,8 @@ def _study_folder(studies: str | Path, name: str) -> Path:
 
 def _make_sampler(name: str, seed: int) -> BaseSampler:
     makers: dict[str, Callable[[], BaseSampler]] = {
-        "tpe": lambda: TPESampler(multivariate=True, n_startup_trials=16, seed=seed),
-        "gp": lambda: GPSampler(n_startup_trials=16, seed=seed),
+        "tpe": lambda: TPESampler(multivariate=True, n_startup_trials=10, seed=seed),
+        "gp": lambda: GPSampler(n_startup_trials=10, seed=seed),
         "nsga2": lambda: NSGAIISampler(population_size=24, seed=seed),
         "random": lambda: RandomSampler(seed=seed),
     }

@@ -32,7 +32,7 @@ __all__ = ["Parameter", "SearchSpace", "load_space", "named_spaces"]
 
 VERSION = 1
 """Version of what `SearchSpace.to_dict` gives."""
-SEED_WIDTHS = (1.0, 0.75, 0.5)
+SEED_WIDTHS = (1.0, 0.5, 0.25)
 """Uniform scalings to begin a search with, and to compare its result with."""
 
 

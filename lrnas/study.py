@@ -39,6 +39,8 @@ __all__ = ["MANIFEST", "Proposal", "Study", "StudyError", "Trial", "check_manife
 
 MOST_REJECTIONS = 300
 """In a row, after which a space counts as exhausted."""
+MOST_LOSSES = 3
+"""Of one trial, before it counts as lost."""
 GONE_AFTER = 90.0
 """Seconds without a sign of life that make a driver gone."""
 MANIFEST, DRIVER = "lrnas:manifest", "lrnas:driver:"
@@ -181,8 +183,13 @@ class Study:
         self._end(number, TrialState.PRUNED, status, reason)
 
     def lose(self, number: int, reason: str) -> None:
-        """A trial ended that says nothing about its network."""
-        self._end(number, TrialState.FAIL, "lost", reason)
+        """A trial ended for reasons that are not its network's: it is tried again, but not for ever."""
+        losses = self._frozen(number).user_attrs.get("losses", 0) + 1
+        self._set(number, {"losses": losses})
+        if losses < MOST_LOSSES:
+            self.release(number)
+        else:
+            self._end(number, TrialState.FAIL, "lost", f"{reason}, {losses} times")
 
     def release(self, number: int) -> None:
         """A trial will not be finished by this driver: whoever asks next goes on with it."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import signal
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,9 +37,6 @@ from lrnas.study import Study, StudyError
 from lrnas.train import EpochReport
 
 __all__ = ["Task", "Workers", "run_trials"]
-
-RETRIES = 2
-"""Of a trial whose worker was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +81,37 @@ def run_trials(
             scheduler = _RungScheduler(study, searcher, rungs, factor)
             before = study.spent()
             try:
-                _fit(searcher, scheduler, workers, concurrency)
+                with _stoppable(searcher):
+                    _fit(searcher, scheduler, workers, concurrency)
             finally:
                 for number in searcher.running.values():
                     study.release(number)
-                study.sign_off()
-            # lost trials cost no budget: go on, unless nothing moves
+            # trials that were lost wait for another try: go on, unless nothing moves
             if searcher.over or study.spent() >= budget or study.spent() == before:
                 break
+    study.sign_off()
+    if searcher.over:
+        notify(searcher.over)
+
+
+@contextmanager
+def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
+    """Ctrl-C ends the search after the epochs that are being trained; a second one at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
         if searcher.over:
-            notify(searcher.over)
+            raise KeyboardInterrupt
+        searcher.over = "stopped; the same command goes on with it"
+        searcher.notify("stopping when the epochs that are being trained end; Ctrl-C again to stop at once")
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _fit(searcher: _StudySearcher, scheduler: TrialScheduler, workers: Workers, concurrency: int) -> None:
@@ -111,7 +131,7 @@ def _fit(searcher: _StudySearcher, scheduler: TrialScheduler, workers: Workers, 
                 name="search",
                 storage_path=scratch,
                 verbose=0,
-                failure_config=FailureConfig(max_failures=RETRIES),
+                failure_config=FailureConfig(max_failures=0),  # the study tries again, whoever drives it then
             ),
         )
         tuner.fit()
@@ -125,10 +145,11 @@ def _cluster(workers: Workers) -> Iterator[int]:
         "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
         "RAY_AIR_NEW_OUTPUT": "0",
         "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
     }
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the study has it all
     started = not ray.is_initialized()
     if started:
         try:
@@ -251,7 +272,7 @@ class _StudySearcher(Searcher):
             self._take_epoch(trial_id, result)
         number = self.running.pop(trial_id)
         if error:
-            self.study.lose(number, f"its worker was lost {RETRIES + 1} times")
+            self.study.lose(number, "its worker was lost")
         elif trial_id in self.stopped:
             self.study.prune(number, "stopped", self.stopped.pop(trial_id))
         elif status == "completed":
@@ -292,6 +313,8 @@ class _RungScheduler(FIFOScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         number = self.searcher.running.get(trial.trial_id)
         epoch = len(result.get("curve", ()))
+        if number is not None and self.searcher.over and "status" not in result:
+            return str(TrialScheduler.STOP)  # for now: the trial waits in the study
         if number is None or "status" in result or epoch not in self.rungs or self.study.is_protected(number):
             return str(TrialScheduler.CONTINUE)
         macs, others = self.study.at_epoch(number, epoch)

@@ -226,11 +226,11 @@ def test_granularities(name: str, granularity: str, dimension: int, left_out: tu
 
 def test_seeds_are_uniform_scalings() -> None:
     space = load_space("vgg11", batch_norm=True)
-    assert list(space.seeds) == ["dense-x0.75", "dense-x0.5", "lr-x0.75", "lr-x0.5"]
+    assert list(space.seeds) == ["dense-x0.5", "dense-x0.25", "lr-x0.5", "lr-x0.25"]
     half = Architecture("vgg11", {"*": Allocation(width=0.5)}, pool="max", batch_norm=True)
     assert canonical_id(space.seeds["dense-x0.5"]) == canonical_id(half)
     space = load_space("nin")
-    assert "nin_3x3-lr-x0.75" in space.seeds and "lr-x1" in space.seeds
+    assert "nin_3x3-lr-x0.25" in space.seeds and "lr-x1" in space.seeds
     assert "nin_3x3-lr-x1" not in space.seeds  # it is nin-c3-lr
     for name in SPACES:
         space = load_space(name)
