@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import socket
 import time
 import uuid
@@ -39,6 +40,8 @@ __all__ = ["MANIFEST", "Proposal", "Study", "StudyError", "Trial", "check_manife
 
 MOST_REJECTIONS = 300
 """In a row, after which a space counts as exhausted."""
+PATIENCE = 4
+"""Known networks in a row that a sampler may propose."""
 MOST_LOSSES = 3
 """Of one trial, before it counts as lost."""
 GONE_AFTER = 90.0
@@ -120,7 +123,7 @@ class Study:
         """The next network to train. Points that need no training are told at once and cost nothing."""
         assert self.space is not None and self.cost_of is not None
         self.sign()
-        for _ in range(MOST_REJECTIONS):
+        for rejected in range(MOST_REJECTIONS):
             trial = self.study.ask(self.distributions)
             architecture = self.space.architecture(trial.params)
             identity = canonical_id(architecture)
@@ -134,6 +137,8 @@ class Study:
                 self._end(trial.number, TrialState.PRUNED, "limit", f"beyond {', '.join(sorted(excess))}")
                 continue
             if self._is_known(trial.number, identity):
+                if rejected % PATIENCE == PATIENCE - 1:  # a sampler that is sure of itself: look next to its point
+                    self.study.enqueue_trial(self._neighbour(trial.params))
                 continue
             trial.set_user_attr("trained", True)
             return Proposal(trial.number, architecture, trial.user_attrs.get("point"), macs, params)
@@ -141,6 +146,12 @@ class Study:
             f"the last {MOST_REJECTIONS} points that {self.name} proposed were known or beyond a limit; the space "
             "has no more to offer; end the search, or widen the space or the limits"
         )
+
+    def _neighbour(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """A point that differs in two parameters."""
+        assert self.space is not None
+        changed = random.sample([parameter for parameter in self.space.parameters if len(parameter.values) > 1], 2)
+        return {**params, **{parameter.name: random.choice(parameter.values) for parameter in changed}}
 
     def _is_known(self, number: int, identity: str) -> bool:
         """Whether this network was trained, or is being trained, as another trial; this one is then told."""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -108,6 +109,18 @@ def test_limits_cost_no_budget() -> None:
     assert proposal.macs <= 4_000_000 and study.spent() == 1
     rejected = study.study.get_trials(states=(TrialState.PRUNED,))
     assert rejected and all("beyond max_macs" in trial.user_attrs["reason"] for trial in rejected)
+
+
+def test_a_sampler_that_repeats_itself_is_helped() -> None:
+    fixed = SPACE.params_of(SPACE.points["nin"])
+
+    class Stubborn(optuna.samplers.RandomSampler):
+        def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
+            return fixed[name]
+
+    study = make_study()
+    study.study.sampler = Stubborn()
+    assert len({canonical_id(study.ask().architecture) for _ in range(3)}) == 3
 
 
 def test_an_exhausted_space_ends_the_search() -> None:
