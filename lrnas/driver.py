@@ -21,6 +21,7 @@ from lrnas.batches import DataSet
 from lrnas.data import load_set
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.job import Job
+from lrnas.manifest import MANIFEST, StudyError, check_manifest
 from lrnas.objectives import Limits, pick_objectives
 from lrnas.plan import TIMM, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
@@ -28,7 +29,7 @@ from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.rungs import rung_epochs
 from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
-from lrnas.study import MANIFEST, Study, StudyError, check_manifest
+from lrnas.study import Study
 from lrnas.tuning import Workers, run_trials
 
 __all__ = ["SAMPLERS", "SearchEvents", "open_study", "search", "study_names"]
@@ -83,6 +84,7 @@ def search(
     address: str | None = None,
     storage: str | None = None,
     studies: str | Path = "studies",
+    warm_start: str | None = None,
     seed: int = 0,
     events: SearchEvents | None = None,
 ) -> Study:
@@ -118,6 +120,9 @@ def search(
     manifest = training.manifest(space, [goal.name for goal in goals], rungs)
     check_manifest(record, manifest)
     study = Study(name, record, goals, manifest, found, training.cost, Limits(max_macs, min_macs, max_params))
+    if warm_start is not None:
+        taken = study.import_from(open_study(warm_start, storage=storage, studies=studies))
+        events.say(f"{taken} networks of {warm_start} taken over")
     study.enqueue({**found.points, **found.seeds})
     study.release_orphans()
     done = study.spent()

@@ -11,7 +11,8 @@ from lrnas.errors import LrnasError
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
 if TYPE_CHECKING:
-    from lrnas.study import Study, Trial
+    from lrnas.study import Study
+    from lrnas.trials import Trial
 
 __all__ = ["add_search_commands"]
 
@@ -55,6 +56,7 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     )
     search.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster (default: this machine)")
     search.add_argument("--storage", metavar="URL", help="a database, or journal:FILE (default: SQLite in the study)")
+    search.add_argument("--warm-start", metavar="STUDY", help="take over what another study trained in full")
     search.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampler and of every training")
     search.set_defaults(run=_search)
 
@@ -115,6 +117,7 @@ def _search(options: argparse.Namespace) -> None:
             address=options.address,
             storage=options.storage,
             studies=options.studies,
+            warm_start=options.warm_start,
             seed=options.seed,
             events=events,
         )

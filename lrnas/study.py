@@ -12,7 +12,6 @@ WAITING: to be trained, or trained in part by a driver that is gone; the next dr
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import random
 import socket
@@ -27,16 +26,18 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch import Architecture
-from lrnas.errors import LrnasError
+from lrnas.errors import OutsideSpace
+from lrnas.manifest import StudyError, differences, list_differences
 from lrnas.objectives import Limits, Objective
 from lrnas.pareto import front_indices, hypervolume
 from lrnas.plan import canonical_id
 from lrnas.space import SearchSpace
+from lrnas.trials import Trial, read_trial
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MANIFEST", "Proposal", "Study", "StudyError", "Trial", "check_manifest", "distributions_of"]
+__all__ = ["Proposal", "Study", "distributions_of"]
 
 MOST_REJECTIONS = 300
 """In a row, after which a space counts as exhausted."""
@@ -46,11 +47,7 @@ MOST_LOSSES = 3
 """Of one trial, before it counts as lost."""
 GONE_AFTER = 90.0
 """Seconds without a sign of life that make a driver gone."""
-MANIFEST, DRIVER = "lrnas:manifest", "lrnas:driver:"
-
-
-class StudyError(LrnasError):
-    """A study that cannot be used as asked."""
+DRIVER = "lrnas:driver:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +60,6 @@ class Proposal:
     """The name of the paper's network or seed it is."""
     macs: int
     params: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One network of a study and what is known about it."""
-
-    number: int
-    state: str
-    status: str
-    """running, waiting, completed, stopped, diverged, faulty, limit, duplicate or lost."""
-    architecture: Architecture
-    identity: str
-    point: str | None
-    macs: int
-    params: int
-    accuracy: float | None
-    """Validation accuracy: final where completed, else the last one seen."""
-    epochs: int
-    """Trained."""
-    curve: tuple[float, ...]
-    """Validation accuracy after every epoch."""
-    seconds: float
-    reason: str
-    values: tuple[float, ...] | None
-    on_front: bool = False
 
 
 @dataclass
@@ -118,6 +90,40 @@ class Study:
         for name, architecture in named.items():
             if name not in known:
                 self.study.enqueue_trial(self.space.params_of(architecture), user_attrs={"point": name})
+
+    def import_from(self, other: Study) -> int:
+        """Take over what another study trained in full under the same conditions, as far as it lies in this space.
+
+        It costs no budget. How many networks are new here is returned.
+        """
+        assert self.space is not None
+        mine, theirs = (
+            {key: value for key, value in study.manifest.items() if key not in ("source", "space", "reference")}
+            for study in (self, other)
+        )
+        if found := list(differences(theirs, mine)):
+            raise StudyError(
+                f"{other.name} was trained under other conditions: {list_differences(found)}; start without it"
+            )
+        known = {trial.user_attrs.get("id") for trial in self._trials() if trial.values is not None}
+        number = 0
+        for trial in other._trials((TrialState.COMPLETE,)):
+            architecture = Architecture.from_json(trial.user_attrs["architecture"])
+            if trial.user_attrs["status"] != "completed" or trial.user_attrs["id"] in known:
+                continue
+            try:
+                params = self.space.params_of(architecture)
+            except OutsideSpace:
+                continue
+            facts = {key: value for key, value in trial.user_attrs.items() if key not in ("trained", "point", "owner")}
+            attributes = {**facts, "imported_from": f"{other.name}:{trial.number}"}
+            self.study.add_trial(
+                optuna.trial.create_trial(
+                    params=params, distributions=self.distributions, values=trial.values, user_attrs=attributes
+                )
+            )
+            number += 1
+        return number
 
     def ask(self) -> Proposal:
         """The next network to train. Points that need no training are told at once and cost nothing."""
@@ -156,7 +162,10 @@ class Study:
     def _is_known(self, number: int, identity: str) -> bool:
         """Whether this network was trained, or is being trained, as another trial; this one is then told."""
         for other in self._trials():
-            if other.number == number or other.user_attrs.get("id") != identity or not other.user_attrs.get("trained"):
+            known = other.user_attrs
+            if other.number == number or known.get("id") != identity:
+                continue
+            if not (known.get("trained") or "imported_from" in known):
                 continue
             reason = f"the same network as trial {other.number}"
             if other.state == TrialState.COMPLETE:
@@ -271,10 +280,10 @@ class Study:
 
     def trials(self) -> list[Trial]:
         """Every trial that has a network, in order; those on the front say so."""
-        trials = [_read_trial(trial) for trial in self._trials() if "architecture" in trial.user_attrs]
+        trials = [read_trial(trial) for trial in self._trials() if "architecture" in trial.user_attrs]
         full = [trial for trial in trials if trial.status == "completed" and trial.values is not None]
         best = {full[i].number for i in front_indices([self._small(trial.values or ()) for trial in full])}
-        return [_with_front(trial, trial.number in best) for trial in trials]
+        return [dataclasses.replace(trial, on_front=True) if trial.number in best else trial for trial in trials]
 
     def front(self) -> list[Trial]:
         """Trials of full fidelity that no other one dominates, cheapest first."""
@@ -370,32 +379,6 @@ def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
     return found
 
 
-def _read_trial(trial: FrozenTrial) -> Trial:
-    attributes = trial.user_attrs
-    curve = tuple(attributes.get("curve", ()))
-    accuracy = attributes.get("accuracy", curve[-1] if curve else None)
-    return Trial(
-        number=trial.number,
-        state=trial.state.name,
-        status=trial.state.name.lower() if not trial.state.is_finished() else attributes.get("status", "lost"),
-        architecture=Architecture.from_json(attributes["architecture"]),
-        identity=attributes["id"],
-        point=attributes.get("point"),
-        macs=attributes["macs"],
-        params=attributes["params"],
-        accuracy=accuracy,
-        epochs=attributes.get("epochs", 0),
-        curve=curve,
-        seconds=attributes.get("seconds", 0.0),
-        reason=attributes.get("reason", ""),
-        values=tuple(trial.values) if trial.values is not None else None,
-    )
-
-
-def _with_front(trial: Trial, on_front: bool) -> Trial:
-    return dataclasses.replace(trial, on_front=on_front) if on_front else trial
-
-
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -404,27 +387,3 @@ def _is_alive(process: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def check_manifest(study: optuna.Study, manifest: Mapping[str, Any]) -> None:
-    """Pin what a study is about, or refuse to go on with something else."""
-    wanted = json.loads(json.dumps(manifest))
-    stored = study.user_attrs.get(MANIFEST)
-    if stored is None:
-        study.set_user_attr(MANIFEST, wanted)
-        return
-    differences = list(_differences(stored, wanted))
-    if differences:
-        listed = "; ".join(f"{where} was {old!r}, now {new!r}" for where, old, new in differences[:4])
-        more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
-        raise StudyError(
-            f"{study.study_name} was begun with other settings: {listed}{more}; give them, or another --name"
-        )
-
-
-def _differences(old: Any, new: Any, where: str = "") -> Any:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            yield from _differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
-    elif old != new:
-        yield where, old, new

@@ -31,9 +31,10 @@ from lrnas.batches import DataSet
 from lrnas.checkpoint import recorded_curve
 from lrnas.errors import LrnasError
 from lrnas.job import Job
+from lrnas.manifest import StudyError
 from lrnas.provenance import provenance
 from lrnas.rungs import is_competitive
-from lrnas.study import Study, StudyError
+from lrnas.study import Study
 from lrnas.train import EpochReport
 
 __all__ = ["Task", "Workers", "run_trials"]

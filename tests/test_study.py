@@ -9,11 +9,12 @@ import pytest
 from optuna.trial import TrialState
 
 from lrnas.arch import Architecture
+from lrnas.manifest import StudyError, check_manifest
 from lrnas.objectives import InvalidObjectives, Limits, pick_objectives
 from lrnas.plan import canonical_id, make_plan
 from lrnas.space import load_space
 from lrnas.storage import open_storage
-from lrnas.study import DRIVER, Study, StudyError, check_manifest, distributions_of
+from lrnas.study import DRIVER, Study, distributions_of
 
 SPACE = load_space("nin", batch_norm=True)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -204,3 +205,19 @@ def test_a_space_in_optuna_s_words() -> None:
     for point in (*SPACE.points.values(), *SPACE.seeds.values()):
         for name, value in SPACE.params_of(point).items():
             assert distributions[name]._contains(distributions[name].to_internal_repr(value))
+
+
+def test_what_another_study_trained_is_taken_over(tmp_path: Path) -> None:
+    other = make_study(tmp_path / "other")
+    other.enqueue(SPACE.points)
+    finish(other, 0.9)
+    stopped = other.ask()
+    other.prune(stopped.number, "stopped", "not competitive")
+    study = make_study(tmp_path / "own")
+    assert study.import_from(other) == 1 and study.import_from(other) == 0
+    assert study.spent() == 0 and [trial.accuracy for trial in study.front()] == [0.9]
+    study.enqueue(SPACE.points)
+    assert study.ask().point == "nin-c3"  # nin is known
+    other.manifest = {**other.manifest, "objectives": ["accuracy", "params"]}
+    with pytest.raises(StudyError, match="s was trained under other conditions: objectives was"):
+        study.import_from(other)

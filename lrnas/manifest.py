@@ -1,0 +1,49 @@
+"""What a study is about, pinned when it begins: space, data, recipe, objectives. Other settings make another study."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import optuna
+
+from lrnas.errors import LrnasError
+
+__all__ = ["MANIFEST", "StudyError", "check_manifest", "differences", "list_differences"]
+
+MANIFEST = "lrnas:manifest"
+"""The study's attribute that holds it."""
+
+Difference = tuple[str, Any, Any]
+
+
+class StudyError(LrnasError):
+    """A study that cannot be used as asked."""
+
+
+def check_manifest(study: optuna.Study, manifest: Mapping[str, Any]) -> None:
+    """Pin what a study is about, or refuse to go on with something else."""
+    wanted = json.loads(json.dumps(manifest))
+    stored = study.user_attrs.get(MANIFEST)
+    if stored is None:
+        study.set_user_attr(MANIFEST, wanted)
+    elif found := list(differences(stored, wanted)):
+        raise StudyError(
+            f"{study.study_name} was begun with other settings: {list_differences(found)}; give them, or another --name"
+        )
+
+
+def list_differences(found: list[Difference]) -> str:
+    """The first few in words."""
+    listed = "; ".join(f"{where} was {old!r}, now {new!r}" for where, old, new in found[:4])
+    return listed + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
+
+
+def differences(old: Any, new: Any, where: str = "") -> Iterator[Difference]:
+    """Where two nested mappings part, and what each has there."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+    elif old != new:
+        yield where, old, new

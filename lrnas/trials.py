@@ -1,0 +1,59 @@
+"""One network of a study, as it is read back from Optuna."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optuna.trial import FrozenTrial
+
+from lrnas.arch import Architecture
+
+__all__ = ["Trial", "read_trial"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One network of a study and what is known about it."""
+
+    number: int
+    state: str
+    status: str
+    """running, waiting, completed, stopped, diverged, faulty, limit, duplicate or lost."""
+    architecture: Architecture
+    identity: str
+    point: str | None
+    macs: int
+    params: int
+    accuracy: float | None
+    """Validation accuracy: final where completed, else the last one seen."""
+    epochs: int
+    """Trained."""
+    curve: tuple[float, ...]
+    """Validation accuracy after every epoch."""
+    seconds: float
+    reason: str
+    values: tuple[float, ...] | None
+    on_front: bool = False
+
+
+def read_trial(trial: FrozenTrial) -> Trial:
+    """From the attributes that a study gives its trials."""
+    attributes = trial.user_attrs
+    curve = tuple(attributes.get("curve", ()))
+    accuracy = attributes.get("accuracy", curve[-1] if curve else None)
+    return Trial(
+        number=trial.number,
+        state=trial.state.name,
+        status=trial.state.name.lower() if not trial.state.is_finished() else attributes.get("status", "lost"),
+        architecture=Architecture.from_json(attributes["architecture"]),
+        identity=attributes["id"],
+        point=attributes.get("point"),
+        macs=attributes["macs"],
+        params=attributes["params"],
+        accuracy=accuracy,
+        epochs=attributes.get("epochs", 0),
+        curve=curve,
+        seconds=attributes.get("seconds", 0.0),
+        reason=attributes.get("reason", ""),
+        values=tuple(trial.values) if trial.values is not None else None,
+    )
