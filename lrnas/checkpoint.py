@@ -19,7 +19,7 @@ from torch import Tensor
 from lrnas.errors import LrnasError
 from lrnas.recipes import Recipe
 
-__all__ = ["CheckpointError", "difference", "load_checkpoint", "recorded_curve", "save_checkpoint"]
+__all__ = ["CheckpointError", "difference", "drop_momentum", "load_checkpoint", "recorded_curve", "save_checkpoint"]
 
 VERSION = 1
 RECORD = "checkpoint.json"
@@ -71,6 +71,16 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | 
         raise CheckpointError(f"{path} names tensors that are not there; remove the folder to start anew") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); remove the folder to start anew") from None
+
+
+def drop_momentum(folder: Path) -> None:
+    """Keep the weights alone of a run that is over: half the size."""
+    found = load_checkpoint(folder)
+    if found is not None:
+        tensors, record = found
+        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("momentum.")}
+        rest = {key: value for key, value in record.items() if key not in ("version", "epoch", "tensors")}
+        save_checkpoint(folder, record["epoch"], kept, rest)
 
 
 def recorded_curve(folder: Path) -> list[dict[str, Any]]:

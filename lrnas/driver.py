@@ -7,6 +7,7 @@ record, and Ray Tune that runs the trials. The same call continues a study; a la
 from __future__ import annotations
 
 import dataclasses
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -105,20 +106,23 @@ def search(
     rungs = rung_epochs(min_epochs or max(1, training.recipe.epochs // FACTOR**2), training.recipe.epochs, FACTOR)
     name = name or f"{Path(space).stem.replace(':', '-')}-{training.data.name.replace('/', '-')}"
     folder = _study_folder(studies, name)
-    kept = open_storage(storage, folder, events.say)
     goals = pick_objectives(objectives)
+    if sampler not in SAMPLERS:
+        raise UnknownName("sampler", sampler, SAMPLERS)
+    kept = open_storage(storage, folder, events.say)
     record = optuna.create_study(
         storage=kept,
         study_name=name,
         directions=[goal.direction for goal in goals],
-        sampler=_make_sampler(sampler, seed),
         load_if_exists=True,
     )
+    manifest = training.manifest(space, [goal.name for goal in goals], rungs)
+    check_manifest(record, manifest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental, by Optuna's own count
         record.set_metric_names([goal.name for goal in goals])
-    manifest = training.manifest(space, [goal.name for goal in goals], rungs)
-    check_manifest(record, manifest)
+    # a study that goes on must not draw the numbers it began with again
+    record.sampler = _make_sampler(sampler, seed + 1_000_003 * len(record.get_trials(deepcopy=False)))
     study = Study(name, record, goals, manifest, found, training.cost, Limits(max_macs, min_macs, max_params))
     if warm_start is not None:
         taken = study.import_from(open_study(warm_start, storage=storage, studies=studies))
@@ -203,7 +207,8 @@ class _Training:
 
     def _dearest(self) -> tuple[int, int]:
         """The highest costs among the networks with a name, up to which hypervolumes are taken."""
-        costs = [self.cost(network) for network in (*self.space.points.values(), *self.space.seeds.values())]
+        named = (*self.space.points.values(), *self.space.seeds.values())
+        costs = [self.cost(network) for network in named or map(Architecture, self.space.backbones)]
         return max(macs for macs, _ in costs), max(params for _, params in costs)
 
 
@@ -213,13 +218,17 @@ def open_study(name: str, *, storage: str | None = None, studies: str | Path = "
     if storage is None and not (folder / DATABASE).exists():
         raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
     try:
-        record = optuna.load_study(study_name=name, storage=open_storage(storage, folder, print))
+        record = optuna.load_study(study_name=name, storage=open_storage(storage, folder, _say))
     except KeyError:
         raise StudyError(f"the storage has no study {name!r}; `lrnas studies` lists all") from None
     manifest = record.user_attrs.get(MANIFEST)
     if manifest is None:
         raise StudyError(f"{name} is a study of Optuna's, but not one of lrnas's; give another")
     return Study(name, record, pick_objectives(manifest["objectives"]), manifest)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def study_names(studies: str | Path = "studies") -> list[str]:
@@ -240,6 +249,4 @@ def _make_sampler(name: str, seed: int) -> BaseSampler:
         "nsga2": lambda: NSGAIISampler(population_size=24, seed=seed),
         "random": lambda: RandomSampler(seed=seed),
     }
-    if name not in makers:
-        raise UnknownName("sampler", name, SAMPLERS)
     return makers[name]()

@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 
 from lrnas.errors import LrnasError
+from lrnas.recipes import Recipe
 
 __all__ = ["MANIFEST", "StudyError", "check_manifest", "differences", "list_differences"]
 
@@ -27,8 +28,12 @@ def check_manifest(study: optuna.Study, manifest: Mapping[str, Any]) -> None:
     wanted = json.loads(json.dumps(manifest))
     stored = study.user_attrs.get(MANIFEST)
     if stored is None:
+        if study.get_trials(deepcopy=False):
+            raise StudyError(f"{study.study_name} is a study of Optuna's, but not one of lrnas's; give another --name")
         study.set_user_attr(MANIFEST, wanted)
-    elif found := list(differences(stored, wanted)):
+        return
+    stored = {**stored, "recipe": Recipe.complete(stored["recipe"]), "source": wanted.get("source")}
+    if found := list(differences(stored, wanted)):
         raise StudyError(
             f"{study.study_name} was begun with other settings: {list_differences(found)}; give them, or another --name"
         )
@@ -36,7 +41,7 @@ def check_manifest(study: optuna.Study, manifest: Mapping[str, Any]) -> None:
 
 def list_differences(found: list[Difference]) -> str:
     """The first few in words."""
-    listed = "; ".join(f"{where} was {old!r}, now {new!r}" for where, old, new in found[:4])
+    listed = "; ".join(f"{where} was {repr(old)[:60]}, now {repr(new)[:60]}" for where, old, new in found[:4])
     return listed + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
 
 

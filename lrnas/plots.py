@@ -23,6 +23,8 @@ def plot_front(study: Study, path: Path) -> None:
     full = [trial for trial in trials if trial.status == "completed"]
     stopped = [trial for trial in trials if trial.status == "stopped" and trial.accuracy is not None]
     front = sorted((trial for trial in full if trial.on_front), key=lambda trial: trial.macs)
+    if not (full or stopped):
+        return
     figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
 
     def scatter(some: list, **style: object) -> None:  # type: ignore[type-arg]

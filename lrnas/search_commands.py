@@ -82,7 +82,13 @@ def _number(text: str) -> int:
     """A whole number, also as 120M or 1.5e8."""
     units = {"k": 1e3, "m": 1e6, "g": 1e9}
     unit = units.get(text[-1:].lower(), 1.0)
-    return round(float(text[:-1] if unit > 1 else text) * unit)
+    try:
+        number = round(float(text[:-1] if unit > 1 else text) * unit)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"a number, like 120M or 1.5e8; got {text!r}") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"a number above 0; got {text!r}")
+    return number
 
 
 def _search(options: argparse.Namespace) -> None:
@@ -121,23 +127,30 @@ def _search(options: argparse.Namespace) -> None:
             seed=options.seed,
             events=events,
         )
-    folder = Path(options.studies) / study.name
-    files = _write_files(study, folder)
     if options.json:
         print_json(_front_as_data(study))
+    files = _write_files(study, Path(options.studies) / study.name)
+    if options.json:
         return
     _print_front(study)
     console = make_console()
     console.print(f"Written: {', '.join(str(file) for file in files)}")
     extra = f" --storage {options.storage}" if options.storage else ""
     console.print(f"Look again: lrnas front {study.name}{extra}")
-    console.print(f"Go on:      the same command with a budget above {options.budget}")
+    spent = study.spent()
+    more = f" with a budget above {spent}" if spent >= options.budget else ""
+    console.print(f"Go on:      the same command{more}")
 
 
 def _studies(options: argparse.Namespace) -> None:
     from lrnas.driver import open_study, study_names
 
-    found = [open_study(name, studies=options.studies) for name in study_names(options.studies)]
+    found = []
+    for name in study_names(options.studies):
+        try:
+            found.append(open_study(name, studies=options.studies))
+        except LrnasError as error:
+            print(f"lrnas: {error}", file=sys.stderr)
     if options.json:
         print_json([_overview(study) for study in found])
         return
@@ -235,6 +248,6 @@ def _write_files(study: Study, folder: Path) -> list[Path]:
     except ImportError:
         print("lrnas: no picture without matplotlib; pip install 'lrnas[plot]'", file=sys.stderr)
     else:
-        files.append(folder / "front.png")
-        plot_front(study, files[1])
+        plot_front(study, folder / "front.png")
+        files += [folder / "front.png"] if (folder / "front.png").exists() else []
     return files

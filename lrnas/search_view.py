@@ -59,11 +59,11 @@ class _View(SearchEvents):
         )
 
     def changed(self, what: str) -> None:
-        now = time.monotonic()
-        if self.study is None or (what != "ended" and now - self.last < EVERY):
-            return
         if what not in ("started", "ended", "epoch"):
             self.say(what)
+            return
+        now = time.monotonic()
+        if self.study is None or (what != "ended" and now - self.last < EVERY):
             return
         self.last = now
         text = self._summary(now)
@@ -76,7 +76,7 @@ class _View(SearchEvents):
         assert self.study is not None
         counts = self.study.counts()
         front = self.study.front()
-        pruned = sum(counts.get(status, 0) for status in ("stopped", "diverged", "faulty"))
+        bad = "".join(f", {counts[status]} {status}" for status in ("diverged", "faulty", "lost") if counts.get(status))
         running = counts.get("running", 0)
         done = self.study.spent() - running
         best = f"best {100 * max(trial.accuracy or 0 for trial in front):.2f} %" if front else "none in full yet"
@@ -84,10 +84,10 @@ class _View(SearchEvents):
         if done > self.before:
             seconds = (now - self.began) / (done - self.before) * max(0, self.budget - done)
             left = f", about {_duration(seconds)} left"
-        lost = f", {counts['lost']} lost" if counts.get("lost") else ""
+        full, stopped = counts.get("completed", 0), counts.get("stopped", 0)
         return (
-            f"{done}/{self.budget} trials: {counts.get('completed', 0)} in full, {pruned} stopped{lost}, {running} "
-            f"running; front {len(front)}, {best}, hypervolume {self.study.hypervolume():.4f}{left}"
+            f"{done}/{self.budget} trials: {full} in full, {stopped} stopped{bad}, {running} running; "
+            f"front {len(front)}, {best}, hypervolume {self.study.hypervolume():.4f}{left}"
         )
 
 

@@ -17,8 +17,10 @@ import random
 import socket
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -26,7 +28,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch import Architecture
-from lrnas.errors import OutsideSpace
+from lrnas.errors import LrnasError, OutsideSpace
 from lrnas.manifest import StudyError, differences, list_differences
 from lrnas.objectives import Limits, Objective
 from lrnas.pareto import front_indices, hypervolume
@@ -79,16 +81,20 @@ class Study:
 
     def __post_init__(self) -> None:
         self.distributions = {} if self.space is None else distributions_of(self.space)
-        self._last_sign = 0.0
+        self._last_sign = float("-inf")
 
     # --- asking
 
     def enqueue(self, named: Mapping[str, Architecture]) -> None:
         """Have named networks trained first; those the study has already are left alone."""
         assert self.space is not None
-        known = {trial.user_attrs.get("point") for trial in self._trials()}
+        assert self.cost_of is not None
+        rows = [trial for trial in self._trials() if trial.state != TrialState.FAIL and "point" in trial.user_attrs]
+        beyond = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") == "limit"}
+        known = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") != "limit"}
         for name, architecture in named.items():
-            if name not in known:
+            still_beyond = name in beyond and self.limits.excess(*self.cost_of(architecture))  # limits may change
+            if name not in known and not still_beyond:
                 self.study.enqueue_trial(self.space.params_of(architecture), user_attrs={"point": name})
 
     def import_from(self, other: Study) -> int:
@@ -106,6 +112,7 @@ class Study:
                 f"{other.name} was trained under other conditions: {list_differences(found)}; start without it"
             )
         known = {trial.user_attrs.get("id") for trial in self._trials() if trial.values is not None}
+        names = {canonical_id(network): name for name, network in self.space.points.items()}
         number = 0
         for trial in other._trials((TrialState.COMPLETE,)):
             architecture = Architecture.from_json(trial.user_attrs["architecture"])
@@ -116,6 +123,8 @@ class Study:
             except OutsideSpace:
                 continue
             facts = {key: value for key, value in trial.user_attrs.items() if key not in ("trained", "point", "owner")}
+            if name := names.get(trial.user_attrs["id"]):
+                facts["point"] = name
             attributes = {**facts, "imported_from": f"{other.name}:{trial.number}"}
             self.study.add_trial(
                 optuna.trial.create_trial(
@@ -131,12 +140,18 @@ class Study:
         self.sign()
         for rejected in range(MOST_REJECTIONS):
             trial = self.study.ask(self.distributions)
-            architecture = self.space.architecture(trial.params)
-            identity = canonical_id(architecture)
-            macs, params = self.cost_of(architecture)
-            facts = {"architecture": architecture.to_json(), "id": identity, "macs": macs, "params": params}
-            for key, value in {**facts, "owner": self.driver}.items():
-                trial.set_user_attr(key, value)
+            trial.set_user_attr("owner", self.driver)
+            try:
+                architecture = self.space.architecture(trial.params)
+                identity = canonical_id(architecture)
+                macs, params = self.cost_of(architecture)
+            except LrnasError as error:  # a corner of the space that makes no network, at this input size, say
+                self._end(trial.number, TrialState.PRUNED, "faulty", str(error))
+                continue
+            self._set(
+                trial.number,
+                {"architecture": architecture.to_json(), "id": identity, "macs": macs, "params": params},
+            )
             if excess := self.limits.excess(macs, params):
                 for name, value in excess.items():
                     trial.set_constraint(name, value)
@@ -156,7 +171,8 @@ class Study:
     def _neighbour(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """A point that differs in two parameters."""
         assert self.space is not None
-        changed = random.sample([parameter for parameter in self.space.parameters if len(parameter.values) > 1], 2)
+        varied = [parameter for parameter in self.space.parameters if len(parameter.values) > 1]
+        changed = random.sample(varied, min(2, len(varied)))
         return {**params, **{parameter.name: random.choice(parameter.values) for parameter in changed}}
 
     def _is_known(self, number: int, identity: str) -> bool:
@@ -184,7 +200,8 @@ class Study:
     def record(self, number: int, accuracies: Sequence[float], seconds: float, **facts: Any) -> None:
         """What is known of a trial that is being trained."""
         values = {"curve": list(accuracies), "epochs": len(accuracies), "seconds": round(seconds, 3), **facts}
-        self._set(number, values)
+        if self._is_mine(number):
+            self._set(number, values)
         self.sign()
 
     def note(self, number: int, **facts: Any) -> None:
@@ -193,6 +210,8 @@ class Study:
 
     def complete(self, number: int, accuracy: float) -> None:
         """A trial was trained in full."""
+        if not self._is_mine(number):
+            return
         known = self._frozen(number).user_attrs
         values = [accuracy if item.name == "accuracy" else float(known[item.name]) for item in self.objectives]
         self._set(number, {"accuracy": accuracy})
@@ -200,10 +219,13 @@ class Study:
 
     def prune(self, number: int, status: str, reason: str) -> None:
         """A trial ended that says something about its network: stopped, diverged or faulty."""
-        self._end(number, TrialState.PRUNED, status, reason)
+        if self._is_mine(number):
+            self._end(number, TrialState.PRUNED, status, reason)
 
     def lose(self, number: int, reason: str) -> None:
         """A trial ended for reasons that are not its network's: it is tried again, but not for ever."""
+        if not self._is_mine(number):
+            return
         losses = self._frozen(number).user_attrs.get("losses", 0) + 1
         self._set(number, {"losses": losses})
         if losses < MOST_LOSSES:
@@ -213,20 +235,30 @@ class Study:
 
     def release(self, number: int) -> None:
         """A trial will not be finished by this driver: whoever asks next goes on with it."""
-        storage = self.study._storage
-        storage.set_trial_state_values(self._frozen(number)._trial_id, TrialState.WAITING)
+        if self._is_mine(number):
+            self._put_back(number)
 
     def release_orphans(self) -> int:
         """Give back the trials of drivers that are gone, and how many these are."""
         living = self._living_drivers()
+        # where others live, one of them may just be asking for a row that does not have its name yet
+        before = datetime.now() - timedelta(seconds=GONE_AFTER if len(living) > 1 else 0)
         orphans = [
             trial
             for trial in self._trials((TrialState.RUNNING,))
-            if trial.user_attrs.get("owner") not in living  # also one that died before it could sign
+            if trial.user_attrs.get("owner") not in living and (trial.datetime_start or before) <= before
         ]
         for trial in orphans:
-            self.release(trial.number)
+            self._put_back(trial.number)
         return len(orphans)
+
+    def _put_back(self, number: int) -> None:
+        self.study._storage.set_trial_state_values(self._frozen(number)._trial_id, TrialState.WAITING)
+
+    def _is_mine(self, number: int) -> bool:
+        """Whether a trial is still this driver's; one that was thought gone may find that it is not."""
+        trial = self._frozen(number)
+        return trial.state == TrialState.RUNNING and trial.user_attrs.get("owner") == self.driver
 
     def _end(
         self, number: int, state: TrialState, status: str, reason: str, values: Sequence[float] | None = None
@@ -261,8 +293,8 @@ class Study:
         for key, seen in self.study.user_attrs.items():
             if key.startswith(DRIVER):
                 host, process, _ = key.removeprefix(DRIVER).rsplit(":", 2)
-                dead = host == socket.gethostname() and not _is_alive(int(process))
-                if time.time() - seen < GONE_AFTER and not dead:
+                here = host == socket.gethostname()
+                if seen and (_is_alive(int(process)) if here else time.time() - seen < GONE_AFTER):
                     living.add(key.removeprefix(DRIVER))
         return living
 
@@ -277,6 +309,10 @@ class Study:
             and trial.state != TrialState.FAIL
             and trial.state != TrialState.WAITING  # it will be asked for, and counted, again
         )
+
+    def waiting(self) -> int:
+        """Trials whose training began and that nobody trains now."""
+        return sum(bool(trial.user_attrs.get("trained")) for trial in self._trials((TrialState.WAITING,)))
 
     def trials(self) -> list[Trial]:
         """Every trial that has a network, in order; those on the front say so."""
@@ -354,9 +390,10 @@ class Study:
             "seconds",
             "on_front",
         )
-        rows = [{name: getattr(trial, name) for name in columns} for trial in self.trials()]
-        for row, trial in zip(rows, self.trials(), strict=True):
-            row["architecture"] = trial.architecture.to_json()
+        rows = [
+            {**{name: getattr(trial, name) for name in columns}, "architecture": trial.architecture.to_json()}
+            for trial in self.trials()
+        ]
         return pd.DataFrame(rows, columns=[*columns, "architecture"])
 
     def _small(self, values: Sequence[float]) -> list[float]:
@@ -373,9 +410,13 @@ def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
         values = parameter.values
         if parameter.ordered and len(values) > 1:
             low, high = float(values[0]), float(values[-1])
-            found[parameter.name] = FloatDistribution(low, high, step=(high - low) / (len(values) - 1))
-        else:
-            found[parameter.name] = CategoricalDistribution(values)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of steps that do not add up to the range, as below
+                steps = FloatDistribution(low, high, step=(high - low) / (len(values) - 1))
+            if all(steps._contains(float(value)) for value in values):  # thirds, say, are not
+                found[parameter.name] = steps
+                continue
+        found[parameter.name] = CategoricalDistribution(values)
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -28,8 +29,8 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from lrnas.batches import DataSet
-from lrnas.checkpoint import recorded_curve
-from lrnas.errors import LrnasError
+from lrnas.checkpoint import CheckpointError, drop_momentum, recorded_curve
+from lrnas.errors import DataError, LrnasError
 from lrnas.job import Job
 from lrnas.manifest import StudyError
 from lrnas.provenance import provenance
@@ -38,6 +39,10 @@ from lrnas.study import Study
 from lrnas.train import EpochReport
 
 __all__ = ["Task", "Workers", "run_trials"]
+
+
+MOST_LOSSES_IN_A_ROW = 6
+"""Of trials, before it is the machine that must be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,14 @@ class Workers:
     concurrency: int | None = None
     address: str | None = None
     """Of a Ray cluster; None for this machine alone."""
+
+    def __post_init__(self) -> None:
+        if self.cpus <= 0 or self.gpus < 0 or (self.concurrency is not None and self.concurrency < 1):
+            raise LrnasError(
+                "a trial takes some CPU, no less than no GPU, and at least one is trained at a time; got "
+                f"{self.cpus:g}, {self.gpus:g} and {self.concurrency}; change --cpus-per-trial, --gpus-per-trial or "
+                "--concurrency"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +93,43 @@ def run_trials(
         while True:
             searcher = _StudySearcher(study, make_job, folder, budget, workers, notify)
             scheduler = _RungScheduler(study, searcher, rungs, factor)
-            before = study.spent()
+            before = study.spent(), study.waiting()
             try:
-                with _stoppable(searcher):
+                with _stoppable(searcher), _heartbeat(study):
                     _fit(searcher, scheduler, workers, concurrency)
             finally:
                 for number in searcher.running.values():
                     study.release(number)
+            study.release_orphans()
             # trials that were lost wait for another try: go on, unless nothing moves
-            if searcher.over or study.spent() >= budget or study.spent() == before:
+            stands = (study.spent(), study.waiting()) == before
+            if searcher.over or searcher.interrupted or study.spent() >= budget or stands:
                 break
     study.sign_off()
-    if searcher.over:
+    if searcher.broken:
+        raise StudyError(searcher.over)
+    if searcher.interrupted:
+        notify("stopped; the same command goes on with it")
+    elif searcher.over:
         notify(searcher.over)
+
+
+@contextmanager
+def _heartbeat(study: Study) -> Iterator[None]:
+    """Signs of life while trials run, however long their epochs are."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(5):
+            study.sign()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager
@@ -103,9 +140,9 @@ def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
         return
 
     def stop(number: int, frame: object) -> None:
-        if searcher.over:
+        if searcher.interrupted:
             raise KeyboardInterrupt
-        searcher.over = "stopped; the same command goes on with it"
+        searcher.interrupted = True
         searcher.notify("stopping when the epochs that are being trained end; Ctrl-C again to stop at once")
 
     before = signal.signal(signal.SIGINT, stop)
@@ -204,11 +241,25 @@ def _train_trial(config: dict[str, Any]) -> None:
         data = _load_data(job.data, job.min_size, job.data_dir, job.image_size)
         model = job.create_model(data)
         result = job.run(model, data, Path(task.folder), "cuda" if task.use_gpu else "cpu", report=report)
-    except Exception as error:  # of any kind: a faulty network must not end the search
-        tune.report({"status": "faulty", "reason": f"{type(error).__name__}: {error}"[:500]})
+    except (CheckpointError, DataError, OSError) as error:  # the machine's fault, not the network's
+        tune.report({"status": "lost", "reason": _in_a_line(error)})
         return
+    except (LrnasError, RuntimeError, ValueError) as error:
+        if "CUDA error" in str(error):  # it sticks: this worker must go
+            raise
+        tune.report({"status": "faulty", "reason": _in_a_line(error)})
+        return
+    finally:
+        if task.use_gpu:
+            torch.cuda.empty_cache()
+    if result.status == "completed":
+        drop_momentum(Path(task.folder))
     rate = result.images_per_second
     tune.report({"status": result.status, "curve": curve, "seconds": seconds, "images_per_second": rate})
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 class _StudySearcher(Searcher):
@@ -236,10 +287,15 @@ class _StudySearcher(Searcher):
         """Why the scheduler stopped a trial."""
         self.over = ""
         """Why there is nothing left to propose."""
+        self.interrupted = False
+        self.broken = False
+        """Whether it is over because nothing can be trained here."""
+        self.losses = 0
+        """In a row."""
         self.facts = provenance()
 
     def suggest(self, trial_id: str) -> Any:
-        if self.over or self.study.spent() >= self.budget:
+        if self.over or self.interrupted or self.study.spent() >= self.budget:
             return Searcher.FINISHED
         try:
             proposal = self.study.ask()
@@ -247,7 +303,7 @@ class _StudySearcher(Searcher):
             self.over = str(error)
             return Searcher.FINISHED
         job = self.make_job(proposal.architecture)
-        folder = self.folder / f"{proposal.number:05d}"
+        folder = self._folder(proposal.number)
         self.running[trial_id] = proposal.number
         facts = {name: self.facts[name] for name in ("commit", "versions", "hardware")}
         self.study.note(proposal.number, seed=job.seed, **facts)
@@ -272,19 +328,38 @@ class _StudySearcher(Searcher):
         if "curve" in result:
             self._take_epoch(trial_id, result)
         number = self.running.pop(trial_id)
-        if error:
-            self.study.lose(number, "its worker was lost")
-        elif trial_id in self.stopped:
+        if error or status == "lost":
+            self._lose(number, result.get("reason", "its worker was lost"))
+            self.notify("ended")
+            return
+        self.losses = 0
+        if trial_id in self.stopped:
             self.study.prune(number, "stopped", self.stopped.pop(trial_id))
+            self._forget(number)
         elif status == "completed":
             self.study.complete(number, result["curve"][-1])
         elif status == "diverged":
             self.study.prune(number, "diverged", "the loss became infinite")
+            self._forget(number)
         elif status == "faulty":
             self.study.prune(number, "faulty", result["reason"])
+            self._forget(number)
         else:  # Tune was stopped in mid-trial
             self.study.release(number)
         self.notify("ended")
+
+    def _lose(self, number: int, reason: str) -> None:
+        self.study.lose(number, reason)
+        self.losses += 1
+        if self.losses >= MOST_LOSSES_IN_A_ROW:
+            self.over, self.broken = f"{self.losses} trials in a row were lost, the last one: {reason}", True
+
+    def _folder(self, number: int) -> Path:
+        return self.folder / f"{number:05d}"
+
+    def _forget(self, number: int) -> None:
+        """Remove the checkpoint of a trial that nobody will go on with."""
+        shutil.rmtree(self._folder(number), ignore_errors=True)
 
     # the study is the only state there is
 
@@ -310,16 +385,21 @@ class _RungScheduler(FIFOScheduler):
         self.searcher = searcher
         self.rungs = rungs
         self.factor = factor
+        self.decided: set[tuple[int, int]] = set()
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         number = self.searcher.running.get(trial.trial_id)
-        epoch = len(result.get("curve", ()))
-        if number is not None and self.searcher.over and "status" not in result:
-            return str(TrialScheduler.STOP)  # for now: the trial waits in the study
-        if number is None or "status" in result or epoch not in self.rungs or self.study.is_protected(number):
+        if number is None or "status" in result:
             return str(TrialScheduler.CONTINUE)
+        if self.searcher.interrupted:
+            return str(TrialScheduler.STOP)  # for now: the trial waits in the study
+        # the last rung it has reached; that of a trial that was begun by another driver may lie behind
+        epoch = max((rung for rung in self.rungs if rung <= len(result["curve"])), default=0)
+        if not epoch or (number, epoch) in self.decided or self.study.is_protected(number):
+            return str(TrialScheduler.CONTINUE)
+        self.decided.add((number, epoch))
         macs, others = self.study.at_epoch(number, epoch)
-        accuracy = result["curve"][-1]
+        accuracy = result["curve"][epoch - 1]
         if is_competitive(accuracy, macs, others, self.factor):
             return str(TrialScheduler.CONTINUE)
         cheaper = sum(cost <= macs for _, cost in others)

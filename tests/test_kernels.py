@@ -183,8 +183,8 @@ def make_network(name: str, batch_norm: bool) -> nn.Module:
         ("nin", False, 10),
         ("nin", True, 10),
         ("vgg-gmp-lr-join", False, 16),
-        ("timm:resnet10t", True, 32),
-        ("timm:regnetx_002", True, 32),  # norm and activation in one module
+        pytest.param("timm:resnet10t", True, 32, marks=pytest.mark.slow),
+        pytest.param("timm:regnetx_002", True, 32, marks=pytest.mark.slow),  # norm and activation in one module
     ],
 )
 def test_a_network_computes_the_same(name: str, batch_norm: bool, size: int, monkeypatch: pytest.MonkeyPatch) -> None:

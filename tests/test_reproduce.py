@@ -122,7 +122,6 @@ def test_data_and_recipes_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_nin_c3_lr_learns_the_digits_in_a_few_epochs(tmp_path: Path) -> None:
     result = reproduce("nin-c3-lr", data="digits", recipe="fast", changes={"epochs": 8}, out=tmp_path)
     assert result.networks[0].mean > 0.9 and result.networks[1].mean > 0.9

@@ -286,7 +286,6 @@ def test_the_rule_holds_over_all_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_what_any_worker_could_not_read_comes_back(tmp_path: Path) -> None:
     """Through the checkpoint, which is how a record learns of it."""
     large(tmp_path / "set", 1)

@@ -1,5 +1,6 @@
 """The record of a search: asking, telling, what survives, what is on the front."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ import pytest
 from optuna.trial import TrialState
 
 from lrnas.arch import Architecture
+from lrnas.errors import InvalidArchitecture
+from lrnas.groups import Parameter
 from lrnas.manifest import StudyError, check_manifest
 from lrnas.objectives import InvalidObjectives, Limits, pick_objectives
 from lrnas.plan import canonical_id, make_plan
+from lrnas.recipes import Recipe
 from lrnas.space import load_space
 from lrnas.storage import open_storage
 from lrnas.study import DRIVER, Study, distributions_of
@@ -36,6 +40,7 @@ def make_study(folder: Path | None = None, limits: Limits | None = None, objecti
         sampler=optuna.samplers.RandomSampler(seed=0),
     )
     manifest = {
+        "recipe": Recipe().to_dict(),
         "space": SPACE.to_dict(),
         "objectives": objectives.split(","),
         "reference": {"macs": 2e7, "params": 2e6},
@@ -124,6 +129,48 @@ def test_a_sampler_that_repeats_itself_is_helped() -> None:
     assert len({canonical_id(study.ask().architecture) for _ in range(3)}) == 3
 
 
+def test_a_corner_of_the_space_that_makes_no_network_is_told_so() -> None:
+    study = make_study()
+
+    def picky(architecture: Architecture) -> tuple[int, int]:
+        if architecture.backbone == "nin":
+            raise InvalidArchitecture("a pool needs a larger map")
+        return cost(architecture)
+
+    study.cost_of = picky
+    assert {study.ask().architecture.backbone for _ in range(6)} == {"nin_3x3"}
+    told = study.study.get_trials(states=(TrialState.PRUNED,))
+    assert told and all(trial.user_attrs["reason"] == "a pool needs a larger map" for trial in told)
+    assert study.spent() == 6
+
+
+def test_a_row_that_another_driver_is_asking_for_is_not_taken(tmp_path: Path) -> None:
+    one, two = make_study(tmp_path), make_study(tmp_path)
+    one.sign()
+    one.study.ask()  # it runs, and has no owner yet
+    assert two.release_orphans() == 0
+    one.sign_off()
+    assert two.release_orphans() == 1
+
+
+def test_a_driver_that_was_thought_gone_keeps_quiet(tmp_path: Path) -> None:
+    one, two = make_study(tmp_path), make_study(tmp_path)
+    number = one.ask().number
+    one.sign_off()
+    assert two.release_orphans() == 1 and two.ask().number == number
+    one.record(number, [0.1], 1.0)
+    one.complete(number, 0.1)
+    one.release(number)
+    two.complete(number, 0.9)
+    one.prune(number, "stopped", "late")
+    assert [trial.accuracy for trial in two.trials()] == [0.9]
+
+
+def test_steps_that_floats_cannot_take_are_choices() -> None:
+    space = dataclasses.replace(SPACE, parameters=(Parameter("width", (1 / 3, 2 / 3, 1.0), ordered=True),))
+    assert distributions_of(space)["width"].to_external_repr(2.0) == 1.0
+
+
 def test_an_exhausted_space_ends_the_search() -> None:
     with pytest.raises(StudyError, match="the space has no more to offer"):
         make_study(limits=Limits(max_macs=1)).ask()
@@ -161,7 +208,6 @@ def test_the_trials_of_a_living_driver_are_left_alone(tmp_path: Path) -> None:
     proposal = one.ask()
     assert two.release_orphans() == 0
     one.study.set_user_attr(DRIVER + one.driver, 0.0)  # it signed off
-    one._last_sign = float("inf")
     assert two.release_orphans() == 1 and two.ask().number == proposal.number
 
 

@@ -1,5 +1,6 @@
 """A real search: Ray Tune, Optuna, real training on the digits; what happens when it is stopped in every way."""
 
+import contextlib
 import json
 import os
 import signal
@@ -42,8 +43,16 @@ class Search:
 @pytest.fixture
 def no_processes_left() -> Iterator[None]:
     """Ray's processes that a killed driver leaves end by themselves, but not at once."""
+    before = ray_processes()
     yield
-    subprocess.run(["pkill", "-KILL", "-f", "ray::|raylet|gcs_server"], check=False)
+    for process in ray_processes() - before:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def ray_processes() -> set[int]:
+    listed = subprocess.run(["pgrep", "-f", "ray::|raylet|gcs_server"], capture_output=True, text=True, check=False)
+    return {int(line) for line in listed.stdout.split()}
 
 
 def trials(folder: Path) -> list[optuna.trial.FrozenTrial]:
@@ -96,6 +105,18 @@ def test_a_killed_search_goes_on(tmp_path: Path, no_processes_left: None) -> Non
         check=False,
     )
     assert refused.returncode == 2 and "recipe.lr was 0.03, now 0.5" in refused.stderr
+
+
+@pytest.mark.ci
+def test_a_machine_that_cannot_train_ends_the_search(tmp_path: Path) -> None:
+    """One line, exit code 2; no network is blamed for it."""
+    (tmp_path / "studies" / "s").mkdir(parents=True)
+    (tmp_path / "studies" / "s" / "trials").write_text("in the way")
+    search = Search(tmp_path, "--budget", "3", *SMALL)
+    log = search.end()
+    assert search.process.returncode == 2, log
+    assert "trials in a row were lost, the last one: CheckpointError" in log and "Traceback" not in log
+    assert {trial.state for trial in trials(tmp_path)} <= {TrialState.FAIL, TrialState.WAITING}
 
 
 def test_an_interrupted_search_ends_cleanly(tmp_path: Path) -> None:
