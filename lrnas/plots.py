@@ -51,7 +51,7 @@ def plot_front(study: Study, path: Path) -> None:
     axes.set_title(study.name)
     if full:  # early accuracies reach far down: the picture is about the others
         low = min(100 * (trial.accuracy or 0) for trial in full)
-        axes.set_ylim(low - 0.15 * (100 - low) - 0.5, None)
+        axes.set_ylim(low - 0.15 * (100 - low) - 0.5, 100.3)
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
     figure.savefig(path, dpi=150)
