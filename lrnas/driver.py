@@ -103,7 +103,8 @@ def search(
     found = load_space(space, granularity=granularity, batch_norm=None if is_timm else batch_norm)
     data = data or ("cifar10" if on_gpu else "digits")
     training = _Training(found, data, data_dir, image_size, seed, recipe, epochs, dict(changes or {}))
-    rungs = rung_epochs(min_epochs or max(1, training.recipe.epochs // FACTOR**2), training.recipe.epochs, FACTOR)
+    first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
+    rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
     name = name or f"{Path(space).stem.replace(':', '-')}-{training.data.name.replace('/', '-')}"
     folder = _study_folder(studies, name)
     goals = pick_objectives(objectives)

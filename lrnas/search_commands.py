@@ -32,7 +32,9 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     search.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
     search.add_argument("--image-size", type=int, metavar="PIXELS", help="of images read from files")
     search.add_argument("--recipe", default="fast", metavar="NAME", help="fast, paper or FILE.toml")
-    search.add_argument("--epochs", type=int, metavar="N", help="of a network trained in full")
+    search.add_argument(
+        "--epochs", type=int, metavar="N", help="of a network trained in full (default: the recipe's; 3 on digits)"
+    )
     search.add_argument("--min-epochs", type=int, metavar="N", help="before a network may be stopped early")
     search.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the recipe"
