@@ -5,9 +5,9 @@ what is not in its storage did not happen. Trials carry their architecture and a
 objectives have their names, so that Optuna's own tools (optuna-dashboard, optuna.visualization) read it as it is.
 
 How trials end. COMPLETE: trained in full, or the same network as one that was. PRUNED, with the reason: stopped early,
-diverged, faulty or beyond a limit; tpe and nsga2 learn from these, gp does not see them. FAIL: lost for reasons that are
-not the network's. WAITING: to be trained, or trained in part by a driver that is gone; the next driver goes on from the
-checkpoint.
+diverged, faulty or beyond a limit; tpe and nsga2 learn from these, gp does not see them. FAIL: lost for reasons that
+are not the network's. WAITING: to be trained, or trained in part by a driver that is gone; the next driver goes on from
+the checkpoint.
 """
 
 from __future__ import annotations
