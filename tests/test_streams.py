@@ -287,8 +287,8 @@ def test_the_rule_holds_over_all_workers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_any_worker_could_not_read_comes_back(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
     """Through the checkpoint, which is how a record learns of it."""
+    pytest.importorskip("ray")
     large(tmp_path / "set", 1)
     thin = Architecture.from_dict({"backbone": "nin", "layers": THIN})
     recipe = Recipe(epochs=1, batch_size=34)
