@@ -26,6 +26,7 @@ from lrnas.manifest import MANIFEST, StudyError, check_manifest
 from lrnas.objectives import Limits, pick_objectives
 from lrnas.plan import TIMM, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
+from lrnas.record import Record
 from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.rungs import rung_epochs
 from lrnas.space import SearchSpace, load_space
@@ -213,7 +214,7 @@ class _Training:
         return max(macs for macs, _ in costs), max(params for _, params in costs)
 
 
-def open_study(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Study:
+def open_study(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:
     """A study that exists, to look at."""
     folder = _study_folder(studies, name)
     if storage is None and not (folder / DATABASE).exists():
@@ -225,7 +226,7 @@ def open_study(name: str, *, storage: str | None = None, studies: str | Path = "
     manifest = record.user_attrs.get(MANIFEST)
     if manifest is None:
         raise StudyError(f"{name} is a study of Optuna's, but not one of lrnas's; give another")
-    return Study(name, record, pick_objectives(manifest["objectives"]), manifest)
+    return Record(name, record, pick_objectives(manifest["objectives"]), manifest)
 
 
 def _say(line: str) -> None:

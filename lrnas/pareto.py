@@ -18,6 +18,8 @@ def front_indices(values: Sequence[Sequence[float]] | Values) -> list[int]:
     if not len(points):
         return []
     order = np.lexsort(points.T[::-1])  # by the first objective, then the next: a dominating row comes before
+    if points.shape[1] == 2:
+        order = order[_staircase(points[order])]
     front: list[int] = []
     for i in order:
         rivals = points[front]
@@ -25,6 +27,12 @@ def front_indices(values: Sequence[Sequence[float]] | Values) -> list[int]:
         if not (no_worse & (rivals < points[i]).any(axis=1)).any():
             front.append(int(i))
     return sorted(front)
+
+
+def _staircase(points: Values) -> npt.NDArray[np.bool_]:
+    """Which sorted rows with two objectives are no worse in the second one than all before: few, and quickly found."""
+    second = points[:, 1]
+    return second <= np.minimum.accumulate(second)
 
 
 def hypervolume(values: Sequence[Sequence[float]] | Values, reference: Sequence[float]) -> float:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import matplotlib
 
 if TYPE_CHECKING:
-    from lrnas.study import Study
+    from lrnas.record import Record
 
 __all__ = ["plot_front"]
 
 
-def plot_front(study: Study, path: Path) -> None:
+def plot_front(study: Record, path: Path) -> None:
     """Accuracy against multiply-accumulates: trained networks, the front as a staircase, the paper's by name."""
     matplotlib.use("Agg", force=False)
     from matplotlib import pyplot as plt

@@ -11,7 +11,7 @@ from lrnas.errors import LrnasError
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
 if TYPE_CHECKING:
-    from lrnas.study import Study
+    from lrnas.record import Record
     from lrnas.trials import Trial
 
 __all__ = ["add_search_commands"]
@@ -179,8 +179,9 @@ def _front(options: argparse.Namespace) -> None:
         _print_front(study)
 
 
-def _overview(study: Study) -> dict[str, Any]:
-    counts, front = study.counts(), study.front()
+def _overview(study: Record) -> dict[str, Any]:
+    summary = study.summary()
+    counts, front = summary.counts, summary.front
     return {
         "study": study.name,
         "space": study.manifest["source"],
@@ -192,14 +193,15 @@ def _overview(study: Study) -> dict[str, Any]:
     }
 
 
-def _front_as_data(study: Study) -> dict[str, Any]:
+def _front_as_data(study: Record) -> dict[str, Any]:
+    summary = study.summary()
     return {
         "study": study.name,
         "manifest": study.manifest,
-        "counts": study.counts(),
-        "hypervolume": study.hypervolume(),
-        "front": [_as_data(trial) for trial in study.front()],
-        "paper": [_as_data(trial) for trial in _paper_trials(study) if not trial.on_front],
+        "counts": summary.counts,
+        "hypervolume": summary.hypervolume,
+        "front": [_as_data(trial) for trial in summary.front],
+        "paper": [_as_data(trial) for trial in _paper_trials(study, summary.trials) if not trial.on_front],
     }
 
 
@@ -208,20 +210,21 @@ def _as_data(trial: Trial) -> dict[str, Any]:
     return {**{name: getattr(trial, name) for name in names}, "architecture": trial.architecture.to_dict()}
 
 
-def _paper_trials(study: Study) -> list[Trial]:
+def _paper_trials(study: Record, trials: list[Trial]) -> list[Trial]:
     points = study.manifest["space"]["points"]
-    return [trial for trial in study.trials() if trial.point in points and trial.status == "completed"]
+    return [trial for trial in trials if trial.point in points and trial.status == "completed"]
 
 
-def _print_front(study: Study) -> None:
-    front = study.front()
+def _print_front(study: Record) -> None:
+    summary = study.summary()
+    front = summary.front
     console = make_console()
     if not front:
         console.print(f"{study.name} has no network trained in full yet.")
         return
     points = study.manifest["space"]["points"]
     baseline = study.manifest["space"]["baseline"]
-    trials = _paper_trials(study)
+    trials = _paper_trials(study, summary.trials)
     whole = next((trial.macs for trial in trials if trial.point == baseline), None)
     table = make_table(f"{study.name}: the front, and the paper's networks beside it")
     table.add_column("network", no_wrap=True)
@@ -239,7 +242,7 @@ def _print_front(study: Study) -> None:
     console.print("Accuracy on validation images, after the study's own training; for a paper, train again in full.")
 
 
-def _write_files(study: Study, folder: Path) -> list[Path]:
+def _write_files(study: Record, folder: Path) -> list[Path]:
     """The front as a table, and as a picture where matplotlib is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "front.csv"]

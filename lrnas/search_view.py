@@ -74,8 +74,8 @@ class _View(SearchEvents):
 
     def _summary(self, now: float) -> str:
         assert self.study is not None
-        counts = self.study.counts()
-        front = self.study.front()
+        summary = self.study.summary()
+        counts, front = summary.counts, summary.front
         bad = "".join(f", {counts[status]} {status}" for status in ("diverged", "faulty", "lost") if counts.get(status))
         running = counts.get("running", 0)
         done = self.study.spent() - running
@@ -87,7 +87,7 @@ class _View(SearchEvents):
         full, stopped = counts.get("completed", 0), counts.get("stopped", 0)
         return (
             f"{done}/{self.budget} trials: {full} in full, {stopped} stopped{bad}, {running} running; "
-            f"front {len(front)}, {best}, hypervolume {self.study.hypervolume():.4f}{left}"
+            f"front {len(front)}, {best}, hypervolume {summary.hypervolume:.4f}{left}"
         )
 
 

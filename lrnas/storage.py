@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from lrnas.bulk import BulkStorage
 from lrnas.errors import LrnasError
 
 __all__ = ["DATABASE", "open_storage"]
@@ -42,7 +43,7 @@ def open_storage(storage: str | None, folder: Path, say: Callable[[str], None]) 
     return _connect(storage, say)
 
 
-def _connect(url: str, say: Callable[[str], None]) -> RDBStorage:
+def _connect(url: str, say: Callable[[str], None]) -> BulkStorage:
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
 
     arguments: dict[str, Any] = {"pool_pre_ping": True}
@@ -51,7 +52,7 @@ def _connect(url: str, say: Callable[[str], None]) -> RDBStorage:
     shown = _without_password(url)
     for attempt in range(TRIES):
         try:
-            return RDBStorage(url, engine_kwargs=arguments)
+            return BulkStorage(url, engine_kwargs=arguments)
         except (ArgumentError, NoSuchModuleError):
             raise LrnasError(
                 f"a storage is a database URL, like postgresql://HOST/NAME, or journal:FILE; got {shown}; see Optuna's "

@@ -12,7 +12,6 @@ the checkpoint.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import random
 import socket
@@ -22,23 +21,19 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from lrnas.arch import Architecture
 from lrnas.errors import LrnasError, OutsideSpace
 from lrnas.manifest import StudyError, differences, list_differences
-from lrnas.objectives import Limits, Objective
-from lrnas.pareto import front_indices, hypervolume
+from lrnas.objectives import Limits
 from lrnas.plan import canonical_id
+from lrnas.record import Record
 from lrnas.space import SearchSpace
-from lrnas.trials import Trial, read_trial
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["Proposal", "Study", "distributions_of"]
 
@@ -66,30 +61,23 @@ class Proposal:
 
 
 @dataclass
-class Study:
-    """See the module."""
+class Study(Record):
+    """A study that a driver works on. See the module."""
 
-    name: str
-    study: optuna.Study
-    objectives: tuple[Objective, ...]
-    manifest: dict[str, Any]
-    space: SearchSpace | None = None
-    """Needed to propose points; not to look at them."""
-    cost_of: Callable[[Architecture], tuple[int, int]] | None = None
+    space: SearchSpace
+    cost_of: Callable[[Architecture], tuple[int, int]]
     """Multiply-accumulates and parameters of an architecture, as it is trained."""
     limits: Limits = field(default_factory=Limits)
     driver: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
 
     def __post_init__(self) -> None:
-        self.distributions = {} if self.space is None else distributions_of(self.space)
+        self.distributions = distributions_of(self.space)
         self._last_sign = float("-inf")
 
     # --- asking
 
     def enqueue(self, named: Mapping[str, Architecture]) -> None:
         """Have named networks trained first; those the study has already are left alone."""
-        assert self.space is not None
-        assert self.cost_of is not None
         rows = [trial for trial in self._trials() if trial.state != TrialState.FAIL and "point" in trial.user_attrs]
         beyond = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") == "limit"}
         known = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") != "limit"}
@@ -98,12 +86,11 @@ class Study:
             if name not in known and not still_beyond:
                 self.study.enqueue_trial(self.space.params_of(architecture), user_attrs={"point": name})
 
-    def import_from(self, other: Study) -> int:
+    def import_from(self, other: Record) -> int:
         """Take over what another study trained in full under the same conditions, as far as it lies in this space.
 
         It costs no budget. How many networks are new here is returned.
         """
-        assert self.space is not None
         mine, theirs = (
             {key: value for key, value in study.manifest.items() if key not in ("source", "space", "reference")}
             for study in (self, other)
@@ -135,9 +122,12 @@ class Study:
             number += 1
         return number
 
-    def ask(self) -> Proposal:
-        """The next network to train. Points that need no training are told at once and cost nothing."""
-        assert self.space is not None and self.cost_of is not None
+    def ask(self, budget: int | None = None) -> Proposal | None:
+        """The next network to train; none where that would be one more than the budget.
+
+        Points that need no training are told at once and cost nothing. Other drivers may ask at the same time: a
+        network is claimed before it is looked for among theirs, so that at least one of two sees the other.
+        """
         self.sign()
         for rejected in range(MOST_REJECTIONS):
             trial = self.study.ask(self.distributions)
@@ -149,20 +139,22 @@ class Study:
             except LrnasError as error:  # a corner of the space that makes no network, at this input size, say
                 self._end(trial.number, TrialState.PRUNED, "faulty", str(error))
                 continue
-            self._set(
-                trial.number,
-                {"architecture": architecture.to_json(), "id": identity, "macs": macs, "params": params},
-            )
+            known = {"architecture": architecture.to_json(), "id": identity, "macs": macs, "params": params}
             if excess := self.limits.excess(macs, params):
+                self._set(trial.number, known)
                 for name, value in excess.items():
                     trial.set_constraint(name, value)
                 self._end(trial.number, TrialState.PRUNED, "limit", f"beyond {', '.join(sorted(excess))}")
                 continue
+            self._set(trial.number, {**known, "trained": True})
             if self._is_known(trial.number, identity):
                 if rejected % PATIENCE == PATIENCE - 1:  # a sampler that is sure of itself: look next to its point
                     self.study.enqueue_trial(self._neighbour(trial.params))
                 continue
-            trial.set_user_attr("trained", True)
+            if budget is not None and self.spent() > budget:
+                self._set(trial.number, {"trained": False})
+                self._put_back(trial.number)  # for a larger budget
+                return None
             return Proposal(trial.number, architecture, trial.user_attrs.get("point"), macs, params)
         raise StudyError(
             f"the last {MOST_REJECTIONS} points that {self.name} proposed were known or beyond a limit; the space "
@@ -171,7 +163,6 @@ class Study:
 
     def _neighbour(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """A point that differs in two parameters."""
-        assert self.space is not None
         varied = [parameter for parameter in self.space.parameters if len(parameter.values) > 1]
         changed = random.sample(varied, min(2, len(varied)))
         return {**params, **{parameter.name: random.choice(parameter.values) for parameter in changed}}
@@ -184,15 +175,16 @@ class Study:
                 continue
             if not (known.get("trained") or "imported_from" in known):
                 continue
+            if other.state == TrialState.FAIL:
+                continue  # it was lost: another try
+            self._set(number, {"trained": False})
             reason = f"the same network as trial {other.number}"
             if other.state == TrialState.COMPLETE:
                 self._end(number, TrialState.COMPLETE, "duplicate", reason, other.values)
             elif other.state == TrialState.PRUNED:
                 self._end(number, TrialState.PRUNED, "duplicate", reason)
-            elif other.state in (TrialState.RUNNING, TrialState.WAITING):
-                self._end(number, TrialState.FAIL, "duplicate", reason)
             else:
-                continue  # it was lost: another try
+                self._end(number, TrialState.FAIL, "duplicate", reason)
             return True
         return False
 
@@ -272,10 +264,6 @@ class Study:
         for key, value in attributes.items():
             self.study._storage.set_trial_user_attr(trial_id, key, value)
 
-    def _frozen(self, number: int) -> FrozenTrial:
-        storage = self.study._storage
-        return storage.get_trial(storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number))
-
     # --- drivers
 
     def sign(self) -> None:
@@ -298,110 +286,6 @@ class Study:
                 if seen and (_is_alive(int(process)) if here else time.time() - seen < GONE_AFTER):
                     living.add(key.removeprefix(DRIVER))
         return living
-
-    # --- what there is
-
-    def spent(self) -> int:
-        """Trials that cost budget: those whose training began, but for lost ones."""
-        return sum(
-            1
-            for trial in self._trials()
-            if trial.user_attrs.get("trained")
-            and trial.state != TrialState.FAIL
-            and trial.state != TrialState.WAITING  # it will be asked for, and counted, again
-        )
-
-    def waiting(self) -> int:
-        """Trials whose training began and that nobody trains now."""
-        return sum(bool(trial.user_attrs.get("trained")) for trial in self._trials((TrialState.WAITING,)))
-
-    def trials(self) -> list[Trial]:
-        """Every trial that has a network, in order; those on the front say so."""
-        trials = [read_trial(trial) for trial in self._trials() if "architecture" in trial.user_attrs]
-        full = [trial for trial in trials if trial.status == "completed" and trial.values is not None]
-        best = {full[i].number for i in front_indices([self._small(trial.values or ()) for trial in full])}
-        return [dataclasses.replace(trial, on_front=True) if trial.number in best else trial for trial in trials]
-
-    def front(self) -> list[Trial]:
-        """Trials of full fidelity that no other one dominates, cheapest first."""
-        return sorted(
-            (trial for trial in self.trials() if trial.on_front), key=lambda trial: (trial.macs, trial.number)
-        )
-
-    def best(self, *, max_macs: int | None = None, max_params: int | None = None) -> Trial:
-        """The most accurate network trained in full within limits."""
-        limits = Limits(max_macs=max_macs, max_params=max_params)
-        fits = [
-            trial
-            for trial in self.trials()
-            if trial.status == "completed" and not limits.excess(trial.macs, trial.params)
-        ]
-        if not fits:
-            raise StudyError(f"no network of {self.name} that is trained in full is within these limits; raise them")
-        return max(fits, key=lambda trial: (trial.accuracy or 0.0, -trial.macs))
-
-    def at_epoch(self, number: int, epoch: int) -> tuple[int, list[tuple[float, int]]]:
-        """A trial's cost, and the accuracy and cost of all others after so many epochs."""
-        macs, others = 0, []
-        for trial in self._trials():
-            known = trial.user_attrs
-            if trial.number == number:
-                macs = known["macs"]
-            elif len(known.get("curve", ())) >= epoch:
-                others.append((known["curve"][epoch - 1], known["macs"]))
-        return macs, others
-
-    def is_protected(self, number: int) -> bool:
-        """Whether a trial is one of the paper's networks, which are always trained in full."""
-        return self._frozen(number).user_attrs.get("point") in self.manifest["space"]["points"]
-
-    def hypervolume(self) -> float:
-        """Of the front, as a share of what lies above accuracy 0 and below the costs of the dearest named network."""
-        reference = self.manifest["reference"]
-        scaled = [
-            [
-                1 - value if objective.maximise else value / reference[objective.name]
-                for value, objective in zip(trial.values, self.objectives, strict=True)
-            ]
-            for trial in self.trials()
-            if trial.status == "completed" and trial.values is not None
-        ]
-        return hypervolume(scaled, [1.0] * len(self.objectives))
-
-    def counts(self) -> dict[str, int]:
-        """Number of trials by status."""
-        counts: dict[str, int] = {}
-        for trial in self.trials():
-            counts[trial.status] = counts.get(trial.status, 0) + 1
-        return counts
-
-    def to_pandas(self) -> pd.DataFrame:
-        """One row per trial: what the network is and what it came to."""
-        import pandas as pd
-
-        columns = (
-            "number",
-            "status",
-            "point",
-            "identity",
-            "accuracy",
-            "macs",
-            "params",
-            "epochs",
-            "seconds",
-            "on_front",
-        )
-        rows = [
-            {**{name: getattr(trial, name) for name in columns}, "architecture": trial.architecture.to_json()}
-            for trial in self.trials()
-        ]
-        return pd.DataFrame(rows, columns=[*columns, "architecture"])
-
-    def _small(self, values: Sequence[float]) -> list[float]:
-        return [-v if o.maximise else v for v, o in zip(values, self.objectives, strict=True)]
-
-    def _trials(self, states: tuple[TrialState, ...] | None = None) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False, states=states)
 
 
 def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:

@@ -19,7 +19,8 @@ class Trial:
     state: str
     status: str
     """running, waiting, completed, stopped, diverged, faulty, limit, duplicate or lost."""
-    architecture: Architecture
+    description: str
+    """The architecture as JSON."""
     identity: str
     point: str | None
     macs: int
@@ -35,6 +36,10 @@ class Trial:
     values: tuple[float, ...] | None
     on_front: bool = False
 
+    @property
+    def architecture(self) -> Architecture:
+        return Architecture.from_json(self.description)
+
 
 def read_trial(trial: FrozenTrial) -> Trial:
     """From the attributes that a study gives its trials."""
@@ -45,7 +50,7 @@ def read_trial(trial: FrozenTrial) -> Trial:
         number=trial.number,
         state=trial.state.name,
         status=trial.state.name.lower() if not trial.state.is_finished() else attributes.get("status", "lost"),
-        architecture=Architecture.from_json(attributes["architecture"]),
+        description=attributes["architecture"],
         identity=attributes["id"],
         point=attributes.get("point"),
         macs=attributes["macs"],

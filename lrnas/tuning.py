@@ -298,9 +298,11 @@ class _StudySearcher(Searcher):
         if self.over or self.interrupted or self.study.spent() >= self.budget:
             return Searcher.FINISHED
         try:
-            proposal = self.study.ask()
+            proposal = self.study.ask(self.budget)
         except StudyError as error:
             self.over = str(error)
+            return Searcher.FINISHED
+        if proposal is None:
             return Searcher.FINISHED
         job = self.make_job(proposal.architecture)
         folder = self._folder(proposal.number)

@@ -7,9 +7,11 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
 from lrnas.arch import Architecture
+from lrnas.bulk import BulkStorage
 from lrnas.errors import InvalidArchitecture
 from lrnas.groups import Parameter
 from lrnas.manifest import StudyError, check_manifest
@@ -267,3 +269,28 @@ def test_what_another_study_trained_is_taken_over(tmp_path: Path) -> None:
     other.manifest = {**other.manifest, "objectives": ["accuracy", "params"]}
     with pytest.raises(StudyError, match="s was trained under other conditions: objectives was"):
         study.import_from(other)
+
+
+def test_two_drivers_keep_to_the_budget(tmp_path: Path) -> None:
+    one, two = make_study(tmp_path), make_study(tmp_path)
+    one.enqueue(SPACE.points)
+    assert [one.ask(2).point, two.ask(2).point] == ["nin", "nin-c3"]
+    assert one.ask(2) is None and one.spent() == 2
+    assert two.ask(3).point == "nin-c3-lr"  # it was put back for a larger budget
+    assert not one.study.get_trials(states=(TrialState.WAITING,))
+
+
+def test_a_database_is_read_in_bulk_as_optuna_reads_it(tmp_path: Path) -> None:
+    study = make_study(tmp_path, Limits(max_macs=6_000_000))
+    study.enqueue(SPACE.points)
+    for accuracy in (0.9, 0.8, float("inf")):
+        finish(study, accuracy)
+    study.prune(study.ask().number, "stopped", "not competitive")
+    study.ask()
+    url = f"sqlite:///{tmp_path}/study.db"
+    bulk, plain = BulkStorage(url), RDBStorage(url)
+    number = plain.get_study_id_from_name("s")
+    assert len(plain.get_all_trials(number)) > 5
+    assert bulk.get_all_trials(number) == plain.get_all_trials(number)
+    running = (TrialState.RUNNING,)
+    assert bulk.get_all_trials(number, states=running) == plain.get_all_trials(number, states=running)
