@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
 import torch
-from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
 from lrnas.arch import Architecture
 from lrnas.batches import DataSet
@@ -29,19 +28,14 @@ from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.record import Record
 from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.rungs import rung_epochs
+from lrnas.samplers import check_sampler, make_sampler
 from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
 from lrnas.study import Study
 from lrnas.tuning import Workers, run_trials
 
-__all__ = ["SAMPLERS", "SearchEvents", "open_study", "search", "study_names"]
+__all__ = ["SearchEvents", "open_study", "search", "study_names"]
 
-SAMPLERS = {
-    "tpe": "tree-structured Parzen estimators over all parameters together; cheap, good with hundreds of trials",
-    "gp": "Gaussian processes; the best use of few trials, seconds for each",
-    "nsga2": "an evolutionary algorithm; for thousands of trials",
-    "random": "points drawn at random, to compare with",
-}
 FACTOR = 3
 """Of epochs from rung to rung, and of trials at a rung to those that go on."""
 QUICK_EPOCHS = {"digits": 3}
@@ -109,8 +103,7 @@ def search(
     name = name or f"{Path(space).stem.replace(':', '-')}-{training.data.name.replace('/', '-')}"
     folder = _study_folder(studies, name)
     goals = pick_objectives(objectives)
-    if sampler not in SAMPLERS:
-        raise UnknownName("sampler", sampler, SAMPLERS)
+    check_sampler(sampler)
     kept = open_storage(storage, folder, events.say)
     record = optuna.create_study(
         storage=kept,
@@ -123,9 +116,9 @@ def search(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental, by Optuna's own count
         record.set_metric_names([goal.name for goal in goals])
-    # a study that goes on must not draw the numbers it began with again
-    record.sampler = _make_sampler(sampler, seed + 1_000_003 * len(record.get_trials(deepcopy=False)))
     study = Study(name, record, goals, manifest, found, training.cost, Limits(max_macs, min_macs, max_params))
+    # a study that goes on must not draw the numbers it began with again
+    record.sampler = make_sampler(sampler, seed + 1_000_003 * len(record.get_trials(deepcopy=False)), study)
     if warm_start is not None:
         taken = study.import_from(open_study(warm_start, storage=storage, studies=studies))
         events.say(f"{taken} networks of {warm_start} taken over")
@@ -242,13 +235,3 @@ def _study_folder(studies: str | Path, name: str) -> Path:
     if not name or name != Path(name).name or name.startswith("."):
         raise StudyError(f"a study's name is that of a folder; got {name!r}; leave out / and a leading dot")
     return Path(studies) / name
-
-
-def _make_sampler(name: str, seed: int) -> BaseSampler:
-    makers: dict[str, Callable[[], BaseSampler]] = {
-        "tpe": lambda: TPESampler(multivariate=True, n_startup_trials=10, seed=seed),
-        "gp": lambda: GPSampler(n_startup_trials=10, seed=seed),
-        "nsga2": lambda: NSGAIISampler(population_size=24, seed=seed),
-        "random": lambda: RandomSampler(seed=seed),
-    }
-    return makers[name]()

@@ -1,0 +1,181 @@
+"""Which sampler finds the best front for a number of trials?
+
+Networks of the space `nin` were trained on CIFAR-10 (results/nin_cifar10_curves.json). A model of their accuracy
+(extremely randomised trees on what a straight line in the logarithms of costs and widths leaves over) stands in for
+training, with noise as between seeds, so that every sampler can be run for hundreds of trials and several seeds; costs
+are the real ones. Its error, cross-validated, is printed. All begin with the seeds of the space, but for the ones marked
+`unseeded`.
+
+    python benchmarks/samplers.py --trials 100 --seeds 5 --out results/samplers.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from scipy.stats import kendalltau
+from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import KFold
+
+from lrnas.arch import Architecture
+from lrnas.objectives import Limits, pick_objectives
+from lrnas.plan import make_plan
+from lrnas.provenance import provenance
+from lrnas.samplers import make_sampler
+from lrnas.space import SearchSpace, load_space
+from lrnas.study import Study
+
+MEASURED = Path(__file__).parent.parent / "results" / "nin_cifar10_curves.json"
+NOISE = 0.003
+"""Standard deviation of an accuracy between seeds."""
+
+
+class Stand:
+    """Predicts the accuracy that training would give."""
+
+    def __init__(self, space: SearchSpace, seed: int = 0) -> None:
+        self.space = space
+        self.trees = ExtraTreesRegressor(300, min_samples_leaf=2, random_state=seed, n_jobs=1)
+        self.line = Ridge(1.0)
+
+    def features(self, params: dict[str, Any]) -> list[float]:
+        macs, number = cost(self.space.architecture(params))
+        found = [math.log(macs), math.log(number)]
+        for parameter in self.space.parameters:
+            value = params[parameter.name]
+            if parameter.name.endswith("width"):
+                found.append(math.log(float(value)))
+            elif parameter.ordered:
+                found.append(float(value))
+            else:
+                found += [float(value == own) for own in parameter.values]
+        return found
+
+    def fit(self, rows: list[dict[str, Any]]) -> Stand:
+        inputs = np.array([self.features(row["params"]) for row in rows])
+        targets = np.array([row["curve"][-1] for row in rows])
+        self.mean, self.scale = inputs.mean(axis=0), inputs.std(axis=0) + 1e-6
+        scaled = (inputs - self.mean) / self.scale
+        self.line.fit(scaled, targets)
+        self.trees.fit(inputs, targets - self.line.predict(scaled))
+        return self
+
+    def predict(self, params: dict[str, Any]) -> float:
+        row = np.array([self.features(params)])
+        return float(self.line.predict((row - self.mean) / self.scale)[0] + self.trees.predict(row)[0])
+
+
+def cost(architecture: Architecture) -> tuple[int, int]:
+    total = make_plan(architecture, 32, 10, 3, check_fit=False).cost
+    return total.macs, total.params
+
+
+def validate(space: SearchSpace, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Error and rank correlation on networks that were left out."""
+    found = np.zeros(len(rows))
+    for train, test in KFold(10, shuffle=True, random_state=0).split(rows):
+        model = Stand(space).fit([rows[i] for i in train])
+        found[test] = [model.predict(rows[i]["params"]) for i in test]
+    truth = np.array([row["curve"][-1] for row in rows])
+    errors = found - truth
+    return {
+        "root_mean_square_error": round(float(np.sqrt((errors**2).mean())), 5),
+        "explained_variance": round(float(1 - errors.var() / truth.var()), 4),
+        "kendall_tau": round(float(kendalltau(found, truth).statistic), 4),
+    }
+
+
+def run(
+    space: SearchSpace, predict: Callable[[dict[str, Any]], float], sampler: str, trials: int, seed: int
+) -> tuple[list[float], float]:
+    """The hypervolume after every trial, and the median seconds of an ask."""
+    goals = pick_objectives(["accuracy", "macs"])
+    record = optuna.create_study(directions=[goal.direction for goal in goals])
+    dearest = max(cost(network)[0] for network in space.points.values())
+    manifest = {"space": space.to_dict(), "reference": {"macs": dearest, "params": 1}}
+    study = Study("benchmark", record, goals, manifest, space, cost, Limits())
+    name = sampler.removesuffix(" unseeded")
+    record.sampler = make_sampler(name, seed, study)
+    if name == sampler:
+        study.enqueue({**space.points, **space.seeds})
+    noise = np.random.default_rng(seed)
+    volumes, seconds = [], []
+    for _ in range(trials):
+        before = time.perf_counter()
+        proposal = study.ask()
+        seconds.append(time.perf_counter() - before)
+        assert proposal is not None
+        params = record.get_trials(deepcopy=False)[proposal.number].params
+        accuracy = min(0.999, max(0.1, predict(params) + NOISE * noise.standard_normal()))
+        study.record(proposal.number, [accuracy], 1.0)
+        study.complete(proposal.number, accuracy)
+        volumes.append(true_volume(study, predict))
+    return volumes, float(np.median(seconds))
+
+
+def true_volume(study: Study, predict: Callable[[dict[str, Any]], float]) -> float:
+    """Hypervolume of the front as it would be without noise: luck is no merit."""
+    from lrnas.pareto import hypervolume
+
+    reference = study.manifest["reference"]["macs"]
+    rows = {trial.number: trial for trial in study.study.get_trials(deepcopy=False)}
+    front = [(1 - predict(rows[trial.number].params), trial.macs / reference) for trial in study.front()]
+    return hypervolume(front, [1.0, 1.0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--samplers", default="front,tpe,gp,nsga2,random,tpe unseeded")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore")
+    rows = json.loads(MEASURED.read_text())["trials"]
+    space = load_space("nin", batch_norm=True)
+    quality = validate(space, rows)
+    print(f"stand-in, 10-fold over {len(rows)} networks: {quality}", flush=True)
+    model = Stand(space).fit(rows)
+    cache: dict[tuple[Any, ...], float] = {}
+
+    def predict(params: dict[str, Any]) -> float:
+        key = tuple(params.values())
+        if key not in cache:
+            cache[key] = model.predict(params)
+        return cache[key]
+
+    looks = [n for n in (20, 50, 100, 200, 400) if n <= options.trials]
+    table = []
+    for sampler in options.samplers.split(","):
+        runs = [run(space, predict, sampler, options.trials, seed) for seed in range(options.seeds)]
+        entry: dict[str, Any] = {
+            "sampler": sampler,
+            "seconds_per_ask": round(float(np.median([s for _, s in runs])), 4),
+        }
+        for n in looks:
+            values = [volumes[n - 1] for volumes, _ in runs]
+            spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+            entry[f"after_{n}"] = {"mean": round(float(np.mean(values)), 5), "sd": round(spread, 5)}
+        table.append(entry)
+        found = ((n, entry[f"after_{n}"]) for n in looks)
+        shown = ", ".join(f"{n}: {volume['mean']:.4f} ± {volume['sd']:.4f}" for n, volume in found)
+        print(f"{sampler:14s} hypervolume after {shown}; {entry['seconds_per_ask']:.3f} s per ask", flush=True)
+    if options.out is not None:
+        facts = provenance(seeds=list(range(options.seeds)), n=options.seeds)
+        result = {"provenance": facts, "stand_in": quality, "noise": NOISE, "hypervolume": table}
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A small Gaussian process for accuracies: what to expect of a network, and how sure that is. numpy only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["GaussianProcess", "fit"]
+
+Array = npt.NDArray[np.float64]
+
+SETTINGS = 40
+"""Hyperparameters that are tried in a fit, at random around the best ones known."""
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Of a sum of two smooth functions, one of the costs, one of all parameters, in units of the data's spread."""
+
+    cost_scale: float = 1.0
+    cost_length: float = 1.5
+    point_scale: float = 0.5
+    point_length: float = 1.0
+    noise: float = 0.2
+
+    def perturbed(self, random: np.random.Generator, by: float) -> Hyperparameters:
+        values = (self.cost_scale, self.cost_length, self.point_scale, self.point_length, self.noise)
+        changed = np.exp(np.log(values) + by * random.standard_normal(5))
+        low, high = np.array([0.05, 0.3, 0.05, 0.2, 0.02]), np.array([5.0, 10.0, 3.0, 5.0, 1.0])
+        return Hyperparameters(*map(float, np.clip(changed, low, high)))
+
+
+@dataclass
+class GaussianProcess:
+    """Fitted to some networks; predicts others. Costs and points are rows of numbers of about the size of 1."""
+
+    costs: Array
+    points: Array
+    values: Array
+    """What was measured."""
+    variances: Array
+    """Of each measurement, beyond the noise that all of them have; in units of the values."""
+    settings: Hyperparameters
+
+    def __post_init__(self) -> None:
+        self.mean = float(self.values.mean())
+        self.spread = max(float(self.values.std()), 1e-6)
+        diagonal = self.settings.noise**2 + self.variances / self.spread**2 + 1e-8
+        self.factor = np.linalg.cholesky(self._kernel(self.costs, self.points) + np.diag(diagonal))
+        self.targets = (self.values - self.mean) / self.spread
+        self.weights = np.linalg.solve(self.factor.T, np.linalg.solve(self.factor, self.targets))
+
+    def _kernel(self, costs: Array, points: Array) -> Array:
+        """Of rows with the fitted ones."""
+        s = self.settings
+        near_in_cost = np.exp(-0.5 * _squares(costs, self.costs) / s.cost_length**2)
+        near = np.exp(-0.5 * _squares(points, self.points) / (s.point_length**2 * points.shape[1]))
+        return np.asarray(s.cost_scale**2 * near_in_cost + s.point_scale**2 * near)
+
+    def log_likelihood(self) -> float:
+        return float(-0.5 * self.targets @ self.weights - np.log(np.diag(self.factor)).sum())
+
+    def predict(self, costs: Array, points: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation, without the noise."""
+        kernel = self._kernel(costs, points)
+        explained = np.linalg.solve(self.factor, kernel.T)
+        s = self.settings
+        variance = s.cost_scale**2 + s.point_scale**2 - (explained**2).sum(axis=0)
+        return self.mean + self.spread * (kernel @ self.weights), self.spread * np.sqrt(np.maximum(variance, 1e-10))
+
+    def with_believed(self, costs: Array, points: Array) -> GaussianProcess:
+        """As if some more had been measured and came out as expected."""
+        if not len(costs):
+            return self
+        expected, _ = self.predict(costs, points)
+        return GaussianProcess(
+            np.concatenate([self.costs, costs]),
+            np.concatenate([self.points, points]),
+            np.concatenate([self.values, expected]),
+            np.concatenate([self.variances, np.zeros(len(costs))]),
+            self.settings,
+        )
+
+
+def fit(
+    costs: Array,
+    points: Array,
+    values: Array,
+    variances: Array,
+    random: np.random.Generator,
+    start: Hyperparameters | None = None,
+) -> GaussianProcess:
+    """The most likely of some settings, a first half of them far from `start`, the others near the best so far."""
+    best, likelihood = None, -math.inf
+    settings = start or Hyperparameters()
+    for i in range(SETTINGS):
+        tried = settings if i == 0 else settings.perturbed(random, 0.8 if i < SETTINGS // 2 else 0.25)
+        process = GaussianProcess(costs, points, values, variances, tried)
+        found = process.log_likelihood()
+        if best is None or found > likelihood:
+            best, likelihood, settings = process, found, tried
+    assert best is not None
+    return best
+
+
+def _squares(left: Array, right: Array) -> Array:
+    """Squared distances between rows."""
+    products = left @ right.T
+    squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2 * products
+    return np.asarray(np.maximum(squares, 0.0))

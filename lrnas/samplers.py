@@ -1,0 +1,55 @@
+"""Who proposes points: Optuna's samplers, set up for these spaces, and one of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+
+from lrnas.errors import LrnasError, UnknownName
+from lrnas.front_sampler import FrontSampler
+from lrnas.study import Study
+
+__all__ = ["SAMPLERS", "check_sampler", "make_sampler"]
+
+SAMPLERS = {
+    "front": "changes of the front's networks, by their expected gain; costs are known, accuracy is predicted",
+    "tpe": "tree-structured Parzen estimators over all parameters together; cheap, good with hundreds of trials",
+    "gp": "Gaussian processes for all objectives; seconds for each proposal",
+    "nsga2": "an evolutionary algorithm; for thousands of trials",
+    "random": "points drawn at random, to compare with",
+}
+
+
+def check_sampler(name: str) -> None:
+    if name not in SAMPLERS:
+        raise UnknownName("sampler", name, SAMPLERS)
+
+
+def make_sampler(name: str, seed: int, study: Study) -> BaseSampler:
+    """By name, for a study."""
+    makers: dict[str, Callable[[], BaseSampler]] = {
+        "front": lambda: FrontSampler(study.space.parameters, study.distributions, _known_costs(study), seed),
+        "tpe": lambda: TPESampler(multivariate=True, n_startup_trials=10, seed=seed),
+        "gp": lambda: GPSampler(n_startup_trials=10, seed=seed),
+        "nsga2": lambda: NSGAIISampler(population_size=24, seed=seed),
+        "random": lambda: RandomSampler(seed=seed),
+    }
+    return makers[name]()
+
+
+def _known_costs(study: Study) -> Callable[[dict[str, Any]], tuple[float, ...] | None]:
+    """What is known of a point before it is trained: the objectives that cost, in their order."""
+
+    def costs_of(params: dict[str, Any]) -> tuple[float, ...] | None:
+        try:
+            macs, number = study.cost_of(study.space.architecture(params))
+        except LrnasError:
+            return None
+        if study.limits.excess(macs, number):
+            return None
+        known = {"macs": macs, "params": number}
+        return tuple(float(known[objective.name]) for objective in study.objectives if not objective.maximise)
+
+    return costs_of
