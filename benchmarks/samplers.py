@@ -3,7 +3,7 @@
 Networks of the space `nin` were trained on CIFAR-10 (results/nin_cifar10_curves.json). A model of their accuracy
 (extremely randomised trees on what a straight line in the logarithms of costs and widths leaves over) stands in for
 training, with noise as between seeds, so that every sampler can be run for hundreds of trials and several seeds; costs
-are the real ones. Its error, cross-validated, is printed. All begin with the seeds of the space, but for the ones marked
+are the real ones. Its error, cross-validated, is printed. All begin with the seeds of the space, but for those that are
 `unseeded`.
 
     python benchmarks/samplers.py --trials 100 --seeds 5 --out results/samplers.json

@@ -78,7 +78,7 @@ def drop_momentum(folder: Path) -> None:
     found = load_checkpoint(folder)
     if found is not None:
         tensors, record = found
-        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("momentum.")}
+        kept = {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
         rest = {key: value for key, value in record.items() if key not in ("version", "epoch", "tensors")}
         save_checkpoint(folder, record["epoch"], kept, rest)
 

@@ -17,10 +17,9 @@ import optuna
 import torch
 
 from lrnas.arch import Architecture
-from lrnas.batches import DataSet
 from lrnas.data import load_set
 from lrnas.errors import LrnasError, UnknownName
-from lrnas.job import Job
+from lrnas.job import OWN_DATA, Images, Job
 from lrnas.manifest import MANIFEST, StudyError, check_manifest
 from lrnas.objectives import Limits, pick_objectives
 from lrnas.plan import TIMM, make_plan
@@ -32,6 +31,7 @@ from lrnas.samplers import check_sampler, make_sampler
 from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
 from lrnas.study import Study
+from lrnas.trainable import Trainable, load_trainable
 from lrnas.tuning import Workers, run_trials
 
 __all__ = ["SearchEvents", "open_study", "search", "study_names"]
@@ -82,25 +82,31 @@ def search(
     studies: str | Path = "studies",
     warm_start: str | None = None,
     seed: int = 0,
+    trainable: str | Callable[..., object] | None = None,
+    input_shape: tuple[int, int, int] | None = None,
+    num_classes: int | None = None,
     events: SearchEvents | None = None,
 ) -> Study:
     """Search a space for the networks with the best accuracy for their cost; the study that has them.
 
-    The arguments are those of the command line, which explains them.
+    The arguments are those of the command line, which explains them. `trainable` is also taken as a function itself.
     """
     events = events or SearchEvents()
     if budget < 1:
         raise LrnasError(f"the budget is a number of trials, at least 1; got {budget}")
+    own = None if trainable is None else load_trainable(trainable)
     on_gpu = torch.cuda.is_available() if gpus_per_trial is None else gpus_per_trial > 0
     workers = Workers(cpus_per_trial, (0.25 if on_gpu else 0) if gpus_per_trial is None else gpus_per_trial)
-    workers = dataclasses.replace(workers, concurrency=concurrency, address=address)
+    files = () if own is None else own.files
+    workers = dataclasses.replace(workers, concurrency=concurrency, address=address, files=files)
     is_timm = space.startswith(TIMM)
     found = load_space(space, granularity=granularity, batch_norm=None if is_timm else batch_norm)
+    images = _own_images(own, input_shape, num_classes, data, image_size)
     data = data or ("cifar10" if on_gpu else "digits")
-    training = _Training(found, data, data_dir, image_size, seed, recipe, epochs, dict(changes or {}))
+    training = _Training(found, data, data_dir, image_size, seed, recipe, epochs, dict(changes or {}), own, images)
     first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
     rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
-    name = name or f"{Path(space).stem.replace(':', '-')}-{training.data.name.replace('/', '-')}"
+    name = name or f"{Path(space).stem.replace(':', '-')}-{training.name.replace('/', '-')}"
     folder = _study_folder(studies, name)
     goals = pick_objectives(objectives)
     check_sampler(sampler)
@@ -154,14 +160,29 @@ class _Training:
         recipe: str,
         epochs: int | None,
         changes: dict[str, Any],
+        trainable: Trainable | None,
+        own: Images | None,
     ) -> None:
         self.space = space
         self.smallest = max(SMALLEST_INPUT.get(backbone, 32) for backbone in space.backbones)
         self.data_dir = None if data_dir is None else str(data_dir)
         self.image_size = image_size
         self.seed = seed
+        self.trainable = trainable
+        if own is None:
+            loaded = load_set(data, data_dir, min_size=self.smallest, image_size=image_size)
+            self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
+        else:
+            self.data, num_images, own_crops = own, sys.maxsize, True  # as many as there may be
+            data = OWN_DATA
+            if own.image_size < self.smallest:
+                raise LrnasError(
+                    f"images have at least {self.smallest} pixels a side here; got --input with {own.image_size}; "
+                    "enlarge them"
+                )
         self.named = data
-        self.data: DataSet = load_set(data, data_dir, min_size=self.smallest, image_size=image_size)
+        self.name = f"{self.data.name}-{trainable.short_name}" if trainable and own is None else self.data.name
+        """For a study that is given none."""
         if epochs is None and "epochs" not in changes:
             epochs = QUICK_EPOCHS.get(data)
         if epochs is not None:
@@ -170,15 +191,16 @@ class _Training:
             recipe,
             space.backbones[0],
             self.data.image_size,
-            len(self.data.train),
+            num_images,
             changes,
-            own_crops=self.data.own_crops,
+            own_crops=own_crops,
         )
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
 
     def job(self, architecture: Architecture) -> Job:
-        return Job(architecture, self.named, self.recipe, self.seed, self.smallest, self.data_dir, self.image_size)
+        job = Job(architecture, self.named, self.recipe, self.seed, self.smallest, self.data_dir, self.image_size)
+        return job if self.trainable is None else dataclasses.replace(job, trainable=self.trainable, images=self.data)
 
     def cost(self, architecture: Architecture) -> tuple[int, int]:
         """Multiply-accumulates and parameters, as it is trained."""
@@ -191,6 +213,7 @@ class _Training:
         return {
             "source": source,
             "space": self.space.to_dict(),
+            "trainable": None if self.trainable is None else self.trainable.name,
             "data": self.data.identity,
             "image_size": self.data.image_size,
             "recipe": self.recipe.to_dict(),
@@ -205,6 +228,31 @@ class _Training:
         named = (*self.space.points.values(), *self.space.seeds.values())
         costs = [self.cost(network) for network in named or map(Architecture, self.space.backbones)]
         return max(macs for macs, _ in costs), max(params for _, params in costs)
+
+
+def _own_images(
+    trainable: Trainable | None,
+    input_shape: tuple[int, int, int] | None,
+    num_classes: int | None,
+    data: str | None,
+    image_size: int | None,
+) -> Images | None:
+    """What people's own code says of the data it brings; None where the data are those of a set."""
+    if input_shape is None and num_classes is None:
+        return None
+    if input_shape is None or num_classes is None or trainable is None:
+        got = {"--input": input_shape, "--classes": num_classes, "--trainable": trainable}
+        missing = " and ".join(option for option, value in got.items() if value is None)
+        raise LrnasError(f"data of your own need --input, --classes and --trainable; got no {missing}; give all three")
+    if data is not None or image_size is not None:
+        raise LrnasError("--input is for data of your own; got --data or --image-size with it; give one or the other")
+    channels, rows, columns = input_shape
+    if rows != columns:
+        raise LrnasError(f"networks are counted for square images; got {rows}x{columns}; give the sides one length")
+    if min(channels, rows, num_classes) < 1:
+        raise LrnasError(f"channels, pixels and classes are above 0; got {channels}, {rows} and {num_classes}")
+    what = f"own data of {trainable.name}, {channels}x{rows}x{columns}, {num_classes} classes"
+    return Images(trainable.short_name, what, channels, rows, num_classes)
 
 
 def open_study(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:

@@ -14,6 +14,7 @@ __all__ = [
     "OutsideSpace",
     "UnknownName",
     "closest",
+    "in_a_line",
 ]
 
 
@@ -57,3 +58,8 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> str:
     if 0 < len(known) <= 16:
         return "; known: " + ", ".join(known)
     return ""
+
+
+def in_a_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

@@ -216,7 +216,7 @@ def expected_gain(mean: Array, deviation: Array, costs: Array, accuracies: Array
     """Expected gain in hypervolume of candidates with normal accuracies and known costs.
 
     `accuracies` and `front` are those of the networks on the front: (networks,) and (networks, costs). At every level
-    of accuracy a candidate gains the volume of costs that it has below all networks of the front at or above that level.
+    of accuracy a candidate gains the volume of costs that it has below all networks of the front that reach it.
     """
     both = np.concatenate([costs, front])
     reference = both.max(axis=0) + 0.1 * (np.ptp(both, axis=0) + 1e-9)

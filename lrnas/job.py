@@ -21,8 +21,27 @@ from lrnas.data import data_folder, load_set
 from lrnas.plan import canonical_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.train import EpochReport, Result, train
+from lrnas.trainable import Run, Trainable, train_with
 
-__all__ = ["Job"]
+__all__ = ["OWN_DATA", "Images", "Job"]
+
+OWN_DATA = "own data"
+"""In place of a set's name, where a function brings its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """What a network is given, as far as a search must know it."""
+
+    name: str
+    identity: str
+    channels: int
+    image_size: int
+    num_classes: int
+
+    @classmethod
+    def of(cls, data: DataSet) -> Images:
+        return cls(data.name, data.identity, data.channels, data.image_size, data.num_classes)
 
 
 @dataclass(frozen=True)
@@ -40,10 +59,16 @@ class Job:
     """What images that are read as needed are brought to."""
     loaders: int | None = None
     """Processes that read them; this changes nothing but the time it takes."""
+    trainable: Trainable | None = None
+    """What trains, if not lrnas."""
+    images: Images | None = None
+    """With it: what the network is given, so that no data set need be loaded to tell."""
 
-    def identity(self, data: DataSet) -> dict[str, Any]:
+    def identity(self, data: DataSet | Images) -> dict[str, Any]:
         """What must be the same for a checkpoint to be this job's."""
+        trainable = {} if self.trainable is None else {"trainable": self.trainable.name}
         return {
+            **trainable,
             "architecture": canonical_id(self.architecture),
             "data": data.identity,
             "image_size": self.image_size,
@@ -57,7 +82,7 @@ class Job:
             self.data, self.data_dir, min_size=self.min_size, image_size=self.image_size, loaders=self.loaders
         )
 
-    def create_model(self, data: DataSet) -> nn.Module:
+    def create_model(self, data: DataSet | Images) -> nn.Module:
         """The network with the weights it starts from, which follow from the seed."""
         torch.manual_seed(self.seed)
         return create_model(
@@ -100,3 +125,26 @@ class Job:
             compile_model=compile_model,
             report=report,
         )
+
+    def run_trainable(
+        self,
+        folder: Path,
+        device: torch.device | str,
+        load_data: Callable[[], DataSet],
+        tell: Callable[[dict[str, Any]], object],
+    ) -> dict[str, Any]:
+        """Have the job's own function train, or go on; `tell` hears of every epoch. What came of it is returned."""
+        assert self.trainable is not None and self.images is not None
+        run = Run(
+            self.create_model(self.images).to(device),
+            self.recipe.epochs,
+            folder,
+            seed=self.seed,
+            device=device,
+            recipe=self.recipe,
+            identity=self.identity(self.images),
+            load_data=None if self.data == OWN_DATA else load_data,
+            tell=tell,
+        )
+        status = train_with(self.trainable, run)
+        return {"status": status, **run.progress()}

@@ -148,7 +148,7 @@ def reproduce(
     def job(label: str, seed: int) -> Job:
         where = None if data_dir is None else str(data_dir)
         smallest = SMALLEST_INPUT.get(backbone, 32)
-        return Job(networks[label], image_set.name, chosen, seed, smallest, where, **reading)
+        return Job(networks[label], image_set.name, chosen, seed, smallest, where, image_size, loaders)
 
     how = _How(recipe, device, workers, address, compile_model)
     measured: list[Measured] = []

@@ -31,6 +31,11 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     search.add_argument("--data", metavar="NAME", help=f"{data_help} (default: cifar10 with a GPU, digits without)")
     search.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
     search.add_argument("--image-size", type=int, metavar="PIXELS", help="of images read from files")
+    search.add_argument(
+        "--trainable", metavar="MODULE:FUNCTION", help="train with a function of yours (see docs/own_training.md)"
+    )
+    search.add_argument("--input", type=_shape, metavar="CxHxW", help="with --trainable: the images it brings itself")
+    search.add_argument("--classes", type=int, metavar="N", help="with --input: how many these have")
     search.add_argument("--recipe", default="fast", metavar="NAME", help="fast, paper or FILE.toml")
     search.add_argument(
         "--epochs", type=int, metavar="N", help="of a network trained in full (default: the recipe's; 3 on digits)"
@@ -93,6 +98,15 @@ def _number(text: str) -> int:
     return number
 
 
+def _shape(text: str) -> tuple[int, int, int]:
+    """Channels, rows and columns."""
+    parts = text.lower().replace("×", "x").split("x")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"channels, rows and columns, like 3x64x64; got {text!r}")
+    channels, rows, columns = map(int, parts)
+    return channels, rows, columns
+
+
 def _search(options: argparse.Namespace) -> None:
     try:
         from lrnas.driver import search
@@ -127,6 +141,9 @@ def _search(options: argparse.Namespace) -> None:
             studies=options.studies,
             warm_start=options.warm_start,
             seed=options.seed,
+            trainable=options.trainable,
+            input_shape=options.input,
+            num_classes=options.classes,
             events=events,
         )
     if options.json:

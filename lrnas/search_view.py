@@ -53,8 +53,10 @@ class _View(SearchEvents):
         recipe = study.manifest["recipe"]
         rungs = study.manifest["rungs"]
         looks = f", looked at after {', '.join(map(str, rungs))}" if rungs else ""
+        trainable = study.manifest.get("trainable") or ""
+        how = f" with {trainable}" if trainable not in study.manifest["data"] else ""  # "" is in all
         self.say(
-            f"{study.name}: {budget} trials in all, {self.before} done; training on {study.manifest['data']}, "
+            f"{study.name}: {budget} trials in all, {self.before} done; training{how} on {study.manifest['data']}, "
             f"epochs: {recipe['epochs']}{looks}"
         )
 

@@ -25,7 +25,7 @@ from lrnas.fused import fused
 from lrnas.ranks import rank, world
 from lrnas.recipes import Recipe
 
-__all__ = ["EpochReport", "Result", "Status", "evaluate", "train"]
+__all__ = ["EpochReport", "Result", "Status", "evaluate", "is_finite", "train"]
 
 Status = Literal["completed", "diverged"]
 
@@ -130,7 +130,7 @@ def train(
         with fused(model):
             loss, accuracy, note = step.run_epoch(rates)
         trained = time.perf_counter()
-        if not (math.isfinite(loss) and _is_finite(model)):
+        if not (math.isfinite(loss) and is_finite(model)):
             return Result("diverged", state.curve, time.perf_counter() - started, ready - started, step.parts)
         if dist.is_initialized():  # the running means of batch norm are rank 0's, as in the checkpoint
             for buffer in model.buffers():
@@ -365,7 +365,7 @@ def _evaluate(model: nn.Module, batches: Evaluation) -> tuple[float, float]:
     return loss / number, correct / number
 
 
-def _is_finite(model: nn.Module) -> bool:
+def is_finite(model: nn.Module) -> bool:
     """Whether all weights are numbers; a ReLU can hide from the loss that some are not."""
     return all(bool(norm.isfinite()) for norm in torch._foreach_norm([p.detach() for p in model.parameters()]))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from optuna.trial import FrozenTrial
 
 from lrnas.arch import Architecture
 
-__all__ = ["Trial", "read_trial"]
+__all__ = ["METRIC", "Trial", "read_trial"]
+
+METRIC = "metric."
+"""Begins the names of attributes that hold what people's own training code reports beside the accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class Trial:
     reason: str
     values: tuple[float, ...] | None
     on_front: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What people's own training code reported last, beside the accuracy."""
 
     @property
     def architecture(self) -> Architecture:
@@ -61,4 +67,5 @@ def read_trial(trial: FrozenTrial) -> Trial:
         seconds=attributes.get("seconds", 0.0),
         reason=attributes.get("reason", ""),
         values=tuple(trial.values) if trial.values is not None else None,
+        metrics={key.removeprefix(METRIC): value for key, value in attributes.items() if key.startswith(METRIC)},
     )

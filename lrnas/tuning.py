@@ -30,13 +30,14 @@ from ray.tune.search import Searcher
 
 from lrnas.batches import DataSet
 from lrnas.checkpoint import CheckpointError, drop_momentum, recorded_curve
-from lrnas.errors import DataError, LrnasError
+from lrnas.errors import DataError, LrnasError, in_a_line
 from lrnas.job import Job
 from lrnas.manifest import StudyError
 from lrnas.provenance import provenance
 from lrnas.rungs import is_competitive
 from lrnas.study import Study
 from lrnas.train import EpochReport
+from lrnas.trials import METRIC
 
 __all__ = ["Task", "Workers", "run_trials"]
 
@@ -54,6 +55,8 @@ class Workers:
     concurrency: int | None = None
     address: str | None = None
     """Of a Ray cluster; None for this machine alone."""
+    files: tuple[str, ...] = ()
+    """Modules and packages that are sent to it."""
 
     def __post_init__(self) -> None:
         if self.cpus <= 0 or self.gpus < 0 or (self.concurrency is not None and self.concurrency < 1):
@@ -196,6 +199,7 @@ def _cluster(workers: Workers) -> Iterator[int]:
                 log_to_driver=False,
                 include_dashboard=False if workers.address is None else None,
                 logging_level=logging.ERROR,
+                runtime_env={"py_modules": list(workers.files)} if workers.address and workers.files else None,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
@@ -231,6 +235,9 @@ def _train_trial(config: dict[str, Any]) -> None:
     past = recorded_curve(Path(task.folder))  # of whoever began this trial
     curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
 
+    def load() -> DataSet:
+        return _load_data(job.data, job.min_size, job.data_dir, job.image_size)
+
     def report(entry: EpochReport) -> None:
         nonlocal seconds
         curve.append(entry.val_accuracy)
@@ -238,28 +245,28 @@ def _train_trial(config: dict[str, Any]) -> None:
         tune.report({"curve": curve, "seconds": seconds, "images_per_second": entry.images_per_second})
 
     try:
-        data = _load_data(job.data, job.min_size, job.data_dir, job.image_size)
-        model = job.create_model(data)
-        result = job.run(model, data, Path(task.folder), "cuda" if task.use_gpu else "cpu", report=report)
+        folder, device = Path(task.folder), "cuda" if task.use_gpu else "cpu"
+        if job.trainable is not None:
+            outcome = job.run_trainable(folder, device, load, tune.report)
+        else:
+            data = load()
+            result = job.run(job.create_model(data), data, folder, device, report=report)
+            rate = result.images_per_second
+            outcome = {"status": result.status, "curve": curve, "seconds": seconds, "images_per_second": rate}
     except (CheckpointError, DataError, OSError) as error:  # the machine's fault, not the network's
-        tune.report({"status": "lost", "reason": _in_a_line(error)})
+        tune.report({"status": "lost", "reason": in_a_line(error)})
         return
     except (LrnasError, RuntimeError, ValueError) as error:
         if "CUDA error" in str(error):  # it sticks: this worker must go
             raise
-        tune.report({"status": "faulty", "reason": _in_a_line(error)})
+        tune.report({"status": "faulty", "reason": in_a_line(error)})
         return
     finally:
         if task.use_gpu:
             torch.cuda.empty_cache()
-    if result.status == "completed":
-        drop_momentum(Path(task.folder))
-    rate = result.images_per_second
-    tune.report({"status": result.status, "curve": curve, "seconds": seconds, "images_per_second": rate})
-
-
-def _in_a_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    if outcome["status"] == "completed":
+        drop_momentum(folder)
+    tune.report(outcome)
 
 
 class _StudySearcher(Searcher):
@@ -319,8 +326,11 @@ class _StudySearcher(Searcher):
             self.notify("epoch")
 
     def _take_epoch(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        rate = round(result["images_per_second"], 1)
-        self.study.record(self.running[trial_id], result["curve"], result["seconds"], images_per_second=rate)
+        nested = "metrics/"  # as Tune names what is in a mapping
+        facts = {METRIC + k.removeprefix(nested): value for k, value in result.items() if k.startswith(nested)}
+        if "images_per_second" in result:
+            facts["images_per_second"] = round(result["images_per_second"], 1)
+        self.study.record(self.running[trial_id], result["curve"], result["seconds"], **facts)
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         if trial_id not in self.running:
@@ -330,7 +340,7 @@ class _StudySearcher(Searcher):
         if "curve" in result:
             self._take_epoch(trial_id, result)
         number = self.running.pop(trial_id)
-        if error or status == "lost":
+        if error or status == "lost" or (status == "faulty" and self._is_unproven()):
             self._lose(number, result.get("reason", "its worker was lost"))
             self.notify("ended")
             return
@@ -349,6 +359,10 @@ class _StudySearcher(Searcher):
         else:  # Tune was stopped in mid-trial
             self.study.release(number)
         self.notify("ended")
+
+    def _is_unproven(self) -> bool:
+        """Whether people's own code trains and has yet to train a network in full: errors are not a network's then."""
+        return self.study.manifest.get("trainable") is not None and not self.study.counts().get("completed")
 
     def _lose(self, number: int, reason: str) -> None:
         self.study.lose(number, reason)

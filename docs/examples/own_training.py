@@ -1,0 +1,47 @@
+"""Training code of your own for `lrnas search --trainable own_training:train`; docs/own_training.md says more.
+
+It brings its own data, scikit-learn's handwritten digits, and a plain loop of PyTorch.
+"""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from lrnas.trainable import Run
+
+BATCH_SIZE = 64
+
+
+@functools.cache  # a worker trains one network after another: it loads the images once
+def load_images() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training images [number, 1, 8, 8] and their classes, and the same for validation."""
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1
+    labels = torch.tensor(digits.target)
+    validates = torch.arange(len(labels)) % 5 == 0
+    return images[~validates], labels[~validates], images[validates], labels[validates]
+
+
+def train(model: nn.Module, run: Run) -> None:
+    images, labels, val_images, val_labels = (tensor.to(run.device) for tensor in load_images())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=run.epochs)
+    run.keep(optimizer=optimizer, schedule=schedule)  # saved at every report; restored here after a stop
+
+    for _ in range(run.epochs_done, run.epochs):
+        model.train()
+        for batch in torch.randperm(len(labels), device=run.device).split(BATCH_SIZE):
+            loss = F.cross_entropy(model(images[batch]), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        schedule.step()
+
+        model.eval()
+        with torch.no_grad():
+            logits = model(val_images)
+        accuracy = (logits.argmax(1) == val_labels).float().mean()
+        run.report(accuracy, loss=F.cross_entropy(logits, val_labels))
