@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def search(
     batch_norm: bool | None = True,
     granularity: str | None = None,
     objectives: Sequence[str] = ("accuracy", "macs"),
-    sampler: str = "tpe",
+    sampler: str = "front",
     min_epochs: int | None = None,
     max_macs: int | None = None,
     min_macs: int | None = None,

@@ -49,7 +49,7 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     )
     search.add_argument("--granularity", metavar="NAME", help="network, stage or layer: what varies together")
     search.add_argument("--objectives", default="accuracy,macs", metavar="A,B", help="of accuracy, macs, params")
-    search.add_argument("--sampler", default="tpe", metavar="NAME", help="tpe, gp, nsga2 or random")
+    search.add_argument("--sampler", default="front", metavar="NAME", help="front, tpe, gp, nsga2 or random")
     for name, what in (
         ("max-macs", "multiply-accumulates at most"),
         ("min-macs", "multiply-accumulates at least"),
