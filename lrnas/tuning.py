@@ -14,6 +14,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +45,8 @@ __all__ = ["Task", "Workers", "run_trials"]
 
 MOST_LOSSES_IN_A_ROW = 6
 """Of trials, before it is the machine that must be looked at."""
+ONE_CTRL_C = 0.5
+"""Seconds within which a signal that comes twice, as from `timeout` to a process and its group, is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +145,15 @@ def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
         yield
         return
 
+    first = 0.0
+
     def stop(number: int, frame: object) -> None:
+        nonlocal first
         if searcher.interrupted:
-            raise KeyboardInterrupt
-        searcher.interrupted = True
+            if time.monotonic() - first > ONE_CTRL_C:
+                raise KeyboardInterrupt
+            return
+        searcher.interrupted, first = True, time.monotonic()
         searcher.notify("stopping when the epochs that are being trained end; Ctrl-C again to stop at once")
 
     before = signal.signal(signal.SIGINT, stop)
