@@ -1,0 +1,125 @@
+"""How many epochs does early stopping save, and what does it cost the front?
+
+Networks of the space `nin` were trained in full on CIFAR-10 (results/nin_cifar10_curves.json), so that it is known what
+each would have come to. Here their curves are replayed as a search would see them, so many at a time, with the rule for
+rungs that `lrnas search` uses; seeds are never stopped where the search would not stop them. Reported are the epochs
+that were trained, as a share of all, and the hypervolume of the front among those trained in full, beside that of the
+front without stopping. As a comparison: the same rule blind to costs, and stopping at random as often.
+
+    python benchmarks/early_stopping.py --orders 20 --out results/early_stopping.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lrnas.pareto import hypervolume
+from lrnas.provenance import provenance
+from lrnas.rungs import is_competitive, rung_epochs
+from lrnas.space import load_space
+
+MEASURED = Path(__file__).parent.parent / "results" / "nin_cifar10_curves.json"
+CONCURRENCY = 4
+
+Row = dict[str, Any]
+Rule = Callable[[float, int, list[tuple[float, int]]], bool]
+"""Whether a network goes on: from its accuracy, its cost, and those of the others at the rung."""
+
+
+def replay(rows: list[Row], rungs: tuple[int, ...], rule: Rule, protected: set[str]) -> tuple[int, list[Row]]:
+    """Epochs trained, and the networks trained in full, with several in training at a time."""
+    at_rung: dict[int, list[tuple[float, int]]] = {rung: [] for rung in rungs}
+    waiting, running = list(reversed(rows)), []
+    epochs, full = 0, []
+    while waiting or running:
+        while waiting and len(running) < CONCURRENCY:
+            running.append((waiting.pop(), 0))
+        still = []
+        for row, done in running:  # an epoch each
+            done, epochs = done + 1, epochs + 1
+            if done == len(row["curve"]):
+                full.append(row)
+                continue
+            if done in at_rung:
+                accuracy, others = row["curve"][done - 1], list(at_rung[done])
+                at_rung[done].append((accuracy, row["macs"]))
+                if row["point"] not in protected and not rule(accuracy, row["macs"], others):
+                    continue
+            still.append((row, done))
+        running = still
+    return epochs, full
+
+
+def volume(rows: list[Row], reference: float) -> float:
+    return hypervolume([(1 - row["curve"][-1], row["macs"] / reference) for row in rows], [1.0, 1.0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--orders", type=int, default=20, help="random orders, besides the one they were trained in")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    space = load_space("nin", batch_norm=True)
+    table = []
+    chance = random.Random(0)
+    for study in json.loads(MEASURED.read_text())["studies"]:
+        rows = study["trials"]
+        reference = max(row["macs"] for row in rows if row["point"] in space.points)
+        total, best = sum(len(row["curve"]) for row in rows), volume(rows, reference)
+
+        def at_random(
+            accuracy: float, macs: int, others: list[tuple[float, int]], coin: random.Random = chance
+        ) -> bool:
+            return len(others) < 2 or coin.random() < 1 / 3
+
+        rules: dict[str, Rule] = {
+            "competitive for its cost": is_competitive,
+            "competitive, blind to cost": lambda accuracy, macs, others: is_competitive(
+                accuracy, 0, [(rival, 0) for rival, _ in others]
+            ),
+            "at random": at_random,
+        }
+        for first in (1, 3):
+            rungs = rung_epochs(first, len(rows[0]["curve"]))
+            for name, rule in rules.items():
+                runs = []
+                for order in range(options.orders + 1):
+                    ordered = list(rows)
+                    if order:  # the seeds come first in every search
+                        seeds = [row for row in rows if row["point"]]
+                        others = [row for row in rows if not row["point"]]
+                        random.Random(order).shuffle(others)
+                        ordered = seeds + others
+                    epochs, full = replay(ordered, rungs, rule, set(space.points))
+                    runs.append((epochs / total, volume(full, reference) / best))
+                own, shuffled = runs[0], runs[1:] or runs
+                entry = {
+                    "study": study["study"],
+                    "networks": len(rows),
+                    "rungs": list(rungs),
+                    "rule": name,
+                    "epochs_share": round(own[0], 4),
+                    "hypervolume_share": round(own[1], 5),
+                    "epochs_share_mean": round(statistics.mean(e for e, _ in shuffled), 4),
+                    "hypervolume_share_mean": round(statistics.mean(v for _, v in shuffled), 5),
+                    "hypervolume_share_sd": round(statistics.pstdev(v for _, v in shuffled), 5),
+                }
+                table.append(entry)
+                print(
+                    f"{entry['study']:11s} rungs {rungs!s:8s} {name:28s} epochs {entry['epochs_share']:.3f}, "
+                    f"hypervolume {entry['hypervolume_share']:.4f}; in random orders {entry['epochs_share_mean']:.3f}, "
+                    f"{entry['hypervolume_share_mean']:.4f} ± {entry['hypervolume_share_sd']:.4f}"
+                )
+    if options.out is not None:
+        facts = provenance(seeds=list(range(options.orders + 1)), n=options.orders + 1, concurrency=CONCURRENCY)
+        options.out.write_text(json.dumps({"provenance": facts, "saving": table}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
