@@ -31,7 +31,7 @@ Params = dict[str, Any]
 
 CANDIDATES = 200
 """Looked at for one proposal."""
-MOST_KNOWN = 250
+MOST_KNOWN = 200
 """Trials that are learned from: those on the front and the latest others."""
 ENOUGH = 3
 """Trials in full before anything can be learned."""
@@ -42,7 +42,7 @@ class _Known:
     """A trial as the sampler sees it."""
 
     params: Params
-    point: Array
+    key: tuple[Any, ...]
     costs: tuple[float, ...]
     curve: tuple[float, ...]
     is_full: bool
@@ -55,12 +55,17 @@ class FrontSampler(BaseSampler):
         self,
         parameters: Sequence[Parameter],
         distributions: Mapping[str, BaseDistribution],
+        cost_names: Sequence[str],
         costs_of: Callable[[Params], tuple[float, ...] | None],
         seed: int | None = None,
     ) -> None:
-        """`costs_of` gives the cost objectives of a point, or None where it is no network or beyond a limit."""
+        """`costs_of` gives the cost objectives of a point, or None where it is no network or beyond a limit.
+
+        Trials have theirs as user attributes, by `cost_names`.
+        """
         self.parameters = [parameter for parameter in parameters if len(parameter.values) > 1]
         self.distributions = dict(distributions)
+        self.cost_names = tuple(cost_names)
         self.costs_of = costs_of
         self.random = np.random.default_rng(seed)
         self._independent = RandomSampler(seed=seed)
@@ -116,14 +121,15 @@ class FrontSampler(BaseSampler):
         attributes = trial.user_attrs
         if not (attributes.get("trained") or "imported_from" in attributes) or trial.state == TrialState.FAIL:
             return None
-        costs = self.costs_of(trial.params)
-        if costs is None:
-            return None
+        costs = tuple(float(attributes[name]) for name in self.cost_names)
         is_full = trial.state == TrialState.COMPLETE
         curve = tuple(attributes.get("curve", ()))
         if attributes.get("status") in ("diverged", "faulty"):
             curve = (0.0,)
-        return _Known(trial.params, self._encode(trial.params), costs, curve, is_full and bool(curve))
+        return _Known(trial.params, self._key(trial.params), costs, curve, is_full and bool(curve))
+
+    def _key(self, params: Params) -> tuple[Any, ...]:
+        return tuple(params[parameter.name] for parameter in self.parameters)
 
     def _encode(self, params: Params) -> Array:
         """Numbers from 0 to 1 for what has an order, one of several for choices."""
@@ -139,14 +145,17 @@ class FrontSampler(BaseSampler):
     def _predict(self, front: list[_Known], seen: list[_Known], costs: Array, points: Array) -> tuple[Array, Array]:
         """Expected accuracies in full, and their deviations."""
         full = [entry for entry in seen if entry.is_full]
-        measured = [entry for entry in seen if entry.curve and entry not in front][-MOST_KNOWN:] + front
-        values, variances = zip(*(_in_full(entry, full) for entry in measured), strict=True)
+        on_front = {id(entry) for entry in front}
+        measured = [entry for entry in seen if entry.curve and id(entry) not in on_front][-MOST_KNOWN:] + front
+        values, variances = zip(*(_in_full(entry, full[-MOST_KNOWN:]) for entry in measured), strict=True)
         known_costs = np.log([entry.costs for entry in measured])
         center, scale = known_costs.mean(axis=0), known_costs.std(axis=0) + 1e-6
 
         def stack(entries: list[_Known]) -> tuple[Array, Array]:
             own = np.log(np.array([entry.costs for entry in entries]).reshape(-1, costs.shape[1]))
-            return (own - center) / scale, np.array([entry.point for entry in entries]).reshape(-1, points.shape[1])
+            return (own - center) / scale, np.array([self._encode(entry.params) for entry in entries]).reshape(
+                -1, points.shape[1]
+            )
 
         process: GaussianProcess = fit(
             *stack(measured), np.array(values), np.array(variances), self.random, self._settings
@@ -159,12 +168,11 @@ class FrontSampler(BaseSampler):
 
     def _candidates(self, parents: list[Params], seen: list[_Known]) -> list[tuple[Params, tuple[float, ...]]]:
         """New points near the front, with their costs."""
-        names = [parameter.name for parameter in self.parameters]
-        taken = {tuple(entry.params[name] for name in names) for entry in seen}
+        taken = {entry.key for entry in seen}
         found = []
         for _ in range(4 * CANDIDATES):
             params = self._child(parents)
-            key = tuple(params[name] for name in names)
+            key = self._key(params)
             if key in taken:
                 continue
             taken.add(key)

@@ -12,8 +12,8 @@ __all__ = ["GaussianProcess", "fit"]
 
 Array = npt.NDArray[np.float64]
 
-SETTINGS = 40
-"""Hyperparameters that are tried in a fit, at random around the best ones known."""
+SETTINGS, AGAIN = 40, 8
+"""Hyperparameters that are tried in a first fit, and in one that starts from those of another."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,12 @@ def fit(
     random: np.random.Generator,
     start: Hyperparameters | None = None,
 ) -> GaussianProcess:
-    """The most likely of some settings, a first half of them far from `start`, the others near the best so far."""
+    """The most likely of some settings: `start`, or else ones that were found far and wide, and others near them."""
     best, likelihood = None, -math.inf
     settings = start or Hyperparameters()
-    for i in range(SETTINGS):
-        tried = settings if i == 0 else settings.perturbed(random, 0.8 if i < SETTINGS // 2 else 0.25)
+    for i in range(AGAIN if start else SETTINGS):
+        far = start is None and i < SETTINGS // 2
+        tried = settings if i == 0 else settings.perturbed(random, 0.8 if far else 0.25)
         process = GaussianProcess(costs, points, values, variances, tried)
         found = process.log_likelihood()
         if best is None or found > likelihood:

@@ -30,7 +30,9 @@ def check_sampler(name: str) -> None:
 def make_sampler(name: str, seed: int, study: Study) -> BaseSampler:
     """By name, for a study."""
     makers: dict[str, Callable[[], BaseSampler]] = {
-        "front": lambda: FrontSampler(study.space.parameters, study.distributions, _known_costs(study), seed),
+        "front": lambda: FrontSampler(
+            study.space.parameters, study.distributions, _cost_names(study), _known_costs(study), seed
+        ),
         "tpe": lambda: TPESampler(multivariate=True, n_startup_trials=10, seed=seed),
         "gp": lambda: GPSampler(n_startup_trials=10, seed=seed),
         "nsga2": lambda: NSGAIISampler(population_size=24, seed=seed),
@@ -39,8 +41,13 @@ def make_sampler(name: str, seed: int, study: Study) -> BaseSampler:
     return makers[name]()
 
 
+def _cost_names(study: Study) -> list[str]:
+    return [objective.name for objective in study.objectives if not objective.maximise]
+
+
 def _known_costs(study: Study) -> Callable[[dict[str, Any]], tuple[float, ...] | None]:
     """What is known of a point before it is trained: the objectives that cost, in their order."""
+    names = _cost_names(study)
 
     def costs_of(params: dict[str, Any]) -> tuple[float, ...] | None:
         try:
@@ -50,6 +57,6 @@ def _known_costs(study: Study) -> Callable[[dict[str, Any]], tuple[float, ...] |
         if study.limits.excess(macs, number):
             return None
         known = {"macs": macs, "params": number}
-        return tuple(float(known[objective.name]) for objective in study.objectives if not objective.maximise)
+        return tuple(float(known[name]) for name in names)
 
     return costs_of
