@@ -6,8 +6,8 @@
 `overhead` is a real search with Ray Tune on an SQLite study in a temporary folder. A function in the place of training
 (`--trainable`) sleeps, so that everything else is overhead: proposing, counting, building the network, its checkpoint
 after every epoch, early stopping, recording. Time before the first epoch of the first trials (Python, Ray's workers) is
-told apart. `scale` fills a study with networks of the space `nin` and results of no meaning, then times the command that
-continues it up to the start of its first trial, and single proposals.
+told apart. `scale` fills a study with networks of the space `nin` and results of no meaning, then times the command
+that continues it up to the start of its first trial, and single proposals.
 """
 
 from __future__ import annotations
