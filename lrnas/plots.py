@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from lrnas.record import Record
 
 __all__ = ["plot_front"]
@@ -37,22 +42,50 @@ def plot_front(study: Record, path: Path) -> None:
     if front:
         edge = [t.macs / 1e6 for t in front], [100 * (t.accuracy or 0) for t in front]
         axes.step(*edge, where="post", color="tab:blue", lw=1.2, zorder=2, label="front")
-    for trial in paper:
-        axes.annotate(
-            str(trial.point),
-            (trial.macs / 1e6, 100 * (trial.accuracy or 0)),
-            xytext=(6, -10),
-            textcoords="offset points",
-            fontsize=8,
-        )
     axes.set_xscale("log")
     axes.set_xlabel("multiply-accumulates, millions")
     axes.set_ylabel("validation accuracy, %")
     axes.set_title(study.name)
     if full:  # early accuracies reach far down: the picture is about the others
-        low = min(100 * (trial.accuracy or 0) for trial in full)
-        axes.set_ylim(low - 0.15 * (100 - low) - 0.5, 100.3)
+        low, high = (100 * best(trial.accuracy or 0 for trial in full) for best in (min, max))
+        margin = 0.12 * (high - low) + 0.3
+        axes.set_ylim(low - margin, min(high + margin, 100.3))
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
+    figure.draw_without_rendering()
+    named = [(trial.macs / 1e6, 100 * (trial.accuracy or 0)) for trial in paper]
+    taken = [Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in map(axes.transData.transform, named)]
+    for trial in sorted(paper, key=lambda trial: -trial.macs):
+        _label(axes, str(trial.point), (trial.macs / 1e6, 100 * (trial.accuracy or 0)), taken)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _label(axes: Axes, text: str, point: tuple[float, float], taken: list[Bbox]) -> None:
+    """Write a name beside a point, where no other name is."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    renderer = figure._get_renderer()  # type: ignore[attr-defined]
+    for x, y in product((7, -7), (-10, 5, -21, 16, -32, 27, -43, 38)):
+        side = "left" if x > 0 else "right"
+        note = axes.annotate(
+            text,
+            point,
+            xytext=(x, y),
+            textcoords="offset points",
+            fontsize=8,
+            ha=side,
+            arrowprops={"arrowstyle": "-", "color": "0.6", "lw": 0.5, "shrinkB": 3} if abs(y) > 12 else None,
+            zorder=5,
+        )
+        note.update_positions(renderer)
+        box = Text.get_window_extent(note)  # without the line to the point
+        inside = axes.get_window_extent()
+        if inside.x0 < box.x0 and box.x1 < inside.x1 and not any(box.overlaps(other) for other in taken):
+            break
+        note.remove()
+    else:
+        note = axes.annotate(text, point, xytext=(7, -10), textcoords="offset points", fontsize=8)
+        note.update_positions(renderer)
+        box = Text.get_window_extent(note)
+    taken.append(box)

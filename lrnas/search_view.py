@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ __all__ = ["search_view"]
 
 EVERY = 5.0
 """Seconds between lines, at least."""
+RECENT = 30
+"""Trials whose pace tells how long the others will take."""
 
 
 @contextmanager
@@ -40,7 +43,9 @@ class _View(SearchEvents):
         self.study: Study | None = None
         self.budget = 0
         self.before = 0
-        self.began = self.last = time.monotonic()
+        self.last = time.monotonic()
+        self.ends: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        """When trials ended, and how many had by then."""
 
     def say(self, line: str) -> None:
         if self.status is not None:
@@ -81,11 +86,13 @@ class _View(SearchEvents):
         bad = "".join(f", {counts[status]} {status}" for status in ("diverged", "faulty", "lost") if counts.get(status))
         running = counts.get("running", 0)
         done = self.study.spent() - running
+        if not self.ends or self.ends[-1][1] != done:
+            self.ends.append((now, done))
         best = f"best {100 * max(trial.accuracy or 0 for trial in front):.2f} %" if front else "none in full yet"
         left = ""
-        if done > self.before:
-            seconds = (now - self.began) / (done - self.before) * max(0, self.budget - done)
-            left = f", about {_duration(seconds)} left"
+        (first, number), (last, _) = self.ends[0], self.ends[-1]
+        if done > number:  # from the first end on: before it, workers were starting
+            left = f", about {_duration((last - first) / (done - number) * max(0, self.budget - done))} left"
         full, stopped = counts.get("completed", 0), counts.get("stopped", 0)
         return (
             f"{done}/{self.budget} trials: {full} in full, {stopped} stopped{bad}, {running} running; "
