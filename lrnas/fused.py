@@ -2,7 +2,8 @@
 
 Inside `with fused(model):` its convolutions, batch norms, pools and the sequences of them use `lrnas.kernels` while
 training on a GPU: their classes are exchanged for ones that differ in `forward` alone. Parameters, names and results
-stay what they are; outside, and in evaluation, so does every line that runs.
+stay what they are; outside, and in evaluation, so does every line that runs. On a CPU this concerns one kind of
+convolution alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
@@ -28,9 +30,10 @@ def fused(model: nn.Module) -> Iterator[None]:
     before = {module: type(module) for module in model.modules()}
     first = next(model.parameters(), None)
     try:
-        if first is not None and available(first.device):
+        if first is not None:
+            kinds = _KINDS if available(first.device) else _KINDS_ON_CPU if first.device.type == "cpu" else {}
             for module, own in before.items():
-                for base, kind in _KINDS.items():
+                for base, kind in kinds.items():
                     if own.forward is base.forward and kind.fits(module):
                         module.__class__ = _with_kernels(own, kind)  # type: ignore[arg-type]
         yield
@@ -49,7 +52,7 @@ class _Conv2d(nn.Conv2d):
             module.groups == 1
             and module.padding_mode == "zeros"
             and not isinstance(module.padding, str)
-            and not (few and module.kernel_size[0] * module.kernel_size[1] > 128)  # patches would be too long
+            and not (few and _area(module) > 128)  # patches would be too long
         )
 
     def takes(self, x: Tensor) -> bool:
@@ -72,6 +75,26 @@ class _Conv2d(nn.Conv2d):
 
         assert not isinstance(self.padding, str)
         return ops.conv(x, self.weight, self.bias, self.stride, self.padding, self.dilation, relu)
+
+
+class _CoveringConv2d(nn.Conv2d):
+    """A matrix product where the kernel covers the whole input, as in VGG's classifier.
+
+    On some processors oneDNN takes ten times as long for the gradients of such a convolution.
+    """
+
+    @staticmethod
+    def fits(module: nn.Conv2d) -> bool:
+        return module.groups == 1 and module.padding == (0, 0) and module.dilation == (1, 1)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if input.ndim != 4 or input.shape[1:] != self.weight.shape[1:]:
+            return super().forward(input)
+        return F.linear(input.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None]
+
+
+def _area(conv: nn.Conv2d) -> int:
+    return conv.kernel_size[0] * conv.kernel_size[1]
 
 
 class _BatchNorm2d(nn.BatchNorm2d):
@@ -187,6 +210,7 @@ _KINDS: dict[type[nn.Module], Any] = {
     ConvBlock: _InOrder,
 }
 """By whose `forward` a module has, what stands in for it."""
+_KINDS_ON_CPU: dict[type[nn.Module], Any] = {nn.Conv2d: _CoveringConv2d}
 
 
 @functools.cache
