@@ -18,6 +18,7 @@ EVERY = 5.0
 @contextmanager
 def alive(study: Study) -> Iterator[None]:
     """Signs for the time of a search, however long its epochs are; however it ends, the driver signs off then."""
+    study.sign()
     over = threading.Event()
 
     def beat() -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import math
 import os
+import random
 import re
 import sqlite3
 import threading
@@ -247,7 +249,7 @@ def _reason(error: BaseException) -> str:
 
 def _connect(url: str, say: Callable[[str], None]) -> RDBStorage:
     from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+    from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
     seconds = _patience_seconds()
     try:
@@ -265,7 +267,7 @@ def _connect(url: str, say: Callable[[str], None]) -> RDBStorage:
         arguments["connect_args"] = {name: value for name, value in known.items() if name not in parts.query}
     text = parts.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")  # Optuna formats it
     patience = _Patience(shown, say)
-    while True:
+    for attempt in itertools.count():
         try:
             storage = _PatientStorage(text, patience, arguments)
             break
@@ -281,12 +283,16 @@ def _connect(url: str, say: Callable[[str], None]) -> RDBStorage:
             raise StorageError(f"the storage {shown} cannot be used: {error}") from None
         except (StorageInternalError, SQLAlchemyError) as error:
             cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+            reason = _reason(error)
+            if attempt < 5 and (isinstance(cause, IntegrityError) or "already exists" in reason):
+                time.sleep(random.uniform(0.1, 0.5))  # another driver is just making the tables
+                continue
             if not _passes(cause):
                 raise StorageError(
-                    f"the storage {shown} cannot be opened: {_reason(error)}; give another --storage, or move the file "
-                    "away to start anew"
+                    f"the storage {shown} cannot be opened: {reason}; give another --storage, or move the file away "
+                    "to start anew"
                 ) from None
-            patience.wait(_reason(error))
+            patience.wait(reason)
     patience.back()
     patience.seconds, patience.advice = seconds, "nothing is lost: the same command goes on when it is back"
     return storage

@@ -247,12 +247,13 @@ class Study:
 
         Those of this driver are among them: it must be training none.
         """
+        running = self._trials((TrialState.RUNNING,))  # first: whoever has one has left a sign before
         living = self._living_drivers()
         # where others live, one of them may just be asking for a row that does not have its name yet
         before = datetime.now() - timedelta(seconds=GONE_AFTER if living else 0)
         orphans = [
             trial
-            for trial in self._trials((TrialState.RUNNING,))
+            for trial in running
             if trial.user_attrs.get("owner") not in living and (trial.datetime_start or before) <= before
         ]
         for trial in orphans:
@@ -325,7 +326,8 @@ class Study:
 
     def trials(self) -> list[Trial]:
         """Every trial that has a network, in order; those on the front say so."""
-        trials = [read_trial(trial) for trial in self._trials() if "architecture" in trial.user_attrs]
+        # "params" comes last: another driver may just be writing a row
+        trials = [read_trial(trial) for trial in self._trials() if "params" in trial.user_attrs]
         full = [trial for trial in trials if trial.status == "completed" and trial.values is not None]
         best = {full[i].number for i in front_indices([self._small(trial.values or ()) for trial in full])}
         return [dataclasses.replace(trial, on_front=True) if trial.number in best else trial for trial in trials]

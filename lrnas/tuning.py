@@ -8,8 +8,6 @@ checkpoint after each epoch, so what a lost worker or a killed search leaves beh
 from __future__ import annotations
 
 import functools
-import logging
-import os
 import shutil
 import signal
 import tempfile
@@ -21,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import ray
 import torch
 from ray import tune
 from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner
@@ -30,6 +27,7 @@ from ray.tune.search import Searcher
 
 from lrnas.batches import DataSet
 from lrnas.checkpoint import CheckpointError, drop_momentum, recorded_curve
+from lrnas.cluster import Workers, running_ray
 from lrnas.errors import DataError, LrnasError
 from lrnas.heartbeat import alive
 from lrnas.job import Job
@@ -47,25 +45,6 @@ MOST_LOSSES_IN_A_ROW = 6
 """Of trials, before it is the machine that must be looked at."""
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """Who trains: shares of the machine for one trial, and how many trials at a time."""
-
-    cpus: float = 1
-    gpus: float = 0
-    concurrency: int | None = None
-    address: str | None = None
-    """Of a Ray cluster; None for this machine alone."""
-
-    def __post_init__(self) -> None:
-        if self.cpus <= 0 or self.gpus < 0 or (self.concurrency is not None and self.concurrency < 1):
-            raise LrnasError(
-                "a trial takes some CPU, no less than no GPU, and at least one is trained at a time; got "
-                f"{self.cpus:g}, {self.gpus:g} and {self.concurrency}; change --cpus-per-trial, --gpus-per-trial or "
-                "--concurrency"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +74,7 @@ def run_trials(
 
     `make_job` says how an architecture is trained; `notify` is called with what happened, in a few words.
     """
-    with alive(study), marked(folder) as mark, _cluster(workers) as concurrency:
+    with alive(study), marked(folder) as mark, running_ray(workers) as concurrency:
         while True:
             searcher = _StudySearcher(study, make_job, folder, mark, budget, workers, notify)
             scheduler = _RungScheduler(study, searcher, rungs, factor)
@@ -166,47 +145,6 @@ def _fit(searcher: _StudySearcher, scheduler: TrialScheduler, workers: Workers, 
             ),
         )
         tuner.fit()
-
-
-@contextmanager
-def _cluster(workers: Workers) -> Iterator[int]:
-    """Ray for the time of a search, and how many trials it can train at a time."""
-    quiet = {
-        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-        "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-        "RAY_AIR_NEW_OUTPUT": "0",
-        "TUNE_GLOBAL_CHECKPOINT_S": "3600",
-        "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    }
-    for name, value in quiet.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the study has it all
-    started = not ray.is_initialized()
-    if started:
-        try:
-            ray.init(
-                address=workers.address or "local",
-                log_to_driver=False,
-                include_dashboard=False if workers.address is None else None,
-                logging_level=logging.ERROR,
-            )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise LrnasError(f"cannot reach a Ray cluster at {workers.address}: {reason}; check --address") from None
-    try:
-        have = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
-        for kind, share in wanted.items():
-            if share > have.get(kind, 0):
-                raise LrnasError(
-                    f"a trial takes {share:g} {kind}, and there are {have.get(kind, 0):g}; set "
-                    f"--{kind.lower()}s-per-trial to less"
-                )
-        room = min(int(have.get(kind, 0) / share) for kind, share in wanted.items() if share)
-        yield max(1, room if workers.concurrency is None else min(room, workers.concurrency))
-    finally:
-        if started:
-            ray.shutdown()
 
 
 @functools.lru_cache(maxsize=2)

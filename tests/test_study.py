@@ -153,6 +153,21 @@ def test_a_row_that_another_driver_is_asking_for_is_not_taken(tmp_path: Path) ->
     assert two.release_orphans() == 1
 
 
+def test_a_row_that_another_driver_is_writing_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = make_study(tmp_path), make_study(tmp_path)
+    finish(one, 0.9)
+    seen: list[dict[str, int]] = []
+    write = one.study._storage.set_trial_user_attr
+
+    def look(trial_id: int, key: str, value: Any) -> None:
+        write(trial_id, key, value)
+        seen.append(two.counts())
+
+    monkeypatch.setattr(one.study._storage, "set_trial_user_attr", look)
+    one.ask()
+    assert seen[0] == {"completed": 1} and seen[-1] == {"completed": 1, "running": 1}
+
+
 def test_a_driver_that_was_thought_gone_keeps_quiet(tmp_path: Path) -> None:
     one, two = make_study(tmp_path), make_study(tmp_path)
     number = one.ask().number
