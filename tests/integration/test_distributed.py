@@ -144,7 +144,7 @@ def test_a_database_that_stays_away(tmp_path: Path, postgres: Postgres) -> None:
 def test_a_node_that_goes_away(tmp_path: Path) -> None:
     """Trials run on both nodes of a cluster; that of the one that goes is gone on with by the other."""
     with running_cluster() as cluster:
-        options = ("--budget", "4", *SMALL, "--address", cluster.address)
+        options = ("--budget", "3", *SMALL, "--address", cluster.address)
         search = Search(tmp_path, *options, **cluster.environment)
 
         def on_the_other(rows: list[FrozenTrial]) -> list[FrozenTrial]:
@@ -155,7 +155,7 @@ def test_a_node_that_goes_away(tmp_path: Path) -> None:
         log = search.end()
     assert search.process.returncode == 0, log
     assert "a trial was lost (its worker was lost)" in log
-    check_study(f"sqlite:///{tmp_path}/studies/s/study.db", 4)
+    check_study(f"sqlite:///{tmp_path}/studies/s/study.db", 3)
     rows = {row.number: row.user_attrs for row in trials(tmp_path)}
     assert {attributes["node"].rpartition(":")[2] for attributes in rows.values()} >= {cluster.head.name}
     after = rows[begun.number]
