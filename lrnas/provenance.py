@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["provenance"]
+__all__ = ["hardware", "provenance"]
 
 _PACKAGES = ("lrnas", "torch", "timm", "numpy", "triton", "optuna", "ray")
 
@@ -24,7 +24,7 @@ def provenance(**facts: Any) -> dict[str, Any]:
         "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "versions": {"python": platform.python_version(), **_versions()},
-        "hardware": _hardware(),
+        "hardware": hardware(),
         **facts,
     }
 
@@ -78,7 +78,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _hardware() -> str:
+def hardware() -> str:
+    """Of this machine, as far as it matters for a result."""
     cpu = f"{platform.machine()}, {os.cpu_count()} CPU cores"
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():

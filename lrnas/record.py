@@ -55,7 +55,8 @@ class Record:
 
     def summary(self) -> Summary:
         """All that can be said about the trials there are, from one look at them."""
-        trials = [self._read(trial) for trial in self._trials() if "architecture" in trial.user_attrs]
+        # "params" comes last: another driver may just be writing a row
+        trials = [self._read(trial) for trial in self._trials() if "params" in trial.user_attrs]
         full = [trial for trial in trials if trial.status == "completed" and trial.values is not None]
         small = [self._as_costs(trial.values or ()) for trial in full]
         best = front_indices(small)

@@ -167,22 +167,21 @@ def _studies(options: argparse.Namespace) -> None:
     found = []
     for name in study_names(options.studies):
         try:
-            found.append(open_study(name, studies=options.studies))
+            found.append(_overview(open_study(name, studies=options.studies)))
         except LrnasError as error:
             print(f"lrnas: {error}", file=sys.stderr)
     if options.json:
-        print_json([_overview(study) for study in found])
+        print_json(found)
         return
     table = make_table(f"Studies in {options.studies}")
     for column in ("study", "space", "data"):
         table.add_column(column, no_wrap=True)
     for column in ("trained", "stopped", "on the front", "best"):
         table.add_column(column, justify="right", no_wrap=True)
-    for study in found:
-        row = _overview(study)
+    for row in found:
         best = "–" if row["best"] is None else f"{100 * row['best']:.2f} %"
         numbers = (str(row["completed"]), str(row["stopped"]), str(row["front"]), best)
-        table.add_row(study.name, row["space"], row["data"], *numbers)
+        table.add_row(row["study"], row["space"], row["data"], *numbers)
     make_console().print(table)
 
 

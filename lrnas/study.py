@@ -46,6 +46,8 @@ MOST_LOSSES = 3
 GONE_AFTER = 90.0
 """Seconds without a sign of life that make a driver gone."""
 DRIVER = "lrnas:driver:"
+_signed_off: set[str] = set()
+"""Drivers of this process that are done, also where the storage could not be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,8 @@ class Study(Record):
 
     def note(self, number: int, **facts: Any) -> None:
         """How a trial is trained, and where."""
-        self._set(number, facts)
+        if self._is_mine(number):
+            self._set(number, facts)
 
     def complete(self, number: int, accuracy: float) -> None:
         """A trial was trained in full."""
@@ -232,13 +235,17 @@ class Study(Record):
             self._put_back(number)
 
     def release_orphans(self) -> int:
-        """Give back the trials of drivers that are gone, and how many these are."""
+        """Give back the trials of drivers that are gone, and how many these are.
+
+        Those of this driver are among them: it must be training none.
+        """
+        running = self._trials((TrialState.RUNNING,))  # first: whoever has one has left a sign before
         living = self._living_drivers()
         # where others live, one of them may just be asking for a row that does not have its name yet
-        before = datetime.now() - timedelta(seconds=GONE_AFTER if len(living) > 1 else 0)
+        before = datetime.now() - timedelta(seconds=GONE_AFTER if living else 0)
         orphans = [
             trial
-            for trial in self._trials((TrialState.RUNNING,))
+            for trial in running
             if trial.user_attrs.get("owner") not in living and (trial.datetime_start or before) <= before
         ]
         for trial in orphans:
@@ -275,17 +282,19 @@ class Study(Record):
 
     def sign_off(self) -> None:
         """This driver is done."""
+        _signed_off.add(self.driver)
         self.study.set_user_attr(DRIVER + self.driver, 0.0)
 
     def _living_drivers(self) -> set[str]:
-        living = {self.driver}
+        """The others."""
+        living: set[str] = set()
         for key, seen in self.study.user_attrs.items():
             if key.startswith(DRIVER):
                 host, process, _ = key.removeprefix(DRIVER).rsplit(":", 2)
                 here = host == socket.gethostname()
                 if seen and (_is_alive(int(process)) if here else time.time() - seen < GONE_AFTER):
                     living.add(key.removeprefix(DRIVER))
-        return living
+        return living - _signed_off - {self.driver}
 
 
 def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:

@@ -8,8 +8,6 @@ checkpoint after each epoch, so what a lost worker or a killed search leaves beh
 from __future__ import annotations
 
 import functools
-import logging
-import os
 import shutil
 import signal
 import tempfile
@@ -17,12 +15,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-import ray
 import torch
 from ray import tune
 from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner
@@ -31,12 +28,15 @@ from ray.tune.search import Searcher
 
 from lrnas.batches import DataSet
 from lrnas.checkpoint import CheckpointError, drop_momentum, recorded_curve
+from lrnas.cluster import Workers, running_ray
 from lrnas.errors import DataError, LrnasError, in_a_line
+from lrnas.heartbeat import alive
 from lrnas.job import Job
 from lrnas.manifest import StudyError
+from lrnas.places import check_mark, marked, this_place
 from lrnas.provenance import provenance
 from lrnas.rungs import is_competitive
-from lrnas.study import Study
+from lrnas.study import MOST_LOSSES, Study
 from lrnas.train import EpochReport
 from lrnas.trials import METRIC
 
@@ -48,26 +48,7 @@ MOST_LOSSES_IN_A_ROW = 6
 ONE_CTRL_C = 0.5
 """Seconds within which a signal that comes twice, as from `timeout` to a process and its group, is one."""
 
-
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """Who trains: shares of the machine for one trial, and how many trials at a time."""
-
-    cpus: float = 1
-    gpus: float = 0
-    concurrency: int | None = None
-    address: str | None = None
-    """Of a Ray cluster; None for this machine alone."""
-    files: tuple[str, ...] = ()
-    """Modules and packages that are sent to it."""
-
-    def __post_init__(self) -> None:
-        if self.cpus <= 0 or self.gpus < 0 or (self.concurrency is not None and self.concurrency < 1):
-            raise LrnasError(
-                "a trial takes some CPU, no less than no GPU, and at least one is trained at a time; got "
-                f"{self.cpus:g}, {self.gpus:g} and {self.concurrency}; change --cpus-per-trial, --gpus-per-trial or "
-                "--concurrency"
-            )
+Callback = TypeVar("Callback", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +59,8 @@ class Task:
     folder: str
     cpus: float
     use_gpu: bool
+    mark: str
+    """A file beside the folder, by which a worker sees that it has the same disk as the search."""
 
 
 def run_trials(
@@ -95,47 +78,34 @@ def run_trials(
 
     `make_job` says how an architecture is trained; `notify` is called with what happened, in a few words.
     """
-    with _cluster(workers) as concurrency:
+    with alive(study), marked(folder) as mark, running_ray(workers) as concurrency:
         while True:
-            searcher = _StudySearcher(study, make_job, folder, budget, workers, notify)
+            searcher = _StudySearcher(study, make_job, folder, mark, budget, workers, notify)
             scheduler = _RungScheduler(study, searcher, rungs, factor)
             before = study.spent(), study.waiting()
             try:
-                with _stoppable(searcher), _heartbeat(study):
+                with _stoppable(searcher):
                     _fit(searcher, scheduler, workers, concurrency)
+            except Exception:
+                if searcher.failure is None:
+                    raise
             finally:
-                for number in searcher.running.values():
-                    study.release(number)
+                with suppress(LrnasError):  # where the storage is gone, they are the next driver's orphans
+                    for number in searcher.running.values():
+                        study.release(number)
+            if searcher.failure is not None:
+                raise searcher.failure
             study.release_orphans()
             # trials that were lost wait for another try: go on, unless nothing moves
             stands = (study.spent(), study.waiting()) == before
             if searcher.over or searcher.interrupted or study.spent() >= budget or stands:
                 break
-    study.sign_off()
     if searcher.broken:
         raise StudyError(searcher.over)
     if searcher.interrupted:
         notify("stopped; the same command goes on with it")
     elif searcher.over:
         notify(searcher.over)
-
-
-@contextmanager
-def _heartbeat(study: Study) -> Iterator[None]:
-    """Signs of life while trials run, however long their epochs are."""
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(5):
-            study.sign()
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @contextmanager
@@ -186,48 +156,6 @@ def _fit(searcher: _StudySearcher, scheduler: TrialScheduler, workers: Workers, 
         tuner.fit()
 
 
-@contextmanager
-def _cluster(workers: Workers) -> Iterator[int]:
-    """Ray for the time of a search, and how many trials it can train at a time."""
-    quiet = {
-        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-        "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-        "RAY_AIR_NEW_OUTPUT": "0",
-        "TUNE_GLOBAL_CHECKPOINT_S": "3600",
-        "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    }
-    for name, value in quiet.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the study has it all
-    started = not ray.is_initialized()
-    if started:
-        try:
-            ray.init(
-                address=workers.address or "local",
-                log_to_driver=False,
-                include_dashboard=False if workers.address is None else None,
-                logging_level=logging.ERROR,
-                runtime_env={"py_modules": list(workers.files)} if workers.address and workers.files else None,
-            )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise LrnasError(f"cannot reach a Ray cluster at {workers.address}: {reason}; check --address") from None
-    try:
-        have = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
-        for kind, share in wanted.items():
-            if share > have.get(kind, 0):
-                raise LrnasError(
-                    f"a trial takes {share:g} {kind}, and there are {have.get(kind, 0):g}; set "
-                    f"--{kind.lower()}s-per-trial to less"
-                )
-        room = min(int(have.get(kind, 0) / share) for kind, share in wanted.items() if share)
-        yield max(1, room if workers.concurrency is None else min(room, workers.concurrency))
-    finally:
-        if started:
-            ray.shutdown()
-
-
 @functools.lru_cache(maxsize=2)
 def _load_data(data: str, min_size: int, data_dir: str | None, image_size: int | None) -> DataSet:
     from lrnas.data import load_set
@@ -242,6 +170,7 @@ def _train_trial(config: dict[str, Any]) -> None:
     torch.set_num_threads(max(1, int(task.cpus)))
     past = recorded_curve(Path(task.folder))  # of whoever began this trial
     curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
+    tune.report(this_place())
 
     def load() -> DataSet:
         return _load_data(job.data, job.min_size, job.data_dir, job.image_size)
@@ -253,6 +182,7 @@ def _train_trial(config: dict[str, Any]) -> None:
         tune.report({"curve": curve, "seconds": seconds, "images_per_second": entry.images_per_second})
 
     try:
+        check_mark(Path(task.folder).parent, task.mark)
         folder, device = Path(task.folder), "cuda" if task.use_gpu else "cpu"
         if job.trainable is not None:
             outcome = job.run_trainable(folder, device, load, tune.report)
@@ -277,6 +207,23 @@ def _train_trial(config: dict[str, Any]) -> None:
     tune.report(outcome)
 
 
+def _guarded(callback: Callback) -> Callback:
+    """Tune wraps or swallows what a callback raises: the first error is kept, and all that follow raise it too."""
+
+    @functools.wraps(callback)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        searcher = self if isinstance(self, _StudySearcher) else self.searcher
+        if searcher.failure is not None:
+            raise searcher.failure
+        try:
+            return callback(self, *arguments, **named)
+        except LrnasError as error:
+            searcher.failure = error
+            raise
+
+    return cast(Callback, call)
+
+
 class _StudySearcher(Searcher):
     """Tune's way to ask and tell a study."""
 
@@ -285,6 +232,7 @@ class _StudySearcher(Searcher):
         study: Study,
         make_job: Callable[[Any], Job],
         folder: Path,
+        mark: str,
         budget: int,
         workers: Workers,
         notify: Callable[[str], None],
@@ -293,6 +241,7 @@ class _StudySearcher(Searcher):
         self.study = study
         self.make_job = make_job
         self.folder = folder
+        self.mark = mark
         self.budget = budget
         self.workers = workers
         self.notify = notify
@@ -307,8 +256,13 @@ class _StudySearcher(Searcher):
         """Whether it is over because nothing can be trained here."""
         self.losses = 0
         """In a row."""
+        self.reasons: set[str] = set()
+        """For losses, that have been told."""
+        self.failure: LrnasError | None = None
+        """What ended the search: of the storage, say."""
         self.facts = provenance()
 
+    @_guarded
     def suggest(self, trial_id: str) -> Any:
         if self.over or self.interrupted or self.study.spent() >= self.budget:
             return Searcher.FINISHED
@@ -322,14 +276,18 @@ class _StudySearcher(Searcher):
         job = self.make_job(proposal.architecture)
         folder = self._folder(proposal.number)
         self.running[trial_id] = proposal.number
-        facts = {name: self.facts[name] for name in ("commit", "versions", "hardware")}
+        facts = {name: self.facts[name] for name in ("commit", "versions")}
         self.study.note(proposal.number, seed=job.seed, **facts)
         self.notify("started")
-        return {"task": Task(job, str(folder.resolve()), self.workers.cpus, self.workers.gpus > 0)}
+        task = Task(job, str(folder.resolve()), self.workers.cpus, self.workers.gpus > 0, self.mark)
+        return {"task": task}
 
+    @_guarded
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """An epoch more, or the end."""
-        if trial_id in self.running and "status" not in result:
+        """Where it is trained, an epoch more, or the end."""
+        if trial_id in self.running and "node" in result:
+            self.study.note(self.running[trial_id], hardware=result["hardware"], node=result["node"])
+        elif trial_id in self.running and "status" not in result:
             self._take_epoch(trial_id, result)
             self.notify("epoch")
 
@@ -340,6 +298,7 @@ class _StudySearcher(Searcher):
             facts["images_per_second"] = round(result["images_per_second"], 1)
         self.study.record(self.running[trial_id], result["curve"], result["seconds"], **facts)
 
+    @_guarded
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         if trial_id not in self.running:
             return
@@ -375,6 +334,9 @@ class _StudySearcher(Searcher):
     def _lose(self, number: int, reason: str) -> None:
         self.study.lose(number, reason)
         self.losses += 1
+        if reason not in self.reasons:
+            self.reasons.add(reason)
+            self.notify(f"a trial was lost ({reason}); it is tried again, {MOST_LOSSES} times in all")
         if self.losses >= MOST_LOSSES_IN_A_ROW:
             self.over, self.broken = f"{self.losses} trials in a row were lost, the last one: {reason}", True
 
@@ -386,6 +348,9 @@ class _StudySearcher(Searcher):
         shutil.rmtree(self._folder(number), ignore_errors=True)
 
     # the study is the only state there is
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Searcher, ()  # for Tune, which writes it into a file that nobody reads
 
     def get_state(self) -> dict[str, Any]:
         return {}
@@ -411,9 +376,13 @@ class _RungScheduler(FIFOScheduler):
         self.factor = factor
         self.decided: set[tuple[int, int]] = set()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FIFOScheduler, ()  # as the searcher
+
+    @_guarded
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         number = self.searcher.running.get(trial.trial_id)
-        if number is None or "status" in result:
+        if number is None or "status" in result or "node" in result:
             return str(TrialScheduler.CONTINUE)
         if self.searcher.interrupted:
             return str(TrialScheduler.STOP)  # for now: the trial waits in the study

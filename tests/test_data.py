@@ -3,6 +3,8 @@
 import hashlib
 import io
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,23 @@ def test_cifar10_from_a_folder_then_from_the_cache(small_cifar: tuple[np.ndarray
     assert (len(data.train), len(data.val), len(data.test())) == (45_000, 5_000, 10_000)
     assert torch.bincount(data.val.labels).tolist() == [500] * 10
     assert [path.name for path in tmp_path.glob("*.part")] == []
+
+
+def test_workers_that_start_together_fetch_once(
+    small_cifar: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fetched = []
+
+    def slow(folder: Path, *_: object) -> tuple[np.ndarray, np.ndarray]:
+        fetched.append(folder)
+        time.sleep(0.5)
+        return small_cifar
+
+    monkeypatch.setattr(cifar10, "_from_folder", slow)
+    with ThreadPoolExecutor(3) as workers:
+        found = list(workers.map(cifar10.load_cifar10, [tmp_path / "new"] * 3))
+    assert len(fetched) == 1 and all(np.array_equal(images, small_cifar[0]) for images, _ in found)
+    assert not list((tmp_path / "new").glob("*.part"))
 
 
 def test_what_is_not_the_original_is_never_used(small_cifar: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:

@@ -155,6 +155,21 @@ def test_a_row_that_another_driver_is_asking_for_is_not_taken(tmp_path: Path) ->
     assert two.release_orphans() == 1
 
 
+def test_a_row_that_another_driver_is_writing_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = make_study(tmp_path), make_study(tmp_path)
+    finish(one, 0.9)
+    seen: list[dict[str, int]] = []
+    write = one.study._storage.set_trial_user_attr
+
+    def look(trial_id: int, key: str, value: Any) -> None:
+        write(trial_id, key, value)
+        seen.append(two.counts())
+
+    monkeypatch.setattr(one.study._storage, "set_trial_user_attr", look)
+    one.ask()
+    assert seen[0] == {"completed": 1} and seen[-1] == {"completed": 1, "running": 1}
+
+
 def test_a_driver_that_was_thought_gone_keeps_quiet(tmp_path: Path) -> None:
     one, two = make_study(tmp_path), make_study(tmp_path)
     number = one.ask().number
@@ -211,6 +226,26 @@ def test_the_trials_of_a_living_driver_are_left_alone(tmp_path: Path) -> None:
     assert two.release_orphans() == 0
     one.study.set_user_attr(DRIVER + one.driver, 0.0)  # it signed off
     assert two.release_orphans() == 1 and two.ask().number == proposal.number
+
+
+def test_a_driver_that_trains_nothing_has_no_trials(tmp_path: Path) -> None:
+    """A row that it took from the queue by a connection that broke is nobody's, but has its name."""
+    study = make_study(tmp_path)
+    number = study.ask().number
+    assert study.release_orphans() == 1 and study.waiting() == 1
+    assert study.ask().number == number and study.spent() == 1
+
+
+def test_a_driver_of_this_process_that_could_not_sign_off_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = make_study(tmp_path), make_study(tmp_path)
+    number = one.ask().number
+    with monkeypatch.context() as away:
+        away.setattr(one.study, "set_user_attr", lambda *_: pytest.fail("the storage is away"))
+        with pytest.raises(pytest.fail.Exception):
+            one.sign_off()
+    assert two.release_orphans() == 1 and two.ask().number == number
 
 
 def test_two_drivers_never_get_the_same_trial(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A real search: Ray Tune, Optuna, real training on the digits; what happens when it is stopped in every way."""
 
-import contextlib
 import json
 import os
 import signal
@@ -8,61 +7,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
-import optuna
 import pytest
 from optuna.trial import TrialState
+from searches import COMMAND, SMALL, Search, all_trials, commands, descendants, trials
 
-pytestmark = [pytest.mark.slow]
-COMMAND = [sys.executable, "-m", "lrnas", "search", "--space", "nin", "--name", "s"]
-SMALL = ["--max-macs", "1.3M", "--epochs", "3"]
-"""Networks that train in seconds; the paper's are beyond the limit."""
-
-
-class Search:
-    """The command in a process of its own, with what it says."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.log = folder / "log.txt"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen([*COMMAND, *options], cwd=folder, stdout=log, stderr=log)
-
-    def wait_for(self, text: str, number: int = 1) -> None:
-        deadline = time.monotonic() + 180
-        while self.log.read_text().count(text) < number:
-            assert time.monotonic() < deadline and self.process.poll() is None, self.log.read_text()
-            time.sleep(0.1)
-
-    def end(self) -> str:
-        self.process.wait(timeout=300)
-        return self.log.read_text()
-
-
-@pytest.fixture
-def no_processes_left() -> Iterator[None]:
-    """Ray's processes that a killed driver leaves end by themselves, but not at once."""
-    before = ray_processes()
-    yield
-    for process in ray_processes() - before:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
-def ray_processes() -> set[int]:
-    listed = subprocess.run(["pgrep", "-f", "ray::|raylet|gcs_server"], capture_output=True, text=True, check=False)
-    return {int(line) for line in listed.stdout.split()}
-
-
-def trials(folder: Path) -> list[optuna.trial.FrozenTrial]:
-    """Those that were trained."""
-    study = optuna.load_study(study_name="s", storage=f"sqlite:///{folder}/studies/s/study.db")
-    return [trial for trial in study.trials if trial.user_attrs.get("trained")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
 
 
 @pytest.mark.ci
-def test_a_killed_search_goes_on(tmp_path: Path, no_processes_left: None) -> None:
+def test_a_killed_search_goes_on(tmp_path: Path) -> None:
     """No finished trial is trained again, no row stays RUNNING, the unfinished go on from their checkpoints."""
     first = Search(tmp_path, "--budget", "4", *SMALL)
     first.wait_for("trials: ", 1)
@@ -70,8 +25,7 @@ def test_a_killed_search_goes_on(tmp_path: Path, no_processes_left: None) -> Non
     while not any(t.state == TrialState.RUNNING and t.user_attrs.get("epochs", 0) for t in trials(tmp_path)):
         assert time.monotonic() < deadline and first.process.poll() is None, "too quick to be killed in mid-trial"
         time.sleep(0.05)
-    first.process.send_signal(signal.SIGKILL)
-    first.process.wait()
+    first.kill()
     before = {trial.number: trial for trial in trials(tmp_path)}
     done = {number: trial for number, trial in before.items() if trial.state.is_finished()}
     begun = next(t for t in before.values() if t.state == TrialState.RUNNING and t.user_attrs.get("epochs", 0))
@@ -82,8 +36,7 @@ def test_a_killed_search_goes_on(tmp_path: Path, no_processes_left: None) -> Non
     for number, trial in done.items():
         assert after[number].datetime_complete == trial.datetime_complete
     assert after[begun.number].user_attrs["curve"][: begun.user_attrs["epochs"]] == begun.user_attrs["curve"]
-    everything = optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path}/studies/s/study.db").trials
-    names = Counter(trial.user_attrs["point"] for trial in everything if "point" in trial.user_attrs)
+    names = Counter(trial.user_attrs["point"] for trial in all_trials(tmp_path) if "point" in trial.user_attrs)
     assert set(names.values()) == {1}
     assert (tmp_path / "studies/s/front.png").stat().st_size > 10_000
     assert (tmp_path / "studies/s/front.csv").read_text().startswith("number,status,point")
@@ -110,12 +63,14 @@ def test_a_killed_search_goes_on(tmp_path: Path, no_processes_left: None) -> Non
 @pytest.mark.ci
 def test_a_machine_that_cannot_train_ends_the_search(tmp_path: Path) -> None:
     """One line, exit code 2; no network is blamed for it."""
-    (tmp_path / "studies" / "s").mkdir(parents=True)
-    (tmp_path / "studies" / "s" / "trials").write_text("in the way")
+    (tmp_path / "studies" / "s" / "trials").mkdir(parents=True)
+    for number in range(100):
+        (tmp_path / "studies" / "s" / "trials" / f"{number:05d}").write_text("in the way")
     search = Search(tmp_path, "--budget", "3", *SMALL)
     log = search.end()
     assert search.process.returncode == 2, log
     assert "trials in a row were lost, the last one: CheckpointError" in log and "Traceback" not in log
+    assert "a trial was lost (CheckpointError: " in log
     assert {trial.state for trial in trials(tmp_path)} <= {TrialState.FAIL, TrialState.WAITING}
 
 
@@ -136,9 +91,9 @@ def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:
     found: list[int] = []
     deadline = time.monotonic() + 60
     while not found and time.monotonic() < deadline:
-        listed = subprocess.run(["pgrep", "-f", "ray::ImplicitFunc"], capture_output=True, text=True, check=False)
-        found = [int(line) for line in listed.stdout.split()]
-    assert found, subprocess.run(["ps", "ax"], capture_output=True, text=True, check=False).stdout
+        running = commands(descendants(search.process.pid))
+        found = [process for process, command in running.items() if "ray::ImplicitFunc" in command]
+    assert found, running
     os.kill(found[0], signal.SIGKILL)
     log = search.end()
     states = Counter(trial.state for trial in trials(tmp_path))

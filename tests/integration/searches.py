@@ -1,0 +1,102 @@
+"""Searches in processes of their own, what they leave in a study, and the processes that they start."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+
+COMMAND = [sys.executable, "-m", "lrnas", "search", "--space", "nin", "--name", "s"]
+SMALL = ["--max-macs", "1.3M", "--epochs", "3"]
+"""Networks that train in seconds; the paper's are beyond the limit."""
+MARK = "LRNAS_TEST"
+"""A variable in the environment of all that a test starts."""
+
+
+class Search:
+    """The command in a process of its own, with what it says."""
+
+    def __init__(self, folder: Path, *options: str, log: str = "log.txt", **environment: str) -> None:
+        self.log = folder / log
+        with self.log.open("w") as stream:
+            self.process = subprocess.Popen(
+                [*COMMAND, *options], cwd=folder, stdout=stream, stderr=stream, env=os.environ | environment
+            )
+
+    def wait_for(self, text: str, number: int = 1) -> None:
+        deadline = time.monotonic() + 180
+        while self.log.read_text().count(text) < number:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.log.read_text()
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def end(self) -> str:
+        self.process.wait(timeout=300)
+        return self.log.read_text()
+
+
+def trials(storage: str | Path) -> list[optuna.trial.FrozenTrial]:
+    """Those that were trained, in a storage, or in a folder's SQLite."""
+    return [trial for trial in all_trials(storage) if trial.user_attrs.get("trained")]
+
+
+def all_trials(storage: str | Path) -> list[optuna.trial.FrozenTrial]:
+    url = f"sqlite:///{storage}/studies/s/study.db" if isinstance(storage, Path) else storage
+    return optuna.load_study(study_name="s", storage=url).trials
+
+
+def descendants(process: int) -> set[int]:
+    """The processes that a process started, and those that these started."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
+    found, left = set(), [process]
+    while left:
+        found.update(new := children.get(left.pop(), []))
+        left += new
+    return found
+
+
+def commands(processes: set[int]) -> dict[int, str]:
+    """What they run."""
+    found = {}
+    for process in processes:
+        with contextlib.suppress(OSError):
+            found[process] = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """End whatever was started meanwhile, and what that started in turn: Ray's processes, say, of a killed search."""
+    mark = uuid.uuid4().hex
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
+        while left := _marked(f"{MARK}={mark}".encode()):
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.1)
+
+
+def _marked(mark: bytes) -> set[int]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # not a process, or gone
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.add(int(entry.name))
+    return found

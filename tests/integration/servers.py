@@ -1,0 +1,148 @@
+"""What a search may be spread over: a PostgreSQL server and the nodes of a Ray cluster, for the time of a test."""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from searches import MARK, commands, descendants
+
+
+class Postgres:
+    """A server of its own that anybody on this machine may use, with its data in a folder that goes with it."""
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self.programs = programs
+        self.folder = folder
+        self.port = free_port()
+        self.user = "postgres" if os.geteuid() == 0 else None
+        """It refuses to run as root."""
+        self.process: subprocess.Popen[bytes] | None = None
+        if self.user:
+            shutil.chown(folder, self.user, self.user)
+        self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", f"--pgdata={folder}/data")
+
+    def _run(self, program: str, *options: str) -> None:
+        subprocess.run(
+            [self.programs / program, *options], check=True, cwd=self.folder, user=self.user, stdout=subprocess.DEVNULL
+        )
+
+    def start(self) -> None:
+        options = ["-D", f"{self.folder}/data", "-p", str(self.port), "-k", str(self.folder), "-F", "-h", "127.0.0.1"]
+        own = {name: value for name, value in os.environ.items() if name != MARK}  # it outlives a test
+        with (self.folder / "log.txt").open("a") as log:
+            self.process = subprocess.Popen(
+                [self.programs / "postgres", *options], cwd=self.folder, user=self.user, env=own, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + 30
+        while subprocess.run([self.programs / "pg_isready", "-q", *self._where()], check=False).returncode:
+            assert time.monotonic() < deadline and self.process.poll() is None, (self.folder / "log.txt").read_text()
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """At once, as if it had crashed."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGQUIT)
+            self.process.wait(timeout=30)
+            self.process = None
+
+    def create(self, name: str) -> str:
+        """A new database, as lrnas is told of it."""
+        self._run("createdb", *self._where(), "--username=postgres", name)
+        return f"postgresql+psycopg2://postgres@127.0.0.1:{self.port}/{name}"
+
+    def _where(self) -> list[str]:
+        return [f"--host={self.folder}", f"--port={self.port}"]
+
+
+@contextlib.contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """Skips the test where PostgreSQL is not installed."""
+    pytest.importorskip("psycopg2")
+    found = [Path(program).parent for program in [shutil.which("postgres")] if program]
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not found:
+        pytest.skip("no PostgreSQL here")
+    folder = Path(tempfile.mkdtemp(prefix="lrnas-"))
+    server = None
+    try:
+        server = Postgres(found[-1], folder)
+        server.start()
+        yield server
+    finally:
+        if server is not None:
+            server.stop()
+        shutil.rmtree(folder)
+
+
+class Node:
+    """One machine of a Ray cluster, with one CPU; `ray start` in a process of its own."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], *options: str) -> None:
+        ray = Path(sys.executable).with_name("ray")
+        fixed = ["--num-cpus=1", "--num-gpus=0", "--disable-usage-stats", "--block", "--object-store-memory=100000000"]
+        self.log = folder / f"node-{time.monotonic_ns()}.txt"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [ray, "start", *fixed, *options], stdout=log, stderr=log, env=os.environ | environment
+            )
+        deadline = time.monotonic() + 60
+        while "Ray runtime started" not in self.log.read_text():
+            assert time.monotonic() < deadline and self.process.poll() is None, self.log.read_text()
+            time.sleep(0.1)
+        (self.raylet, self.name), *_ = (
+            (process, found[1][:8])
+            for process, command in commands(descendants(self.process.pid)).items()
+            if (found := re.search(r"raylet/raylet .*--node_id=(\w+)", command))
+        )
+
+    def kill(self) -> None:
+        """As if the machine had gone."""
+        os.kill(self.raylet, signal.SIGKILL)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Two nodes, and what it takes to use them."""
+
+    address: str
+    environment: dict[str, str]
+    head: Node
+    other: Node
+
+
+@contextlib.contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """Its processes end with all else that a test started."""
+    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # nobody else may use it
+    folder = Path(tempfile.mkdtemp(prefix="lrnas-"))  # a short name: that of a socket has 107 letters at most
+    with contextlib.ExitStack() as ends:
+        ends.callback(shutil.rmtree, folder, ignore_errors=True)
+        port = free_port()
+        alone = ("--include-dashboard=false", f"--temp-dir={folder}")
+        head = Node(folder, environment, "--head", f"--port={port}", *alone)
+        ends.callback(head.end)
+        other = Node(folder, environment, f"--address=127.0.0.1:{port}")
+        ends.callback(other.end)
+        yield Cluster(f"127.0.0.1:{port}", environment, head, other)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

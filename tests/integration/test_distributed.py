@@ -1,0 +1,163 @@
+"""Searches that are spread out: several drivers, a real PostgreSQL server, a Ray cluster of two nodes; what fails."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+from searches import SMALL, Search, all_trials, descendants, trials
+from servers import Postgres, running_cluster, running_postgres
+
+from lrnas.storage import open_storage
+from lrnas.study import DRIVER
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        yield server
+
+
+def wait_for(url: str | Path, found: Callable[[list[FrozenTrial]], list[FrozenTrial]], search: Search) -> FrozenTrial:
+    """The first of the trials that are looked for, as soon as there is one."""
+    search.wait_for("trials in all")
+    deadline = time.monotonic() + 120
+    while not (those := found(trials(url))):
+        assert time.monotonic() < deadline and search.process.poll() is None, search.log.read_text()
+        time.sleep(0.1)
+    return those[0]
+
+
+def in_training(rows: list[FrozenTrial]) -> list[FrozenTrial]:
+    """Those with a checkpoint that have not ended."""
+    return [row for row in rows if row.state == TrialState.RUNNING and row.user_attrs.get("epochs")]
+
+
+def check_study(url: str, budget: int) -> None:
+    """Everything is recorded, nothing was trained twice, nothing is left over."""
+    rows, trained = all_trials(url), trials(url)
+    assert not [row.number for row in rows if row.state == TrialState.RUNNING]
+    assert {row.state for row in trained} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    assert budget <= len(trained) <= budget + 1
+    for key in ("id", "point"):
+        counts = Counter(row.user_attrs[key] for row in trained if key in row.user_attrs)
+        assert counts and set(counts.values()) == {1}
+    for row in trained:
+        full = row.user_attrs["status"] == "completed"
+        assert len(row.user_attrs["curve"]) == (3 if full else row.user_attrs["epochs"])
+        assert {"hardware", "node", "commit", "seconds"} <= row.user_attrs.keys()
+
+
+def test_drivers_that_open_a_new_database_together(tmp_path: Path, postgres: Postgres) -> None:
+    url = postgres.create("new")
+
+    def begin(_: int) -> int:
+        said: list[str] = []
+        study = optuna.create_study(
+            study_name="s",
+            storage=open_storage(url, tmp_path, said.append),
+            directions=["maximize", "minimize"],
+            load_if_exists=True,
+        )
+        assert not said
+        return study._study_id
+
+    with ThreadPoolExecutor(8) as drivers:
+        assert len(set(drivers.map(begin, range(8)))) == 1
+
+
+@pytest.mark.ci
+def test_two_drivers_share_a_study(tmp_path: Path, postgres: Postgres) -> None:
+    url = postgres.create("two")
+    options = ("--budget", "3", *SMALL, "--storage", url, "--concurrency", "1")
+    drivers = [Search(tmp_path, *options, log=f"{i}.txt") for i in range(2)]
+    logs = [driver.end() for driver in drivers]
+    assert [driver.process.returncode for driver in drivers] == [0, 0], "\n".join(logs)
+    check_study(url, 3)
+    signs = optuna.load_study(study_name="s", storage=url).user_attrs
+    assert [seen for key, seen in signs.items() if key.startswith(DRIVER)] == [0.0, 0.0]
+    assert (tmp_path / "studies/s/front.csv").exists()
+
+
+def test_what_a_killed_driver_leaves_is_gone_on_with(tmp_path: Path, postgres: Postgres) -> None:
+    url = postgres.create("killed")
+    options = ("--budget", "4", *SMALL, "--storage", url, "--concurrency", "1")
+    drivers = [Search(tmp_path, *options, log=f"{i}.txt") for i in range(2)]
+    begun = wait_for(url, in_training, drivers[0])
+    killed = next(driver for driver in drivers if f":{driver.process.pid}:" in begun.user_attrs["owner"])
+    (other,) = (driver for driver in drivers if driver is not killed)
+    killed.kill()
+    log = other.end()
+    assert other.process.returncode == 0, log
+    check_study(url, 4)
+    after = all_trials(url)[begun.number].user_attrs
+    assert f":{other.process.pid}:" in after["owner"]
+    assert after["curve"][: begun.user_attrs["epochs"]] == begun.user_attrs["curve"]
+
+
+def test_a_database_that_comes_back(tmp_path: Path, postgres: Postgres) -> None:
+    url = postgres.create("back")
+    search = Search(tmp_path, "--budget", "4", *SMALL, "--storage", url)
+    wait_for(url, in_training, search)
+    postgres.stop()
+    try:
+        search.wait_for("cannot be reached (")
+        time.sleep(4)
+    finally:
+        postgres.start()
+    log = search.end()
+    assert search.process.returncode == 0, log
+    assert log.count("cannot be reached (") == log.count("is back after") == 1 and "Traceback" not in log
+    check_study(url, 4)
+
+
+def test_a_database_that_stays_away(tmp_path: Path, postgres: Postgres) -> None:
+    """One line, exit code 2, no process left; the same command goes on."""
+    url = postgres.create("away")
+    options = ("--budget", "3", *SMALL, "--storage", url)
+    search = Search(tmp_path, *options, LRNAS_PATIENCE="3")
+    wait_for(url, lambda rows: [row for row in rows if row.state == TrialState.COMPLETE], search)
+    postgres.stop()
+    try:
+        log = search.end()
+        left = descendants(search.process.pid)
+    finally:
+        postgres.start()
+    assert search.process.returncode == 2 and not left, log
+    assert log.splitlines()[-1].startswith("lrnas: the storage postgresql") and "Traceback" not in log
+    assert "given up after 3 s; nothing is lost: the same command goes on when it is back" in log.splitlines()[-1]
+    before = {row.number: row.datetime_complete for row in trials(url) if row.state.is_finished()}
+    again = Search(tmp_path, *options)
+    log = again.end()
+    assert again.process.returncode == 0, log
+    check_study(url, 3)
+    after = {row.number: row.datetime_complete for row in trials(url)}
+    assert before and {number: after[number] for number in before} == before
+
+
+def test_a_node_that_goes_away(tmp_path: Path) -> None:
+    """Trials run on both nodes of a cluster; that of the one that goes is gone on with by the other."""
+    with running_cluster() as cluster:
+        options = ("--budget", "3", *SMALL, "--address", cluster.address)
+        search = Search(tmp_path, *options, **cluster.environment)
+
+        def on_the_other(rows: list[FrozenTrial]) -> list[FrozenTrial]:
+            return [row for row in in_training(rows) if row.user_attrs["node"].endswith(cluster.other.name)]
+
+        begun = wait_for(tmp_path, on_the_other, search)
+        cluster.other.kill()
+        log = search.end()
+    assert search.process.returncode == 0, log
+    assert "a trial was lost (its worker was lost)" in log
+    check_study(f"sqlite:///{tmp_path}/studies/s/study.db", 3)
+    rows = {row.number: row.user_attrs for row in trials(tmp_path)}
+    assert {attributes["node"].rpartition(":")[2] for attributes in rows.values()} >= {cluster.head.name}
+    after = rows[begun.number]
+    assert after["losses"] == 1 and after["node"].endswith(cluster.head.name)
+    assert after["curve"][: begun.user_attrs["epochs"]] == begun.user_attrs["curve"]
