@@ -35,6 +35,8 @@ MOST_KNOWN = 200
 """Trials that are learned from: those on the front and the latest others."""
 ENOUGH = 3
 """Trials in full before anything can be learned."""
+TRIES = 1000
+"""At a point within the limits, before that."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +66,7 @@ class FrontSampler(BaseSampler):
         Trials have theirs as user attributes, by `cost_names`.
         """
         self.parameters = [parameter for parameter in parameters if len(parameter.values) > 1]
+        self.fixed = {parameter.name: parameter for parameter in parameters if len(parameter.values) == 1}
         self.distributions = dict(distributions)
         self.cost_names = tuple(cost_names)
         self.costs_of = costs_of
@@ -93,11 +96,11 @@ class FrontSampler(BaseSampler):
         seen = [entry for entry in known if entry is not None]
         full = [entry for entry in seen if entry.is_full]
         if len(full) < ENOUGH:
-            return {}
+            return self._begin(seen)
         front = [full[i] for i in front_indices([[-entry.curve[-1], *entry.costs] for entry in full])]
         candidates = self._candidates([entry.params for entry in front], seen)
         if not candidates:
-            return {}
+            return self._begin(seen)
         costs = np.log([cost for _, cost in candidates])
         points = np.array([self._encode(params) for params, _ in candidates])
         mean, deviation = self._predict(front, seen, costs, points)
@@ -165,6 +168,30 @@ class FrontSampler(BaseSampler):
         return process.predict((costs - center) / scale, points)
 
     # --- what could be next
+
+    def _begin(self, seen: list[_Known]) -> Params:
+        """A point within the limits where nothing can be predicted yet: next to a known one, or anywhere."""
+        taken = {entry.key for entry in seen}
+        parents = [entry.params for entry in seen]
+        for _ in range(TRIES):
+            near = parents and self.random.random() < 0.5
+            params = self._child(parents) if near else self._anywhere()
+            if self._key(params) not in taken and self.costs_of(params) is not None:
+                return params
+        return {}
+
+    def _anywhere(self) -> Params:
+        """All values at random, the widths around a common one: so that small networks come up too."""
+        random = self.random
+        size = random.random()
+        params = {name: one.values[0] for name, one in self.fixed.items()}
+        for parameter in self.parameters:
+            number = len(parameter.values)
+            at = random.random()
+            if parameter.name.endswith("width") and parameter.ordered:
+                at = min(max(size + 0.2 * (at - 0.5), 0.0), 0.999)
+            params[parameter.name] = parameter.values[int(at * number)]
+        return params
 
     def _candidates(self, parents: list[Params], seen: list[_Known]) -> list[tuple[Params, tuple[float, ...]]]:
         """New points near the front, with their costs."""

@@ -116,6 +116,15 @@ def test_proposals_keep_to_the_limits_and_the_space() -> None:
         SPACE.architecture(trial.params)
 
 
+def test_tight_limits_are_kept_from_the_first_proposal_on() -> None:
+    """While nothing can be predicted, too."""
+    study = make_study(limits=Limits(max_macs=600_000))
+    seeds = sum(cost(network)[0] <= 600_000 for network in {**SPACE.points, **SPACE.seeds}.values())
+    proposals = [study.ask() for _ in range(seeds + 4)]
+    assert {proposal.point for proposal in proposals[seeds:]} == {None}
+    assert all("point" in trial.user_attrs for trial in study.study.get_trials(states=(TrialState.PRUNED,)))
+
+
 def test_what_was_stopped_or_is_running_is_learned_from() -> None:
     study = make_study()
     train(study, ENOUGH + 5)
