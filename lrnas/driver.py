@@ -124,7 +124,8 @@ def search(
         record.set_metric_names([goal.name for goal in goals])
     study = Study(name, record, goals, manifest, found, training.cost, Limits(max_macs, min_macs, max_params))
     # a study that goes on must not draw the numbers it began with again
-    record.sampler = make_sampler(sampler, seed + 1_000_003 * len(record.get_trials(deepcopy=False)), study)
+    own_seed = (seed + 1_000_003 * len(record.get_trials(deepcopy=False))) % 2**32
+    record.sampler = make_sampler(sampler, own_seed, study)
     if warm_start is not None:
         taken = study.import_from(open_study(warm_start, storage=storage, studies=studies))
         events.say(f"{taken} networks of {warm_start} taken over")

@@ -26,8 +26,10 @@ class StudyError(LrnasError):
 def check_manifest(study: optuna.Study, manifest: Mapping[str, Any]) -> None:
     """Pin what a study is about, or refuse to go on with something else."""
     wanted = json.loads(json.dumps(manifest))
-    has_trials = bool(study.get_trials(deepcopy=False))  # before the rest: another driver may just be starting it
     stored = study.user_attrs.get(MANIFEST)
+    if stored is None:
+        has_trials = bool(study.get_trials(deepcopy=False))
+        stored = study.user_attrs.get(MANIFEST)  # another driver may just have started it
     if stored is None:
         if has_trials:
             raise StudyError(f"{study.study_name} is a study of Optuna's, but not one of lrnas's; give another --name")
