@@ -87,7 +87,7 @@ def test_two_drivers_share_a_study(tmp_path: Path, postgres: Postgres) -> None:
 
 def test_what_a_killed_driver_leaves_is_gone_on_with(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create("killed")
-    options = ("--budget", "4", *SMALL, "--storage", url, "--concurrency", "1")
+    options = ("--budget", "3", *SMALL, "--storage", url, "--concurrency", "1")
     drivers = [Search(tmp_path, *options, log=f"{i}.txt") for i in range(2)]
     begun = wait_for(url, in_training, drivers[0])
     killed = next(driver for driver in drivers if f":{driver.process.pid}:" in begun.user_attrs["owner"])
@@ -95,7 +95,7 @@ def test_what_a_killed_driver_leaves_is_gone_on_with(tmp_path: Path, postgres: P
     killed.kill()
     log = other.end()
     assert other.process.returncode == 0, log
-    check_study(url, 4)
+    check_study(url, 3)
     after = all_trials(url)[begun.number].user_attrs
     assert f":{other.process.pid}:" in after["owner"]
     assert after["curve"][: begun.user_attrs["epochs"]] == begun.user_attrs["curve"]
@@ -103,7 +103,7 @@ def test_what_a_killed_driver_leaves_is_gone_on_with(tmp_path: Path, postgres: P
 
 def test_a_database_that_comes_back(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create("back")
-    search = Search(tmp_path, "--budget", "4", *SMALL, "--storage", url)
+    search = Search(tmp_path, "--budget", "3", *SMALL, "--storage", url)
     wait_for(url, in_training, search)
     postgres.stop()
     try:
@@ -114,13 +114,13 @@ def test_a_database_that_comes_back(tmp_path: Path, postgres: Postgres) -> None:
     log = search.end()
     assert search.process.returncode == 0, log
     assert log.count("cannot be reached (") == log.count("is back after") == 1 and "Traceback" not in log
-    check_study(url, 4)
+    check_study(url, 3)
 
 
 def test_a_database_that_stays_away(tmp_path: Path, postgres: Postgres) -> None:
     """One line, exit code 2, no process left; the same command goes on."""
     url = postgres.create("away")
-    options = ("--budget", "3", *SMALL, "--storage", url)
+    options = ("--budget", "2", *SMALL, "--storage", url, "--concurrency", "1")
     search = Search(tmp_path, *options, LRNAS_PATIENCE="3")
     wait_for(url, lambda rows: [row for row in rows if row.state == TrialState.COMPLETE], search)
     postgres.stop()
@@ -136,7 +136,7 @@ def test_a_database_that_stays_away(tmp_path: Path, postgres: Postgres) -> None:
     again = Search(tmp_path, *options)
     log = again.end()
     assert again.process.returncode == 0, log
-    check_study(url, 3)
+    check_study(url, 2)
     after = {row.number: row.datetime_complete for row in trials(url)}
     assert before and {number: after[number] for number in before} == before
 
