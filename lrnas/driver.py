@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import optuna
 import torch
 
 from lrnas.arch import Architecture
+from lrnas.cluster import Workers, running_ray
 from lrnas.data import load_set
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.job import OWN_DATA, Images, Job
@@ -32,7 +35,7 @@ from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
 from lrnas.study import Study
 from lrnas.trainable import Trainable, load_trainable
-from lrnas.tuning import Workers, run_trials
+from lrnas.tuning import run_trials
 
 __all__ = ["SearchEvents", "open_study", "search", "study_names"]
 
@@ -123,29 +126,45 @@ def search(
         warnings.simplefilter("ignore")  # experimental, by Optuna's own count
         record.set_metric_names([goal.name for goal in goals])
     study = Study(name, record, goals, manifest, found, training.cost, Limits(max_macs, min_macs, max_params))
-    # a study that goes on must not draw the numbers it began with again
-    own_seed = (seed + 1_000_003 * len(record.get_trials(deepcopy=False))) % 2**32
-    record.sampler = make_sampler(sampler, own_seed, study)
-    if warm_start is not None:
-        taken = study.import_from(open_study(warm_start, storage=storage, studies=studies))
-        events.say(f"{taken} networks of {warm_start} taken over")
-    study.enqueue({**found.points, **found.seeds})
-    study.release_orphans()
-    done = study.spent()
-    if budget < done:
-        raise StudyError(f"{name} has spent {done} trials already; got a budget of {budget}; give {done} or more")
-    events.started(study, budget)
-    run_trials(
-        study,
-        training.job,
-        folder / "trials",
-        budget=budget,
-        rungs=rungs,
-        factor=FACTOR,
-        workers=workers,
-        notify=events.changed,
-    )
+    with _read_ahead(record), running_ray(workers) as room:  # each takes seconds, one of the processor, one of waiting
+        # a study that goes on must not draw the numbers it began with again
+        own_seed = (seed + 1_000_003 * len(record.get_trials(deepcopy=False))) % 2**32
+        record.sampler = make_sampler(sampler, own_seed, study)
+        if warm_start is not None:
+            taken = study.import_from(open_study(warm_start, storage=storage, studies=studies))
+            events.say(f"{taken} networks of {warm_start} taken over")
+        study.enqueue({**found.points, **found.seeds})
+        study.release_orphans()
+        done = study.spent()
+        if budget < done:
+            raise StudyError(f"{name} has spent {done} trials already; got a budget of {budget}; give {done} or more")
+        events.started(study, budget)
+        run_trials(
+            study,
+            training.job,
+            folder / "trials",
+            budget=budget,
+            rungs=rungs,
+            factor=FACTOR,
+            workers=workers,
+            concurrency=room,
+            notify=events.changed,
+        )
     return study
+
+
+@contextmanager
+def _read_ahead(study: optuna.Study) -> Iterator[None]:
+    """Have Optuna read all trials while something else is waited for; who asks for them then waits for that alone."""
+
+    def read() -> None:
+        with suppress(LrnasError):  # it will come up again
+            study.get_trials(deepcopy=False)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    yield
+    thread.join()
 
 
 class _Training:

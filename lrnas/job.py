@@ -16,7 +16,6 @@ from torch import nn
 
 from lrnas.arch import Architecture
 from lrnas.batches import DataSet
-from lrnas.build import create_model
 from lrnas.data import data_folder, load_set
 from lrnas.plan import canonical_id, make_plan
 from lrnas.recipes import Recipe
@@ -84,6 +83,8 @@ class Job:
 
     def create_model(self, data: DataSet | Images) -> nn.Module:
         """The network with the weights it starts from, which follow from the seed."""
+        from lrnas.build import create_model  # with timm: seconds that who only drives a search need not wait
+
         torch.manual_seed(self.seed)
         return create_model(
             self.architecture,

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from lrnas.batches import Batches, DataSet, Evaluation, Noted, epoch_generator
 from lrnas.checkpoint import CheckpointError, difference, load_checkpoint, save_checkpoint
-from lrnas.fused import fused
 from lrnas.ranks import rank, world
 from lrnas.recipes import Recipe
 
@@ -118,6 +117,8 @@ def train(
         data.recall(state.unreadable)
     run = _wrap(model, compile_model)
     step = _Step(run, batches, optimizer, recipe)
+    from lrnas.fused import fused  # with timm, like what builds a model
+
     ready = time.perf_counter()
 
     while state.epoch < recipe.epochs and not state.finished:

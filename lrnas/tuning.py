@@ -28,7 +28,7 @@ from ray.tune.search import Searcher
 
 from lrnas.batches import DataSet
 from lrnas.checkpoint import CheckpointError, drop_momentum, recorded_curve
-from lrnas.cluster import Workers, running_ray
+from lrnas.cluster import Workers
 from lrnas.errors import DataError, LrnasError, in_a_line
 from lrnas.heartbeat import alive
 from lrnas.job import Job
@@ -40,7 +40,7 @@ from lrnas.study import MOST_LOSSES, Study
 from lrnas.train import EpochReport
 from lrnas.trials import METRIC
 
-__all__ = ["Task", "Workers", "run_trials"]
+__all__ = ["Task", "run_trials"]
 
 
 MOST_LOSSES_IN_A_ROW = 6
@@ -72,13 +72,14 @@ def run_trials(
     rungs: tuple[int, ...],
     factor: int,
     workers: Workers,
+    concurrency: int,
     notify: Callable[[str], None],
 ) -> None:
     """Train until the study has spent its budget, or there is nothing left to train, or somebody stops it.
 
-    `make_job` says how an architecture is trained; `notify` is called with what happened, in a few words.
+    Ray runs. `make_job` says how an architecture is trained; `notify` is called with what happened, in a few words.
     """
-    with alive(study), marked(folder) as mark, running_ray(workers) as concurrency:
+    with alive(study), marked(folder) as mark:
         while True:
             searcher = _StudySearcher(study, make_job, folder, mark, budget, workers, notify)
             scheduler = _RungScheduler(study, searcher, rungs, factor)
