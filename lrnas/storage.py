@@ -56,6 +56,7 @@ OPERATIONS = (
     "get_all_studies",
     "_set_trial_param",
     "set_trial_user_attr",
+    "set_trial_user_attrs",
     "set_trial_system_attr",
     "set_trial_intermediate_value",
     "get_trial_id_from_study_id_trial_number",

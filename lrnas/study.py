@@ -28,6 +28,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import TrialState
 
 from lrnas.arch import Architecture
+from lrnas.bulk import BulkStorage
 from lrnas.errors import LrnasError, OutsideSpace
 from lrnas.manifest import StudyError, differences, list_differences
 from lrnas.objectives import Limits
@@ -267,9 +268,13 @@ class Study(Record):
         self.study.tell(number, values, state=state, skip_if_finished=True)
 
     def _set(self, number: int, attributes: Mapping[str, Any]) -> None:
-        trial_id = self._frozen(number)._trial_id
+        trial_id, storage = self._frozen(number)._trial_id, self.study._storage
+        database = getattr(storage, "_backend", None)  # behind Optuna's cache, which holds finished trials alone
+        if isinstance(database, BulkStorage):
+            database.set_trial_user_attrs(trial_id, attributes)
+            return
         for key, value in attributes.items():
-            self.study._storage.set_trial_user_attr(trial_id, key, value)
+            storage.set_trial_user_attr(trial_id, key, value)
 
     # --- drivers
 
