@@ -155,8 +155,7 @@ class Study(Record):
                     self.study.enqueue_trial(self._neighbour(trial.params))
                 continue
             if budget is not None and self.spent() > budget:
-                self._set(trial.number, {"trained": False})
-                self._put_back(trial.number)  # for a larger budget
+                self._put_back(trial.number)  # for a larger budget; what waits costs none
                 return None
             return Proposal(trial.number, architecture, trial.user_attrs.get("point"), macs, params)
         raise StudyError(
