@@ -5,7 +5,8 @@ GPU: their classes are exchanged for ones that differ in `forward` alone. Parame
 are; outside, so does every line that runs. On a CPU this concerns one kind of convolution alone. `accelerate(model)`
 does the same for good, for a model that is trained and only used.
 
-In evaluation a convolution takes in what follows it: batch norm, ReLU and, after filters of different shapes, the pool.
+A convolution takes in what follows it: the ReLU and, after filters of different shapes, a pool of 2 × 2; in evaluation
+the batch norm before them too.
 """
 
 from __future__ import annotations
@@ -253,9 +254,8 @@ def _take_along(module: nn.Module, following: list[nn.Module]) -> dict[str, Any]
     rest = [] if is_watched(module) else list(itertools.takewhile(lambda other: not is_watched(other), following))
     length = len(rest)
     then: dict[str, Any] = {}
-    # scaling and pooling have no gradient
-    mixed = [] if torch.is_grad_enabled() else _mixed_convs(module)
-    if mixed and rest and isinstance(rest[0], nn.BatchNorm2d) and _BatchNorm2d.fits(rest[0]) and not rest[0].training:
+    mixed = _mixed_convs(module)
+    if mixed and rest and _is_constant(rest[0]):
         then |= _scale_and_bias(mixed, rest.pop(0))  # type: ignore[arg-type]
     if rest and type(rest[0]) is nn.ReLU:
         then["relu"] = True
@@ -273,6 +273,15 @@ def _mixed_convs(module: nn.Module) -> list[WindowConv2d]:
     if isinstance(module, SeparableConv2d):
         return [module.halves()[1]]
     return list(module.group_convs()) if isinstance(module, CompositeConv2d) and module.join is None else []
+
+
+def _is_constant(module: nn.Module) -> bool:
+    """Whether this is a batch norm of which no gradient is wanted: then it is a factor and a summand."""
+    plain = isinstance(module, nn.BatchNorm2d) and type(module).forward in (
+        nn.BatchNorm2d.forward,
+        _BatchNorm2d.forward,
+    )
+    return plain and not module.training and not torch.is_grad_enabled() and _BatchNorm2d.fits(module)  # type: ignore[arg-type]
 
 
 def _scale_and_bias(convs: list[WindowConv2d], norm: nn.BatchNorm2d) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
 ]
+NUM_RANDOM = 150 if ON_GPU else 12
 SHAPES = [(3, 1), (1, 3), (3, 3), (1, 1), (5, 1), (1, 5), (2, 3)]
 
 
@@ -41,6 +42,7 @@ class Case:
     bias: bool = True
     relu: bool = True
     contiguous: bool = True
+    pool: int = 1
 
 
 def random_case(seed: int, *, stride: bool = True) -> Case:
@@ -60,7 +62,7 @@ def random_case(seed: int, *, stride: bool = True) -> Case:
     channels = draw.choice([1, 3, 5, 8, 16, 20, 40])
     return Case(
         layer, channels, height, width, draw.choice([1, 2, 3]), draw.random() < 0.7, draw.random() < 0.5,
-        draw.random() < 0.7,
+        draw.random() < 0.7, draw.choice([1, 1, 2]) if min(size) > 1 else 1,
     )  # fmt: skip
 
 
@@ -78,14 +80,17 @@ def compare(case: Case, dtype: torch.dtype) -> None:
         for num, kernel in zip(case.layer.filters, case.layer.kernels, strict=True)
     ]
     bias = draw(case.layer.num_filters) if case.bias else None
-    direction = draw(case.number, case.layer.num_filters, *case.layer.size).to(dtype)
+    size = [length // case.pool for length in case.layer.size]
+    direction = draw(case.number, case.layer.num_filters, *size).to(dtype)
     results = []
     for exact in (torch.float64, dtype):
         leaves = [tensor.to(exact).requires_grad_() for tensor in (x.detach(), *weights)]
         shift = None if bias is None else bias.clone().to(torch.float32 if exact == dtype else exact).requires_grad_()
-        out = composite_conv(leaves[0], leaves[1:], shift, case.layer, relu=case.relu)
+        out = composite_conv(leaves[0], leaves[1:], shift, case.layer, relu=case.relu, pool=case.pool)
         if exact == torch.float64 and case.relu:  # next to zero, rounding decides on which side of it
             direction = direction * (out.abs() > 0.02)
+        if exact == torch.float64 and case.pool > 1:  # and which of two values that are nearly equal is larger
+            direction = direction * is_clear(leaves[0], leaves[1:], shift, case)
         out.backward(direction.to(exact))
         results.append([out.detach(), *(leaf.grad for leaf in leaves), *([] if shift is None else [shift.grad])])
     for wanted, got in zip(*results, strict=True):
@@ -94,13 +99,22 @@ def compare(case: Case, dtype: torch.dtype) -> None:
         assert error <= TOLERANCE[dtype], (case, error)
 
 
-@pytest.mark.parametrize("seed", range(300 if ON_GPU else 12))
+@torch.no_grad()
+def is_clear(x: Tensor, weights: list[Tensor], bias: Tensor | None, case: Case) -> Tensor:
+    """Where the largest value of a window is well above the second."""
+    out = composite_conv(x, weights, bias, case.layer)
+    windows = F.unfold(out.flatten(0, 1)[:, None], case.pool, stride=case.pool)
+    first, second = windows.topk(2, dim=1).values.unbind(1)
+    return (first - second > 0.02).view(len(x), -1, *(length // case.pool for length in case.layer.size))
+
+
+@pytest.mark.parametrize("seed", range(NUM_RANDOM))
 def test_random_layers_gathered(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     compare(random_case(seed), torch.float32)
 
 
-@pytest.mark.parametrize("seed", range(300 if ON_GPU else 12))
+@pytest.mark.parametrize("seed", range(NUM_RANDOM))
 def test_random_layers_tiled(seed: int) -> None:
     compare(random_case(seed, stride=seed % 4 == 0), HALF)
 
@@ -145,23 +159,25 @@ def test_scale_and_pool(size: tuple[int, int], channels: int, dtype: torch.dtype
 def test_gradients_by_differences() -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(shape).double().requires_grad_() for shape in ((2, 4, 4, 5), (2, 4, 3, 1), (3, 4, 1, 3), 5)]
-    assert torch.autograd.gradcheck(
-        lambda x, v, h, b: composite_conv(x, [v, h], b, lr_layer((4, 5), (2, 3)), relu=True), tensors
-    )
+    for pool in (1, 2):
+        assert torch.autograd.gradcheck(
+            lambda x, v, h, b, p=pool: composite_conv(x, [v, h], b, lr_layer((4, 5), (2, 3)), relu=True, pool=p),
+            tensors,
+        )
 
 
 def test_the_operator_keeps_pytorch_s_rules() -> None:
     x, bias = (torch.randn(shape, device=DEVICE).requires_grad_() for shape in ((2, 4, 4, 5), 5))
     weights = [torch.randn(shape, device=DEVICE).requires_grad_() for shape in ((2, 4, 3, 1), (3, 4, 1, 3))]
     geometry = ([1, 0, 0, 1], [1, 1], [1, 1], [4, 5])
-    torch.library.opcheck(torch.ops.lrnas.composite.default, (x, weights, bias, None, *geometry, True, 1))
+    torch.library.opcheck(torch.ops.lrnas.composite.default, (x, weights, bias, None, *geometry, True, 1, False))
     with torch.no_grad():
         torch.library.opcheck(
             torch.ops.lrnas.composite.default,
-            (x.detach(), [w.detach() for w in weights], bias.detach(), bias.detach(), *geometry, True, 2),
+            (x.detach(), [w.detach() for w in weights], bias.detach(), bias.detach(), *geometry, True, 2, False),
         )
     with pytest.raises(RuntimeError, match="for inference"):
-        composite_conv(x, weights, bias, lr_layer((4, 5), (2, 3)), pool=2)
+        composite_conv(x, weights, bias, lr_layer((4, 5), (2, 3)), scale=bias.detach())
 
 
 def use_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +269,7 @@ def test_in_evaluation_a_layer_takes_in_what_follows(
     assert [tuple(call.values()) for call in calls] == wanted
 
 
-def test_in_training_a_layer_takes_in_the_relu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_training_a_layer_takes_in_relu_and_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = small_network("plain", False).to(DEVICE)
     x = torch.randn(2, 3, 14, 14, device=DEVICE)
@@ -264,7 +280,7 @@ def test_in_training_a_layer_takes_in_the_relu_alone(monkeypatch: pytest.MonkeyP
     calls = count_calls(monkeypatch)
     with fused(model):
         model(x).square().sum().backward()
-    assert [tuple(call.values()) for call in calls] == [(False, True, 1)] * 3
+    assert [tuple(call.values()) for call in calls] == [(False, True, 2), (False, True, 2), (False, True, 1)]
     for parameter, wanted in zip(model.parameters(), plain, strict=True):
         assert (parameter.grad - wanted).norm() <= 1e-2 * wanted.norm()
 

@@ -51,8 +51,9 @@ def pays(x: object) -> bool:
 
     What is traced to be taken elsewhere has PyTorch's own operations in it.
     """
-    taken_away = torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    if taken_away or not usable(x):
+    # to torch.compile, is_exporting is true in any case
+    exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    if exporting or torch.jit.is_tracing() or not usable(x):  # type: ignore[attr-defined]
         return False
     assert isinstance(x, Tensor)
     autocast = torch.is_autocast_enabled(x.device.type)

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from lrnas.kernels import FEW_CHANNELS, gathered, tiled
 from lrnas.kernels.layer import Layer
-from lrnas.kernels.rows import as_rows, bias_backward
+from lrnas.kernels.pools import Window, max_backward
+from lrnas.kernels.rows import as_map, as_rows, bias_backward
 
 __all__ = ["Layer", "backward", "forward"]
 
 ALIGNMENT = 8
 """Channels are loaded so many at a time; a map with another number of them is filled up with zeros first."""
+LONGEST_WINDOW = 128
+"""Rows × columns × channels of a merged layer, at most."""
 
 
 def _aligned(channels: int) -> int:
@@ -66,6 +69,47 @@ def _kernels(layer: Layer, channels: int, like: Tensor) -> ModuleType:
     return tiled if fits and _copies_boxes(like.device) else gathered
 
 
+def _merged(layer: Layer, channels: int) -> Layer:
+    """Filters of a map of few channels as filters of one shape that covers all, zero where they do not look.
+
+    Such a layer takes the time of its output, not that of its products: one pass over the positions is better than
+    one for every group.
+    """
+    if channels > FEW_CHANNELS or len(layer.filters) == 1:
+        return layer
+    before, length = [], []
+    for axis in (0, 1):
+        step = layer.dilation[axis]
+        starts = [-margin[axis] for margin in layer.margins]
+        ends = [start + step * (kernel[axis] - 1) for start, kernel in zip(starts, layer.kernels, strict=True)]
+        if any((start - starts[0]) % step for start in starts):
+            return layer
+        before.append(-min(starts))
+        length.append((max(ends) - min(starts)) // step + 1)
+    if length[0] * length[1] * channels > LONGEST_WINDOW:
+        return layer
+    whole = layer._replace(filters=(layer.num_filters,))
+    return whole._replace(kernels=((length[0], length[1]),), margins=((before[0], before[1]),))
+
+
+def _places(dense: Tensor, layer: Layer, merged: Layer) -> list[Tensor]:
+    """The part of [filters, channels, rows, columns] of a merged layer that belongs to each group."""
+    parts = []
+    for part, margin, kernel in zip(dense.split(list(layer.filters)), layer.margins, layer.kernels, strict=True):
+        row, col = ((merged.margins[0][axis] - margin[axis]) // layer.dilation[axis] for axis in (0, 1))
+        parts.append(part[:, :, row : row + kernel[0], col : col + kernel[1]])
+    return parts
+
+
+def _merge(weights: Sequence[Tensor], layer: Layer, merged: Layer) -> list[Tensor]:
+    if merged is layer:
+        return list(weights)
+    dense = weights[0].new_zeros(layer.num_filters, weights[0].shape[1], *merged.kernels[0])
+    for place, weight in zip(_places(dense, layer, merged), weights, strict=True):
+        place.copy_(weight)
+    return [dense]
+
+
 def forward(
     x: Tensor,
     weights: Sequence[Tensor],
@@ -74,44 +118,64 @@ def forward(
     layer: Layer,
     relu: bool,
     pool: int,
-) -> Tensor:
+    keep_winner: bool,
+) -> tuple[Tensor, Tensor]:
+    """The output, and which position of each window of the pool was largest, empty if that is not kept."""
+    size = (len(x), layer.num_filters, layer.size[0] // pool, layer.size[1] // pool) if keep_winner else (0,)
+    winner = torch.empty(size, dtype=torch.uint8, device=x.device)
+    if keep_winner:
+        winner = winner.contiguous(memory_format=torch.channels_last)
     if x.dtype == torch.float64:
-        return _plain(x, weights, bias, scale, layer, relu, pool)
+        return _plain(x, weights, bias, scale, layer, relu, pool, winner), winner
     pixels = _pixels(x)
-    packed = _pack(weights, layer, x.dtype)
-    kernels = _kernels(layer, pixels.shape[3], pixels)
-    out = kernels.forward(pixels, packed, layer, scale, bias, relu, pool)
-    return _as_map(out, layer.num_filters)
+    merged = _merged(layer, x.shape[1])
+    packed = _pack(_merge(weights, layer, merged), merged, x.dtype)
+    kernels = _kernels(merged, pixels.shape[3], pixels)
+    out = kernels.forward(pixels, packed, merged, scale, bias, relu, pool, winner if keep_winner else None)
+    return _as_map(out, layer.num_filters), winner
 
 
 def backward(
     grad: Tensor,
     out: Tensor | None,
+    winner: Tensor | None,
     x: Tensor,
     weights: Sequence[Tensor],
     layer: Layer,
+    pool: int,
     needs_input: bool,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the input, of all weights one after another, [filters, rows, columns, channels] each, and of the
-    bias; empty where not needed. `out` is the output of a ReLU."""
+    bias; empty where not needed. `out` is the output of a ReLU.
+
+    A pool passes each of its gradients to one position, so ReLU's mask and the bias's sum come before it, where the
+    map is small.
+    """
     if x.dtype == torch.float64:
-        return _plain_backward(grad, out, x, weights, layer, needs_input)
+        return _plain_backward(grad, out, winner, x, weights, layer, pool, needs_input)
     grad_rows, grad_bias = as_rows(grad), grad.new_empty(0, dtype=torch.float32)
     if out is not None or needs_bias:
         grad_rows, grad_bias = bias_backward(grad_rows, None if out is None else as_rows(out))
-    grad_pixels = grad_rows.view(len(grad), *grad.shape[2:], grad.shape[1])
+    if winner is not None:
+        grad = as_map(grad_rows, len(grad), *grad.shape[2:])
+        grad_rows = as_rows(max_backward(grad, winner, *layer.size, Window(pool, pool, 0)))
+    grad_pixels = grad_rows.view(len(grad), *layer.size, layer.num_filters)
+    merged = _merged(layer, x.shape[1])
     grad_x = x.new_empty(0)
     if needs_input:
-        packed = _pack(weights, layer, x.dtype)
-        kernels = _kernels(layer, packed.shape[1], x) if layer.num_filters % ALIGNMENT == 0 else gathered
-        grad_x = _as_map(kernels.input_gradient(grad_pixels, packed, layer, *x.shape[2:]), x.shape[1])
+        packed = _pack(_merge(weights, layer, merged), merged, x.dtype)
+        kernels = _kernels(merged, packed.shape[1], x) if layer.num_filters % ALIGNMENT == 0 else gathered
+        grad_x = _as_map(kernels.input_gradient(grad_pixels, packed, merged, *x.shape[2:]), x.shape[1])
     pixels = _pixels(x)
-    kernels = _kernels(layer, pixels.shape[3], pixels)
-    partial = kernels.weight_gradient(grad_pixels, pixels, layer, _num_processors(x.device))
+    kernels = _kernels(merged, pixels.shape[3], pixels)
+    partial = kernels.weight_gradient(grad_pixels, pixels, merged, _num_processors(x.device))
     total = partial[0] if len(partial) == 1 else partial.sum(0)
     if pixels.shape[3] > x.shape[1]:
         total = total.view(-1, pixels.shape[3])[:, : x.shape[1]].flatten()
+    if merged is not layer:
+        dense = total.view(layer.num_filters, *merged.kernels[0], x.shape[1]).permute(0, 3, 1, 2)
+        total = torch.cat([part.permute(0, 2, 3, 1).flatten() for part in _places(dense, layer, merged)])
     return grad_x, total, grad_bias
 
 
@@ -137,6 +201,7 @@ def _plain(
     layer: Layer,
     relu: bool,
     pool: int,
+    winner: Tensor,
 ) -> Tensor:
     """In PyTorch's own operations: what the kernels are held against."""
     parts = []
@@ -146,14 +211,32 @@ def _plain(
     out = torch.cat(parts, 1)
     out = out if scale is None else out * scale[:, None, None]
     out = out if bias is None else out + bias[:, None, None]
-    out = F.max_pool2d(out, pool) if pool > 1 else out
+    if pool > 1:
+        out, place = F.max_pool2d(out, pool, return_indices=True)
+        if winner.numel():
+            row, col = place // layer.size[1], place % layer.size[1]
+            winner.copy_(row % pool * pool + col % pool)
     return (out.relu() if relu else out).contiguous(memory_format=torch.channels_last)
 
 
 def _plain_backward(
-    grad: Tensor, out: Tensor | None, x: Tensor, weights: Sequence[Tensor], layer: Layer, needs_input: bool
+    grad: Tensor,
+    out: Tensor | None,
+    winner: Tensor | None,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    layer: Layer,
+    pool: int,
+    needs_input: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad = grad if out is None else grad * (out > 0)
+    grad_bias = grad.sum((0, 2, 3))
+    if winner is not None:
+        number, channels, height, width = grad.shape
+        windows = F.one_hot(winner.long(), pool * pool).to(grad.dtype) * grad[..., None]
+        windows = windows.view(number, channels, height, width, pool, pool).transpose(3, 4)
+        grad = grad.new_zeros(number, channels, *layer.size)
+        grad[:, :, : height * pool, : width * pool] = windows.reshape(number, channels, height * pool, width * pool)
     grad_x, grad_weights = torch.zeros_like(x, memory_format=torch.channels_last), []
     for part, weight, before in zip(grad.split(list(layer.filters), 1), weights, layer.margins, strict=True):
         margin = _margin(x, weight, before, layer)
@@ -163,4 +246,4 @@ def _plain_backward(
         )
         grad_x += F.pad(grad_padded, [-side for side in margin])
         grad_weights.append(grad_weight.permute(0, 2, 3, 1).flatten())
-    return grad_x if needs_input else x.new_empty(0), torch.cat(grad_weights), grad.sum((0, 2, 3))
+    return grad_x if needs_input else x.new_empty(0), torch.cat(grad_weights), grad_bias

@@ -39,9 +39,10 @@ def _composite(
     size: Ints,
     relu: bool,
     pool: int,
-) -> Tensor:
+    keep_winner: bool,
+) -> tuple[Tensor, Tensor]:
     layer = _layer(weights, margins, stride, dilation, size)
-    return composite.forward(x, weights, bias, scale, layer, relu, pool)
+    return composite.forward(x, weights, bias, scale, layer, relu, pool, keep_winner)
 
 
 @_composite.register_fake
@@ -56,37 +57,44 @@ def _(
     size: Ints,
     relu: bool,
     pool: int,
-) -> Tensor:
-    return empty_map(x, sum(len(weight) for weight in weights), size[0] // pool, size[1] // pool)
+    keep_winner: bool,
+) -> tuple[Tensor, Tensor]:
+    shape = (sum(len(weight) for weight in weights), size[0] // pool, size[1] // pool)
+    winner = empty_map(x, *shape, torch.uint8) if keep_winner else x.new_empty(0, dtype=torch.uint8)
+    return empty_map(x, *shape), winner
 
 
 @custom_op("lrnas::composite_backward", mutates_args=())
 def _composite_backward(
     grad: Tensor,
     out: Tensor | None,
+    winner: Tensor | None,
     x: Tensor,
     weights: Sequence[Tensor],
     margins: Ints,
     stride: Ints,
     dilation: Ints,
     size: Ints,
+    pool: int,
     needs_input: bool,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     layer = _layer(weights, margins, stride, dilation, size)
-    return composite.backward(grad, out, x, weights, layer, needs_input, needs_bias)
+    return composite.backward(grad, out, winner, x, weights, layer, pool, needs_input, needs_bias)
 
 
 @_composite_backward.register_fake
 def _(
     grad: Tensor,
     out: Tensor | None,
+    winner: Tensor | None,
     x: Tensor,
     weights: Sequence[Tensor],
     margins: Ints,
     stride: Ints,
     dilation: Ints,
     size: Ints,
+    pool: int,
     needs_input: bool,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,19 +107,24 @@ def _(
     )
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weights, bias, scale, *ctx.geometry, ctx.relu, pool = inputs
-    if scale is not None or pool != 1:
-        raise RuntimeError("a composite convolution with a scale or a pool has no gradient: it is for inference")
-    ctx.has_bias, ctx.num_weights = bias is not None, len(weights)
-    ctx.save_for_backward(x, *weights, *((output,) if ctx.relu else ()))
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weights, bias, scale, *ctx.geometry, ctx.relu, ctx.pool, keep_winner = inputs
+    if scale is not None or (ctx.pool > 1 and not keep_winner):
+        raise RuntimeError("a composite convolution with a scale, or a pool without winners, is for inference")
+    out, winner = output
+    ctx.mark_non_differentiable(winner)
+    ctx.has_bias = bias is not None
+    ctx.save_for_backward(x, *weights, *((out,) if ctx.relu else ()), *((winner,) if keep_winner else ()))
 
 
-def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _autograd(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     x, *weights = ctx.saved_tensors
+    winner = weights.pop() if ctx.pool > 1 else None
     out = weights.pop() if ctx.relu else None
     needs_input = ctx.needs_input_grad[0]
-    grad_x, packed, grad_bias = _composite_backward(grad, out, x, weights, *ctx.geometry, needs_input, ctx.has_bias)
+    grad_x, packed, grad_bias = _composite_backward(
+        grad, out, winner, x, weights, *ctx.geometry, ctx.pool, needs_input, ctx.has_bias
+    )
     grad_weights = []
     for part, weight in zip(packed.split([weight.numel() for weight in weights]), weights, strict=True):
         number, channels, height, width = weight.shape
@@ -120,7 +133,7 @@ def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad_x if needs_input else None,
         grad_weights,
         grad_bias if ctx.has_bias else None,
-        *(None,) * 7,
+        *(None,) * 8,
     )
 
 
@@ -144,7 +157,7 @@ def composite_conv(
     exact = x.dtype if x.dtype == torch.float64 else torch.float32
     bias, scale = (None if tensor is None else tensor.to(exact) for tensor in (bias, scale))
     margins = [number for margin in layer.margins for number in margin]
-    result: Tensor = _composite(
-        x, list(weights), bias, scale, margins, layer.stride, layer.dilation, layer.size, relu, pool
-    )
-    return result
+    keep_winner = pool > 1 and torch.is_grad_enabled()
+    geometry = (margins, layer.stride, layer.dilation, layer.size)
+    out: Tensor = _composite(x, list(weights), bias, scale, *geometry, relu, pool, keep_winner)[0]
+    return out

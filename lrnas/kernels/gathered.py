@@ -30,6 +30,8 @@ _SIZES = [
     *("height", "width", "out_height", "out_width"),
 ]
 """What a kernel is not compiled anew for."""
+SUMS = 1 << 22
+"""Partial sums that are cheap to add up: so many, small layers are split further."""
 
 
 @triton.jit
@@ -43,13 +45,21 @@ def larger(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
+@triton.jit
+def first_largest(a, at, b, other):
+    """The larger of two values, of equal ones the first, and where it is; what is not a number is largest."""
+    taken = (b > a) | ((b == a) & (other < at)) | ((b != b) & ((a == a) | (other < at)))
+    return tl.where(taken, b, a), tl.where(taken, other, at)
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def _forward_kernel(
-    x_ptr, weight_ptr, scale_ptr, bias_ptr, out_ptr, filter_units,
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, out_ptr, winner_ptr, filter_units,
     num_positions, channel_units, height, width, out_height, out_width,
     KERNELS: tl.constexpr, MARGINS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr,
     UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, FILTER_BLOCK: tl.constexpr,
-    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, WINNER: tl.constexpr,
+    PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
     """Positions come window by window of the pool; sizes of the output and positions are counted after it."""
@@ -106,14 +116,19 @@ def _forward_kernel(
             if HAS_BIAS:
                 total += tl.load(bias_ptr + at_filter, mask=exists, other=0.0)[None, :]
             if POOL > 1:
-                total = total.reshape(BLOCK_ROWS // (POOL * POOL), POOL * POOL, BLOCK_COLS)
-                total = tl.reduce(total, 1, larger)
-            if RELU:
-                total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+                windows = total.reshape(BLOCK_ROWS // (POOL * POOL), POOL * POOL, BLOCK_COLS)
             position = tl.arange(0, BLOCK_ROWS // (POOL * POOL))
             here = (first + position < num_positions)[:, None] & exists[None, :]
-            out = out_ptr + (position * num_filters)[:, None] + at_filter[None, :]
-            tl.store(out, total.to(out_ptr.dtype.element_ty), mask=here)
+            out_at = (position * num_filters)[:, None] + at_filter[None, :]
+            if WINNER:
+                order = tl.broadcast_to(tl.arange(0, POOL * POOL)[None, :, None], windows.shape)
+                total, winner = tl.reduce((windows, order), 1, first_largest)
+                tl.store(winner_ptr + first.to(tl.int64) * num_filters + out_at, winner.to(tl.uint8), mask=here)
+            elif POOL > 1:
+                total = tl.reduce(windows, 1, larger)
+            if RELU:
+                total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            tl.store(out_ptr + out_at, total.to(out_ptr.dtype.element_ty), mask=here)
         block -= own_blocks
         first_filter += own_filters
         weight_row += KERNELS[group][0] * KERNELS[group][1] * own_rows
@@ -258,8 +273,16 @@ def _weight_kernel(
 
 
 def forward(
-    pixels: Tensor, packed: Tensor, layer: Layer, scale: Tensor | None, bias: Tensor | None, relu: bool, pool: int
+    pixels: Tensor,
+    packed: Tensor,
+    layer: Layer,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    relu: bool,
+    pool: int,
+    winner: Tensor | None,
 ) -> Tensor:
+    """`winner`, where given, is written: which position of each window of the pool was largest."""
     number, height, width, channels = pixels.shape
     out_height, out_width = layer.size[0] // pool, layer.size[1] // pool
     out = pixels.new_empty(number, out_height, out_width, layer.num_filters)
@@ -269,18 +292,24 @@ def forward(
         num_blocks = sum(triton.cdiv(num, blocks.cols) for num in layer.filters)
         _forward_kernel[(triton.cdiv(num_positions * pool * pool, blocks.rows) * num_blocks,)](
             pixels, packed, packed if scale is None else scale, packed if bias is None else bias, out,
-            layer.filter_units, num_positions, channels // unit(channels), height, width, out_height, out_width,
+            out if winner is None else winner, layer.filter_units,
+            num_positions, channels // unit(channels), height, width, out_height, out_width,
             layer.kernels, layer.margins, layer.stride, layer.dilation,
             unit(channels), layer.filter_unit, layer.filter_block,
-            scale is not None, bias is not None, relu, pool, precision(pixels.dtype),
+            scale is not None, bias is not None, relu, pool, winner is not None, precision(pixels.dtype),
             blocks.rows, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
     longest = max(layer.areas) * channels
     cols = fitting(layer.filters, (16, 32, 64, 128))
     inner = min(64 if pixels.element_size() == 2 else 32, max(16, triton.next_power_of_2(longest)))
-    default = Blocks(128, cols, inner, 4, 3)
-    others = [default._replace(warps=8), default._replace(cols=64), default._replace(rows=64)]
+    default = Blocks(64 if longest <= 64 else 128, cols, inner, 4, 3)
+    others = [
+        default._replace(warps=8),
+        default._replace(cols=64),
+        default._replace(rows=64),
+        default._replace(rows=128),
+    ]
     run(choose(f"gathered forward {pixels.dtype}", (num_positions, longest, *layer.filters), default, others, run))
     return out
 
@@ -319,7 +348,8 @@ def weight_gradient(grad: Tensor, pixels: Tensor, layer: Layer, num_programs: in
             triton.cdiv(num, blocks.rows) * triton.cdiv(length, blocks.cols)
             for num, length in zip(layer.filters, lengths, strict=True)
         )
-        splits = max(1, num_programs // num_blocks)
+        few_sums = max(num_programs // num_blocks, SUMS // num_weights)
+        splits = max(1, min(8 * num_programs // num_blocks, few_sums))
         per_split = triton.cdiv(triton.cdiv(num_positions, splits), blocks.inner) * blocks.inner
         splits = triton.cdiv(num_positions, per_split)
         partial = torch.empty(splits, num_weights, dtype=torch.float32, device=grad.device)

@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lrnas.kernels.blocks import Blocks, choose, fitting
-from lrnas.kernels.gathered import larger
+from lrnas.kernels.gathered import first_largest, larger
 from lrnas.kernels.layer import Layer, precision, unit
 
 __all__ = ["forward", "input_gradient", "weight_gradient"]
@@ -38,11 +38,12 @@ def _corner(tile, height, width, BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.co
 
 @triton.jit(do_not_specialize=_SIZES)
 def _forward_kernel(
-    x_box, weight_box, scale_ptr, bias_ptr, out_ptr, filter_units,
+    x_box, weight_box, scale_ptr, bias_ptr, out_ptr, winner_ptr, filter_units,
     channel_units, number, height, width,
     KERNELS: tl.constexpr, MARGINS: tl.constexpr, DILATION: tl.constexpr,
     UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, FILTER_BLOCK: tl.constexpr,
-    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, WINNER: tl.constexpr,
+    PRECISION: tl.constexpr,
     BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
@@ -79,19 +80,29 @@ def _forward_kernel(
             if HAS_BIAS:
                 total += tl.load(bias_ptr + first_filter + own, mask=exists, other=0.0)[None, :]
             if POOL > 1:
-                total = total.reshape(BLOCK_IMAGES * BLOCK_HEIGHT // POOL, POOL, BLOCK_WIDTH // POOL, POOL, BLOCK_COLS)
-                total = tl.reduce(tl.reduce(total, 3, larger), 1, larger)
-                total = total.reshape(BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH // (POOL * POOL), BLOCK_COLS)
-            if RELU:
-                total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+                windows = total.reshape(
+                    BLOCK_IMAGES * BLOCK_HEIGHT // POOL, POOL, BLOCK_WIDTH // POOL, POOL, BLOCK_COLS
+                ).permute(0, 2, 1, 3, 4)
+                windows = windows.reshape(
+                    BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH // (POOL * POOL), POOL * POOL, BLOCK_COLS
+                )
             position = tl.arange(0, BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH // (POOL * POOL))
             out_image = image + position // (BLOCK_HEIGHT * BLOCK_WIDTH // (POOL * POOL))
             out_row = row // POOL + position // (BLOCK_WIDTH // POOL) % (BLOCK_HEIGHT // POOL)
             out_col = col // POOL + position % (BLOCK_WIDTH // POOL)
             here = (out_image < number) & (out_row < height // POOL) & (out_col < width // POOL)
+            here = here[:, None] & exists[None, :]
             place = out_image.to(tl.int64) * (height // POOL) * (width // POOL) + out_row * (width // POOL) + out_col
-            out = out_ptr + (place * num_filters)[:, None] + (first_filter + own)[None, :]
-            tl.store(out, total.to(out_ptr.dtype.element_ty), mask=here[:, None] & exists[None, :])
+            out_at = (place * num_filters)[:, None] + (first_filter + own)[None, :]
+            if WINNER:
+                order = tl.broadcast_to(tl.arange(0, POOL * POOL)[None, :, None], windows.shape)
+                total, winner = tl.reduce((windows, order), 1, first_largest)
+                tl.store(winner_ptr + out_at, winner.to(tl.uint8), mask=here)
+            elif POOL > 1:
+                total = tl.reduce(windows, 1, larger)
+            if RELU:
+                total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            tl.store(out_ptr + out_at, total.to(out_ptr.dtype.element_ty), mask=here)
         block -= own_blocks
         first_filter += own_filters
         weight_row += KERNELS[group][0] * KERNELS[group][1] * own_rows
@@ -240,8 +251,16 @@ def _describe(tensor: Tensor, *block: int) -> TensorDescriptor:
 
 
 def forward(
-    pixels: Tensor, packed: Tensor, layer: Layer, scale: Tensor | None, bias: Tensor | None, relu: bool, pool: int
+    pixels: Tensor,
+    packed: Tensor,
+    layer: Layer,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    relu: bool,
+    pool: int,
+    winner: Tensor | None,
 ) -> Tensor:
+    """`winner`, where given, is written: which position of each window of the pool was largest."""
     number, _, _, channels = pixels.shape
     height, width = layer.size
     out = pixels.new_empty(number, height // pool, width // pool, layer.num_filters)
@@ -251,10 +270,11 @@ def forward(
         num_blocks = sum(triton.cdiv(num, blocks.cols) for num in layer.filters)
         _forward_kernel[(_num_tiles(box, number, height, width) * num_blocks,)](
             _describe(pixels, *box, blocks.inner), _describe(packed, blocks.cols, blocks.inner),
-            packed if scale is None else scale, packed if bias is None else bias, out, layer.filter_units,
+            packed if scale is None else scale, packed if bias is None else bias, out,
+            out if winner is None else winner, layer.filter_units,
             channels // unit(channels), number, height, width,
             layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit, layer.filter_block,
-            scale is not None, bias is not None, relu, pool, precision(pixels.dtype),
+            scale is not None, bias is not None, relu, pool, winner is not None, precision(pixels.dtype),
             *box, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
