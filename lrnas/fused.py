@@ -200,6 +200,8 @@ class _Composite(CompositeConv2d):
     def compute(self, x: Tensor, **then: Any) -> Tensor:
         if self.join is None:
             return super().compute(x, **then)
+        if self.in_channels <= FEW_CHANNELS:
+            return self.compute_joined(x, **then)
         assert isinstance(self.join, _Conv2d)
         return self.join.compute(super().compute(x), **then)
 
@@ -260,7 +262,8 @@ def _take_along(module: nn.Module, following: list[nn.Module]) -> dict[str, Any]
     if rest and type(rest[0]) is nn.ReLU:
         then["relu"] = True
         rest.pop(0)
-    if mixed and rest and isinstance(rest[0], nn.MaxPool2d) and _is_halving(rest[0]):
+    pools = mixed or (isinstance(module, _Composite) and module.in_channels <= FEW_CHANNELS)
+    if pools and rest and isinstance(rest[0], nn.MaxPool2d) and _is_halving(rest[0]):
         then["pool"] = 2
         rest.pop(0)
     return then and then | {"number": length - len(rest)}
@@ -272,7 +275,9 @@ def _mixed_convs(module: nn.Module) -> list[WindowConv2d]:
         return [module]
     if isinstance(module, SeparableConv2d):
         return [module.halves()[1]]
-    return list(module.group_convs()) if isinstance(module, CompositeConv2d) and module.join is None else []
+    if not isinstance(module, CompositeConv2d):
+        return []
+    return list(module.group_convs()) if module.join is None else []
 
 
 def _is_constant(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lrnas.kernels import FEW_CHANNELS, gathered, tiled
 from lrnas.kernels.layer import Layer
 from lrnas.kernels.pools import Window, max_backward
-from lrnas.kernels.rows import as_map, as_rows, bias_backward
+from lrnas.kernels.rows import as_map, as_rows, bias_backward, empty_map
 
 __all__ = ["Layer", "backward", "forward"]
 
@@ -121,18 +121,35 @@ def forward(
     keep_winner: bool,
 ) -> tuple[Tensor, Tensor]:
     """The output, and which position of each window of the pool was largest, empty if that is not kept."""
-    size = (len(x), layer.num_filters, layer.size[0] // pool, layer.size[1] // pool) if keep_winner else (0,)
-    winner = torch.empty(size, dtype=torch.uint8, device=x.device)
+    winner = torch.empty(0, dtype=torch.uint8, device=x.device)
     if keep_winner:
-        winner = winner.contiguous(memory_format=torch.channels_last)
+        winner = empty_map(x, layer.num_filters, layer.size[0] // pool, layer.size[1] // pool, torch.uint8)
     if x.dtype == torch.float64:
         return _plain(x, weights, bias, scale, layer, relu, pool, winner), winner
-    pixels = _pixels(x)
     merged = _merged(layer, x.shape[1])
-    packed = _pack(_merge(weights, layer, merged), merged, x.dtype)
+    weights = _merge(weights, layer, merged)
+    if x.shape[1] <= FEW_CHANNELS and len(merged.filters) == 1 and x.element_size() == 2 and layer.stride == (1, 1):
+        pixels, weights, merged = _spread(x, weights[0], merged)
+    else:
+        pixels = _pixels(x)
+    packed = _pack(weights, merged, x.dtype)
     kernels = _kernels(merged, pixels.shape[3], pixels)
     out = kernels.forward(pixels, packed, merged, scale, bias, relu, pool, winner if keep_winner else None)
     return _as_map(out, layer.num_filters), winner
+
+
+def _spread(x: Tensor, weight: Tensor, layer: Layer) -> tuple[Tensor, list[Tensor], Layer]:
+    """A convolution of few channels as one of more channels: those that a row of the window sees, side by side.
+
+    One copy of the map, and what is left is a window of one column, for whole boxes of memory.
+    """
+    rows, cols = layer.kernels[0]
+    pixels = gathered.spread(
+        x.permute(0, 2, 3, 1).contiguous(), layer.size[1], cols, layer.margins[0][1], layer.dilation[1]
+    )
+    tall = weight.new_zeros(len(weight), pixels.shape[3], rows, 1)
+    tall[:, : cols * x.shape[1], :, 0] = weight.permute(0, 3, 1, 2).flatten(1, 2)
+    return pixels, [tall], layer._replace(kernels=((rows, 1),), margins=((layer.margins[0][0], 0),))
 
 
 def backward(

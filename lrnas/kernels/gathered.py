@@ -23,7 +23,7 @@ from torch import Tensor
 from lrnas.kernels.blocks import Blocks, choose, fitting
 from lrnas.kernels.layer import Layer, precision, unit
 
-__all__ = ["forward", "input_gradient", "weight_gradient"]
+__all__ = ["forward", "input_gradient", "spread", "weight_gradient"]
 
 _SIZES = [
     *("filter_units", "num_positions", "positions_per_split", "channel_units"),
@@ -270,6 +270,33 @@ def _weight_kernel(
         block -= own_blocks
         first_filter += filter_units[group] * FILTER_UNIT
         out_ptr += filter_units[group] * FILTER_UNIT * own_length
+
+
+@triton.jit(do_not_specialize=["num_positions", "width", "out_width", "channels", "step", "margin"])
+def _spread_kernel(
+    x_ptr, out_ptr, num_positions, width, out_width, channels, step, margin,
+    COLS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    unit = tl.arange(0, UNITS)
+    tap = unit // channels
+    col = (position % out_width)[:, None] - margin + (tap * step)[None, :]
+    inside = (position < num_positions)[:, None] & (tap < COLS)[None, :] & (col >= 0) & (col < width)
+    at = ((position // out_width)[:, None] * width + col) * channels + (unit % channels)[None, :]
+    value = tl.load(x_ptr + at, mask=inside, other=0.0)
+    tl.store(out_ptr + position[:, None] * UNITS + unit[None, :], value, mask=(position < num_positions)[:, None])
+
+
+def spread(pixels: Tensor, out_width: int, cols: int, margin: int, step: int) -> Tensor:
+    """The pixels that a row of a window sees, side by side as channels, with zeros up to a power of two."""
+    number, height, width, channels = pixels.shape
+    units = max(16, triton.next_power_of_2(cols * channels))
+    out = pixels.new_empty(number, height, out_width, units)
+    num_positions = number * height * out_width
+    _spread_kernel[(triton.cdiv(num_positions, 128),)](
+        pixels, out, num_positions, width, out_width, channels, step, margin, cols, units, 128
+    )
+    return out
 
 
 def forward(
