@@ -136,6 +136,8 @@ def export(
         note(f"{found.name} has {found.origin}")
     network_data = find_data(found, data, data_dir, input_size, note)
     model, inputs = _prepare(found, network_data, num_classes, data_dir, input_size)
+    if network_data is not None and inputs.mean is None:
+        note("images were whitened in training, which is no part of the network: whoever runs it must do the same")
     expected = _outputs(model, inputs.images)
     fusion = None
     with _scratch(place) as folder:
@@ -183,7 +185,7 @@ def _place(out: str | Path | None, name: str, wanted_format: str, force: bool) -
     if suffix and place.is_dir():
         place = place / f"{name}{suffix}"
     if suffix and place.suffix != suffix:
-        raise ExportError(f"the name of a {wanted_format} file ends in {suffix}; got {place}; give --out FILE{suffix}")
+        raise ExportError(f"a file of format {wanted_format} ends in {suffix}; got {place}; give --out FILE{suffix}")
     if not suffix and place.is_file():
         raise ExportError(f"{place} is a file; the timm format is a folder; give another --out")
     taken = [place] if suffix else [place / WEIGHTS, place / CONFIG]

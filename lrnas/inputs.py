@@ -60,7 +60,7 @@ def find_data(
     """The set a network is for: the one asked for, else the one it was trained on where that is at hand."""
     smallest = source.identity.get("min_size") or SMALLEST_INPUT.get(resolve_backbone(source.architecture)[0], 32)
     if name is not None:
-        return load_set(name, data_dir, min_size=smallest, image_size=size if is_stream(name) else None)
+        return load_set(name, data_dir, min_size=smallest, image_size=size if is_stream(name) else None, loaders=0)
     trained_on = source.identity.get("data")
     if trained_on not in SETS:
         if trained_on:
@@ -84,14 +84,14 @@ def find_inputs(
         channels, rows, columns = shape
         if told := re.search(r"\b\d+x(\d+)x(\d+)\b", str(source.identity.get("data", ""))):
             rows, columns = int(told[1]), int(told[2])
-        elif known := _crop(source) or source.identity.get("image_size"):
+        elif known := _recipe(source).crop or source.identity.get("image_size"):
             rows = columns = int(known)
         if size is not None:
             rows = columns = size
         number = FEW if rows * columns > LARGE else IMAGES
         drawn = torch.randn(number, channels, rows, columns, generator=torch.Generator().manual_seed(0))
         return Inputs(drawn, f"{number} random images of {rows}×{columns} pixels")
-    recipe = Recipe(**Recipe.complete(source.identity.get("recipe") or {}))
+    recipe = _recipe(source)
     if size is not None and not is_stream(data.name) and size != (recipe.crop or data.image_size):
         raise ExportError(f"the images of {data.name} have {data.image_size} pixels a side; got {size}; leave it out")
     if data.channels != shape[0]:
@@ -99,6 +99,7 @@ def find_inputs(
             f"the network takes {shape[0]} channels; the images of {data.name} have {data.channels}; give other --data"
         )
     number = FEW if data.image_size**2 > LARGE else IMAGES
+    data = data.joined() if recipe.all_images else data
     batches = data.eval_batches(data.val, recipe, torch.device("cpu"), data_folder(data_dir))
     images = next(iter(batches))[0][:number].float().contiguous()
     mean, std = _pixels(data, recipe)
@@ -106,11 +107,12 @@ def find_inputs(
     return Inputs(images, what, mean, std, tuple(data.classes))
 
 
-def _crop(source: Source) -> int:
+def _recipe(source: Source) -> Recipe:
+    """How images were prepared in training; as they are where nobody says."""
     try:
-        return Recipe(**Recipe.complete(source.identity.get("recipe") or {})).crop
+        return Recipe(**Recipe.complete(source.identity.get("recipe") or {}))
     except (LrnasError, TypeError):  # of another version
-        return 0
+        return Recipe()
 
 
 def _pixels(data: DataSet, recipe: Recipe) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
@@ -119,5 +121,5 @@ def _pixels(data: DataSet, recipe: Recipe) -> tuple[tuple[float, ...] | None, tu
         return IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
     if recipe.whiten:
         return None, None
-    fitted = Preprocessing(data.joined() if recipe.all_images else data, False, torch.device("cpu"))
+    fitted = Preprocessing(data, False, torch.device("cpu"))
     return tuple((fitted.mean / 255).tolist()), tuple((fitted.std / 255).tolist())

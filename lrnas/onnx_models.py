@@ -31,7 +31,7 @@ def check_extras() -> None:
     """Refuse before any work where something is not installed."""
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
-        raise ExportError(f"ONNX needs {', '.join(missing)}; got none installed; pip install 'lrnas[export]'")
+        raise ExportError(f"ONNX needs {', '.join(missing)}; not installed; pip install 'lrnas[export]'")
 
 
 def has_cuda() -> bool:

@@ -25,6 +25,7 @@ from lrnas.topology import BACKBONES
 
 __all__ = ["ExportError", "Source", "find_source"]
 
+DRAWN = "weights as they are drawn, not trained"
 TRIAL = re.compile(r"([^/:]+):(\d+|best)")
 
 
@@ -98,7 +99,7 @@ def find_source(
         known = [*named_networks(), *BACKBONES]
         where = " (also: a checkpoint, FILE.json, timm:MODEL or STUDY:TRIAL; `lrnas models` lists networks)"
         raise UnknownName("source", source[:80], known, where) from None
-    return Source(name.replace(":", "-"), network, "weights as they are drawn, not trained")
+    return Source(name.replace(":", "-"), network, DRAWN)
 
 
 def _from_path(path: Path, given: Architecture | None, fresh: bool) -> Source:
@@ -114,12 +115,12 @@ def _from_path(path: Path, given: Architecture | None, fresh: bool) -> Source:
         raise ExportError(f"weights are read from safetensors, networks from JSON; got {path}; give one of these")
     record = _read_json(path)
     if "identity" not in record:
-        return Source(path.stem, Architecture.load(path), "weights as they are drawn, not trained")
+        return Source(path.stem, Architecture.load(path), DRAWN)
     if (path.with_suffix("") / RECORD).exists():
         return _from_checkpoint(path.with_suffix(""), given)
     if fresh and "architecture" in record:
         network = Architecture.from_dict(record["architecture"], str(path))
-        return Source(path.stem, network, "weights as they are drawn, not trained", identity=record["identity"])
+        return Source(path.stem, network, DRAWN, identity=record["identity"])
     raise ExportError(
         f"{path} tells of a run whose weights are not in {path.with_suffix('')}; train it again, or add --fresh for "
         "weights as they are drawn"
@@ -138,9 +139,9 @@ def _from_checkpoint(folder: Path, given: Architecture | None) -> Source:
             "name the trial as STUDY:TRIAL"
         )
     weights = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
-    return Source(
-        folder.resolve().name, network, f"weights after {record['epoch']} epochs, {folder}", weights, identity
-    )
+    epochs = record.get("epoch", 0)
+    origin = f"weights after {epochs} epoch{'s' * (epochs != 1)}, {folder}"
+    return Source(folder.resolve().name, network, origin, weights, identity)
 
 
 def _architecture_of(folder: Path, record: Mapping[str, Any]) -> Architecture | None:
@@ -193,8 +194,7 @@ def _from_study(name: str, which: str, studies: str | Path, storage: str | None,
         found = _from_checkpoint(folder, trial.architecture)
         return Source(label, found.architecture, found.origin, found.weights, {**identity, **_known(found.identity)})
     if fresh:
-        drawn = "weights as they are drawn, not trained"
-        return Source(label, trial.architecture, drawn, identity=identity)
+        return Source(label, trial.architecture, DRAWN, identity=identity)
     kept = [str(other) for other in trials if (folder.with_name(f"{other:05d}") / RECORD).exists()]
     where = f"; weights are there of {', '.join(kept[:12])}{', …' * (len(kept) > 12)}" if kept else ""
     raise ExportError(

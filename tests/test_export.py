@@ -11,6 +11,7 @@ import optuna
 import pytest
 import timm
 import torch
+from pictures import write_set
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from lrnas.arch import Allocation, Architecture
 from lrnas.build import create_model
 from lrnas.checkpoint import described, save_checkpoint
 from lrnas.cli import main
+from lrnas.exporting import SUFFIX
 from lrnas.forms import choose_forms, race, torch_timer
 from lrnas.layers import CompositeConv2d
 from lrnas.manifest import check_manifest
@@ -283,6 +285,23 @@ def test_where_the_architecture_of_a_checkpoint_is_found(tmp_path: Path) -> None
         lrnas.export(str(folder), out=tmp_path / "out", architecture=file, force=True)
 
 
+def test_own_pictures(tmp_path: Path) -> None:
+    pictures = write_set(tmp_path / "pictures", {"train": 3, "test": 2}, size=20)
+    result = lrnas.export("nin", out=tmp_path / "out", data=f"folder:{pictures}", input_size=16, say=str)
+    assert result.check.images.startswith("3 validation images of folder:") and "16×16" in result.check.images
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["num_classes"] == 3 and config["label_names"] == ["blue", "green", "red"]
+    assert config["pretrained_cfg"]["mean"] == [0.485, 0.456, 0.406]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["timm", "torch-export"])
+def test_measured_on_a_gpu(tmp_path: Path, kind: str) -> None:
+    source = str(write_checkpoint(tmp_path / "own", trained()))
+    result = lrnas.export(source, kind, fuse=True, device="cuda", batch=8, out=tmp_path / f"a{SUFFIX[kind]}", say=str)  # type: ignore[arg-type]
+    assert result.check.same_class == 64 and result.device == "cuda"
+
+
 def make_study(folder: Path) -> None:
     """Three trials, of which the second has weights."""
     space = load_space("nin", batch_norm=True)
@@ -348,7 +367,7 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
         (["weights.pth"], "weights are read from safetensors, networks from JSON; got weights.pth"),
         (["nin", "--architecture", "network.json"], "--architecture goes with a file of weights"),
         (["nin", "--format", "onxx"], "unknown format 'onxx'; did you mean onnx?"),
-        (["nin", "--format", "onnx", "--out", "a.pt"], "the name of a onnx file ends in .onnx; got a.pt"),
+        (["nin", "--format", "onnx", "--out", "a.pt"], "a file of format onnx ends in .onnx; got a.pt"),
         (["nin", "--out", "bare.safetensors"], "bare.safetensors is a file; the timm format is a folder"),
         (["nin", "--out", "bare.safetensors/deep"], "cannot write to bare.safetensors: "),
         (["nin", "--batch", "0"], "the batch is at least 1; got 0"),
