@@ -12,6 +12,7 @@ With `fuse`, batch norms are folded and every mixed-shape layer takes the form t
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import statistics
 from collections.abc import Callable, Iterator
@@ -191,6 +192,9 @@ def _place(out: str | Path | None, name: str, wanted_format: str, force: bool) -
     taken = [place] if suffix else [place / WEIGHTS, place / CONFIG]
     if not force and (there := [file for file in taken if file.exists()]):
         raise ExportError(f"{there[0]} exists; add --force to replace it, or give another --out")
+    above = next(folder for folder in place.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ExportError(f"cannot write to {above}: it is no folder of yours; give another --out")
     return place
 
 

@@ -62,7 +62,7 @@ def make_norm(channels: int, norm: nn.BatchNorm2d | None = None) -> nn.BatchNorm
 
 
 @given(geometries(), st.lists(st.integers(0, 3), min_size=7, max_size=7).filter(any), st.sampled_from((None, 1, 5)))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_a_composite_layer_is_one_convolution(geometry: dict[str, object], counts: list[int], join: int | None) -> None:
     limit = largest(geometry)
     filters = {shape: n for shape, n in zip(SHAPES, counts, strict=True) if n and max(shape) <= limit} or {(3, 1): 2}
@@ -80,7 +80,7 @@ def test_a_composite_layer_is_one_convolution(geometry: dict[str, object], count
 
 
 @given(geometries())
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_a_separable_layer_is_one_convolution_where_that_is_exact(geometry: dict[str, object]) -> None:
     layer = SeparableConv2d(2, 5, middle=3, **geometry)  # type: ignore[arg-type]
     dense, x = dense_form(layer), image()
