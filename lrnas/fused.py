@@ -1,14 +1,17 @@
-"""Lets a model train with the fused kernels, whatever it was built by.
+"""Lets a model run with the fused kernels, whatever it was built by.
 
-Inside `with fused(model):` its convolutions, batch norms, pools and the sequences of them use `lrnas.kernels` while
-training on a GPU: their classes are exchanged for ones that differ in `forward` alone. Parameters, names and results
-stay what they are; outside, and in evaluation, so does every line that runs. On a CPU this concerns one kind of
-convolution alone.
+Inside `with fused(model):` its convolutions, batch norms, pools and the sequences of them use `lrnas.kernels` on a
+GPU: their classes are exchanged for ones that differ in `forward` alone. Parameters, names and results stay what they
+are; outside, so does every line that runs. On a CPU this concerns one kind of convolution alone. `accelerate(model)`
+does the same for good, for a model that is trained and only used.
+
+In evaluation a convolution takes in what follows it: batch norm, ReLU and, after filters of different shapes, the pool.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -20,26 +23,34 @@ from torch import Tensor, nn
 
 from lrnas.backbones import ConvBlock
 from lrnas.kernels import FEW_CHANNELS, available, usable
+from lrnas.layers import CompositeConv2d, SeparableConv2d, WindowConv2d, is_watched, joint_bias
 
-__all__ = ["fused"]
+__all__ = ["accelerate", "fused"]
 
 
 @contextmanager
 def fused(model: nn.Module) -> Iterator[None]:
     """Inside, the model's modules use the kernels where these can be used."""
     before = {module: type(module) for module in model.modules()}
-    first = next(model.parameters(), None)
     try:
-        if first is not None:
-            kinds = _KINDS if available(first.device) else _KINDS_ON_CPU if first.device.type == "cpu" else {}
-            for module, own in before.items():
-                for base, kind in kinds.items():
-                    if own.forward is base.forward and kind.fits(module):
-                        module.__class__ = _with_kernels(own, kind)  # type: ignore[arg-type]
+        accelerate(model)
         yield
     finally:
         for module, own in before.items():
             module.__class__ = own
+
+
+def accelerate(model: nn.Module) -> nn.Module:
+    """Lets a model's modules use the kernels from now on, where these can be used; returns the model."""
+    first = next(model.parameters(), None)
+    if first is not None:
+        kinds = _KINDS if available(first.device) else _KINDS_ON_CPU if first.device.type == "cpu" else {}
+        for module in model.modules():
+            own = type(module)
+            for base, kind in kinds.items():
+                if own.forward is base.forward and kind.fits(module):
+                    module.__class__ = _with_kernels(own, kind)  # type: ignore[arg-type]
+    return model
 
 
 class _Conv2d(nn.Conv2d):
@@ -57,7 +68,7 @@ class _Conv2d(nn.Conv2d):
 
     def takes(self, x: Tensor) -> bool:
         """What it does not take, PyTorch does, or refuses in its own words."""
-        return self.training and usable(x) and x.shape[1] == self.in_channels and self._reaches(x)
+        return usable(x) and x.shape[1] == self.in_channels and self._reaches(x)
 
     def _reaches(self, x: Tensor) -> bool:
         assert not isinstance(self.padding, str)
@@ -143,7 +154,7 @@ class _BatchNormAct2d(BatchNormAct2d):
         return type(module.act) is nn.ReLU and type(module.drop) is nn.Identity and _BatchNorm2d.fits(module)
 
     def forward(self, x: Tensor) -> Tensor:
-        if _takes_norm(self, x) and not _is_watched(self.act):
+        if _takes_norm(self, x) and not is_watched(self.act):
             return _batch_norm(self, x, relu=True)
         return cast(Tensor, super().forward(x))  # type: ignore[no-untyped-call]
 
@@ -174,15 +185,52 @@ class _AvgPool2d(nn.AvgPool2d):
         return ops.average_pool(input, pools.Window(*_window(self)), self.ceil_mode, self.count_include_pad)
 
 
+class _Composite(CompositeConv2d):
+    """With a join, the ReLU after it comes with the join's matrix product; see `CompositeConv2d` for the rest."""
+
+    @staticmethod
+    def fits(module: CompositeConv2d) -> bool:
+        return not module.pads_input
+
+    def takes(self, x: Tensor) -> bool:
+        joined = self.join is None or (isinstance(self.join, _Conv2d) and not is_watched(self.join))
+        return joined and super().takes(x)
+
+    def compute(self, x: Tensor, **then: Any) -> Tensor:
+        if self.join is None:
+            return super().compute(x, **then)
+        assert isinstance(self.join, _Conv2d)
+        return self.join.compute(super().compute(x), **then)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x, relu=False) if self.takes(x) else super().forward(x)
+
+
+class _Separable(SeparableConv2d):
+    """The second half brings along what follows."""
+
+    @staticmethod
+    def fits(module: SeparableConv2d) -> bool:
+        return not module.pads_input
+
+    def takes(self, x: Tensor) -> bool:
+        first, second = self.halves()
+        return first.takes(x) and not is_watched(second)
+
+    def compute(self, x: Tensor, **then: Any) -> Tensor:
+        first, second = self.halves()
+        return second.compute(first.compute(x), **then)
+
+
 class _InOrder(nn.Module):
-    """Runs its children one after another, a convolution or batch norm together with the ReLU that follows it."""
+    """Runs its children one after another, a convolution or batch norm together with what it can bring along."""
 
     @staticmethod
     def fits(module: nn.Module) -> bool:
         return True
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not (self.training and usable(input)):
+        if not usable(input):
             return cast(Tensor, super().forward(input))
         x = input
         # not children(), which leaves out what stands here twice
@@ -191,13 +239,54 @@ class _InOrder(nn.Module):
         ]
         while modules:
             module = modules.pop(0)
-            pair = isinstance(module, _Conv2d | _BatchNorm2d) and bool(modules) and type(modules[0]) is nn.ReLU
-            if pair and not _is_watched(module) and not _is_watched(modules[0]) and module.takes(x):  # type: ignore[operator]
-                x = module.compute(x, relu=True)  # type: ignore[operator]
-                modules.pop(0)
+            then = _take_along(module, modules) if isinstance(module, _LEADERS) else {}
+            if then and module.takes(x):  # type: ignore[operator]
+                del modules[: then.pop("number")]
+                x = module.compute(x, **then)  # type: ignore[operator]
             else:
                 x = module(x)
         return x
+
+
+def _take_along(module: nn.Module, following: list[nn.Module]) -> dict[str, Any]:
+    """What a module can do of what follows it, in `compute`'s words, and the number of modules that is."""
+    rest = [] if is_watched(module) else list(itertools.takewhile(lambda other: not is_watched(other), following))
+    length = len(rest)
+    then: dict[str, Any] = {}
+    # scaling and pooling have no gradient
+    mixed = [] if torch.is_grad_enabled() else _mixed_convs(module)
+    if mixed and rest and isinstance(rest[0], nn.BatchNorm2d) and _BatchNorm2d.fits(rest[0]) and not rest[0].training:
+        then |= _scale_and_bias(mixed, rest.pop(0))  # type: ignore[arg-type]
+    if rest and type(rest[0]) is nn.ReLU:
+        then["relu"] = True
+        rest.pop(0)
+    if mixed and rest and isinstance(rest[0], nn.MaxPool2d) and _is_halving(rest[0]):
+        then["pool"] = 2
+        rest.pop(0)
+    return then and then | {"number": length - len(rest)}
+
+
+def _mixed_convs(module: nn.Module) -> list[WindowConv2d]:
+    """The convolutions, computed by one kernel, whose output is the module's."""
+    if isinstance(module, WindowConv2d):
+        return [module]
+    if isinstance(module, SeparableConv2d):
+        return [module.halves()[1]]
+    return list(module.group_convs()) if isinstance(module, CompositeConv2d) and module.join is None else []
+
+
+def _scale_and_bias(convs: list[WindowConv2d], norm: nn.BatchNorm2d) -> dict[str, Tensor]:
+    """Convolutions' biases and the batch norm after them, as one factor and one summand for every filter."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    shift = norm.bias - norm.running_mean * scale
+    bias = joint_bias(convs)
+    return {"scale": scale, "bias": shift if bias is None else shift + bias * scale}
+
+
+def _is_halving(pool: nn.MaxPool2d) -> bool:
+    plain = pool.dilation in (1, (1, 1)) and not pool.return_indices and not pool.ceil_mode
+    return plain and _is_square(pool) and _window(pool) == (2, 2, 0)
 
 
 _KINDS: dict[type[nn.Module], Any] = {
@@ -208,8 +297,11 @@ _KINDS: dict[type[nn.Module], Any] = {
     nn.AvgPool2d: _AvgPool2d,
     nn.Sequential: _InOrder,
     ConvBlock: _InOrder,
+    CompositeConv2d: _Composite,
+    SeparableConv2d: _Separable,
 }
 """By whose `forward` a module has, what stands in for it."""
+_LEADERS = (_Conv2d, _BatchNorm2d, _Composite, _Separable, WindowConv2d)
 _KINDS_ON_CPU: dict[type[nn.Module], Any] = {nn.Conv2d: _CoveringConv2d}
 
 
@@ -217,12 +309,6 @@ _KINDS_ON_CPU: dict[type[nn.Module], Any] = {nn.Conv2d: _CoveringConv2d}
 def _with_kernels(own: Any, kind: Any) -> Any:
     """A class like a module's own, whose `forward` is that of `kind`."""
     return type(f"Fused{own.__name__}", (kind, own), {})
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Whether somebody wants to know when a module is called, or changed what it does: then it must be called."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or "forward" in module.__dict__
 
 
 def _takes_pool(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:

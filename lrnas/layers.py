@@ -1,4 +1,4 @@
-"""Convolutions whose filters have different shapes, in plain PyTorch.
+"""Convolutions whose filters have different shapes.
 
 `CompositeConv2d` stands where a k×k convolution stood: same input, same output size. Its groups of
 filters (3×1, 1×3, 3×3, …) all look at the middle of the k×k window of the layer they replace, and their
@@ -6,12 +6,15 @@ outputs are concatenated: vertical ones first, then horizontal ones, then the re
 convolution mixes the result, with no activation between. `SeparableConv2d` is 1×k followed by k×1.
 
 State-dict keys name the shapes: `conv3x1.weight`, `conv1x3.weight`, `conv3x3.weight`, `join.weight`.
+
+All is plain PyTorch, but for one thing: on a GPU where the fused kernels run, filters side by side are computed by one
+of them instead of several convolutions and a concatenation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +23,9 @@ from torch import Tensor, nn
 
 from lrnas.arch import Filters, Mix, concatenation_order
 from lrnas.errors import ConversionError
+from lrnas.kernels import pays
 
-__all__ = ["CompositeConv2d", "SeparableConv2d", "WindowConv2d", "make_conv"]
+__all__ = ["CompositeConv2d", "SeparableConv2d", "WindowConv2d", "is_watched", "joint_bias", "make_conv"]
 
 IntPair = int | tuple[int, int]
 Padding = IntPair | str
@@ -76,13 +80,73 @@ class WindowConv2d(nn.Conv2d):
             device=device,
             dtype=dtype,
         )
+        self.margins = (margins[0], margins[1])
+        """Zeros before and after the rows, before and after the columns; what is cropped where negative."""
         self.margin = None if even else (*margins[1], *margins[0])
         """Uneven padding, or cropping where negative: left, right, top, bottom."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.takes(x):
+            return self.compute(x)
         if self.margin is not None:
             x = F.pad(x, self.margin)
         return super().forward(x)
+
+    def takes(self, x: Tensor) -> bool:
+        return _kernels_take([self], x)
+
+    def compute(self, x: Tensor, **then: Any) -> Tensor:
+        return _side_by_side([self], x, **then)
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody wants to know when a module is called, or changed what it does: then it must be called."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in module.__dict__
+
+
+def _kernels_take(convs: Sequence[WindowConv2d], x: Tensor) -> bool:
+    """Whether one kernel does the work of these convolutions. What it does not take, PyTorch does, or refuses."""
+    return (
+        pays(x)
+        and x.shape[1] == convs[0].in_channels
+        and min(_output_size(convs[0], x)) > 0
+        and not any(is_watched(conv) for conv in convs)
+    )
+
+
+def _side_by_side(convs: Sequence[WindowConv2d], x: Tensor, **then: Any) -> Tensor:
+    """Convolutions of one input, their outputs concatenated, by one kernel; `then` is what it does with them."""
+    from lrnas.kernels.composite_op import composite_conv
+    from lrnas.kernels.layer import Layer
+
+    first = convs[0]
+    layer = Layer(
+        tuple(conv.out_channels for conv in convs),
+        tuple((conv.kernel_size[0], conv.kernel_size[1]) for conv in convs),
+        tuple((conv.margins[0][0], conv.margins[1][0]) for conv in convs),
+        (first.stride[0], first.stride[1]),
+        (first.dilation[0], first.dilation[1]),
+        _output_size(first, x),
+    )
+    then.setdefault("bias", joint_bias(convs))
+    return composite_conv(x, [conv.weight for conv in convs], layer=layer, **then)
+
+
+def joint_bias(convs: Sequence[WindowConv2d]) -> Tensor | None:
+    """The biases of convolutions whose outputs are concatenated."""
+    biases = [conv.bias for conv in convs if conv.bias is not None]
+    return None if not biases else biases[0] if len(biases) == 1 else torch.cat(biases)
+
+
+def _output_size(conv: WindowConv2d, x: Tensor) -> tuple[int, int]:
+    rows, columns = (
+        (x.shape[2 + axis] + sum(conv.margins[axis]) - conv.dilation[axis] * (conv.kernel_size[axis] - 1) - 1)
+        // conv.stride[axis]
+        + 1
+        for axis in (0, 1)
+    )
+    return rows, columns
 
 
 class _StandIn(nn.Module):
@@ -202,9 +266,20 @@ class CompositeConv2d(_StandIn):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pad_input(x)
-        outputs = [conv(x) for conv in self.group_convs()]
-        x = torch.cat(outputs, dim=-3) if len(outputs) > 1 else outputs[0]
+        if self.takes(x):
+            x = self.compute(x)
+        else:
+            outputs = [conv(x) for conv in self.group_convs()]
+            x = torch.cat(outputs, dim=-3) if len(outputs) > 1 else outputs[0]
         return x if self.join is None else self.join(x)
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether one kernel computes all groups."""
+        return _kernels_take(list(self.group_convs()), x)
+
+    def compute(self, x: Tensor, **then: Any) -> Tensor:
+        """All groups by one kernel, without the join."""
+        return _side_by_side(list(self.group_convs()), x, **then)
 
 
 class SeparableConv2d(_StandIn):

@@ -1,7 +1,9 @@
-"""Fused kernels for training on GPUs, in Triton: what PyTorch computes in several passes over memory, in one.
+"""Fused kernels for GPUs, in Triton: what PyTorch computes in several passes over memory, in one.
 
-`lrnas.kernels.ops` has them as PyTorch operators; this file only says whether they can be used. Without a GPU, where
-Triton does not work or with LRNAS_KERNELS=off everything runs in plain PyTorch, with the same results within rounding.
+`lrnas.kernels.ops` has them as PyTorch operators, and `lrnas.kernels.composite_op` the convolution by filters of
+different shapes, which `gathered` and `tiled` compute in two ways; this file only says whether they can be used.
+Without a GPU, where Triton does not work or with LRNAS_KERNELS=off everything runs in plain PyTorch, with the same
+results within rounding.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import warnings
 import torch
 from torch import Tensor
 
-__all__ = ["FEW_CHANNELS", "available", "usable"]
+__all__ = ["FEW_CHANNELS", "available", "pays", "usable"]
 
 FEW_CHANNELS = 4
 """Up to this many input channels a convolution's patches are written out: tensor cores want longer rows than that."""
@@ -20,6 +22,7 @@ FEW_CHANNELS = 4
 _works: dict[torch.device, bool] = {}
 
 
+@torch.compiler.assume_constant_result
 def available(device: torch.device) -> bool:
     """Whether the kernels run on a device; tried once."""
     if device.type != "cuda" or torch.version.hip is not None or os.environ.get("LRNAS_KERNELS") == "off":
@@ -41,6 +44,20 @@ def available(device: torch.device) -> bool:
 def usable(x: object) -> bool:
     """Whether this is a map that the kernels can take."""
     return isinstance(x, Tensor) and x.is_cuda and x.ndim == 4 and x.numel() > 0 and x.dtype in _DTYPES
+
+
+def pays(x: object) -> bool:
+    """Whether the composite convolution is the faster way for a map: in half precision, on a GPU.
+
+    What is traced to be taken elsewhere has PyTorch's own operations in it.
+    """
+    taken_away = torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    if taken_away or not usable(x):
+        return False
+    assert isinstance(x, Tensor)
+    autocast = torch.is_autocast_enabled(x.device.type)
+    dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
+    return dtype in (torch.bfloat16, torch.float16) and available(x.device)
 
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)

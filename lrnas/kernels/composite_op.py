@@ -1,0 +1,150 @@
+"""The composite convolution as a PyTorch operator, with shapes for tracing and a formula for autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from lrnas.kernels import composite
+from lrnas.kernels.layer import Layer
+from lrnas.kernels.rows import empty_map
+
+__all__ = ["composite_conv"]
+
+Ints = Sequence[int]
+
+
+def _layer(weights: Sequence[Tensor], margins: Ints, stride: Ints, dilation: Ints, size: Ints) -> Layer:
+    return Layer(
+        tuple(len(weight) for weight in weights),
+        tuple((weight.shape[2], weight.shape[3]) for weight in weights),
+        tuple(zip(margins[::2], margins[1::2], strict=True)),
+        *((pair[0], pair[1]) for pair in (stride, dilation, size)),
+    )
+
+
+@custom_op("lrnas::composite", mutates_args=())
+def _composite(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    scale: Tensor | None,
+    margins: Ints,
+    stride: Ints,
+    dilation: Ints,
+    size: Ints,
+    relu: bool,
+    pool: int,
+) -> Tensor:
+    layer = _layer(weights, margins, stride, dilation, size)
+    return composite.forward(x, weights, bias, scale, layer, relu, pool)
+
+
+@_composite.register_fake
+def _(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    scale: Tensor | None,
+    margins: Ints,
+    stride: Ints,
+    dilation: Ints,
+    size: Ints,
+    relu: bool,
+    pool: int,
+) -> Tensor:
+    return empty_map(x, sum(len(weight) for weight in weights), size[0] // pool, size[1] // pool)
+
+
+@custom_op("lrnas::composite_backward", mutates_args=())
+def _composite_backward(
+    grad: Tensor,
+    out: Tensor | None,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    margins: Ints,
+    stride: Ints,
+    dilation: Ints,
+    size: Ints,
+    needs_input: bool,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    layer = _layer(weights, margins, stride, dilation, size)
+    return composite.backward(grad, out, x, weights, layer, needs_input, needs_bias)
+
+
+@_composite_backward.register_fake
+def _(
+    grad: Tensor,
+    out: Tensor | None,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    margins: Ints,
+    stride: Ints,
+    dilation: Ints,
+    size: Ints,
+    needs_input: bool,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    exact = x.dtype if x.dtype == torch.float64 else torch.float32
+    num_biases = grad.shape[1] if exact == torch.float64 or needs_bias or out is not None else 0
+    return (
+        empty_map(x, *x.shape[1:]) if needs_input else x.new_empty(0),
+        x.new_empty(sum(weight.numel() for weight in weights), dtype=exact),
+        x.new_empty(num_biases, dtype=exact),
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weights, bias, scale, *ctx.geometry, ctx.relu, pool = inputs
+    if scale is not None or pool != 1:
+        raise RuntimeError("a composite convolution with a scale or a pool has no gradient: it is for inference")
+    ctx.has_bias, ctx.num_weights = bias is not None, len(weights)
+    ctx.save_for_backward(x, *weights, *((output,) if ctx.relu else ()))
+
+
+def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    x, *weights = ctx.saved_tensors
+    out = weights.pop() if ctx.relu else None
+    needs_input = ctx.needs_input_grad[0]
+    grad_x, packed, grad_bias = _composite_backward(grad, out, x, weights, *ctx.geometry, needs_input, ctx.has_bias)
+    grad_weights = []
+    for part, weight in zip(packed.split([weight.numel() for weight in weights]), weights, strict=True):
+        number, channels, height, width = weight.shape
+        grad_weights.append(part.view(number, height, width, channels).permute(0, 3, 1, 2).to(weight.dtype))
+    return (
+        grad_x if needs_input else None,
+        grad_weights,
+        grad_bias if ctx.has_bias else None,
+        *(None,) * 7,
+    )
+
+
+_composite.register_autograd(_autograd, setup_context=_setup)
+
+
+def composite_conv(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    layer: Layer,
+    *,
+    relu: bool = False,
+    scale: Tensor | None = None,
+    pool: int = 1,
+) -> Tensor:
+    """Groups of filters side by side; then, if wanted, scaled by filter, with a bias, pooled (maxima of pool × pool)
+    and with a ReLU. Weights and bias may have a higher precision than the map."""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    exact = x.dtype if x.dtype == torch.float64 else torch.float32
+    bias, scale = (None if tensor is None else tensor.to(exact) for tensor in (bias, scale))
+    margins = [number for margin in layer.margins for number in margin]
+    result: Tensor = _composite(
+        x, list(weights), bias, scale, margins, layer.stride, layer.dilation, layer.size, relu, pool
+    )
+    return result

@@ -1,0 +1,58 @@
+"""What the kernels know of a layer whose filters have different shapes."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from lrnas.kernels.blocks import fitting
+
+__all__ = ["Layer", "precision", "unit"]
+
+Pair = tuple[int, int]
+
+
+class Layer(NamedTuple):
+    """Groups of filters side by side. `margins` are the zeros above and to the left of the input, or what is cropped
+    there where negative; `size` is the output's rows and columns, which say how far it reaches below and to the right.
+    """
+
+    filters: tuple[int, ...]
+    kernels: tuple[Pair, ...]
+    margins: tuple[Pair, ...]
+    stride: Pair
+    dilation: Pair
+    size: Pair
+
+    @property
+    def areas(self) -> tuple[int, ...]:
+        return tuple(rows * cols for rows, cols in self.kernels)
+
+    @property
+    def num_filters(self) -> int:
+        return sum(self.filters)
+
+    @property
+    def filter_unit(self) -> int:
+        return unit(math.gcd(*self.filters))
+
+    @property
+    def filter_units(self) -> tuple[int, ...]:
+        return tuple(num // self.filter_unit for num in self.filters)
+
+    @property
+    def filter_block(self) -> int:
+        """Each tap of the packed weights has a multiple of this many filters."""
+        return fitting(self.filters, (16, 32, 64))
+
+
+def unit(number: int) -> int:
+    """What a kernel may take for granted to divide a number: then it loads so many at a time."""
+    return next(divisor for divisor in (16, 8, 1) if number % divisor == 0)
+
+
+def precision(dtype: torch.dtype) -> str:
+    """Of products of float32, as for PyTorch's convolutions."""
+    return "tf32" if dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else "ieee"

@@ -1,0 +1,319 @@
+"""The products of a composite layer by kernels that copy boxes, for GPUs that can (NVIDIA's from Hopper on).
+
+A program works on a box of images × rows × columns. What its positions see through one tap is the same box, moved:
+one copy, with zeros where it reaches over the edge, no address and no mask per element. The box is the right-hand
+factor of each product and the result comes out transposed: that operand alone may be several-dimensional in Triton
+without a detour through registers. Strides of 1, and rows of channels of a multiple of 16 bytes.
+
+Maps and weights lie in memory as in `gathered`; blocks of filters are as long as the zero rows allow, so that no
+product over filters reaches into the next tap.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from lrnas.kernels.blocks import Blocks, choose, fitting
+from lrnas.kernels.gathered import larger
+from lrnas.kernels.layer import Layer, precision, unit
+
+__all__ = ["forward", "input_gradient", "weight_gradient"]
+
+_SIZES = ["filter_units", "channel_units", "number", "height", "width", "tiles_per_split"]
+
+
+@triton.jit
+def _corner(tile, height, width, BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """First image, row and column of a box."""
+    down, across = tl.cdiv(height, BLOCK_HEIGHT), tl.cdiv(width, BLOCK_WIDTH)
+    return tile // (down * across) * BLOCK_IMAGES, tile // across % down * BLOCK_HEIGHT, tile % across * BLOCK_WIDTH
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _forward_kernel(
+    x_box, weight_box, scale_ptr, bias_ptr, out_ptr, filter_units,
+    channel_units, number, height, width,
+    KERNELS: tl.constexpr, MARGINS: tl.constexpr, DILATION: tl.constexpr,
+    UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, FILTER_BLOCK: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
+):  # fmt: skip
+    """`height` and `width` are the output's, before the pool."""
+    num_blocks, num_filters = 0, 0
+    for group in tl.static_range(len(KERNELS)):
+        num_blocks += tl.cdiv(filter_units[group] * FILTER_UNIT, BLOCK_COLS)
+        num_filters += filter_units[group] * FILTER_UNIT
+    program = tl.program_id(0)
+    block = program % num_blocks
+    image, row, col = _corner(program // num_blocks, height, width, BLOCK_IMAGES, BLOCK_HEIGHT, BLOCK_WIDTH)
+    num_steps = tl.cdiv(channel_units * UNIT, BLOCK_INNER)
+    first_filter, weight_row = 0, 0
+    for group in tl.static_range(len(KERNELS)):
+        own_filters = filter_units[group] * FILTER_UNIT
+        own_blocks = tl.cdiv(own_filters, BLOCK_COLS)
+        own_rows = tl.cdiv(own_filters, FILTER_BLOCK) * FILTER_BLOCK
+        if (block >= 0) & (block < own_blocks):
+            total = tl.zeros((BLOCK_COLS, BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH), tl.float32)
+            for step in range(KERNELS[group][0] * KERNELS[group][1] * num_steps):
+                tap = step // num_steps
+                channel = (step - tap * num_steps) * BLOCK_INNER
+                seen_row = row - MARGINS[group][0] + tap // KERNELS[group][1] * DILATION[0]
+                seen_col = col - MARGINS[group][1] + tap % KERNELS[group][1] * DILATION[1]
+                x = x_box.load([image, seen_row, seen_col, channel])
+                x = x.reshape(BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH, BLOCK_INNER)
+                weight = weight_box.load([weight_row + tap * own_rows + block * BLOCK_COLS, channel])
+                total = tl.dot(weight, x.T, total, input_precision=PRECISION)
+            total = total.T
+            own = block * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+            exists = own < own_filters
+            if HAS_SCALE:
+                total *= tl.load(scale_ptr + first_filter + own, mask=exists, other=0.0)[None, :]
+            if HAS_BIAS:
+                total += tl.load(bias_ptr + first_filter + own, mask=exists, other=0.0)[None, :]
+            if POOL > 1:
+                total = total.reshape(BLOCK_IMAGES * BLOCK_HEIGHT // POOL, POOL, BLOCK_WIDTH // POOL, POOL, BLOCK_COLS)
+                total = tl.reduce(tl.reduce(total, 3, larger), 1, larger)
+                total = total.reshape(BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH // (POOL * POOL), BLOCK_COLS)
+            if RELU:
+                total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            position = tl.arange(0, BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH // (POOL * POOL))
+            out_image = image + position // (BLOCK_HEIGHT * BLOCK_WIDTH // (POOL * POOL))
+            out_row = row // POOL + position // (BLOCK_WIDTH // POOL) % (BLOCK_HEIGHT // POOL)
+            out_col = col // POOL + position % (BLOCK_WIDTH // POOL)
+            here = (out_image < number) & (out_row < height // POOL) & (out_col < width // POOL)
+            place = out_image.to(tl.int64) * (height // POOL) * (width // POOL) + out_row * (width // POOL) + out_col
+            out = out_ptr + (place * num_filters)[:, None] + (first_filter + own)[None, :]
+            tl.store(out, total.to(out_ptr.dtype.element_ty), mask=here[:, None] & exists[None, :])
+        block -= own_blocks
+        first_filter += own_filters
+        weight_row += KERNELS[group][0] * KERNELS[group][1] * own_rows
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _input_kernel(
+    grad_box, weight_box, out_ptr, filter_units,
+    channel_units, number, height, width,
+    KERNELS: tl.constexpr, MARGINS: tl.constexpr, DILATION: tl.constexpr,
+    UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, FILTER_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
+):  # fmt: skip
+    """One loop over the taps and filters of all groups; `height` and `width` are the input's."""
+    channels = channel_units * UNIT
+    num_blocks = tl.cdiv(channels, BLOCK_COLS)
+    num_steps = 0
+    for group in tl.static_range(len(KERNELS)):
+        blocks = tl.cdiv(filter_units[group] * FILTER_UNIT, FILTER_BLOCK) * (FILTER_BLOCK // BLOCK_INNER)
+        num_steps += KERNELS[group][0] * KERNELS[group][1] * blocks
+    program = tl.program_id(0)
+    first_col = program % num_blocks * BLOCK_COLS
+    image, row, col = _corner(program // num_blocks, height, width, BLOCK_IMAGES, BLOCK_HEIGHT, BLOCK_WIDTH)
+    total = tl.zeros((BLOCK_COLS, BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH), tl.float32)
+    for step in range(num_steps):
+        rest, own_blocks, first_filter, kernel_cols, top, left = step, 1, 0, 1, 0, 0
+        steps_before, filters_before = 0, 0
+        for group in tl.static_range(len(KERNELS)):  # the numbers of the group that this step belongs to
+            blocks = tl.cdiv(filter_units[group] * FILTER_UNIT, FILTER_BLOCK) * (FILTER_BLOCK // BLOCK_INNER)
+            mine = step >= steps_before
+            rest = tl.where(mine, step - steps_before, rest)
+            own_blocks = tl.where(mine, blocks, own_blocks)
+            first_filter = tl.where(mine, filters_before, first_filter)
+            kernel_cols = tl.where(mine, KERNELS[group][1], kernel_cols)
+            top = tl.where(mine, MARGINS[group][0], top)
+            left = tl.where(mine, MARGINS[group][1], left)
+            steps_before += KERNELS[group][0] * KERNELS[group][1] * blocks
+            filters_before += filter_units[group] * FILTER_UNIT
+        tap = rest // own_blocks
+        out_row = row + top - tap // kernel_cols * DILATION[0]
+        out_col = col + left - tap % kernel_cols * DILATION[1]
+        grad = grad_box.load([image, out_row, out_col, first_filter + (rest - tap * own_blocks) * BLOCK_INNER])
+        grad = grad.reshape(BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH, BLOCK_INNER)
+        weight = weight_box.load([step * BLOCK_INNER, first_col])
+        total = tl.dot(weight.T, grad.T, total, input_precision=PRECISION)
+    total = total.T
+    position = tl.arange(0, BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH)
+    out_image = image + position // (BLOCK_HEIGHT * BLOCK_WIDTH)
+    out_row, out_col = row + position // BLOCK_WIDTH % BLOCK_HEIGHT, col + position % BLOCK_WIDTH
+    here = (out_image < number) & (out_row < height) & (out_col < width)
+    place = out_image.to(tl.int64) * height * width + out_row * width + out_col
+    cols = first_col + tl.arange(0, BLOCK_COLS)
+    out = out_ptr + (place * channels)[:, None] + cols[None, :]
+    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=here[:, None] & (cols < channels)[None, :])
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _weight_kernel(
+    grad_ptr, x_box, out_ptr, filter_units,
+    tiles_per_split, channel_units, number, height, width,
+    KERNELS: tl.constexpr, MARGINS: tl.constexpr, DILATION: tl.constexpr,
+    UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    """Partial sums [splits, weights], filters × channels of one tap; `height` and `width` are the output's.
+
+    Weights here are group after group, each [filters, rows, columns, channels].
+    """
+    channels = channel_units * UNIT
+    across = tl.cdiv(channels, BLOCK_COLS)
+    num_blocks, num_weights, num_filters = 0, 0, 0
+    for group in tl.static_range(len(KERNELS)):
+        own_filters = filter_units[group] * FILTER_UNIT
+        num_blocks += tl.cdiv(own_filters, BLOCK_ROWS) * KERNELS[group][0] * KERNELS[group][1] * across
+        num_weights += own_filters * KERNELS[group][0] * KERNELS[group][1] * channels
+        num_filters += own_filters
+    program = tl.program_id(0)
+    split = program // num_blocks
+    block = program % num_blocks
+    num_tiles = tl.cdiv(number, BLOCK_IMAGES) * tl.cdiv(height, BLOCK_HEIGHT) * tl.cdiv(width, BLOCK_WIDTH)
+    begin = split * tiles_per_split
+    end = tl.minimum(begin + tiles_per_split, num_tiles)
+    out_ptr += split.to(tl.int64) * num_weights
+    position = tl.arange(0, BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH)[:, None]
+    images = position // (BLOCK_HEIGHT * BLOCK_WIDTH)
+    rows, cols = position // BLOCK_WIDTH % BLOCK_HEIGHT, position % BLOCK_WIDTH
+    first_filter = 0
+    for group in tl.static_range(len(KERNELS)):
+        own_filters = filter_units[group] * FILTER_UNIT
+        own_blocks = tl.cdiv(own_filters, BLOCK_ROWS) * KERNELS[group][0] * KERNELS[group][1] * across
+        if (block >= 0) & (block < own_blocks):
+            channel = block % across * BLOCK_COLS
+            tap = block // across % (KERNELS[group][0] * KERNELS[group][1])
+            first_own = block // across // (KERNELS[group][0] * KERNELS[group][1]) * BLOCK_ROWS
+            row_step = tap // KERNELS[group][1] * DILATION[0] - MARGINS[group][0]
+            col_step = tap % KERNELS[group][1] * DILATION[1] - MARGINS[group][1]
+            own = first_own + tl.arange(0, BLOCK_ROWS)
+            real = (own < own_filters)[None, :]
+            place = ((images * height + rows) * width + cols) * num_filters + (first_filter + own)[None, :]
+            total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+            for step in range(end - begin):
+                image, row, col = _corner(begin + step, height, width, BLOCK_IMAGES, BLOCK_HEIGHT, BLOCK_WIDTH)
+                here = real & (image + images < number) & (row + rows < height) & (col + cols < width)
+                corner = ((image * height + row) * width + col).to(tl.int64) * num_filters
+                grad = tl.load(grad_ptr + corner + place, mask=here, other=0.0)
+                x = x_box.load([image, row + row_step, col + col_step, channel])
+                x = x.reshape(BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH, BLOCK_COLS)
+                total = tl.dot(grad.T, x, total, input_precision=PRECISION)
+            seen = channel + tl.arange(0, BLOCK_COLS)
+            first = (own * (KERNELS[group][0] * KERNELS[group][1]) + tap) * channels
+            exists = (own < own_filters)[:, None] & (seen < channels)[None, :]
+            tl.store(out_ptr + first[:, None] + seen[None, :], total, mask=exists)
+        block -= own_blocks
+        first_filter += own_filters
+        out_ptr += own_filters * (KERNELS[group][0] * KERNELS[group][1]) * channels
+
+
+Box = tuple[int, int, int]
+
+
+@functools.cache
+def _box(length: int, number: int, height: int, width: int, least: int = 1) -> Box:
+    """Images × rows × columns of so many positions, powers of two, that cover a map with the least left over."""
+    sides = [least << power for power in range(length.bit_length())]
+    boxes = [
+        (length // (rows * cols), rows, cols)
+        for rows in sides
+        for cols in sides
+        if rows * cols <= length and max(rows, cols, length // (rows * cols)) <= 256
+    ]
+
+    def covered(box: Box) -> tuple[int, int, int]:
+        return _num_tiles(box, number, height, width), box[0], abs(box[1] - box[2])
+
+    return min(boxes, key=covered)
+
+
+def _num_tiles(box: Box, number: int, height: int, width: int) -> int:
+    return math.ceil(number / box[0]) * math.ceil(height / box[1]) * math.ceil(width / box[2])
+
+
+def _describe(tensor: Tensor, *block: int) -> TensorDescriptor:
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+
+
+def forward(
+    pixels: Tensor, packed: Tensor, layer: Layer, scale: Tensor | None, bias: Tensor | None, relu: bool, pool: int
+) -> Tensor:
+    number, _, _, channels = pixels.shape
+    height, width = layer.size
+    out = pixels.new_empty(number, height // pool, width // pool, layer.num_filters)
+
+    def run(blocks: Blocks) -> None:
+        box = _box(blocks.rows, number, height, width, pool)
+        num_blocks = sum(triton.cdiv(num, blocks.cols) for num in layer.filters)
+        _forward_kernel[(_num_tiles(box, number, height, width) * num_blocks,)](
+            _describe(pixels, *box, blocks.inner), _describe(packed, blocks.cols, blocks.inner),
+            packed if scale is None else scale, packed if bias is None else bias, out, layer.filter_units,
+            channels // unit(channels), number, height, width,
+            layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit, layer.filter_block,
+            scale is not None, bias is not None, relu, pool, precision(pixels.dtype),
+            *box, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+
+    default = Blocks(128, fitting(layer.filters, (64, 128)), fitting([channels], (16, 32, 64)), 4, 3)
+    others = [default._replace(stages=4), default._replace(rows=256, warps=8), default._replace(cols=64)]
+    shape = (number * height * width, channels, *layer.filters, *layer.areas)
+    run(choose(f"tiled forward {pixels.dtype} {pool}", shape, default, others, run))
+    return out
+
+
+def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, width: int) -> Tensor:
+    number, channels = len(grad), packed.shape[1]
+    out = grad.new_empty(number, height, width, channels)
+
+    def run(blocks: Blocks) -> None:
+        box = _box(blocks.rows, number, height, width)
+        _input_kernel[(_num_tiles(box, number, height, width) * triton.cdiv(channels, blocks.cols),)](
+            _describe(grad, *box, blocks.inner), _describe(packed, blocks.inner, blocks.cols), out, layer.filter_units,
+            channels // unit(channels), number, height, width,
+            layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit, layer.filter_block,
+            precision(grad.dtype), *box, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+
+    default = Blocks(128, fitting([channels], (64, 128)), layer.filter_block, 4, 3)
+    others = [default._replace(stages=4), default._replace(rows=256, warps=8), default._replace(cols=64)]
+    shape = (number * height * width, channels, *layer.filters, *layer.areas)
+    run(choose(f"tiled input {grad.dtype}", shape, default, others, run))
+    return out
+
+
+def weight_gradient(grad: Tensor, pixels: Tensor, layer: Layer, num_programs: int) -> Tensor:
+    """Partial sums [splits, weights], to be added; weights go by group, each [filters, rows, columns, channels]."""
+    number, _, _, channels = pixels.shape
+    height, width = layer.size
+    num_weights = sum(num * area for num, area in zip(layer.filters, layer.areas, strict=True)) * channels
+
+    def run(blocks: Blocks) -> Tensor:
+        box = _box(blocks.inner, number, height, width)
+        num_tiles = _num_tiles(box, number, height, width)
+        num_blocks = triton.cdiv(channels, blocks.cols) * sum(
+            triton.cdiv(num, blocks.rows) * area for num, area in zip(layer.filters, layer.areas, strict=True)
+        )
+        splits = max(1, num_programs * (2 if blocks.warps == 4 else 1) // num_blocks)
+        per_split = triton.cdiv(num_tiles, splits)
+        splits = triton.cdiv(num_tiles, per_split)
+        partial = torch.empty(splits, num_weights, dtype=torch.float32, device=grad.device)
+        _weight_kernel[(num_blocks * splits,)](
+            grad, _describe(pixels, *box, blocks.cols), partial, layer.filter_units,
+            per_split, channels // unit(channels), number, height, width,
+            layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit, precision(grad.dtype),
+            *box, blocks.rows, blocks.cols, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+        return partial
+
+    rows, cols = fitting(layer.filters, (64, 128)), fitting([channels], (64, 128, 256))
+    wide = Blocks(128, 256, 64, 8, 3)
+    default = wide if (rows, cols) == (128, 256) else Blocks(rows, min(cols, 128), 64, 4, 3)
+    if default[:2] == (64, 64):
+        default = default._replace(inner=128)
+    others = [Blocks(128, 128, 64, 4, 3), wide, Blocks(64, 64, 128, 4, 3), Blocks(64, 128, 64, 4, 4)]
+    shape = (number * height * width, channels, *layer.filters, *layer.areas)
+    return run(choose(f"tiled weight {grad.dtype}", shape, default, others, run))

@@ -1,0 +1,362 @@
+"""The composite convolution's kernels against float64: on a GPU where there is one, else through Triton's interpreter.
+
+Half precision stands for boxes (`tiled`), float32 for gathering (`gathered`), on the same layers.
+"""
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lrnas import create_model, get_point, layers
+from lrnas import fused as fused_module
+from lrnas.fused import accelerate, fused
+from lrnas.kernels import blocks, composite
+from lrnas.kernels.composite_op import composite_conv
+from lrnas.kernels.layer import Layer
+from lrnas.layers import CompositeConv2d, SeparableConv2d
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+HALF = torch.bfloat16 if ON_GPU else torch.float16  # the interpreter cannot multiply bfloat16
+TOLERANCE = {torch.float32: 2e-3 if ON_GPU else 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+]
+SHAPES = [(3, 1), (1, 3), (3, 3), (1, 1), (5, 1), (1, 5), (2, 3)]
+
+
+@dataclasses.dataclass
+class Case:
+    layer: Layer
+    channels: int
+    height: int
+    width: int
+    number: int = 2
+    bias: bool = True
+    relu: bool = True
+    contiguous: bool = True
+
+
+def random_case(seed: int, *, stride: bool = True) -> Case:
+    draw = random.Random(seed)
+    kernels = tuple(draw.sample(SHAPES, draw.choice([1, 2, 2, 3])))
+    filters = tuple(draw.choice([1, 3, 8, 16, 17, 24, 40]) for _ in kernels)
+    steps = (draw.choice([1, 1, 2]), draw.choice([1, 1, 2])) if stride else (1, 1)
+    dilation = (draw.choice([1, 1, 2]), draw.choice([1, 1, 3]))
+    height, width = draw.randint(6, 11), draw.randint(6, 11)
+    # every group looks at the middle of the same window, moved a little
+    moved = draw.choice([-1, 0, 0, 1])
+    margins = tuple(
+        (dilation[0] * ((rows - 1) // 2) + moved, dilation[1] * ((cols - 1) // 2)) for rows, cols in kernels
+    )
+    size = tuple(draw.randint(1, length) // step + 1 for length, step in zip((height, width), steps, strict=True))
+    layer = Layer(filters, kernels, margins, steps, dilation, size)
+    channels = draw.choice([1, 3, 5, 8, 16, 20, 40])
+    return Case(
+        layer, channels, height, width, draw.choice([1, 2, 3]), draw.random() < 0.7, draw.random() < 0.5,
+        draw.random() < 0.7,
+    )  # fmt: skip
+
+
+def compare(case: Case, dtype: torch.dtype) -> None:
+    """Output and all gradients of the kernels beside those of PyTorch's convolutions in float64."""
+    generator = torch.Generator().manual_seed(case.channels)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(DEVICE)
+
+    x = draw(case.number, case.channels, case.height, case.width).to(dtype)
+    x = x if case.contiguous else x.transpose(2, 3).contiguous().transpose(2, 3)
+    weights = [
+        (draw(num, case.channels, *kernel) / (case.channels * kernel[0] * kernel[1]) ** 0.5).to(dtype)
+        for num, kernel in zip(case.layer.filters, case.layer.kernels, strict=True)
+    ]
+    bias = draw(case.layer.num_filters) if case.bias else None
+    direction = draw(case.number, case.layer.num_filters, *case.layer.size).to(dtype)
+    results = []
+    for exact in (torch.float64, dtype):
+        leaves = [tensor.to(exact).requires_grad_() for tensor in (x.detach(), *weights)]
+        shift = None if bias is None else bias.clone().to(torch.float32 if exact == dtype else exact).requires_grad_()
+        out = composite_conv(leaves[0], leaves[1:], shift, case.layer, relu=case.relu)
+        if exact == torch.float64 and case.relu:  # next to zero, rounding decides on which side of it
+            direction = direction * (out.abs() > 0.02)
+        out.backward(direction.to(exact))
+        results.append([out.detach(), *(leaf.grad for leaf in leaves), *([] if shift is None else [shift.grad])])
+    for wanted, got in zip(*results, strict=True):
+        assert got.shape == wanted.shape
+        error = (got.double() - wanted).norm() / (wanted.norm() + 1e-6)
+        assert error <= TOLERANCE[dtype], (case, error)
+
+
+@pytest.mark.parametrize("seed", range(300 if ON_GPU else 12))
+def test_random_layers_gathered(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    compare(random_case(seed), torch.float32)
+
+
+@pytest.mark.parametrize("seed", range(300 if ON_GPU else 12))
+def test_random_layers_tiled(seed: int) -> None:
+    compare(random_case(seed, stride=seed % 4 == 0), HALF)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_layers(dtype: torch.dtype) -> None:
+    """Sizes that fill whole blocks, as in VGG, and a few that do not."""
+    lr, full = ((3, 1), (1, 3)), ((3, 1), (1, 3), (3, 3))
+    for channels, filters, kernels, size in (
+        (64, (64, 64), lr, 112), (256, (256, 256), lr, 28), (96, (96, 96), lr, 16), (3, (32, 32), lr, 64),
+        (512, (192, 192, 128), full, 14), (72, (37, 41, 5), full, 30),
+    ):  # fmt: skip
+        margins = tuple(((rows - 1) // 2, (cols - 1) // 2) for rows, cols in kernels)
+        layer = Layer(filters, kernels, margins, (1, 1), (1, 1), (size, size))
+        compare(Case(layer, channels, size, size, 16), dtype)
+
+
+def lr_layer(size: tuple[int, int], filters: tuple[int, int] = (8, 16)) -> Layer:
+    return Layer(filters, ((3, 1), (1, 3)), ((1, 0), (0, 1)), (1, 1), (1, 1), size)
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+@pytest.mark.parametrize("channels", [3, 16])
+@pytest.mark.parametrize("size", [(8, 6), (7, 9)])
+def test_scale_and_pool(size: tuple[int, int], channels: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, channels, *size, device=DEVICE).to(dtype)
+    weights = [torch.randn(num, channels, *kernel, device=DEVICE) for num, kernel in ((8, (3, 1)), (16, (1, 3)))]
+    bias, scale = torch.randn(2, 24, device=DEVICE)
+    outs = [
+        composite_conv(
+            x.to(exact), [w.to(dtype).to(exact) for w in weights], bias, lr_layer(size),
+            scale=scale, relu=True, pool=2,
+        )
+        for exact in (dtype, torch.float64)
+    ]  # fmt: skip
+    assert outs[0].shape == (2, 24, size[0] // 2, size[1] // 2)
+    assert (outs[0].double() - outs[1]).norm() <= TOLERANCE[dtype] * outs[1].norm()
+
+
+def test_gradients_by_differences() -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(shape).double().requires_grad_() for shape in ((2, 4, 4, 5), (2, 4, 3, 1), (3, 4, 1, 3), 5)]
+    assert torch.autograd.gradcheck(
+        lambda x, v, h, b: composite_conv(x, [v, h], b, lr_layer((4, 5), (2, 3)), relu=True), tensors
+    )
+
+
+def test_the_operator_keeps_pytorch_s_rules() -> None:
+    x, bias = (torch.randn(shape, device=DEVICE).requires_grad_() for shape in ((2, 4, 4, 5), 5))
+    weights = [torch.randn(shape, device=DEVICE).requires_grad_() for shape in ((2, 4, 3, 1), (3, 4, 1, 3))]
+    geometry = ([1, 0, 0, 1], [1, 1], [1, 1], [4, 5])
+    torch.library.opcheck(torch.ops.lrnas.composite.default, (x, weights, bias, None, *geometry, True, 1))
+    with torch.no_grad():
+        torch.library.opcheck(
+            torch.ops.lrnas.composite.default,
+            (x.detach(), [w.detach() for w in weights], bias.detach(), bias.detach(), *geometry, True, 2),
+        )
+    with pytest.raises(RuntimeError, match="for inference"):
+        composite_conv(x, weights, bias, lr_layer((4, 5), (2, 3)), pool=2)
+
+
+def use_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels on whatever device this runs on."""
+    monkeypatch.setattr(layers, "pays", lambda x: x.ndim == 4)
+    monkeypatch.setattr(fused_module, "usable", lambda x: isinstance(x, Tensor) and x.ndim == 4)
+    monkeypatch.setattr(fused_module, "available", lambda device: True)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    calls: list[dict[str, object]] = []
+    own = composite.forward
+
+    def counted(*args: object) -> Tensor:
+        calls.append({"scale": args[3] is not None, "relu": args[5], "pool": args[6]})
+        return own(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(composite, "forward", counted)
+    return calls
+
+
+MODULES: list[tuple[Callable[[], nn.Module], int]] = [
+    (lambda: CompositeConv2d(8, {(3, 1): 8, (1, 3): 5, (3, 3): 3}, 3, padding=1), 1),
+    (lambda: CompositeConv2d(8, {(3, 1): 8, (1, 3): 8}, 3, padding=1, stride=2, join=6), 1),
+    (lambda: CompositeConv2d(8, {(1, 3): 4, (3, 3): 2}, 3, padding=0, bias=False), 1),  # crops
+    (lambda: CompositeConv2d(3, {(5, 1): 4, (2, 2): 2}, 4, padding=1), 1),  # uneven margins
+    (lambda: CompositeConv2d(8, {(3, 1): 4, (1, 3): 2}, 3, padding=1, padding_mode="reflect"), 1),
+    (lambda: CompositeConv2d(8, {(3, 1): 4, (1, 3): 2}, 3, padding="same", dilation=2), 1),
+    (lambda: SeparableConv2d(8, 6, 3, padding=1, stride=2), 2),
+]
+
+
+@pytest.mark.parametrize(("make", "kernels"), MODULES)
+def test_modules_compute_the_same(make: Callable[[], nn.Module], kernels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    module = make().to(DEVICE)
+    x = torch.randn(2, next(module.parameters()).shape[1], 9, 8, device=DEVICE)
+    wanted = module(x)
+    use_everywhere(monkeypatch)
+    calls = count_calls(monkeypatch)
+    torch.testing.assert_close(module(x), wanted, rtol=1e-3, atol=1e-4)
+    assert len(calls) == kernels
+
+
+def small_network(kind: str, batch_norm: bool) -> nn.Module:
+    """Three blocks as in a VGG, the first and the second before a pool, the second of an odd size."""
+
+    def conv(channels: int, filters: int) -> nn.Module:
+        if kind == "separable":
+            return SeparableConv2d(channels, filters, 3, padding=1)
+        shares = {(3, 1): filters // 2, (1, 3): filters // 2}
+        return CompositeConv2d(channels, shares, 3, padding=1, join=filters if kind == "join" else None)
+
+    def block(channels: int, filters: int) -> list[nn.Module]:
+        return [conv(channels, filters), *([nn.BatchNorm2d(filters)] if batch_norm else []), nn.ReLU()]
+
+    return nn.Sequential(*block(3, 8), nn.MaxPool2d(2), *block(8, 8), nn.MaxPool2d(2, 2), *block(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch_norm", "wanted"),
+    [  # scale, ReLU and pool of every call
+        ("plain", False, [(False, True, 2), (False, True, 2), (False, True, 1)]),
+        ("plain", True, [(True, True, 2), (True, True, 2), (True, True, 1)]),
+        ("join", False, [(False, False, 1)] * 3),
+        ("separable", True, [(False, False, 1), (True, True, 2)] * 2 + [(False, False, 1), (True, True, 1)]),
+    ],
+)
+def test_in_evaluation_a_layer_takes_in_what_follows(
+    kind: str, batch_norm: bool, wanted: list[tuple[bool, bool, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model = small_network(kind, batch_norm).to(DEVICE)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+            nn.init.normal_(module.weight)  # of both signs
+    model.eval()
+    x = torch.randn(2, 3, 14, 14, device=DEVICE)
+    with torch.no_grad():
+        plain = model(x)
+        use_everywhere(monkeypatch)
+        calls = count_calls(monkeypatch)
+        ours = accelerate(model)(x)
+    torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-3 * float(plain.abs().max()))
+    assert [tuple(call.values()) for call in calls] == wanted
+
+
+def test_in_training_a_layer_takes_in_the_relu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = small_network("plain", False).to(DEVICE)
+    x = torch.randn(2, 3, 14, 14, device=DEVICE)
+    model(x).square().sum().backward()
+    plain = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    use_everywhere(monkeypatch)
+    calls = count_calls(monkeypatch)
+    with fused(model):
+        model(x).square().sum().backward()
+    assert [tuple(call.values()) for call in calls] == [(False, True, 1)] * 3
+    for parameter, wanted in zip(model.parameters(), plain, strict=True):
+        assert (parameter.grad - wanted).norm() <= 1e-2 * wanted.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["vgg-gmp-lr", "vgg-gmp-lr-join-wfull", "vgg-gmp-sf", "nin-c3-lr", "googlenet-lr"])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_networks_in_half_precision(name: str, batch_norm: bool) -> None:
+    torch.manual_seed(0)
+    architecture = dataclasses.replace(get_point(name).architecture, batch_norm=batch_norm)
+    model = create_model(architecture, 10, init="fan_in").eval().to("cuda", memory_format=torch.channels_last)
+    x = torch.randn(4, 3, 64, 64, device="cuda")
+    with torch.no_grad():
+        exact = model(x)
+        half = model.to(torch.bfloat16)
+        x = x.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(layers, "pays", lambda x: False)
+            plain = half(x).float()
+        ours, all_fused = half(x).float(), accelerate(half)(x).float()
+    for result in (ours, all_fused):
+        assert (result - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-3 * exact.norm()
+
+
+def test_what_is_watched_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_everywhere(monkeypatch)
+    calls = count_calls(monkeypatch)
+    module = CompositeConv2d(8, {(3, 1): 8, (1, 3): 8}, 3, padding=1, join=4).to(DEVICE)
+    seen: list[str] = []
+    module.get_submodule("conv3x1").register_forward_hook(lambda *args: seen.append("conv3x1"))
+    with fused(module), torch.no_grad():
+        module(torch.randn(1, 8, 5, 5, device=DEVICE))
+    assert seen == ["conv3x1"]
+    assert len(calls) == 1  # the other one
+
+
+def test_the_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_calls(monkeypatch)
+    monkeypatch.setenv("LRNAS_KERNELS", "off")
+    module = CompositeConv2d(8, {(3, 1): 8, (1, 3): 8}, 3, padding=1).to(DEVICE, HALF)
+    module(torch.randn(1, 8, 5, 5, device=DEVICE, dtype=HALF))
+    assert calls == []
+
+
+def test_block_lengths_pad_little() -> None:
+    assert blocks.fitting([256, 256], (64, 128)) == 128
+    assert blocks.fitting([192], (64, 128)) == 64
+    assert blocks.fitting([96, 96], (64, 128)) == 128
+    assert blocks.fitting([24], (16, 32, 64)) == 32
+
+
+@pytest.mark.gpu
+def test_measured_blocks_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    blocks._table.cache_clear()
+    case = Case(lr_layer((14, 14), (64, 64)), 64, 14, 14, 8)
+    with blocks.tuning():
+        compare(case, HALF)
+    name = torch.cuda.get_device_name()
+    measured = dict(blocks._table(name))
+    assert len(measured) >= 3
+    blocks._table.cache_clear()
+    assert blocks._table(name) == measured
+    compare(case, HALF)
+    blocks._table.cache_clear()
+
+
+@pytest.mark.gpu
+def test_compiled_and_captured() -> None:
+    """torch.compile, autocast and CUDA graphs, forward and backward."""
+    torch.manual_seed(0)
+    module = CompositeConv2d(16, {(3, 1): 16, (1, 3): 16}, 3, padding=1, join=24).to(
+        "cuda", memory_format=torch.channels_last
+    )
+    x = torch.randn(4, 16, 12, 12, device="cuda").contiguous(memory_format=torch.channels_last)
+
+    def step(run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        module.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            out = F.relu(run(x))
+        out.float().square().mean().backward()
+        return [out.detach().float(), *(parameter.grad.clone() for parameter in module.parameters())]
+
+    plain = step(module)
+    for one, other in zip(step(torch.compile(module, fullgraph=True)), plain, strict=True):
+        assert (one - other).norm() <= 2e-2 * other.norm()
+    with torch.no_grad():
+        half = module.to(torch.bfloat16)
+        static = x.to(torch.bfloat16)
+        wanted = half(static)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = half(static)
+        graph.replay()
+        assert torch.equal(out, wanted)
