@@ -127,8 +127,8 @@ class _Uses(TorchFunctionMode):
 
 
 def _takes_a_norm(module: nn.Module) -> bool:
-    layers = (CompositeConv2d, SeparableConv2d)
-    if type(module) not in (nn.Conv2d, Conv2dSame, WindowConv2d) and not isinstance(module, layers):
+    layers = (CompositeConv2d, SeparableConv2d, WindowConv2d)
+    if type(module) not in (nn.Conv2d, Conv2dSame) and not isinstance(module, layers):
         return False
     parts = list(module.modules())
     hooks = [hook for part in parts for hook in (*part._forward_hooks, *part._forward_pre_hooks)]

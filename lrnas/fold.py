@@ -118,18 +118,23 @@ def merged_form(layer: nn.Module) -> nn.Module | None:
 class PlainComposite(CompositeConv2d):
     """A composite layer in PyTorch's own operations wherever it runs, for who must not meet any others."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pad_input(x)
-        outputs = [conv(x) for conv in self.group_convs()]
-        x = torch.cat(outputs, dim=-3) if len(outputs) > 1 else outputs[0]
-        return x if self.join is None else self.join(x)
+    def takes(self, x: Tensor) -> bool:
+        return False
+
+
+class PlainWindow(WindowConv2d):
+    """Likewise."""
+
+    def takes(self, x: Tensor) -> bool:
+        return False
 
 
 def plain(model: nn.Module) -> nn.Module:
     """Have a model use PyTorch's own operations alone, in place."""
+    kinds = {CompositeConv2d: PlainComposite, WindowConv2d: PlainWindow}
     for module in model.modules():
-        if type(module) is CompositeConv2d:
-            module.__class__ = PlainComposite
+        if (kind := kinds.get(type(module))) is not None:
+            module.__class__ = kind
     return model
 
 
@@ -161,11 +166,7 @@ class _Place:
 
 def _place_of(conv: WindowConv2d) -> _Place:
     rows, columns = conv.kernel_size
-    if conv.margin is not None:
-        left, right, top, bottom = conv.margin
-        return _Place((rows, columns), ((top, bottom), (left, right)))
-    assert not isinstance(conv.padding, str)
-    return _Place((rows, columns), ((conv.padding[0],) * 2, (conv.padding[1],) * 2))
+    return _Place((rows, columns), conv.margins)
 
 
 def _centred(conv: WindowConv2d, side: int) -> tuple[Sides, Sides]:
@@ -227,6 +228,7 @@ def _side_by_side(
     geometry |= {"padding": (starts[0], starts[1])} if even else {"window": (sizes[0], sizes[1])}
     new = kind(conv.in_channels, len(weight), (sizes[0], sizes[1]), **geometry)
     if isinstance(new, WindowConv2d):
+        new.margins = ((starts[0], ends[0]), (starts[1], ends[1]))
         new.margin = (starts[1], ends[1], starts[0], ends[0])
     return _filled(new, conv, weight, bias)
 
