@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lrnas.cost import Cost
     from lrnas.driver import open_study, search
     from lrnas.errors import LrnasError
+    from lrnas.exporting import export
     from lrnas.init import initialise
     from lrnas.layers import CompositeConv2d, SeparableConv2d
     from lrnas.plan import canonical_id, make_plan
@@ -45,6 +46,7 @@ _HOME = {
     "convert": "surgery",
     "count_model": "tracing",
     "create_model": "build",
+    "export": "exporting",
     "get_point": "points",
     "initialise": "init",
     "load_space": "space",
@@ -66,6 +68,7 @@ __all__ = [
     "convert",
     "count_model",
     "create_model",
+    "export",
     "get_point",
     "initialise",
     "load_space",

@@ -14,12 +14,21 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from lrnas.arch import Architecture
 from lrnas.errors import LrnasError
 from lrnas.recipes import Recipe
 
-__all__ = ["CheckpointError", "difference", "drop_momentum", "load_checkpoint", "recorded_curve", "save_checkpoint"]
+__all__ = [
+    "CheckpointError",
+    "described",
+    "difference",
+    "drop_momentum",
+    "load_checkpoint",
+    "recorded_curve",
+    "save_checkpoint",
+]
 
 VERSION = 1
 RECORD = "checkpoint.json"
@@ -71,6 +80,12 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | 
         raise CheckpointError(f"{path} names tensors that are not there; remove the folder to start anew") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); remove the folder to start anew") from None
+
+
+def described(model: nn.Module) -> dict[str, Any]:
+    """What a record says of a network, so that nothing but the checkpoint is needed to build it again."""
+    architecture = getattr(model, "architecture", None)
+    return {"architecture": architecture.to_dict()} if isinstance(architecture, Architecture) else {}
 
 
 def drop_momentum(folder: Path) -> None:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrnas.batches import Batches, DataSet, Evaluation, Noted, epoch_generator
-from lrnas.checkpoint import CheckpointError, difference, load_checkpoint, save_checkpoint
+from lrnas.checkpoint import CheckpointError, described, difference, load_checkpoint, save_checkpoint
 from lrnas.ranks import rank, world
 from lrnas.recipes import Recipe
 
@@ -384,7 +384,7 @@ def _save(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, state: _St
     for name, parameter in model.named_parameters():
         if (buffer := optimizer.state[parameter].get("momentum_buffer")) is not None:
             tensors[f"momentum.{name}"] = buffer
-    save_checkpoint(folder, state.epoch, tensors, {"identity": identity, "state": asdict(state)})
+    save_checkpoint(folder, state.epoch, tensors, {"identity": identity, **described(model), "state": asdict(state)})
 
 
 def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity: dict[str, Any]) -> _State | None:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from lrnas.batches import DataSet, epoch_generator
-from lrnas.checkpoint import CheckpointError, difference, load_checkpoint, save_checkpoint
+from lrnas.checkpoint import CheckpointError, described, difference, load_checkpoint, save_checkpoint
 from lrnas.errors import DataError, LrnasError, closest, in_a_line
 from lrnas.recipes import Recipe
 from lrnas.train import Status, is_finite
@@ -177,7 +177,7 @@ class Run:
         if self._objects:
             tensors[OBJECTS] = self._packed(self._objects)
         names = None if self._objects is None else sorted(self._objects)
-        record = {"identity": self._identity, "kept": names, "state": {"curve": self._curve}}
+        record = {"identity": self._identity, **described(self.model), "kept": names, "state": {"curve": self._curve}}
         save_checkpoint(self._place, self.epochs_done, tensors, record)
 
     def _packed(self, objects: Mapping[str, Stateful]) -> Tensor:

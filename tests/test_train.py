@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lrnas import checkpoint
+from lrnas.arch import Architecture
 from lrnas.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from lrnas.data import ImageSet, load_set
 from lrnas.recipes import InvalidRecipe, Recipe
@@ -86,7 +87,10 @@ def test_a_killed_run_ends_in_the_same_bits(schedule: str, tmp_path: Path) -> No
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     model = make_model()
+    model.architecture = Architecture("nin")  # type: ignore[assignment]  # as `create_model` leaves it
     train(model, DIGITS, RECIPE, seed=0, folder=tmp_path)
+    found = load_checkpoint(tmp_path)
+    assert found is not None and found[1]["architecture"] == {"version": 1, "backbone": "nin", "layers": {}}
     again = make_model(seed=5)
     reports: list[EpochReport] = []
     result = train(again, DIGITS, RECIPE, seed=0, folder=tmp_path, report=reports.append)

@@ -1,0 +1,182 @@
+"""Which form of each layer is the fastest where the network is to run: measured, not guessed.
+
+A mixed-shape layer has fewer multiply-accumulates than the dense one it replaces, but not every machine is the faster
+for it. Each layer's forms (`lrnas.fold`) are run beside each other at the layer's own input size, and the fastest is
+kept; then the whole network so composed is run beside the one with every layer as trained and the one with every layer
+dense, and the fastest of these is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lrnas.batch_norms import find_norms
+from lrnas.fold import Folding, dense_form, fold, foldable_layers, merged_form, reason_to_keep
+from lrnas.layers import CompositeConv2d, SeparableConv2d
+
+__all__ = ["Choice", "Fusion", "Timer", "choose_forms", "race", "torch_timer"]
+
+MARGIN = 0.02
+"""A whole network takes the place of the one of the fastest layers if it is faster by more."""
+
+Timer = Callable[[Mapping[str, nn.Module], Tensor], dict[str, float]]
+"""Seconds of some modules for the same input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Forms that were measured and the one that is kept."""
+
+    name: str
+    filters: str
+    seconds: dict[str, float]
+    chosen: str
+    remark: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "layer": self.name,
+            "filters": self.filters,
+            "seconds": self.seconds,
+            "chosen": self.chosen,
+            "remark": self.remark,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """What became of a network."""
+
+    model: nn.Module
+    folding: Folding
+    layers: list[Choice] = field(default_factory=list)
+    network: Choice | None = None
+    """The whole of it; None where there was nothing to choose."""
+
+
+def choose_forms(model: nn.Module, images: Tensor, time_forms: Timer) -> Fusion:
+    """A copy of a model with its batch norms folded and every mixed-shape layer in the form that is the fastest.
+
+    The model stays as it is, on the CPU; `images` are as many as are to be taken at a time.
+    """
+    norms = find_norms(model, images[:1])
+    base = fold(copy.deepcopy(model), Folding(norms))
+    layers = foldable_layers(base)
+    shapes = _input_shapes(base, layers, images[:1])
+    choices: list[Choice] = []
+    known: dict[tuple[object, ...], dict[str, float]] = {}
+    for path, layer in layers.items():
+        if path not in shapes:  # it takes no part
+            continue
+        forms = _forms(layer)
+        own = next(iter(forms))
+        shape = torch.Size((shapes[path][0] * len(images), *shapes[path][1:]))
+        key = (repr(layer), shape, tuple(forms))  # layers of one kind are measured once
+        if len(forms) > 1 and key not in known:
+            known[key] = time_forms(forms, torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+        seconds = known.get(key, {})
+        chosen = min(seconds, key=seconds.__getitem__) if seconds else own
+        choices.append(Choice(path, _filters(layer), seconds, chosen, reason_to_keep(layer)))
+    picked = {choice.name: choice.chosen for choice in choices if choice.chosen in ("dense", "merged")}
+    dense = {choice.name: "dense" for choice in choices if "dense" in choice.seconds}
+    if not norms and not dense:
+        return Fusion(base, Folding(), choices)
+    models = {"as trained": model}
+    distinct: dict[str, dict[str, str]] = {}
+    for name, wanted in (("norms folded" if norms else "as trained", {}), ("fastest layers", picked), ("dense", dense)):
+        if wanted not in distinct.values():
+            distinct[name] = wanted
+            models[name] = fold(copy.deepcopy(base), Folding({}, wanted))
+    seconds = time_forms(models, images)
+    preferred = next(name for name, wanted in distinct.items() if wanted == picked)
+    fastest = min(distinct, key=seconds.__getitem__)
+    chosen = fastest if seconds[fastest] < (1 - MARGIN) * seconds[preferred] else preferred
+    network = Choice("whole network", "", seconds, chosen)
+    return Fusion(models[chosen], Folding(norms, distinct[chosen]), choices, network)
+
+
+def torch_timer(device: torch.device) -> Timer:
+    """Times in PyTorch, on a device."""
+
+    def time_forms(forms: Mapping[str, nn.Module], x: Tensor) -> dict[str, float]:
+        x = x.to(device)
+        there = {name: copy.deepcopy(form).to(device).eval() for name, form in forms.items()}
+        with torch.inference_mode():
+            return {name: min(seconds) for name, seconds in race(there, x, device).items()}
+
+    return time_forms
+
+
+def race(
+    calls: Mapping[str, Callable[[Any], object]],
+    x: object,
+    device: torch.device | None = None,
+    seconds: float = 0.5,
+    rounds: int = 7,
+) -> dict[str, list[float]]:
+    """Seconds per call, over some rounds in which the calls take turns, so that what disturbs one disturbs all.
+
+    About so many seconds in all, but never fewer rounds.
+    """
+
+    def run(call: Callable[[Any], object], times: int) -> float:
+        started = time.perf_counter()
+        for _ in range(times):
+            call(x)
+        if device is not None and device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - started) / times
+
+    for call in calls.values():
+        run(call, 2)
+    first = {name: run(call, 1) for name, call in calls.items()}
+    share = seconds / rounds / max(1, len(calls))
+    times = {name: min(1000, max(1, math.ceil(share / max(single, 1e-7)))) for name, single in first.items()}
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            taken[name].append(run(call, times[name]))
+    return taken
+
+
+def _forms(layer: nn.Module) -> dict[str, nn.Module]:
+    """A layer as it is, first, and in its other forms."""
+    own = {CompositeConv2d: "composite", SeparableConv2d: "separable"}
+    name = next((name for kind, name in own.items() if isinstance(layer, kind)), "narrow")
+    forms = {name: layer, "dense": dense_form(layer), "merged": merged_form(layer)}
+    return {name: form for name, form in forms.items() if form is not None}
+
+
+def _filters(layer: nn.Module) -> str:
+    if isinstance(layer, CompositeConv2d):
+        groups = " || ".join(f"{group.shape},{group.num}" for group in layer.filters)
+        return groups if layer.join is None else f"{groups} > 1x1,{layer.out_channels}"
+    if isinstance(layer, SeparableConv2d):
+        return " > ".join(f"{half.kernel_size[0]}x{half.kernel_size[1]},{half.out_channels}" for half in layer.halves())
+    assert isinstance(layer, nn.Conv2d)
+    return f"{layer.kernel_size[0]}x{layer.kernel_size[1]},{layer.out_channels}"
+
+
+def _input_shapes(model: nn.Module, layers: Mapping[str, nn.Module], images: Tensor) -> dict[str, torch.Size]:
+    """What each layer is given for one image; of a layer used several times, the last."""
+    shapes: dict[str, torch.Size] = {}
+    handles = []
+    for path, layer in layers.items():
+
+        def note(module: nn.Module, inputs: tuple[Tensor, ...], path: str = path) -> None:
+            shapes[path] = inputs[0].shape
+
+        handles.append(layer.register_forward_pre_hook(note))
+    with torch.inference_mode():
+        model(images)
+    for handle in handles:
+        handle.remove()
+    return shapes
