@@ -14,7 +14,7 @@ of them instead of several convolutions and a concatenation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,10 @@ from lrnas.arch import Filters, Mix, concatenation_order
 from lrnas.errors import ConversionError
 from lrnas.kernels import pays
 
-__all__ = ["CompositeConv2d", "SeparableConv2d", "WindowConv2d", "is_watched", "joint_bias", "make_conv"]
+if TYPE_CHECKING:
+    from lrnas.kernels.layer import Layer
+
+__all__ = ["CompositeConv2d", "SeparableConv2d", "WindowConv2d", "is_watched", "joint_bias", "layer_of", "make_conv"]
 
 IntPair = int | tuple[int, int]
 Padding = IntPair | str
@@ -118,10 +121,17 @@ def _kernels_take(convs: Sequence[WindowConv2d], x: Tensor) -> bool:
 def _side_by_side(convs: Sequence[WindowConv2d], x: Tensor, **then: Any) -> Tensor:
     """Convolutions of one input, their outputs concatenated, by one kernel; `then` is what it does with them."""
     from lrnas.kernels.composite_op import composite_conv
+
+    then.setdefault("bias", joint_bias(convs))
+    return composite_conv(x, [conv.weight for conv in convs], layer=layer_of(convs, x), **then)
+
+
+def layer_of(convs: Sequence[WindowConv2d], x: Tensor) -> Layer:
+    """Convolutions side by side, as the kernels know them."""
     from lrnas.kernels.layer import Layer
 
     first = convs[0]
-    layer = Layer(
+    return Layer(
         tuple(conv.out_channels for conv in convs),
         tuple((conv.kernel_size[0], conv.kernel_size[1]) for conv in convs),
         tuple((conv.margins[0][0], conv.margins[1][0]) for conv in convs),
@@ -129,13 +139,6 @@ def _side_by_side(convs: Sequence[WindowConv2d], x: Tensor, **then: Any) -> Tens
         (first.dilation[0], first.dilation[1]),
         _output_size(first, x),
     )
-    then.setdefault("bias", joint_bias(convs))
-    return composite_conv(x, [conv.weight for conv in convs], layer=layer, **then)
-
-
-def _widest(convs: Sequence[WindowConv2d], axis: int) -> tuple[int, int]:
-    """Zeros before and after an axis that reach as far as any of the convolutions looks."""
-    return max(conv.margins[axis][0] for conv in convs), max(conv.margins[axis][1] for conv in convs)
 
 
 def joint_bias(convs: Sequence[WindowConv2d]) -> Tensor | None:
@@ -285,43 +288,6 @@ class CompositeConv2d(_StandIn):
     def compute(self, x: Tensor, **then: Any) -> Tensor:
         """All groups by one kernel, without the join."""
         return _side_by_side(list(self.group_convs()), x, **then)
-
-    def compute_joined(self, x: Tensor, **then: Any) -> Tensor:
-        """Groups and join by one kernel, as the one convolution that they are, in exact arithmetic.
-
-        It has more products than the two, but none of their maps: the faster way where an input has few channels.
-        """
-        from lrnas.kernels.composite_op import composite_conv
-        from lrnas.kernels.layer import Layer
-
-        assert self.join is not None
-        convs = list(self.group_convs())
-        (top, bottom), (left, right) = (_widest(convs, axis) for axis in (0, 1))
-        with torch.autocast(x.device.type, enabled=False):
-            parts = []
-            for conv in convs:
-                above, before = (
-                    (wide - conv.margins[axis][0]) // conv.dilation[axis] for axis, wide in ((0, top), (1, left))
-                )
-                below, after = (
-                    (wide - conv.margins[axis][1]) // conv.dilation[axis] for axis, wide in ((0, bottom), (1, right))
-                )
-                parts.append(F.pad(conv.weight, (before, after, above, below)))
-            mix = self.join.weight[:, :, 0, 0]
-            weight = torch.einsum("jf,fcyx->jcyx", mix, torch.cat(parts))
-            bias, own = self.join.bias, joint_bias(convs)
-            if own is not None:
-                bias = mix @ own if bias is None else bias + mix @ own
-        first = convs[0]
-        layer = Layer(
-            (self.out_channels,),
-            ((weight.shape[2], weight.shape[3]),),
-            ((top, left),),
-            (first.stride[0], first.stride[1]),
-            (first.dilation[0], first.dilation[1]),
-            _output_size(first, x),
-        )
-        return composite_conv(x, [weight], bias, layer, **then)
 
 
 class SeparableConv2d(_StandIn):
