@@ -26,9 +26,9 @@ SPACE = load_space("nin", batch_norm=True)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-def cost(architecture: Architecture) -> tuple[int, int]:
+def cost(architecture: Architecture) -> dict[str, float]:
     total = make_plan(architecture, 8, 10, 1, check_fit=False).cost
-    return total.macs, total.params
+    return {"macs": total.macs, "params": total.params}
 
 
 def make_study(folder: Path | None = None, limits: Limits | None = None, objectives: str = "accuracy,macs") -> Study:
@@ -134,7 +134,7 @@ def test_a_sampler_that_repeats_itself_is_helped() -> None:
 def test_a_corner_of_the_space_that_makes_no_network_is_told_so() -> None:
     study = make_study()
 
-    def picky(architecture: Architecture) -> tuple[int, int]:
+    def picky(architecture: Architecture) -> dict[str, float]:
         if architecture.backbone == "nin":
             raise InvalidArchitecture("a pool needs a larger map")
         return cost(architecture)
