@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lrnas import __version__
 from lrnas.errors import InvalidArchitecture, LrnasError
+from lrnas.profile_commands import add_profile_command
 from lrnas.search_commands import add_search_commands
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
@@ -141,8 +142,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     spaces.set_defaults(run=_spaces)
 
+    profiling = add_profile_command(commands)
     searching = add_search_commands(commands, DATA)
-    for command in (models, count, reproduce, recipes, spaces, *searching):
+    for command in (models, count, reproduce, recipes, spaces, profiling, *searching):
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 

@@ -7,13 +7,11 @@ record, and Ray Tune that runs the trials. The same call continues a study; a la
 from __future__ import annotations
 
 import dataclasses
-import random
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -256,22 +254,12 @@ class _Training:
         named = self._named()
         plain = Latency(table, self.input_size, self.data.num_classes, self.data.channels)
         self.latency = plain.calibrated(named[:REFERENCES])
-        self.latency.prepare(chain(named, islice(self._some_networks(), SAMPLED)), SAMPLING)
+        self.latency.prepare([*named, *self.latency.some_networks(self.space, SAMPLED)], SAMPLING)
 
     def keep_to(self, manifest: Mapping[str, Any]) -> None:
         """What the study measured when it began."""
         if self.latency is not None and "latency" in manifest:
             self.latency = dataclasses.replace(self.latency, factor=manifest["latency"]["factor"])
-
-    def _some_networks(self) -> Iterator[Architecture]:
-        """At random, the same ones every time."""
-        chance = random.Random(0)
-        for _ in range(100 * SAMPLED):
-            point = {parameter.name: chance.choice(parameter.values) for parameter in self.space.parameters}
-            with suppress(LrnasError):
-                network = self.space.architecture(point)
-                self._count(network)
-                yield network
 
     def cost(self, architecture: Architecture) -> Costs:
         """What is known before training, of the network as it is trained."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from lrnas import __version__
 from lrnas.arch import Architecture, Mix
 from lrnas.errors import LrnasError
 from lrnas.plan import TIMM, canonical_id, make_plan
+from lrnas.space import SearchSpace
 from lrnas.steps import Setting, layer_call, network_call, steps_of
 from lrnas.timing import measure
 from lrnas.topology import Step
@@ -98,6 +100,16 @@ class Conditions:
             f"torch {torch.__version__}, lrnas {__version__}",
         )
 
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """With as many threads."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -144,13 +156,8 @@ class LatencyTable:
 
     def time(self, calls: Sequence[Callable[[], object]]) -> list[float]:
         """Calls side by side, under the conditions of the table."""
-        threads = torch.get_num_threads()
-        if self.conditions.threads:
-            torch.set_num_threads(self.conditions.threads)
-        try:
+        with self.conditions.in_force():
             return measure(calls, self.setting.device, rounds=ROUNDS, sample=0.001, limit=0.5, quantile=QUANTILE)
-        finally:
-            torch.set_num_threads(threads)
 
     def number(self, key: str, make: Callable[[], float]) -> float:
         """Any other number that is measured once."""
@@ -275,9 +282,12 @@ class Latency:
             return 0.0
         plain = Architecture(plan.backbone)
         key = f"rest of {plan.backbone}, {self.in_chans}x{self.input_size}x{self.input_size}, {self.num_classes}"
-        return self.table.number(
-            key, lambda: max(0.0, self.whole([plain])[0] / 1000 - sum(self.table.seconds(self.steps(plain))))
-        )
+
+        def find() -> float:
+            whole, steps = self._compared(plain)
+            return max(0.0, whole - steps)
+
+        return self.table.number(key, find)
 
     def whole(self, architectures: Sequence[Architecture]) -> list[float]:
         """Whole networks, measured side by side now, in milliseconds."""
@@ -294,13 +304,38 @@ class Latency:
         shape = f"{self.in_chans}x{self.input_size}x{self.input_size}, {self.num_classes}"
 
         def find() -> float:
-            plain = Latency(self.table, self.input_size, self.num_classes, self.in_chans)
-            sums = [plain.of(network) for network in architectures]
-            wholes = [time for network in architectures for time in self.whole([network])]
-            return float(np.median(np.array(wholes) / np.array(sums)))
+            pairs = [self._compared(network) for network in architectures]
+            return float(np.median([whole / steps for whole, steps in pairs]))
 
-        factor = self.table.number(f"factor of {', '.join(names)} at {shape}", find) if architectures else 1.0
+        # of timm's models the steps are not all there is, and the rest is what is left over
+        ours = architectures and not any(network.backbone.startswith(TIMM) for network in architectures)
+        factor = self.table.number(f"factor of {', '.join(names)} at {shape}", find) if ours else 1.0
         return Latency(self.table, self.input_size, self.num_classes, self.in_chans, factor)
+
+    def some_networks(self, space: SearchSpace, number: int, seed: int = 0) -> list[Architecture]:
+        """Points of a space at random, the same ones every time; those that make no network at this size are left out.
+
+        There may be fewer than asked for.
+        """
+        chance = random.Random(seed)
+        found: list[Architecture] = []
+        for _ in range(100 * number):
+            if len(found) == number:
+                break
+            with suppress(LrnasError):
+                network = space.architecture({own.name: chance.choice(own.values) for own in space.parameters})
+                self.steps(network)
+                found.append(network)
+        return found
+
+    def _compared(self, architecture: Architecture) -> tuple[float, float]:
+        """Seconds of a whole network and of the sum of its steps, all measured side by side."""
+        steps, setting = self.steps(architecture), self.table.setting
+        unlike = {step.key: step for step in steps}
+        whole = network_call(architecture, self.input_size, self.num_classes, setting, self.in_chans)
+        total, *parts = self.table.time([whole, *(layer_call(step, setting) for step in unlike.values())])
+        times = dict(zip(unlike, parts, strict=True))
+        return total, sum(times[step.key] for step in steps)
 
     def prepare(self, architectures: Iterable[Architecture], seconds: float) -> int:
         """Measure the steps of networks while there is time, for guesses later on; how many there was time for."""

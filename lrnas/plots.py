@@ -17,10 +17,11 @@ from lrnas.objectives import cost_objectives
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from lrnas.profile import Profile
     from lrnas.record import Record
     from lrnas.trials import Trial
 
-__all__ = ["name_points", "plot_front"]
+__all__ = ["plot_front", "plot_times"]
 
 
 def plot_front(study: Record, path: Path) -> None:
@@ -79,12 +80,46 @@ def plot_front(study: Record, path: Path) -> None:
         axes.set_ylim(low - margin, min(high + margin, 100.3))
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
-    name_points(axes, {str(trial.point): place(trial) for trial in paper})
+    _name_points(axes, {str(trial.point): place(trial) for trial in paper})
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def name_points(axes: Axes, named: dict[str, tuple[float, float]]) -> None:
+def plot_times(profile: Profile, path: Path) -> None:
+    """Time of a forward pass against multiply-accumulates: of layers, as in the paper, and of whole networks."""
+    matplotlib.use("Agg", force=False)
+    from matplotlib import pyplot as plt
+
+    networks = profile.networks
+    layered = any(network.layers for network in networks)
+    figure, panels = plt.subplots(1, 1 + layered, figsize=(6 + 5.5 * layered, 4.8), layout="constrained", squeeze=False)
+    if layered:
+        axes = panels[0, 0]
+        for network in networks:
+            convs = [layer for layer in network.layers if layer.macs]
+            axes.scatter([layer.macs / 1e6 for layer in convs], [layer.forward for layer in convs], label=network.name)
+        axes.set(xscale="log", yscale="log", title="layers", xlabel="multiply-accumulates of an image, millions")
+        axes.legend(fontsize=8)
+    axes = panels[0, -1]
+    for base in networks:
+        if base.baseline == base.name:  # where time goes with multiply-accumulates
+            axes.plot([0, base.macs / 1e6], [0, base.forward], color="0.7", lw=1, zorder=1)
+    places = {network.name: (network.macs / 1e6, network.forward) for network in networks}
+    for i, network in enumerate(networks):
+        axes.scatter(*places[network.name], color=f"C{i % 10}", s=40, zorder=3)
+    axes.set(title="networks", xlabel="multiply-accumulates of an image, millions")
+    axes.set_xlim(0, 1.1 * max(x for x, _ in places.values()))
+    axes.set_ylim(0, 1.12 * max(y for _, y in places.values()))
+    for axes in panels[0]:
+        axes.set_ylabel("forward pass, ms")
+        axes.grid(True, which="both", alpha=0.25)
+    _name_points(panels[0, -1], places)
+    figure.suptitle(str(profile.conditions), fontsize=9)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _name_points(axes: Axes, named: dict[str, tuple[float, float]]) -> None:
     """Write names beside points, the rightmost first, where they hide neither points nor names."""
     figure = axes.get_figure(root=True)
     assert figure is not None

@@ -44,7 +44,10 @@ def measure(
     device = torch.device(device)
     if device.type == "cuda":
         with torch.cuda.device(device):
-            return _measure([_gpu_clock(call, sample) for call in calls], rounds, limit, quantile)
+            try:
+                return _measure([_gpu_clock(call, sample) for call in calls], rounds, limit, quantile)
+            finally:
+                torch.cuda.empty_cache()  # graphs keep memory to themselves; others may train here
     return _measure([_cpu_clock(call, sample) for call in calls], rounds, limit, quantile)
 
 
