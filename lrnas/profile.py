@@ -118,11 +118,11 @@ class Profile:
 
 def baseline_of(architecture: Architecture) -> tuple[str, Architecture]:
     """The dense network that one is derived from: its family's in the paper, else its own backbone, unchanged."""
-    backbone, _ = resolve_backbone(architecture)
+    backbone, batch_norm = resolve_backbone(architecture)
     if (table := family_table(backbone)) is None:
         return f"{backbone}, dense", dataclasses.replace(architecture, layers={})
     own = named_networks()[table.baseline]
-    if architecture.batch_norm:
+    if batch_norm:
         return f"{table.baseline}, batch norm", dataclasses.replace(own, batch_norm=True)
     return table.baseline, own
 

@@ -148,6 +148,30 @@ def test_three_objectives() -> None:
     assert any(trial.point is None for trial in study.trials())
 
 
+@pytest.mark.parametrize("objectives", ["accuracy,latency", "accuracy,macs,latency"])
+def test_latency_is_guessed_for_candidates_and_measured_for_the_chosen(objectives: str) -> None:
+    study = make_study(objectives=objectives)
+    measured: list[Architecture] = []
+
+    def with_latency(architecture: Architecture) -> dict[str, float]:
+        measured.append(architecture)
+        return cost(architecture) | {"latency": 0.1 + cost(architecture)["macs"] / 1e7}
+
+    def guessed(architecture: Architecture) -> dict[str, float]:
+        return cost(architecture) | {"latency": 0.11 + cost(architecture)["macs"] / 1e7}
+
+    study.cost_of, study.guess_of, study.limits = with_latency, guessed, Limits(max_latency=0.5)
+    study.study.sampler = make_sampler("front", 0, study)
+    study.manifest["reference"]["latency"] = 2.0
+    train(study, 12)
+    full = [trial for trial in study.trials() if trial.status == "completed"]
+    assert len(full) == 12 and all(trial.latency is not None and trial.latency <= 0.5 for trial in full)
+    assert any(trial.point is None for trial in full)
+    assert len(measured) < 40  # not the hundreds that were looked at
+    assert 0 < study.hypervolume() < 1
+    assert [trial.latency for trial in study.front()] == sorted(trial.latency or 0 for trial in study.front())
+
+
 def test_the_same_seed_proposes_the_same() -> None:
     found = []
     for _ in range(2):
