@@ -50,7 +50,7 @@ QUICK_EPOCHS = {"digits": 3}
 
 REFERENCES = 4
 """Named networks that are measured whole, to see how sums of their layers compare."""
-SAMPLED, SAMPLING = 24, 30.0
+SAMPLED, SAMPLING = 24, 20.0
 """Networks whose layers are measured before trials run on the same device, and the seconds for that."""
 
 
@@ -125,8 +125,6 @@ def search(
     folder = _study_folder(studies, name)
     goals = pick_objectives(objectives)
     check_sampler(sampler)
-    if "latency" in objectives or max_latency is not None:
-        training.measure_latency(latency_device, latency_batch, int(cpus_per_trial), events.say)
     kept = open_storage(storage, folder, events.say)
     record = optuna.create_study(
         storage=kept,
@@ -134,8 +132,11 @@ def search(
         directions=[goal.direction for goal in goals],
         load_if_exists=True,
     )
+    if "latency" in objectives or max_latency is not None:
+        begun = record.user_attrs.get(MANIFEST, {})
+        training.open_latency(latency_device, latency_batch, int(cpus_per_trial), begun, events.say)
     manifest = check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
-    training.keep_to(manifest)
+    training.measure_latency(manifest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental, by Optuna's own count
         record.set_metric_names([goal.name for goal in goals])
@@ -205,6 +206,8 @@ class _Training:
         self.seed = seed
         self.trainable = trainable
         self.latency: Latency | None = None
+        self.dearest: float | None = None
+        """The highest latency of a named network, as the study had it when it began."""
         if own is None:
             loaded = load_set(data, data_dir, min_size=self.smallest, image_size=image_size)
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
@@ -242,8 +245,15 @@ class _Training:
     def input_size(self) -> int:
         return self.recipe.crop or self.data.image_size
 
-    def measure_latency(self, device: str | None, batch: int, threads: int, say: Callable[[str], None]) -> None:
-        """Have costs include the latency, on a device of this machine, with the layers of some networks measured."""
+    def open_latency(
+        self,
+        device: str | None,
+        batch: int,
+        threads: int,
+        begun: Mapping[str, Any],
+        say: Callable[[str], None],
+    ) -> None:
+        """Have costs include the latency, on a device of this machine; what a study that was begun measured stays."""
         from lrnas.latency import Conditions, Latency, LatencyTable, find_device, table_file  # with timm
 
         found = find_device(device)
@@ -251,15 +261,19 @@ class _Training:
         file = table_file(data_folder(self.data_dir))
         say(f"latency: measuring layers on {conditions}; kept in {file}")
         table = LatencyTable(conditions, file, found)
-        named = self._named()
-        plain = Latency(table, self.input_size, self.data.num_classes, self.data.channels)
-        self.latency = plain.calibrated(named[:REFERENCES])
-        self.latency.prepare([*named, *self.latency.some_networks(self.space, SAMPLED)], SAMPLING)
+        self.latency = Latency(table, self.input_size, self.data.num_classes, self.data.channels)
+        self.dearest = begun.get("reference", {}).get("latency")
+        if self.dearest is None:
+            self.latency = self.latency.calibrated(self._named()[:REFERENCES])
 
-    def keep_to(self, manifest: Mapping[str, Any]) -> None:
-        """What the study measured when it began."""
-        if self.latency is not None and "latency" in manifest:
+    def measure_latency(self, manifest: Mapping[str, Any]) -> None:
+        """Measure the layers of some networks, before trials run on the same device."""
+        if self.latency is None:
+            return
+        if "latency" in manifest:
             self.latency = dataclasses.replace(self.latency, factor=manifest["latency"]["factor"])
+        some = self.latency.some_networks(self.space, SAMPLED)
+        self.latency.prepare([*self._named(), *some], SAMPLING)
 
     def cost(self, architecture: Architecture) -> Costs:
         """What is known before training, of the network as it is trained."""
@@ -278,9 +292,14 @@ class _Training:
 
     def manifest(self, source: str, objectives: list[str], rungs: tuple[int, ...]) -> dict[str, Any]:
         """What must stay the same for trials to be comparable."""
+        counts = [self._count(network) for network in self._named()]
+        reference = {name: max(count[name] for count in counts) for name in ("macs", "params")}
         latency: dict[str, Any] = {}
         if self.latency is not None and "latency" in objectives:
             latency["latency"] = {**self.latency.table.conditions.to_dict(), "factor": self.latency.factor}
+            if self.dearest is None:
+                self.dearest = max(map(self.latency.of, self._named()))
+            reference["latency"] = self.dearest
         return {
             "source": source,
             "space": self.space.to_dict(),
@@ -291,18 +310,13 @@ class _Training:
             "rungs": list(rungs),
             "seed": self.seed,
             "objectives": objectives,
-            "reference": self._dearest(["macs", "params", *latency]),
+            "reference": reference,  # up to which hypervolumes are taken
             **latency,
         }
 
     def _named(self) -> list[Architecture]:
         named = [*self.space.points.values(), *self.space.seeds.values()]
         return named or [Architecture(backbone) for backbone in self.space.backbones]
-
-    def _dearest(self, names: Sequence[str]) -> dict[str, float]:
-        """The highest costs among the networks with a name, up to which hypervolumes are taken."""
-        costs = [self.cost(network) for network in self._named()]
-        return {name: max(cost[name] for cost in costs) for name in names}
 
 
 def _own_images(
