@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
@@ -49,15 +49,16 @@ def plot_front(study: Record, path: Path) -> None:
         assert second is not None
         return [getattr(trial, second.name) / second.unit for trial in trials]
 
-    def scatter(some: list[Trial], colours: LogNorm | None = None, **style: Any) -> None:
+    def scatter(some: list[Trial], colours: Normalize | None = None, **style: Any) -> None:
         if colours is not None:
-            style |= {"c": colour(some), "norm": colours, "edgecolors": style.pop("color"), "linewidths": 1.2}
+            edges = {"edgecolors": style.pop("color"), "linewidths": 0.8}
+            style |= {"c": colour(some), "norm": colours, **edges, "s": 1.6 * style["s"]}
         axes.scatter([place(trial)[0] for trial in some], [place(trial)[1] for trial in some], **style)
 
-    colours = None
+    colours: Normalize | None = None
     if second is not None and full:
         low, high = min(colour(full)), max(colour(full))
-        colours = LogNorm(low, max(high, 1.001 * low))
+        colours = (LogNorm if high > 10 * low else Normalize)(low, max(high, 1.001 * low))
         figure.colorbar(ScalarMappable(colours), ax=axes, label=second.label)
     scatter(stopped, s=12, color="0.8", label="stopped early", zorder=1)
     others = [trial for trial in full if trial.point not in points]
@@ -69,7 +70,7 @@ def plot_front(study: Record, path: Path) -> None:
         axes.step(*zip(*front, strict=True), where="post", color="tab:blue", lw=1.2, zorder=2, label="front")
     elif front:  # in three dimensions there is no staircase
         x, y = zip(*front, strict=True)
-        axes.scatter(x, y, s=110, facecolors="none", edgecolors="0.3", linewidths=0.8, label="front", zorder=2)
+        axes.scatter(x, y, s=150, facecolors="none", edgecolors="0.3", linewidths=0.8, label="front", zorder=2)
     axes.set_xscale("log")
     axes.set_xlabel(cost.label)
     axes.set_ylabel("validation accuracy, %")

@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     measured: list[str] = []
 
     def measure(calls: Sequence[Step | float], device: torch.device, **options: object) -> list[float]:
-        measured.extend(call.key for call in calls if isinstance(call, Step))
+        measured.extend(call.key for call in calls if isinstance(call, Step) and call.key not in measured)
         return [rule(call) if isinstance(call, Step) else call for call in calls]
 
     monkeypatch.setattr(latency, "layer_call", lambda step, setting: step)
