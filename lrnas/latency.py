@@ -28,9 +28,9 @@ import torch
 from lrnas import __version__
 from lrnas.arch import Architecture, Mix
 from lrnas.errors import LrnasError
+from lrnas.parts import Setting, layer_call, network_call, steps_of
 from lrnas.plan import TIMM, canonical_id, make_plan
 from lrnas.space import SearchSpace
-from lrnas.steps import Setting, layer_call, network_call, steps_of
 from lrnas.timing import measure
 from lrnas.topology import Step
 

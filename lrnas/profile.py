@@ -21,10 +21,10 @@ from lrnas.arch import Architecture
 from lrnas.cost import Cost
 from lrnas.errors import LrnasError, in_a_line
 from lrnas.latency import DTYPES, Conditions, Latency, LatencyTable, find_device
+from lrnas.parts import Setting, layer_call, network_call, steps_of
 from lrnas.plan import canonical_id, make_plan, native_input_size, native_num_classes, resolve_backbone
 from lrnas.points import family_table, named_networks
 from lrnas.space import load_space
-from lrnas.steps import Setting, layer_call, network_call, steps_of
 from lrnas.timing import Call, measure
 from lrnas.topology import Step
 

@@ -5,8 +5,8 @@ import torch
 
 from lrnas.build import create_model
 from lrnas.layers import make_conv
+from lrnas.parts import Setting, layer_call, network_call, steps_of
 from lrnas.plan import make_plan
-from lrnas.steps import Setting, layer_call, network_call, steps_of
 from lrnas.summary import read_source
 
 NETWORKS = {
