@@ -28,13 +28,13 @@ MEASURED = Path(__file__).parent.parent / "results" / "nin_cifar10_curves.json"
 CONCURRENCY = 4
 
 Row = dict[str, Any]
-Rule = Callable[[float, int, list[tuple[float, int]]], bool]
+Rule = Callable[[float, list[float], list[tuple[float, list[float]]]], bool]
 """Whether a network goes on: from its accuracy, its cost, and those of the others at the rung."""
 
 
 def replay(rows: list[Row], rungs: tuple[int, ...], rule: Rule, protected: set[str]) -> tuple[int, list[Row]]:
     """Epochs trained, and the networks trained in full, with several in training at a time."""
-    at_rung: dict[int, list[tuple[float, int]]] = {rung: [] for rung in rungs}
+    at_rung: dict[int, list[tuple[float, list[float]]]] = {rung: [] for rung in rungs}
     waiting, running = list(reversed(rows)), []
     epochs, full = 0, []
     while waiting or running:
@@ -48,8 +48,8 @@ def replay(rows: list[Row], rungs: tuple[int, ...], rule: Rule, protected: set[s
                 continue
             if done in at_rung:
                 accuracy, others = row["curve"][done - 1], list(at_rung[done])
-                at_rung[done].append((accuracy, row["macs"]))
-                if row["point"] not in protected and not rule(accuracy, row["macs"], others):
+                at_rung[done].append((accuracy, [row["macs"]]))
+                if row["point"] not in protected and not rule(accuracy, [row["macs"]], others):
                     continue
             still.append((row, done))
         running = still
@@ -74,14 +74,17 @@ def main() -> None:
         total, best = sum(len(row["curve"]) for row in rows), volume(rows, reference)
 
         def at_random(
-            accuracy: float, macs: int, others: list[tuple[float, int]], coin: random.Random = chance
+            accuracy: float,
+            costs: list[float],
+            others: list[tuple[float, list[float]]],
+            coin: random.Random = chance,
         ) -> bool:
             return len(others) < 2 or coin.random() < 1 / 3
 
         rules: dict[str, Rule] = {
             "competitive for its cost": is_competitive,
-            "competitive, blind to cost": lambda accuracy, macs, others: is_competitive(
-                accuracy, 0, [(rival, 0) for rival, _ in others]
+            "competitive, blind to cost": lambda accuracy, costs, others: is_competitive(
+                accuracy, [0], [(rival, [0]) for rival, _ in others]
             ),
             "at random": at_random,
         }

@@ -49,8 +49,8 @@ class Stand:
         self.line = Ridge(1.0)
 
     def features(self, params: dict[str, Any]) -> list[float]:
-        macs, number = cost(self.space.architecture(params))
-        found = [math.log(macs), math.log(number)]
+        costs = cost(self.space.architecture(params))
+        found = [math.log(costs["macs"]), math.log(costs["params"])]
         for parameter in self.space.parameters:
             value = params[parameter.name]
             if parameter.name.endswith("width"):
@@ -75,9 +75,9 @@ class Stand:
         return float(self.line.predict((row - self.mean) / self.scale)[0] + self.trees.predict(row)[0])
 
 
-def cost(architecture: Architecture) -> tuple[int, int]:
+def cost(architecture: Architecture) -> dict[str, float]:
     total = make_plan(architecture, 32, 10, 3, check_fit=False).cost
-    return total.macs, total.params
+    return {"macs": total.macs, "params": total.params}
 
 
 def validate(space: SearchSpace, rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -101,7 +101,7 @@ def run(
     """The hypervolume after every trial, and the median seconds of an ask."""
     goals = pick_objectives(["accuracy", "macs"])
     record = optuna.create_study(directions=[goal.direction for goal in goals])
-    dearest = max(cost(network)[0] for network in space.points.values())
+    dearest = max(cost(network)["macs"] for network in space.points.values())
     manifest = {"space": space.to_dict(), "reference": {"macs": dearest, "params": 1}}
     study = Study("benchmark", record, goals, manifest, space, cost, Limits())
     name = sampler.removesuffix(" unseeded")

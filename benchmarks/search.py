@@ -182,9 +182,9 @@ def time_ask(folder: str, sampler: str) -> float:
     record = open_study("large", studies=folder)
     space = load_space("nin", batch_norm=True)
 
-    def cost(network: lrnas.Architecture) -> tuple[int, int]:
+    def cost(network: lrnas.Architecture) -> dict[str, float]:
         total = lrnas.make_plan(network, 8, 10, 1, check_fit=False).cost
-        return total.macs, total.params
+        return {"macs": total.macs, "params": total.params}
 
     study = Study("large", record.study, record.objectives, record.manifest, space, cost)
     record.study.sampler = make_sampler(sampler, 1, study)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from lrnas import __version__
 from lrnas.errors import InvalidArchitecture, LrnasError
 from lrnas.export_commands import add_export_command
+from lrnas.profile_commands import add_profile_command
 from lrnas.search_commands import add_search_commands
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
@@ -142,9 +143,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     spaces.set_defaults(run=_spaces)
 
+    profiling = add_profile_command(commands)
     searching = add_search_commands(commands, DATA)
     export = add_export_command(commands, DATA)
-    for command in (models, count, reproduce, recipes, spaces, *searching, export):
+    for command in (models, count, reproduce, recipes, spaces, profiling, *searching, export):
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 

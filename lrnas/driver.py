@@ -13,18 +13,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 import torch
 
 from lrnas.arch import Architecture
 from lrnas.cluster import Workers, running_ray
-from lrnas.data import load_set
+from lrnas.data import data_folder, load_set
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.job import OWN_DATA, Images, Job
 from lrnas.manifest import MANIFEST, StudyError, check_manifest
-from lrnas.objectives import Limits, pick_objectives
+from lrnas.objectives import Costs, Limits, pick_objectives
 from lrnas.plan import TIMM, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.record import Record
@@ -37,12 +37,21 @@ from lrnas.study import Study
 from lrnas.trainable import Trainable, load_trainable
 from lrnas.tuning import run_trials
 
+if TYPE_CHECKING:
+    from lrnas.latency import Latency
+
 __all__ = ["SearchEvents", "open_study", "search", "study_names"]
 
 FACTOR = 3
 """Of epochs from rung to rung, and of trials at a rung to those that go on."""
 QUICK_EPOCHS = {"digits": 3}
 """For sets that are learned in no time, instead of the recipe's epochs."""
+
+
+REFERENCES = 4
+"""Named networks that are measured whole, to see how sums of their layers compare."""
+SAMPLED, SAMPLING = 24, 20.0
+"""Networks whose layers are measured before trials run on the same device, and the seconds for that."""
 
 
 class SearchEvents:
@@ -77,6 +86,9 @@ def search(
     max_macs: int | None = None,
     min_macs: int | None = None,
     max_params: int | None = None,
+    max_latency: float | None = None,
+    latency_device: str | None = None,
+    latency_batch: int = 1,
     cpus_per_trial: float = 1,
     gpus_per_trial: float | None = None,
     concurrency: int | None = None,
@@ -120,12 +132,16 @@ def search(
         directions=[goal.direction for goal in goals],
         load_if_exists=True,
     )
-    manifest = training.manifest(space, [goal.name for goal in goals], rungs)
-    check_manifest(record, manifest)
+    if "latency" in objectives or max_latency is not None:
+        begun = record.user_attrs.get(MANIFEST, {})
+        training.open_latency(latency_device, latency_batch, int(cpus_per_trial), begun, events.say)
+    manifest = check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
+    training.measure_latency(manifest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental, by Optuna's own count
         record.set_metric_names([goal.name for goal in goals])
-    study = Study(name, record, goals, manifest, found, training.cost, Limits(max_macs, min_macs, max_params))
+    limits = Limits(max_macs, min_macs, max_params, max_latency)
+    study = Study(name, record, goals, manifest, found, training.cost, limits, training.guess)
     with _read_ahead(record), running_ray(workers) as room:  # each takes seconds, one of the processor, one of waiting
         # a study that goes on must not draw the numbers it began with again
         own_seed = (seed + 1_000_003 * len(record.get_trials(deepcopy=False))) % 2**32
@@ -189,6 +205,9 @@ class _Training:
         self.image_size = image_size
         self.seed = seed
         self.trainable = trainable
+        self.latency: Latency | None = None
+        self.dearest: float | None = None
+        """The highest latency of a named network, as the study had it when it began."""
         if own is None:
             loaded = load_set(data, data_dir, min_size=self.smallest, image_size=image_size)
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
@@ -222,14 +241,65 @@ class _Training:
         job = Job(architecture, self.named, self.recipe, self.seed, self.smallest, self.data_dir, self.image_size)
         return job if self.trainable is None else dataclasses.replace(job, trainable=self.trainable, images=self.data)
 
-    def cost(self, architecture: Architecture) -> tuple[int, int]:
-        """Multiply-accumulates and parameters, as it is trained."""
-        size = self.recipe.crop or self.data.image_size
-        cost = make_plan(architecture, size, self.data.num_classes, self.data.channels, check_fit=False).cost
-        return cost.macs, cost.params
+    @property
+    def input_size(self) -> int:
+        return self.recipe.crop or self.data.image_size
+
+    def open_latency(
+        self,
+        device: str | None,
+        batch: int,
+        threads: int,
+        begun: Mapping[str, Any],
+        say: Callable[[str], None],
+    ) -> None:
+        """Have costs include the latency, on a device of this machine; what a study that was begun measured stays."""
+        from lrnas.latency import Conditions, Latency, LatencyTable, find_device, table_file  # with timm
+
+        found = find_device(device)
+        conditions = Conditions.here(found, batch, threads=max(1, threads))
+        file = table_file(data_folder(self.data_dir))
+        say(f"latency: measuring layers on {conditions}; kept in {file}")
+        table = LatencyTable(conditions, file, found)
+        self.latency = Latency(table, self.input_size, self.data.num_classes, self.data.channels)
+        self.dearest = begun.get("reference", {}).get("latency")
+        if self.dearest is None:
+            self.latency = self.latency.calibrated(self._named()[:REFERENCES])
+
+    def measure_latency(self, manifest: Mapping[str, Any]) -> None:
+        """Measure the layers of some networks, before trials run on the same device."""
+        if self.latency is None:
+            return
+        if "latency" in manifest:
+            self.latency = dataclasses.replace(self.latency, factor=manifest["latency"]["factor"])
+        some = self.latency.some_networks(self.space, SAMPLED)
+        self.latency.prepare([*self._named(), *some], SAMPLING)
+
+    def cost(self, architecture: Architecture) -> Costs:
+        """What is known before training, of the network as it is trained."""
+        latency = {} if self.latency is None else {"latency": self.latency.of(architecture)}
+        return self._count(architecture) | latency
+
+    def guess(self, architecture: Architecture) -> Costs:
+        """The same with nothing measured, or next to nothing."""
+        latency = {} if self.latency is None else {"latency": self.latency.guess(architecture)}
+        return self._count(architecture) | latency
+
+    def _count(self, architecture: Architecture) -> dict[str, float]:
+        data = self.data
+        cost = make_plan(architecture, self.input_size, data.num_classes, data.channels, check_fit=False).cost
+        return {"macs": cost.macs, "params": cost.params}
 
     def manifest(self, source: str, objectives: list[str], rungs: tuple[int, ...]) -> dict[str, Any]:
         """What must stay the same for trials to be comparable."""
+        counts = [self._count(network) for network in self._named()]
+        reference = {name: max(count[name] for count in counts) for name in ("macs", "params")}
+        latency: dict[str, Any] = {}
+        if self.latency is not None and "latency" in objectives:
+            latency["latency"] = {**self.latency.table.conditions.to_dict(), "factor": self.latency.factor}
+            if self.dearest is None:
+                self.dearest = max(map(self.latency.of, self._named()))
+            reference["latency"] = self.dearest
         return {
             "source": source,
             "space": self.space.to_dict(),
@@ -240,14 +310,13 @@ class _Training:
             "rungs": list(rungs),
             "seed": self.seed,
             "objectives": objectives,
-            "reference": dict(zip(("macs", "params"), self._dearest(), strict=True)),
+            "reference": reference,  # up to which hypervolumes are taken
+            **latency,
         }
 
-    def _dearest(self) -> tuple[int, int]:
-        """The highest costs among the networks with a name, up to which hypervolumes are taken."""
-        named = (*self.space.points.values(), *self.space.seeds.values())
-        costs = [self.cost(network) for network in named or map(Architecture, self.space.backbones)]
-        return max(macs for macs, _ in costs), max(params for _, params in costs)
+    def _named(self) -> list[Architecture]:
+        named = [*self.space.points.values(), *self.space.seeds.values()]
+        return named or [Architecture(backbone) for backbone in self.space.backbones]
 
 
 def _own_images(

@@ -265,6 +265,8 @@ def expected_gain(mean: Array, deviation: Array, costs: Array, accuracies: Array
         if costs.shape[1] == 1:
             edge = min(rivals.min(initial=math.inf), float(reference[0]))
             volume = np.maximum(0.0, edge - costs[:, 0])
+        elif costs.shape[1] == 2:
+            volume = _areas_below(costs, rivals, reference)
         else:
             before = hypervolume(rivals, reference.tolist())
             volume = np.array([hypervolume([*rivals, own], reference.tolist()) - before for own in costs])
@@ -273,6 +275,17 @@ def expected_gain(mean: Array, deviation: Array, costs: Array, accuracies: Array
             share = share - _mean_above(mean, deviation, levels[i + 1])
         total += volume * share
     return total
+
+
+def _areas_below(costs: Array, rivals: Array, reference: Array) -> Array:
+    """For two costs: the area that each candidate dominates and no rival does, up to the reference point."""
+    rivals = rivals[np.argsort(rivals[:, 0], kind="stable")]
+    lefts = np.concatenate([[-math.inf], rivals[:, 0]])  # of strips, in each of which the rivals leave what lies below
+    heights = np.minimum(np.minimum.accumulate(np.concatenate([[reference[1]], rivals[:, 1]])), reference[1])
+    rights = np.append(rivals[:, 0], reference[0])
+    widths = np.minimum(rights, reference[0]) - np.maximum(lefts, costs[:, :1])
+    found: Array = (np.maximum(0.0, widths) * np.maximum(0.0, heights - costs[:, 1:])).sum(axis=1)
+    return found
 
 
 def _mean_above(mean: Array, deviation: Array, level: float) -> Array:

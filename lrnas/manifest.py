@@ -16,6 +16,9 @@ __all__ = ["MANIFEST", "StudyError", "check_manifest", "differences", "list_diff
 MANIFEST = "lrnas:manifest"
 """The study's attribute that holds it."""
 
+MEASURED = (("reference", "latency"), ("latency", "factor"))
+"""In the manifest: what no two measurements agree on."""
+
 Difference = tuple[str, Any, Any]
 
 
@@ -23,8 +26,11 @@ class StudyError(LrnasError):
     """A study that cannot be used as asked."""
 
 
-def check_manifest(study: optuna.Study, manifest: Mapping[str, Any]) -> None:
-    """Pin what a study is about, or refuse to go on with something else."""
+def check_manifest(study: optuna.Study, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Pin what a study is about, or refuse to go on with something else; what holds is returned.
+
+    What was measured when the study began stays as it was then, and is not compared.
+    """
     wanted = json.loads(json.dumps(manifest))
     stored = study.user_attrs.get(MANIFEST)
     if stored is None:
@@ -34,12 +40,16 @@ def check_manifest(study: optuna.Study, manifest: Mapping[str, Any]) -> None:
         if has_trials:
             raise StudyError(f"{study.study_name} is a study of Optuna's, but not one of lrnas's; give another --name")
         study.set_user_attr(MANIFEST, wanted)
-        return
+        return dict(wanted)
+    for part, key in MEASURED:
+        if key in stored.get(part, {}) and key in wanted.get(part, {}):
+            wanted[part][key] = stored[part][key]
     stored = {**stored, "recipe": Recipe.complete(stored["recipe"]), "source": wanted.get("source")}
     if found := list(differences(stored, wanted)):
         raise StudyError(
             f"{study.study_name} was begun with other settings: {list_differences(found)}; give them, or another --name"
         )
+    return dict(wanted)
 
 
 def list_differences(found: list[Difference]) -> str:

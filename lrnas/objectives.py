@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lrnas.errors import LrnasError, UnknownName
 
-__all__ = ["OBJECTIVES", "InvalidObjectives", "Limits", "Objective", "pick_objectives"]
+__all__ = ["OBJECTIVES", "Costs", "InvalidObjectives", "Limits", "Objective", "cost_objectives", "pick_objectives"]
+
+Costs = Mapping[str, float]
+"""What is known of a network before it is trained, by name: macs, params and, where it is asked for, latency."""
 
 
 class InvalidObjectives(LrnasError):
@@ -22,6 +25,10 @@ class Objective:
     name: str
     maximise: bool
     doc: str
+    label: str
+    """Of an axis, in the unit that pictures have."""
+    unit: float = 1.0
+    """How much of the objective one such unit is."""
 
     @property
     def direction(self) -> Literal["maximize", "minimize"]:
@@ -31,9 +38,16 @@ class Objective:
 OBJECTIVES = {
     objective.name: objective
     for objective in (
-        Objective("accuracy", True, "share of the validation images that are classified right"),
-        Objective("macs", False, "multiply-accumulates for one image"),
-        Objective("params", False, "number of parameters"),
+        Objective(
+            "accuracy",
+            True,
+            "share of the validation images that are classified right",
+            "validation accuracy, %",
+            0.01,
+        ),
+        Objective("macs", False, "multiply-accumulates for one image", "multiply-accumulates, millions", 1e6),
+        Objective("params", False, "number of parameters", "parameters, millions", 1e6),
+        Objective("latency", False, "milliseconds for a batch on a device, without training", "latency, ms"),
     )
 }
 
@@ -45,15 +59,23 @@ class Limits:
     max_macs: int | None = None
     min_macs: int | None = None
     max_params: int | None = None
+    max_latency: float | None = None
+    """Milliseconds."""
 
-    def excess(self, macs: int, params: int) -> dict[str, float]:
+    def excess(self, costs: Costs) -> dict[str, float]:
         """By how much each limit is broken, as a share of it; nothing where all hold."""
         broken = {
-            "max_macs": macs / self.max_macs - 1 if self.max_macs else 0.0,
-            "min_macs": 1 - macs / self.min_macs if self.min_macs else 0.0,
-            "max_params": params / self.max_params - 1 if self.max_params else 0.0,
+            "max_macs": costs["macs"] / self.max_macs - 1 if self.max_macs else 0.0,
+            "min_macs": 1 - costs["macs"] / self.min_macs if self.min_macs else 0.0,
+            "max_params": costs["params"] / self.max_params - 1 if self.max_params else 0.0,
+            "max_latency": costs["latency"] / self.max_latency - 1 if self.max_latency else 0.0,
         }
         return {name: value for name, value in broken.items() if value > 0}
+
+
+def cost_objectives(objectives: Sequence[Objective]) -> list[Objective]:
+    """Those of them that are known before training."""
+    return [objective for objective in objectives if not objective.maximise]
 
 
 def pick_objectives(names: Sequence[str]) -> tuple[Objective, ...]:

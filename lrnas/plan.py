@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from lrnas.arch import Allocation, Architecture, Mix, parse_classifier
 from lrnas.cost import Cost, LayerCost
 from lrnas.errors import InvalidArchitecture, UnknownName, closest
-from lrnas.topology import BACKBONES, Choices, PlannedConv, Walk, check_kernels
+from lrnas.topology import BACKBONES, Choices, PlannedConv, Step, Walk, check_kernels
 
 if TYPE_CHECKING:
     from lrnas.tracing import Trace
@@ -38,6 +38,8 @@ class Plan:
     convs: tuple[PlannedConv, ...]
     """Every convolution an architecture may change, in order."""
     cost: Cost
+    steps: tuple[Step, ...] = ()
+    """What takes time in a forward pass, in order; none for a `timm:` backbone."""
 
 
 def make_plan(
@@ -67,7 +69,7 @@ def make_plan(
     named = architecture.layers.keys() - {"*"}
     if len(walk.used) < len(named):
         _refuse_unknown_layers(named - walk.used, [conv.name for conv in walk.convs], walk.costs, backbone)
-    return Plan(backbone, choices, tuple(walk.convs), Cost(walk.costs))
+    return Plan(backbone, choices, tuple(walk.convs), Cost(walk.costs), tuple(walk.steps))
 
 
 def canonical_id(architecture: Architecture) -> str:

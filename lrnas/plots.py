@@ -4,46 +4,75 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+
+from lrnas.objectives import cost_objectives
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from lrnas.profile import Profile
     from lrnas.record import Record
+    from lrnas.trials import Trial
 
-__all__ = ["plot_front"]
+__all__ = ["plot_front", "plot_times"]
 
 
 def plot_front(study: Record, path: Path) -> None:
-    """Accuracy against multiply-accumulates: trained networks, the front as a staircase, the paper's by name."""
+    """Accuracy against a cost: trained networks, the front as a staircase, the paper's by name.
+
+    The cost is that of the objectives, multiply-accumulates before others; a second one gives the colours.
+    """
     matplotlib.use("Agg", force=False)
     from matplotlib import pyplot as plt
 
+    costs = sorted(cost_objectives(study.objectives), key=lambda objective: objective.name != "macs")
+    cost, second = costs[0], costs[1] if len(costs) > 1 else None
     trials = study.trials()
     points = study.manifest["space"]["points"]
     full = [trial for trial in trials if trial.status == "completed"]
     stopped = [trial for trial in trials if trial.status == "stopped" and trial.accuracy is not None]
-    front = sorted((trial for trial in full if trial.on_front), key=lambda trial: trial.macs)
     if not (full or stopped):
         return
     figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
 
-    def scatter(some: list, **style: object) -> None:  # type: ignore[type-arg]
-        axes.scatter([t.macs / 1e6 for t in some], [100 * t.accuracy for t in some], **style)  # type: ignore[arg-type]
+    def place(trial: Trial) -> tuple[float, float]:
+        return getattr(trial, cost.name) / cost.unit, 100 * (trial.accuracy or 0)
 
+    def colour(trials: list[Trial]) -> list[float]:
+        assert second is not None
+        return [getattr(trial, second.name) / second.unit for trial in trials]
+
+    def scatter(some: list[Trial], colours: Normalize | None = None, **style: Any) -> None:
+        if colours is not None:
+            edges = {"edgecolors": style.pop("color"), "linewidths": 0.8}
+            style |= {"c": colour(some), "norm": colours, **edges, "s": 1.6 * style["s"]}
+        axes.scatter([place(trial)[0] for trial in some], [place(trial)[1] for trial in some], **style)
+
+    colours: Normalize | None = None
+    if second is not None and full:
+        low, high = min(colour(full)), max(colour(full))
+        colours = (LogNorm if high > 10 * low else Normalize)(low, max(high, 1.001 * low))
+        figure.colorbar(ScalarMappable(colours), ax=axes, label=second.label)
     scatter(stopped, s=12, color="0.8", label="stopped early", zorder=1)
-    scatter([t for t in full if t.point not in points], s=26, color="tab:blue", label="trained in full", zorder=3)
-    paper = [t for t in full if t.point in points]
-    scatter(paper, s=48, color="tab:red", marker="D", label="the paper's", zorder=4)
-    if front:
-        edge = [t.macs / 1e6 for t in front], [100 * (t.accuracy or 0) for t in front]
-        axes.step(*edge, where="post", color="tab:blue", lw=1.2, zorder=2, label="front")
+    others = [trial for trial in full if trial.point not in points]
+    scatter(others, colours, s=26, color="tab:blue", label="trained in full", zorder=3)
+    paper = [trial for trial in full if trial.point in points]
+    scatter(paper, colours, s=48, color="tab:red", marker="D", label="the paper's", zorder=4)
+    front = sorted(place(trial) for trial in full if trial.on_front)
+    if front and second is None:
+        axes.step(*zip(*front, strict=True), where="post", color="tab:blue", lw=1.2, zorder=2, label="front")
+    elif front:  # in three dimensions there is no staircase
+        x, y = zip(*front, strict=True)
+        axes.scatter(x, y, s=150, facecolors="none", edgecolors="0.3", linewidths=0.8, label="front", zorder=2)
     axes.set_xscale("log")
-    axes.set_xlabel("multiply-accumulates, millions")
+    axes.set_xlabel(cost.label)
     axes.set_ylabel("validation accuracy, %")
     axes.set_title(study.name)
     if full:  # early accuracies reach far down: the picture is about the others
@@ -52,13 +81,53 @@ def plot_front(study: Record, path: Path) -> None:
         axes.set_ylim(low - margin, min(high + margin, 100.3))
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
-    figure.draw_without_rendering()
-    named = [(trial.macs / 1e6, 100 * (trial.accuracy or 0)) for trial in paper]
-    taken = [Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in map(axes.transData.transform, named)]
-    for trial in sorted(paper, key=lambda trial: -trial.macs):
-        _label(axes, str(trial.point), (trial.macs / 1e6, 100 * (trial.accuracy or 0)), taken)
+    _name_points(axes, {str(trial.point): place(trial) for trial in paper})
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def plot_times(profile: Profile, path: Path) -> None:
+    """Time of a forward pass against multiply-accumulates: of layers, as in the paper, and of whole networks."""
+    matplotlib.use("Agg", force=False)
+    from matplotlib import pyplot as plt
+
+    networks = profile.networks
+    layered = any(network.layers for network in networks)
+    figure, panels = plt.subplots(1, 1 + layered, figsize=(6 + 5.5 * layered, 4.8), layout="constrained", squeeze=False)
+    if layered:
+        axes = panels[0, 0]
+        for network in networks:
+            convs = [layer for layer in network.layers if layer.macs]
+            axes.scatter([layer.macs / 1e6 for layer in convs], [layer.forward for layer in convs], label=network.name)
+        axes.set(xscale="log", yscale="log", title="layers", xlabel="multiply-accumulates of an image, millions")
+        axes.legend(fontsize=8)
+    axes = panels[0, -1]
+    for base in networks:
+        if base.baseline == base.name:  # where time goes with multiply-accumulates
+            axes.plot([0, base.macs / 1e6], [0, base.forward], color="0.7", lw=1, zorder=1)
+    places = {network.name: (network.macs / 1e6, network.forward) for network in networks}
+    for i, network in enumerate(networks):
+        axes.scatter(*places[network.name], color=f"C{i % 10}", s=40, zorder=3)
+    axes.set(title="networks", xlabel="multiply-accumulates of an image, millions")
+    axes.set_xlim(0, 1.1 * max(x for x, _ in places.values()))
+    axes.set_ylim(0, 1.12 * max(y for _, y in places.values()))
+    for axes in panels[0]:
+        axes.set_ylabel("forward pass, ms")
+        axes.grid(True, which="both", alpha=0.25)
+    _name_points(panels[0, -1], places)
+    figure.suptitle(str(profile.conditions), fontsize=9)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _name_points(axes: Axes, named: dict[str, tuple[float, float]]) -> None:
+    """Write names beside points, the rightmost first, where they hide neither points nor names."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    taken = [Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in map(axes.transData.transform, named.values())]
+    for name, point in sorted(named.items(), key=lambda item: -item[1][0]):
+        _label(axes, name, point, taken)
 
 
 def _label(axes: Axes, text: str, point: tuple[float, float], taken: list[Bbox]) -> None:

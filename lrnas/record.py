@@ -16,7 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.manifest import StudyError
-from lrnas.objectives import Limits, Objective
+from lrnas.objectives import Limits, Objective, cost_objectives
 from lrnas.pareto import front_indices, hypervolume
 from lrnas.trials import Trial, read_trial
 
@@ -25,7 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Record", "Summary"]
 
-COLUMNS = ("number", "status", "point", "identity", "accuracy", "macs", "params", "epochs", "seconds", "on_front")
+COLUMNS = (
+    "number",
+    "status",
+    "point",
+    "identity",
+    "accuracy",
+    "macs",
+    "params",
+    "latency",
+    "epochs",
+    "seconds",
+    "on_front",
+)
 """Of a trial, in a table."""
 
 
@@ -51,7 +63,18 @@ class Record:
     study: optuna.Study
     objectives: tuple[Objective, ...]
     manifest: dict[str, Any]
+    costs: list[str] = field(init=False, repr=False)
+    """The names of the objectives that cost."""
     _finished: dict[int, Trial] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.costs = [objective.name for objective in cost_objectives(self.objectives)]
+
+    @property
+    def columns(self) -> list[str]:
+        """What a table of trials has: the latency where it is known."""
+        known = "latency" in self.costs
+        return [name for name in COLUMNS if known or name != "latency"]
 
     def summary(self) -> Summary:
         """All that can be said about the trials there are, from one look at them."""
@@ -62,9 +85,13 @@ class Record:
         best = front_indices(small)
         on_front = {full[i].number for i in best}
         trials = [dataclasses.replace(trial, on_front=True) if trial.number in on_front else trial for trial in trials]
-        front = sorted((trial for trial in trials if trial.on_front), key=lambda trial: (trial.macs, trial.number))
+        front = sorted((trial for trial in trials if trial.on_front), key=self.cheapest_first)
         volume = hypervolume([small[i] for i in best], [1.0] * len(self.objectives))
         return Summary(trials, front, dict(Counter(trial.status for trial in trials)), volume)
+
+    def cheapest_first(self, trial: Trial) -> tuple[float, int]:
+        """By the first of the objectives that cost."""
+        return getattr(trial, self.costs[0]), trial.number
 
     def trials(self) -> list[Trial]:
         """Every trial that has a network, in order; those on the front say so."""
@@ -82,14 +109,14 @@ class Record:
         """Number of trials by status."""
         return self.summary().counts
 
-    def best(self, *, max_macs: int | None = None, max_params: int | None = None) -> Trial:
+    def best(
+        self, *, max_macs: int | None = None, max_params: int | None = None, max_latency: float | None = None
+    ) -> Trial:
         """The most accurate network trained in full within limits."""
-        limits = Limits(max_macs=max_macs, max_params=max_params)
-        fits = [
-            trial
-            for trial in self.trials()
-            if trial.status == "completed" and not limits.excess(trial.macs, trial.params)
-        ]
+        limits = Limits(max_macs=max_macs, max_params=max_params, max_latency=max_latency)
+        if max_latency is not None and "latency" not in self.costs:
+            raise StudyError(f"{self.name} knows no latencies; got max_latency {max_latency:g}; leave it out")
+        fits = [trial for trial in self.trials() if trial.status == "completed" and not limits.excess(trial.costs)]
         if not fits:
             raise StudyError(f"no network of {self.name} that is trained in full is within these limits; raise them")
         return max(fits, key=lambda trial: (trial.accuracy or 0.0, -trial.macs))
@@ -98,8 +125,9 @@ class Record:
         """One row per trial: what the network is and what it came to."""
         import pandas as pd
 
-        rows = [[*(getattr(trial, name) for name in COLUMNS), trial.description] for trial in self.trials()]
-        return pd.DataFrame(rows, columns=[*COLUMNS, "architecture"])
+        names = self.columns
+        rows = [[*(getattr(trial, name) for name in names), trial.description] for trial in self.trials()]
+        return pd.DataFrame(rows, columns=[*names, "architecture"])
 
     def spent(self) -> int:
         """Trials that cost budget: those whose training began, but for lost ones."""
@@ -110,16 +138,17 @@ class Record:
         """Trials whose training began and that nobody trains now."""
         return sum(bool(trial.user_attrs.get("trained")) for trial in self._trials((TrialState.WAITING,)))
 
-    def at_epoch(self, number: int, epoch: int) -> tuple[int, list[tuple[float, int]]]:
-        """A trial's cost, and the accuracy and cost of all others after so many epochs."""
-        macs, others = 0, []
+    def at_epoch(self, number: int, epoch: int) -> tuple[list[float], list[tuple[float, list[float]]]]:
+        """A trial's costs, and the accuracy and costs of all others after so many epochs."""
+        costs: list[float] = []
+        others = []
         for trial in self._trials():
             known = trial.user_attrs
             if trial.number == number:
-                macs = known["macs"]
+                costs = [known[name] for name in self.costs]
             elif len(known.get("curve", ())) >= epoch:
-                others.append((known["curve"][epoch - 1], known["macs"]))
-        return macs, others
+                others.append((known["curve"][epoch - 1], [known[name] for name in self.costs]))
+        return costs, others
 
     def is_protected(self, number: int) -> bool:
         """Whether a trial is one of the paper's networks, which are always trained in full."""

@@ -6,11 +6,11 @@ cost no more: a network is stopped for being less accurate than cheaper ones, ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lrnas.errors import LrnasError
 
-__all__ = ["is_competitive", "rung_epochs"]
+__all__ = ["costs_no_more", "is_competitive", "rung_epochs"]
 
 
 def rung_epochs(min_epochs: int, epochs: int, factor: int = 3) -> tuple[int, ...]:
@@ -27,12 +27,19 @@ def rung_epochs(min_epochs: int, epochs: int, factor: int = 3) -> tuple[int, ...
     return tuple(rungs)
 
 
-def is_competitive(accuracy: float, macs: int, others: Iterable[tuple[float, int]], factor: int = 3) -> bool:
+def costs_no_more(one: Sequence[float], other: Sequence[float]) -> bool:
+    """In any of the costs."""
+    return all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def is_competitive(
+    accuracy: float, costs: Sequence[float], others: Iterable[tuple[float, Sequence[float]]], factor: int = 3
+) -> bool:
     """Whether a trial is among the best 1/`factor` of those at its rung that cost no more.
 
     `others` are the accuracies and costs of the other trials there. While there are fewer than `factor`, all go on.
     """
-    rivals = [rival for rival, cost in others if cost <= macs]
+    rivals = [rival for rival, theirs in others if costs_no_more(theirs, costs)]
     better = sum(rival > accuracy for rival in rivals)
     number = len(rivals) + 1
     return number < factor or better < number / factor

@@ -35,7 +35,7 @@ def make_sampler(name: str, seed: int, study: Study) -> BaseSampler:
     number = len(study.study.get_trials(deepcopy=False))
     makers: dict[str, Callable[[], BaseSampler]] = {
         "front": lambda: FrontSampler(
-            study.space.parameters, study.distributions, _cost_names(study), _known_costs(study), seed
+            study.space.parameters, study.distributions, study.costs, _known_costs(study), seed
         ),
         "tpe": lambda: TPESampler(multivariate=number > MANY, n_startup_trials=10, seed=seed),
         "gp": lambda: GPSampler(n_startup_trials=10, seed=seed),
@@ -45,22 +45,17 @@ def make_sampler(name: str, seed: int, study: Study) -> BaseSampler:
     return makers[name]()
 
 
-def _cost_names(study: Study) -> list[str]:
-    return [objective.name for objective in study.objectives if not objective.maximise]
-
-
 def _known_costs(study: Study) -> Callable[[dict[str, Any]], tuple[float, ...] | None]:
     """What is known of a point before it is trained: the objectives that cost, in their order."""
-    names = _cost_names(study)
+    known_of = study.guess_of or study.cost_of
 
     def costs_of(params: dict[str, Any]) -> tuple[float, ...] | None:
         try:
-            macs, number = study.cost_of(study.space.architecture(params))
+            known = known_of(study.space.architecture(params))
         except LrnasError:
             return None
-        if study.limits.excess(macs, number):
+        if study.limits.excess(known):
             return None
-        known = {"macs": macs, "params": number}
-        return tuple(float(known[name]) for name in names)
+        return tuple(float(known[name]) for name in study.costs)
 
     return costs_of

@@ -48,7 +48,9 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
         "--batch-norm", action=argparse.BooleanOptionalAction, default=True, help="in every network (default: yes)"
     )
     search.add_argument("--granularity", metavar="NAME", help="network, stage or layer: what varies together")
-    search.add_argument("--objectives", default="accuracy,macs", metavar="A,B", help="of accuracy, macs, params")
+    search.add_argument(
+        "--objectives", default="accuracy,macs", metavar="A,B", help="of accuracy, macs, params, latency"
+    )
     search.add_argument("--sampler", default="front", metavar="NAME", help="front, tpe, gp, nsga2 or random")
     for name, what in (
         ("max-macs", "multiply-accumulates at most"),
@@ -56,6 +58,11 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
         ("max-params", "parameters at most"),
     ):
         search.add_argument(f"--{name}", type=_number, metavar="N", help=f"{what}; dearer networks are not trained")
+    search.add_argument("--max-latency", type=_milliseconds, metavar="MS", help="milliseconds for a batch at most")
+    search.add_argument(
+        "--latency-device", metavar="NAME", help="cpu or cuda: where latencies are measured (default: a GPU if any)"
+    )
+    search.add_argument("--latency-batch", type=int, default=1, metavar="N", help="images at a time (default: 1)")
     search.add_argument("--cpus-per-trial", type=float, default=1, metavar="N", help="default: 1")
     search.add_argument("--gpus-per-trial", type=float, metavar="N", help="default: 0.25 with a GPU")
     search.add_argument(
@@ -98,6 +105,16 @@ def _number(text: str) -> int:
     return number
 
 
+def _milliseconds(text: str) -> float:
+    try:
+        number = float(text.removesuffix("ms"))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"milliseconds above 0, like 2.5; got {text!r}")
+    return number
+
+
 def _shape(text: str) -> tuple[int, int, int]:
     """Channels, rows and columns."""
     parts = text.lower().replace("×", "x").split("x")
@@ -133,6 +150,9 @@ def _search(options: argparse.Namespace) -> None:
             max_macs=options.max_macs,
             min_macs=options.min_macs,
             max_params=options.max_params,
+            max_latency=options.max_latency,
+            latency_device=options.latency_device,
+            latency_batch=options.latency_batch,
             cpus_per_trial=options.cpus_per_trial,
             gpus_per_trial=options.gpus_per_trial,
             concurrency=options.concurrency,
@@ -216,13 +236,13 @@ def _front_as_data(study: Record) -> dict[str, Any]:
         "manifest": study.manifest,
         "counts": summary.counts,
         "hypervolume": summary.hypervolume,
-        "front": [_as_data(trial) for trial in summary.front],
-        "paper": [_as_data(trial) for trial in _paper_trials(study, summary.trials) if not trial.on_front],
+        "front": [_as_data(study, trial) for trial in summary.front],
+        "paper": [_as_data(study, trial) for trial in _paper_trials(study, summary.trials) if not trial.on_front],
     }
 
 
-def _as_data(trial: Trial) -> dict[str, Any]:
-    names = ("number", "point", "identity", "accuracy", "macs", "params", "epochs", "seconds", "on_front")
+def _as_data(study: Record, trial: Trial) -> dict[str, Any]:
+    names = [name for name in study.columns if name != "status"]
     return {**{name: getattr(trial, name) for name in names}, "architecture": trial.architecture.to_dict()}
 
 
@@ -241,20 +261,29 @@ def _print_front(study: Record) -> None:
     points = study.manifest["space"]["points"]
     baseline = study.manifest["space"]["baseline"]
     trials = _paper_trials(study, summary.trials)
-    whole = next((trial.macs for trial in trials if trial.point == baseline), None)
+    whole = next((trial for trial in trials if trial.point == baseline), None)
+    latency = study.manifest.get("latency")
     table = make_table(f"{study.name}: the front, and the paper's networks beside it")
     table.add_column("network", no_wrap=True)
-    for column in ("trial", "accuracy", "MACs", "share", "parameters"):
+    timed = ("latency", "share") if latency else ()
+    for column in ("trial", "accuracy", "MACs", "share", "parameters", *timed):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("")
     shown = {trial.number: trial for trial in (*front, *trials)}
-    for trial in sorted(shown.values(), key=lambda trial: trial.macs):
-        share = f"{trial.macs / whole:.3f}" if whole else "–"
+    for trial in sorted(shown.values(), key=study.cheapest_first):
+        numbers = [f"{trial.macs:,}", f"{trial.macs / whole.macs:.3f}" if whole else "–", f"{trial.params:,}"]
+        if latency and trial.latency is not None:
+            share = f"{trial.latency / whole.latency:.3f}" if whole and whole.latency else "–"
+            numbers += [f"{trial.latency:.3f} ms", share]
         mark = ("front" if trial.on_front else "beaten") + (", paper" if trial.point in points else "")
         name = trial.point or trial.identity
         accuracy = f"{100 * (trial.accuracy or 0):.2f} %"
-        table.add_row(name, str(trial.number), accuracy, f"{trial.macs:,}", share, f"{trial.params:,}", mark)
+        table.add_row(name, str(trial.number), accuracy, *numbers, mark)
     console.print(table)
+    if latency:
+        threads = f", threads: {latency['threads']}" if latency["threads"] else ""
+        batch = f"{latency['dtype']}, batch {latency['batch']}{threads}"
+        console.print(f"Latency on {latency['hardware']}, {batch}: the sum of measured layers (docs/profile.md).")
     console.print("Accuracy on validation images, after the study's own training; for a paper, train again in full.")
 
 
@@ -263,7 +292,7 @@ def _write_files(study: Record, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "front.csv"]
     table = study.to_pandas()
-    table[table["on_front"]].sort_values("macs").to_csv(files[0], index=False)
+    table[table["on_front"]].sort_values(study.costs[0]).to_csv(files[0], index=False)
     try:
         from lrnas.plots import plot_front
     except ImportError:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from lrnas.study import Study
+    from lrnas.trials import Trial
 
 __all__ = ["search_view"]
 
@@ -88,7 +89,7 @@ class _View(SearchEvents):
         done = self.study.spent() - running
         if not self.ends or self.ends[-1][1] != done:
             self.ends.append((now, done))
-        best = f"best {100 * max(trial.accuracy or 0 for trial in front):.2f} %" if front else "none in full yet"
+        best = _best(front)
         left = ""
         (first, number), (last, _) = self.ends[0], self.ends[-1]
         if done > number:  # from the first end on: before it, workers were starting
@@ -98,6 +99,15 @@ class _View(SearchEvents):
             f"{done}/{self.budget} trials: {full} in full, {stopped} stopped{bad}, {running} running; "
             f"front {len(front)}, {best}, hypervolume {summary.hypervolume:.4f}{left}"
         )
+
+
+def _best(front: list[Trial]) -> str:
+    if not front:
+        return "none in full yet"
+    best = max(front, key=lambda trial: trial.accuracy or 0)
+    times = [trial.latency for trial in front if trial.latency is not None]
+    fast = f" in {best.latency:.2f} ms, fastest {min(times):.2f} ms" if best.latency is not None else ""
+    return f"best {100 * (best.accuracy or 0):.2f} %{fast}"
 
 
 def _duration(seconds: float) -> str:

@@ -31,7 +31,7 @@ from lrnas.arch import Architecture
 from lrnas.bulk import BulkStorage
 from lrnas.errors import LrnasError, OutsideSpace
 from lrnas.manifest import StudyError, differences, list_differences
-from lrnas.objectives import Limits
+from lrnas.objectives import Costs, Limits
 from lrnas.plan import canonical_id
 from lrnas.record import Record
 from lrnas.space import SearchSpace
@@ -59,8 +59,11 @@ class Proposal:
     architecture: Architecture
     point: str | None
     """The name of the paper's network or seed it is."""
-    macs: int
-    params: int
+    costs: Costs
+
+    @property
+    def macs(self) -> int:
+        return int(self.costs["macs"])
 
 
 @dataclass
@@ -68,12 +71,15 @@ class Study(Record):
     """A study that a driver works on. See the module."""
 
     space: SearchSpace
-    cost_of: Callable[[Architecture], tuple[int, int]]
-    """Multiply-accumulates and parameters of an architecture, as it is trained."""
+    cost_of: Callable[[Architecture], Costs]
+    """What an architecture costs, as it is trained."""
     limits: Limits = field(default_factory=Limits)
+    guess_of: Callable[[Architecture], Costs] | None = None
+    """The same in no time, for who looks at hundreds; None where `cost_of` takes none either."""
     driver: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.distributions = distributions_of(self.space)
         self._last_sign = float("-inf")
 
@@ -85,7 +91,7 @@ class Study(Record):
         beyond = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") == "limit"}
         known = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") != "limit"}
         for name, architecture in named.items():
-            still_beyond = name in beyond and self.limits.excess(*self.cost_of(architecture))  # limits may change
+            still_beyond = name in beyond and self.limits.excess(self.cost_of(architecture))  # limits may change
             if name not in known and not still_beyond:
                 self.study.enqueue_trial(self.space.params_of(architecture), user_attrs={"point": name})
 
@@ -138,12 +144,14 @@ class Study(Record):
             try:
                 architecture = self.space.architecture(trial.params)
                 identity = canonical_id(architecture)
-                macs, params = self.cost_of(architecture)
+                costs = self.cost_of(architecture)
             except LrnasError as error:  # a corner of the space that makes no network, at this input size, say
                 self._end(trial.number, TrialState.PRUNED, "faulty", str(error))
                 continue
-            known = {"architecture": architecture.to_json(), "id": identity, "macs": macs, "params": params}
-            if excess := self.limits.excess(macs, params):
+            others = {name: value for name, value in costs.items() if name != "params"}
+            # what has parameters has everything: whoever reads meanwhile goes by that
+            known = {"architecture": architecture.to_json(), "id": identity, **others, "params": costs["params"]}
+            if excess := self.limits.excess(costs):
                 self._set(trial.number, known)
                 for name, value in excess.items():
                     trial.set_constraint(name, value)
@@ -157,7 +165,7 @@ class Study(Record):
             if budget is not None and self.spent() > budget:
                 self._put_back(trial.number)  # for a larger budget; what waits costs none
                 return None
-            return Proposal(trial.number, architecture, trial.user_attrs.get("point"), macs, params)
+            return Proposal(trial.number, architecture, trial.user_attrs.get("point"), costs)
         raise StudyError(
             f"the last {MOST_REJECTIONS} points that {self.name} proposed were known or beyond a limit; the space "
             "has no more to offer; end the search, or widen the space or the limits"

@@ -39,8 +39,12 @@ def measure(
     sample: float = SAMPLE,
     limit: float = LIMIT,
     quantile: float = 0.5,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Seconds of each call: the median of its samples, or another quantile where others use the machine meanwhile."""
+    """Seconds of each call: the median of its samples, or another quantile where others use the machine meanwhile.
+
+    On a CPU they are those of a clock: `time.thread_time` for calls that stay in this thread, whoever else runs.
+    """
     device = torch.device(device)
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -48,7 +52,7 @@ def measure(
                 return _measure([_gpu_clock(call, sample) for call in calls], rounds, limit, quantile)
             finally:
                 torch.cuda.empty_cache()  # graphs keep memory to themselves; others may train here
-    return _measure([_cpu_clock(call, sample) for call in calls], rounds, limit, quantile)
+    return _measure([_cpu_clock(call, sample, clock) for call in calls], rounds, limit, quantile)
 
 
 def _measure(clocks: Sequence[Callable[[], float]], rounds: int, limit: float, quantile: float) -> list[float]:
@@ -71,24 +75,23 @@ def _repetitions(seconds: float, sample: float) -> int:
     return max(1, min(MOST, math.ceil(sample / max(seconds, 1e-9))))
 
 
-def _cpu_clock(call: Call, sample: float) -> Callable[[], float]:
+def _cpu_clock(call: Call, sample: float, clock: Callable[[], float]) -> Callable[[], float]:
+    def run(number: int) -> float:
+        started = clock()
+        for _ in range(number):
+            call()
+        return (clock() - started) / number
+
     call()
-    seconds = _run(call, 1)
+    seconds = run(1)
     number = _repetitions(seconds, sample)
 
-    def clock() -> float:
+    def take() -> float:
         if seconds < SHORT:
             call()
-        return _run(call, number)
+        return run(number)
 
-    return clock
-
-
-def _run(call: Call, number: int) -> float:
-    started = time.perf_counter()
-    for _ in range(number):
-        call()
-    return (time.perf_counter() - started) / number
+    return take
 
 
 def _gpu_clock(call: Call, sample: float) -> Callable[[], float]:
@@ -105,12 +108,12 @@ def _gpu_clock(call: Call, sample: float) -> Callable[[], float]:
     number = _repetitions(seconds, sample)
     many = once if number == 1 else _capture(call, number)
 
-    def clock() -> float:
+    def take() -> float:
         if seconds < SHORT:
             once()
         return _replay(many) / number
 
-    return clock
+    return take
 
 
 def _capture(call: Call, number: int) -> Call:

@@ -22,6 +22,7 @@ __all__ = [
     "Backbone",
     "Choices",
     "PlannedConv",
+    "Step",
     "Walk",
     "check_kernels",
 ]
@@ -53,6 +54,29 @@ class PlannedConv(NamedTuple):
     stride: int
 
 
+class Step(NamedTuple):
+    """Something that takes time in a forward pass, with all that decides how much: a layer and what goes with it."""
+
+    name: str
+    kind: Literal["conv", "head", "linear", "max pool", "avg pool", "global pool", "local norm", "concat", "bare conv"]
+    input: tuple[int, ...]
+    """Of one image: channels, rows, columns; or features."""
+    output: tuple[int, ...]
+    settings: tuple[object, ...] = ()
+    """conv: filters, kernel, stride, batch norm (a ReLU follows). head: kernel, padding (likewise). Pools: kernel,
+    stride, padding, whether partial windows count; for the global one, max or avg. concat: the widths. bare conv, one
+    of timm's with nothing after it: filters and what else `make_conv` takes."""
+    macs: int = 0
+    params: int = 0
+    role: Role = "body"
+
+    @property
+    def key(self) -> str:
+        """The same for all that take the same time."""
+        settings = ", ".join(map(str, self.settings))
+        return f"{self.kind} {'x'.join(map(str, self.input))} to {'x'.join(map(str, self.output))} [{settings}]"
+
+
 class Walk:
     """Follows one image through a network, noting every layer's cost and filters on the way."""
 
@@ -73,6 +97,8 @@ class Walk:
         self.check_fit = check_fit
         self.costs: list[LayerCost] = []
         self.convs: list[PlannedConv] = []
+        self.steps: list[Step] = []
+        self.num_pools = 0
         self.used: set[str] = set()
 
     def conv(self, x: Map, name: str, path: str, width: int, kernel: int, stride: int = 1) -> Map:
@@ -88,10 +114,12 @@ class Walk:
         mix = allocation.at(kernel, width)
         norm = self.choices.batch_norm
         self.convs.append(PlannedConv(name, path, kernel, mix, stride))
-        x = self._count(x, name, mix, kernel, stride, bias=not norm)
+        out = self._count(x, name, mix, kernel, stride, bias=not norm)
+        layer = self.costs[-1]
+        self.steps.append(Step(name, "conv", x, out, (mix, kernel, stride, norm), layer.macs, layer.params))
         if norm:
-            self.costs.append(LayerCost(name + ".norm", "norm", 0, 2 * x[0], 0, x))
-        return x
+            self.costs.append(LayerCost(name + ".norm", "norm", 0, 2 * out[0], 0, out))
+        return out
 
     def plain(self, x: Map, name: str, width: int, kernel: int = 1, padding: int = 0, role: Role = "body") -> Map:
         """A convolution with bias that is as it is: part of a head."""
@@ -100,13 +128,24 @@ class Walk:
         weights = channels * kernel * kernel * width
         macs = weights * out[1] * out[2]
         self.costs.append(LayerCost(name, "dense", macs, weights + width, width, out, role))
+        self.steps.append(Step(name, "head", x, out, (kernel, padding), macs, weights + width, role))
         return out
 
     def linear(self, features: int, name: str, width: int, role: Role = "body") -> None:
         weights = features * width
         self.costs.append(LayerCost(name, "linear", weights, weights + width, width, (width,), role))
+        self.steps.append(Step(name, "linear", (features,), (width,), (), weights, weights + width, role))
 
-    def pool(self, x: Map, kernel: int, stride: int, padding: int = 0, ceil: bool = True) -> Map:
+    def pool(
+        self,
+        x: Map,
+        kernel: int,
+        stride: int,
+        padding: int = 0,
+        ceil: bool = True,
+        kind: Literal["max pool", "avg pool"] = "max pool",
+        name: str | None = None,
+    ) -> Map:
         """A pooling window; with `ceil` the last, partial window counts, as in Caffe."""
         channels, height, width = x
         extra = stride - 1 if ceil else 0
@@ -117,7 +156,16 @@ class Walk:
                 f"a {kernel}×{kernel} pool needs a map at least that large; at input {self.image[1]} it gets "
                 f"{height}×{width}; choose a larger input"
             )
-        return channels, rows, columns
+        out = (channels, rows, columns)
+        if name is None:
+            self.num_pools += 1
+            name = f"pool{self.num_pools}"
+        self.steps.append(Step(name, kind, x, out, (kernel, stride, padding, ceil)))
+        return out
+
+    def pool_all(self, x: Map) -> None:
+        """The pool over the whole map."""
+        self.steps.append(Step("global_pool", "global pool", x, (x[0],), (self.choices.pool,)))
 
     def _allocation(self, name: str, path: str) -> Allocation | None:
         """What the architecture says of a layer, under its name or its path."""
@@ -193,8 +241,12 @@ def _vgg(stages: tuple[tuple[int, ...], ...]) -> Callable[[Walk], None]:
             if keeps_map:  # timm brings smaller maps up to 7×7
                 x = walk.plain((x[0], max(x[1], 7), max(x[2], 7)), "fc6", choices.hidden, kernel=7)
             else:
+                walk.pool_all(x)
                 x = walk.plain((x[0], 1, 1), "fc6", choices.hidden)
-            features = walk.plain(x, "fc7", choices.hidden)[0]
+            x = walk.plain(x, "fc7", choices.hidden)
+            features = x[0]
+        else:
+            walk.pool_all(x)
         walk.linear(features, "fc8", walk.num_classes, "classifier")
 
     return walk_vgg
@@ -220,6 +272,10 @@ def _googlenet(pool_padding: int) -> Callable[[Walk], None]:
         def conv(x: Map, name: str, width: int, kernel: int, stride: int = 1) -> Map:
             return walk.conv(x, name, f"{name}.conv", width, kernel, stride)
 
+        def local_norm(x: Map, name: str) -> None:
+            if not walk.choices.batch_norm:
+                walk.steps.append(Step(name, "local norm", x, x))
+
         def auxiliary_head(x: Map, name: str) -> None:
             grid = 4 + pool_padding
             x = walk.plain((x[0], grid, grid), f"{name}.conv", 128, role="auxiliary")
@@ -233,8 +289,10 @@ def _googlenet(pool_padding: int) -> Callable[[Walk], None]:
             )
         x = conv(walk.image, "conv1", 64, 7, walk.choices.stem_stride)
         x = walk.pool(x, 3, 2, pool_padding)
+        local_norm(x, "norm1")
         x = conv(x, "conv2_reduce", 64, 1)
         x = conv(x, "conv2", 192, 3)
+        local_norm(x, "norm2")
         for module, widths in GOOGLENET_MODULES.items():
             if module in ("3a", "4a", "5a"):
                 x = walk.pool(x, 3, 2, pool_padding)
@@ -243,11 +301,13 @@ def _googlenet(pool_padding: int) -> Callable[[Walk], None]:
                 conv(x, f"{name}.conv1x1", widths[0], 1),
                 conv(conv(x, f"{name}.reduce3x3", widths[1], 1), f"{name}.conv3x3", widths[2], 3),
                 conv(conv(x, f"{name}.reduce5x5", widths[3], 1), f"{name}.conv5x5", widths[4], 5),
-                conv(x, f"{name}.pool_proj", widths[5], 1),
+                conv(walk.pool(x, 3, 1, 1, name=f"{name}.pool"), f"{name}.pool_proj", widths[5], 1),
             )
             x = (sum(branch[0] for branch in branches), x[1], x[2])
+            walk.steps.append(Step(f"{name}.concat", "concat", x, x, tuple(branch[0] for branch in branches)))
             if module in ("4a", "4d"):
                 auxiliary_head(x, f"aux_{module}")
+        walk.pool_all(x)
         # with padded pools Caffe's fixed 7×7 window leaves 2×2 of an 8×8 map, and all four are classified
         walk.linear(x[0] * (4 if pool_padding else 1), "classifier", walk.num_classes, "classifier")
 
@@ -274,10 +334,10 @@ def _nin(kernels: tuple[int, ...]) -> Callable[[Walk], None]:
             x = conv(x, "conv2" if len(middle) == 1 else f"conv2_{i}", 192, kernel)
         x = conv(x, "cccp3", 192)
         x = conv(x, "cccp4", 192)
-        x = walk.pool(x, 3, 2)
+        x = walk.pool(x, 3, 2, kind="avg pool")
         x = conv(x, "conv3", 192, kernels[-1])
         x = conv(x, "cccp5", 192)
-        walk.plain(x, "cccp6", walk.num_classes, role="classifier")
+        walk.pool_all(walk.plain(x, "cccp6", walk.num_classes, role="classifier"))
 
     return walk_nin
 

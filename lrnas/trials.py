@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from optuna.trial import FrozenTrial
 
 from lrnas.arch import Architecture
+from lrnas.objectives import Costs
 
 __all__ = ["METRIC", "Trial", "read_trial"]
 
@@ -29,6 +30,8 @@ class Trial:
     point: str | None
     macs: int
     params: int
+    latency: float | None
+    """Milliseconds for a batch, where the study knows it."""
     accuracy: float | None
     """Validation accuracy: final where completed, else the last one seen."""
     epochs: int
@@ -41,6 +44,11 @@ class Trial:
     on_front: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What people's own training code reported last, beside the accuracy."""
+
+    @property
+    def costs(self) -> Costs:
+        latency = {} if self.latency is None else {"latency": self.latency}
+        return {"macs": self.macs, "params": self.params, **latency}
 
     @property
     def architecture(self) -> Architecture:
@@ -61,6 +69,7 @@ def read_trial(trial: FrozenTrial) -> Trial:
         point=attributes.get("point"),
         macs=attributes["macs"],
         params=attributes["params"],
+        latency=attributes.get("latency"),
         accuracy=accuracy,
         epochs=attributes.get("epochs", 0),
         curve=curve,

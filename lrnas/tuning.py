@@ -35,7 +35,7 @@ from lrnas.job import Job
 from lrnas.manifest import StudyError
 from lrnas.places import check_mark, marked, this_place
 from lrnas.provenance import provenance
-from lrnas.rungs import is_competitive
+from lrnas.rungs import costs_no_more, is_competitive
 from lrnas.study import MOST_LOSSES, Study
 from lrnas.train import EpochReport
 from lrnas.trials import METRIC
@@ -392,11 +392,11 @@ class _RungScheduler(FIFOScheduler):
         if not epoch or (number, epoch) in self.decided or self.study.is_protected(number):
             return str(TrialScheduler.CONTINUE)
         self.decided.add((number, epoch))
-        macs, others = self.study.at_epoch(number, epoch)
+        costs, others = self.study.at_epoch(number, epoch)
         accuracy = result["curve"][epoch - 1]
-        if is_competitive(accuracy, macs, others, self.factor):
+        if is_competitive(accuracy, costs, others, self.factor):
             return str(TrialScheduler.CONTINUE)
-        cheaper = sum(cost <= macs for _, cost in others)
+        cheaper = sum(costs_no_more(theirs, costs) for _, theirs in others)
         self.searcher.stopped[trial.trial_id] = (
             f"{100 * accuracy:.2f} % after {epoch} epochs, behind most of the {cheaper} that cost no more"
         )

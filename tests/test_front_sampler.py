@@ -20,9 +20,9 @@ from lrnas.study import Study
 SPACE = load_space("nin", batch_norm=True)
 
 
-def cost(architecture: Architecture) -> tuple[int, int]:
+def cost(architecture: Architecture) -> dict[str, float]:
     total = make_plan(architecture, 8, 10, 1, check_fit=False).cost
-    return total.macs, total.params
+    return {"macs": total.macs, "params": total.params}
 
 
 def make_study(sampler: str = "front", objectives: str = "accuracy,macs", limits: Limits | None = None) -> Study:
@@ -119,7 +119,7 @@ def test_proposals_keep_to_the_limits_and_the_space() -> None:
 def test_tight_limits_are_kept_from_the_first_proposal_on() -> None:
     """While nothing can be predicted, too."""
     study = make_study(limits=Limits(max_macs=600_000))
-    seeds = sum(cost(network)[0] <= 600_000 for network in {**SPACE.points, **SPACE.seeds}.values())
+    seeds = sum(cost(network)["macs"] <= 600_000 for network in {**SPACE.points, **SPACE.seeds}.values())
     proposals = [study.ask() for _ in range(seeds + 4)]
     assert {proposal.point for proposal in proposals[seeds:]} == {None}
     assert all("point" in trial.user_attrs for trial in study.study.get_trials(states=(TrialState.PRUNED,)))
@@ -146,6 +146,30 @@ def test_three_objectives() -> None:
     study = make_study(objectives="accuracy,macs,params")
     train(study, len(SPACE.points) + len(SPACE.seeds) + 3)
     assert any(trial.point is None for trial in study.trials())
+
+
+@pytest.mark.parametrize("objectives", ["accuracy,latency", "accuracy,macs,latency"])
+def test_latency_is_guessed_for_candidates_and_measured_for_the_chosen(objectives: str) -> None:
+    study = make_study(objectives=objectives)
+    measured: list[Architecture] = []
+
+    def with_latency(architecture: Architecture) -> dict[str, float]:
+        measured.append(architecture)
+        return cost(architecture) | {"latency": 0.1 + cost(architecture)["macs"] / 1e7}
+
+    def guessed(architecture: Architecture) -> dict[str, float]:
+        return cost(architecture) | {"latency": 0.11 + cost(architecture)["macs"] / 1e7}
+
+    study.cost_of, study.guess_of, study.limits = with_latency, guessed, Limits(max_latency=0.5)
+    study.study.sampler = make_sampler("front", 0, study)
+    study.manifest["reference"]["latency"] = 2.0
+    train(study, 12)
+    full = [trial for trial in study.trials() if trial.status == "completed"]
+    assert len(full) == 12 and all(trial.latency is not None and trial.latency <= 0.5 for trial in full)
+    assert any(trial.point is None for trial in full)
+    assert len(measured) < 40  # not the hundreds that were looked at
+    assert 0 < study.hypervolume() < 1
+    assert [trial.latency for trial in study.front()] == sorted(trial.latency or 0 for trial in study.front())
 
 
 def test_the_same_seed_proposes_the_same() -> None:

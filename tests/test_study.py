@@ -26,9 +26,9 @@ SPACE = load_space("nin", batch_norm=True)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-def cost(architecture: Architecture) -> tuple[int, int]:
+def cost(architecture: Architecture) -> dict[str, float]:
     total = make_plan(architecture, 8, 10, 1, check_fit=False).cost
-    return total.macs, total.params
+    return {"macs": total.macs, "params": total.params}
 
 
 def make_study(folder: Path | None = None, limits: Limits | None = None, objectives: str = "accuracy,macs") -> Study:
@@ -134,7 +134,7 @@ def test_a_sampler_that_repeats_itself_is_helped() -> None:
 def test_a_corner_of_the_space_that_makes_no_network_is_told_so() -> None:
     study = make_study()
 
-    def picky(architecture: Architecture) -> tuple[int, int]:
+    def picky(architecture: Architecture) -> dict[str, float]:
         if architecture.backbone == "nin":
             raise InvalidArchitecture("a pool needs a larger map")
         return cost(architecture)
@@ -330,3 +330,53 @@ def test_a_database_is_read_in_bulk_as_optuna_reads_it(tmp_path: Path) -> None:
     assert bulk.get_all_trials(number) == plain.get_all_trials(number)
     running = (TrialState.RUNNING,)
     assert bulk.get_all_trials(number, states=running) == plain.get_all_trials(number, states=running)
+
+
+def make_timed_study(objectives: str, limits: Limits | None = None) -> Study:
+    study = make_study(limits=limits, objectives=objectives)
+    study.cost_of = lambda network: cost(network) | {"latency": cost(network)["macs"] / 1e6}
+    study.manifest["reference"]["latency"] = 10.0
+    return study
+
+
+def test_latency_is_an_objective_like_others() -> None:
+    study = make_timed_study("accuracy,latency", Limits(max_latency=4.0))
+    for accuracy in (0.7, 0.9, 0.8):
+        number = finish(study, accuracy)
+        trial = study.study.trials[number]
+        assert trial.values == [accuracy, trial.user_attrs["latency"]] and trial.values[1] <= 4.0
+    rejected = study.study.get_trials(states=(TrialState.PRUNED,))
+    assert all("beyond max_latency" in trial.user_attrs["reason"] for trial in rejected)
+    assert "latency" in study.to_pandas() and "latency" not in make_study().to_pandas()
+    fastest = min(trial.latency for trial in study.trials() if trial.status == "completed")
+    assert study.best(max_latency=fastest).latency == fastest
+    with pytest.raises(StudyError, match="knows no latencies"):
+        make_study().best(max_latency=1.0)
+    assert study.at_epoch(0, 1)[0] == [study.trials()[0].latency]
+
+
+@pytest.mark.parametrize("objectives", ["accuracy,latency", "accuracy,macs,latency", "accuracy,params,macs"])
+def test_pictures_of_fronts(objectives: str, tmp_path: Path) -> None:
+    from lrnas.plots import plot_front
+
+    study = make_timed_study(objectives)
+    study.enqueue(SPACE.points)
+    for accuracy in (0.7, 0.9, 0.8, 0.85):
+        finish(study, accuracy)
+    plot_front(study, tmp_path / "front.png")
+    assert (tmp_path / "front.png").stat().st_size > 10_000
+
+
+def test_what_was_measured_when_a_study_began_stays(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    conditions = {"device": "cpu", "batch": 1, "factor": 1.1}
+    timed = {**study.manifest, "reference": {**study.manifest["reference"], "latency": 5.0}, "latency": conditions}
+    study.study.set_user_attr("lrnas:manifest", timed)
+    again = {
+        **timed,
+        "reference": {**timed["reference"], "latency": 6.0},
+        "latency": {**conditions, "factor": 1.2},
+    }
+    assert check_manifest(study.study, again) == timed
+    with pytest.raises(StudyError, match=r"latency.batch was 1, now 8"):
+        check_manifest(study.study, {**again, "latency": {**conditions, "batch": 8}})

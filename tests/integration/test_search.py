@@ -61,6 +61,21 @@ def test_a_killed_search_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
+def test_a_search_for_latency(tmp_path: Path) -> None:
+    """Layers are measured once; the front is one of accuracy against time, for the device and batch it began with."""
+    options = ["--objectives", "accuracy,latency", "--max-latency", "500", "--epochs", "1"]
+    small = ["--max-macs", "0.7M", "--data-dir", str(tmp_path)]
+    log = Search(tmp_path, "--budget", "3", *options, *small).end()
+    assert "latency: measuring layers on" in log and "fastest" in log and " ms " in log, log
+    values = [trial.values for trial in trials(tmp_path)]
+    assert len(values) == 3 and all(0 < latency < 500 for _, latency in values)
+    assert (tmp_path / "latency.db").exists() and (tmp_path / "studies/s/front.png").stat().st_size > 10_000
+    assert "latency" in (tmp_path / "studies/s/front.csv").read_text().splitlines()[0]
+    log = Search(tmp_path, "--budget", "3", *options, *small, "--latency-batch", "2").end()
+    assert "latency.batch was 1, now 2" in log
+
+
+@pytest.mark.ci
 def test_a_machine_that_cannot_train_ends_the_search(tmp_path: Path) -> None:
     """One line, exit code 2; no network is blamed for it."""
     (tmp_path / "studies" / "s" / "trials").mkdir(parents=True)

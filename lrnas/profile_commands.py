@@ -1,0 +1,193 @@
+"""The command about times: profile."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lrnas.errors import LrnasError
+from lrnas.terminal import make_console, make_table, print_json
+
+if TYPE_CHECKING:
+    from lrnas.arch import Architecture
+    from lrnas.profile import Check, Profile, Profiled
+
+__all__ = ["add_profile_command"]
+
+
+def add_profile_command(commands: Any) -> argparse.ArgumentParser:
+    """Add it to the parser; it takes --json."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "profile",
+        help="what networks and their layers take on this machine",
+        description="Measure networks and their layers on this machine, forward and in training, beside the dense "
+        "networks that they are derived from (see docs/profile.md).",
+    )
+    parser.add_argument("sources", nargs="*", metavar="NETWORK", help="as in `lrnas count`, or STUDY:TRIAL")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda if there is one)")
+    parser.add_argument("--batch", type=int, metavar="N", help="images at a time (default: 128 on a GPU, 8 on a CPU)")
+    parser.add_argument("--size", type=int, metavar="PIXELS", help="rows and columns of images (default: the paper's)")
+    parser.add_argument("--classes", type=int, metavar="N", help="number of classes (default: likewise)")
+    parser.add_argument("--dtype", metavar="NAME", help="bf16, fp16 or fp32 (default: bf16 on a GPU, fp32 on a CPU)")
+    parser.add_argument("--threads", type=int, metavar="N", help="of a CPU (default: as many as PyTorch takes)")
+    parser.add_argument("--compile", action="store_true", help="torch.compile everything, the baselines too")
+    parser.add_argument("--baseline", metavar="NETWORK", help="for all of them, instead of the one of their family")
+    parser.add_argument("--no-training", action="store_true", help="forward alone")
+    parser.add_argument("--no-layers", action="store_true", help="whole networks alone")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture: time against multiply-accumulates")
+    parser.add_argument(
+        "--check-table", metavar="SPACE", help="how well sums of layers, a search's latencies, tell whole networks"
+    )
+    parser.add_argument("--number", type=int, default=12, metavar="N", help="of networks for that (default: 12)")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the table is kept (default: ~/.cache/lrnas)")
+    parser.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
+    parser.set_defaults(run=_profile)
+    return parser
+
+
+def _profile(options: argparse.Namespace) -> None:
+    if bool(options.sources) == bool(options.check_table):
+        raise LrnasError("give networks to measure, or --check-table SPACE; got both or neither; try vgg-gmp-lr-join")
+    if options.plot is not None:
+        try:
+            from lrnas.plots import plot_times
+        except ImportError:
+            raise LrnasError("--plot needs matplotlib; it is not installed; pip install 'lrnas[plot]'") from None
+    if options.check_table:
+        _check(options)
+        return
+    from lrnas.profile import profile
+
+    result = profile(
+        [_find(source, options.studies) for source in options.sources],
+        device=options.device,
+        batch=options.batch,
+        input_size=options.size,
+        num_classes=options.classes,
+        dtype=options.dtype,
+        threads=options.threads,
+        compile_networks=options.compile,
+        baseline=_find(options.baseline, options.studies) if options.baseline else None,
+        training=not options.no_training,
+        layers=not options.no_layers,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if options.plot is not None:
+        plot_times(result, options.plot)
+    if options.json:
+        print_json(result.to_dict())
+        return
+    for network in result.networks:
+        if network.layers:
+            _print_layers(result, network)
+    _print_networks(result)
+
+
+def _find(source: str, studies: str) -> tuple[str, Architecture]:
+    """A network by name or file, or a trial of a study."""
+    from lrnas.summary import read_source
+
+    study, _, number = source.rpartition(":")
+    if study in ("", "timm") or not number.isdecimal():
+        return read_source(source)
+    from lrnas.driver import open_study
+
+    for trial in open_study(study, studies=studies).trials():
+        if trial.number == int(number):
+            return source, trial.architecture
+    raise LrnasError(f"{study} has no network of trial {number}; `lrnas front {study}` shows some")
+
+
+def _check(options: argparse.Namespace) -> None:
+    from lrnas.data import data_folder
+    from lrnas.latency import table_file
+    from lrnas.profile import check_table
+
+    result = check_table(
+        options.check_table,
+        number=options.number,
+        device=options.device,
+        batch=options.batch,
+        input_size=options.size,
+        num_classes=options.classes,
+        dtype=options.dtype,
+        threads=options.threads,
+        file=table_file(data_folder(options.data_dir)),
+    )
+    if options.json:
+        print_json(result.to_dict())
+    else:
+        _print_check(result)
+
+
+def _share(own: float | None, base: float | None) -> str:
+    return f"{own / base:.3f}" if own is not None and base else "–"
+
+
+def _time(milliseconds: float | None) -> str:
+    return "–" if milliseconds is None else f"{milliseconds:.3f}"
+
+
+def _print_layers(result: Profile, network: Profiled) -> None:
+    base = result.baseline(network)
+    trained = network.training is not None
+    table = make_table(f"{network.name}, layer by layer, {network.input_size}×{network.input_size}; times in ms")
+    for column in ("layer", "filters"):
+        table.add_column(column, no_wrap=True)
+    columns = ("MACs", "share", "forward", "share", *(("training", "share") if trained else ()))
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    others = {layer.name: layer for layer in base.layers}
+    for layer in network.layers:
+        other = others.get(layer.name)
+        cells = [f"{layer.macs:,}", _share(layer.macs, other.macs if other else None)]
+        cells += [_time(layer.forward), _share(layer.forward, other.forward if other else None)]
+        if trained:
+            cells += [_time(layer.training), _share(layer.training, other.training if other else None)]
+        table.add_row(layer.name, layer.filters, *cells)
+    sums = [
+        [sum(getattr(layer, name) or 0 for layer in some) for name in ("macs", "forward", "training")]
+        for some in (network.layers, base.layers)
+    ]
+    (macs, forward, training), (base_macs, base_forward, base_training) = sums
+    cells = [f"{int(macs):,}", _share(macs, base_macs), _time(forward), _share(forward, base_forward)]
+    table.add_row("sum of layers", "", *cells, *([_time(training), _share(training, base_training)] if trained else []))
+    make_console().print(table)
+
+
+def _print_networks(result: Profile) -> None:
+    trained = any(network.training is not None for network in result.networks)
+    compiled = ", compiled" if result.compiled else ""
+    table = make_table(f"Whole networks on {result.conditions}{compiled}; times in ms for a batch")
+    table.add_column("network", no_wrap=True)
+    for column in ("MACs", "share", "forward", "share", *(("training", "share") if trained else ())):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("beside", no_wrap=True)
+    for network in result.networks:
+        base = result.baseline(network)
+        cells = [f"{network.macs:,}", _share(network.macs, base.macs)]
+        cells += [_time(network.forward), _share(network.forward, base.forward)]
+        if trained:
+            cells += [_time(network.training), _share(network.training, base.training)]
+        table.add_row(network.name, *cells, "" if base is network else base.name)
+    console = make_console()
+    console.print(table)
+    console.print("Medians of rounds in which all are measured. MACs are of one image.")
+
+
+def _print_check(result: Check) -> None:
+    table = make_table(f"Networks of {result.space} at {result.input_size}×{result.input_size}; times in ms")
+    table.add_column("network", no_wrap=True)
+    for column in ("MACs", "by the table", "measured", "error"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for (name, macs, predicted, whole), error in zip(result.rows, result.errors, strict=True):
+        table.add_row(name, f"{macs:,}", _time(predicted), _time(whole), f"{100 * error:+.1f} %")
+    console = make_console()
+    console.print(table)
+    console.print(
+        f"{result.conditions}. Mean error {100 * result.mean_error:.1f} %, largest "
+        f"{100 * max(result.errors, key=abs):+.1f} %; Kendall's tau {result.rank_agreement:.3f}; "
+        f"whole networks take {result.factor:.3f} times the sum of their layers."
+    )
