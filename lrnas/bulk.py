@@ -21,7 +21,7 @@ from optuna.storages import RDBStorage
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import or_, select
+from sqlalchemy import delete, insert, or_, select
 from sqlalchemy.orm import Session
 
 __all__ = ["BulkStorage"]
@@ -59,11 +59,14 @@ class BulkStorage(RDBStorage):
 
     def set_trial_user_attrs(self, trial_id: int, attributes: Mapping[str, Any]) -> None:
         """Several in one transaction."""
-        kind = models.TrialUserAttributeModel
+        table = models.TrialUserAttributeModel.__table__
+        rows = [{"trial_id": trial_id, "key": key, "value_json": json.dumps(attributes[key])} for key in attributes]
 
         def set_all(session: Session) -> None:
-            for key, value in attributes.items():
-                self._set_trial_attr_without_commit(session, kind, trial_id, key, value)
+            trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session)
+            self.check_trial_is_updatable(trial_id, trial.state)
+            session.execute(delete(table).where(table.c.trial_id == trial_id, table.c.key.in_(attributes)))
+            session.execute(insert(table), rows)
 
         self._write_or_hold(set_all)
 
@@ -90,7 +93,7 @@ class BulkStorage(RDBStorage):
 
     def write(self, writes: Sequence[Write]) -> None:
         """In one transaction: a second try either finds all of it there, and leaves it, or nothing."""
-        with _create_scoped_session(self.scoped_session, True) as session:
+        with _create_scoped_session(self.scoped_session, True) as session, session.no_autoflush:
             for write in writes:
                 write(session)
 
