@@ -7,6 +7,7 @@ these. The test images are reached through `DataSet.test` alone, once, for a net
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from pathlib import Path
@@ -114,15 +115,9 @@ def _stream(
 
 
 def _digits(min_size: int) -> ImageSet:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise DataError(
-            "the data set digits comes with scikit-learn; got no scikit-learn; pip install lrnas[train]"
-        ) from None
-    digits = load_digits()
-    images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]  # 0…16 to 0…255
-    labels = digits.target.astype(np.int64)
+    table = _read_digits()
+    images = np.round(table[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)  # 0…16 to 0…255
+    labels = table[:, -1].astype(np.int64)
     rest, test = stratified(labels, 0.2)
     train, val = stratified(labels[rest], 0.15)
     images = _enlarge(images, min_size)
@@ -134,6 +129,19 @@ def _digits(min_size: int) -> ImageSet:
         lambda: _split(images, labels, test),
         mirrorable=False,
     )
+
+
+def _read_digits() -> npt.NDArray[np.float64]:
+    """Pixels and labels, from scikit-learn's own file: to import scikit-learn takes more than a second."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DataError("the data set digits comes with scikit-learn; got no scikit-learn; pip install lrnas[train]")
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if not file.exists():  # in another version of it
+        from sklearn.datasets import load_digits
+
+        return np.column_stack(load_digits(return_X_y=True))
+    return np.loadtxt(file, delimiter=",")
 
 
 def _cifar10(folder: Path, min_size: int, progress: Progress | None) -> ImageSet:

@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lrnas.gaussian import GaussianProcess, Hyperparameters, fit
 from lrnas.groups import Parameter
 from lrnas.pareto import front_indices, hypervolume
+from lrnas.steps import is_width, step_away
 
 __all__ = ["FrontSampler", "expected_gain"]
 
@@ -175,7 +176,7 @@ class FrontSampler(BaseSampler):
         parents = [entry.params for entry in seen]
         for _ in range(TRIES):
             near = parents and self.random.random() < 0.5
-            params = self._child(parents) if near else self._anywhere()
+            params = step_away(self.parameters, parents, self.random) if near else self._anywhere()
             if self._key(params) not in taken and self.costs_of(params) is not None:
                 return params
         return {}
@@ -188,7 +189,7 @@ class FrontSampler(BaseSampler):
         for parameter in self.parameters:
             number = len(parameter.values)
             at = random.random()
-            if parameter.name.endswith("width") and parameter.ordered:
+            if is_width(parameter):
                 at = min(max(size + 0.2 * (at - 0.5), 0.0), 0.999)
             params[parameter.name] = parameter.values[int(at * number)]
         return params
@@ -198,7 +199,7 @@ class FrontSampler(BaseSampler):
         taken = {entry.key for entry in seen}
         found = []
         for _ in range(4 * CANDIDATES):
-            params = self._child(parents)
+            params = step_away(self.parameters, parents, self.random)
             key = self._key(params)
             if key in taken:
                 continue
@@ -208,32 +209,6 @@ class FrontSampler(BaseSampler):
                 if len(found) == CANDIDATES:
                     break
         return found
-
-    def _child(self, parents: list[Params]) -> Params:
-        random = self.random
-        params = dict(parents[random.integers(len(parents))])
-        if random.random() < 0.3:
-            other = parents[random.integers(len(parents))]
-            params |= {name: value for name, value in other.items() if random.random() < 0.5}
-        if random.random() < 0.3:  # all widths by a step or two: along the front
-            by = int(random.choice([-2, -1, 1, 2]))
-            for parameter in self.parameters:
-                if parameter.name.endswith("width") and parameter.ordered:
-                    params[parameter.name] = _moved(parameter, params[parameter.name], by)
-        for i in random.permutation(len(self.parameters))[: random.poisson(1.5) + 1]:
-            parameter = self.parameters[i]
-            if parameter.ordered and random.random() < 0.7:
-                by = int(random.choice([-2, -1, 1, 2]))
-                params[parameter.name] = _moved(parameter, params[parameter.name], by)
-            else:
-                params[parameter.name] = parameter.values[random.integers(len(parameter.values))]
-        return params
-
-
-def _moved(parameter: Parameter, value: object, by: int) -> Any:
-    """The value some steps away, or the last one there is."""
-    index = parameter.values.index(parameter.match(value)) + by
-    return parameter.values[min(max(index, 0), len(parameter.values) - 1)]
 
 
 def _in_full(entry: _Known, full: list[_Known]) -> tuple[float, float]:

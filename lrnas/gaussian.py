@@ -44,32 +44,42 @@ class GaussianProcess:
     variances: Array
     """Of each measurement, beyond the noise that all of them have; in units of the values."""
     settings: Hyperparameters
+    squares: tuple[Array, Array] | None = None
+    """Distances between the rows, of costs and of points, where they are known: they do not depend on the settings."""
 
     def __post_init__(self) -> None:
         self.mean = float(self.values.mean())
         self.spread = max(float(self.values.std()), 1e-6)
-        diagonal = self.settings.noise**2 + self.variances / self.spread**2 + 1e-8
-        self.factor = np.linalg.cholesky(self._kernel(self.costs, self.points) + np.diag(diagonal))
-        self.targets = (self.values - self.mean) / self.spread
-        self.weights = np.linalg.solve(self.factor.T, np.linalg.solve(self.factor, self.targets))
+        targets = (self.values - self.mean) / self.spread
+        variances = self.settings.noise**2 + self.variances / self.spread**2 + 1e-8
+        number = len(targets)
+        # the targets as one more row: that of the factor then solves for them, which saves doing so again
+        whole = np.empty((number + 1, number + 1))
+        whole[:number, :number] = self._kernel(self.costs, self.points, self.squares)
+        whole[range(number), range(number)] += variances
+        whole[number, :number] = whole[:number, number] = targets
+        whole[number, number] = targets @ targets / variances.min() + 1  # enough for it to have a factor
+        factor = np.linalg.cholesky(whole)
+        self.factor, self.solved = factor[:number, :number], factor[number, :number]
 
-    def _kernel(self, costs: Array, points: Array) -> Array:
+    def _kernel(self, costs: Array, points: Array, squares: tuple[Array, Array] | None = None) -> Array:
         """Of rows with the fitted ones."""
         s = self.settings
-        near_in_cost = np.exp(-0.5 * _squares(costs, self.costs) / s.cost_length**2)
-        near = np.exp(-0.5 * _squares(points, self.points) / (s.point_length**2 * points.shape[1]))
+        of_costs, of_points = squares or (_squares(costs, self.costs), _squares(points, self.points))
+        near_in_cost = np.exp(of_costs * (-0.5 / s.cost_length**2))
+        near = np.exp(of_points * (-0.5 / (s.point_length**2 * points.shape[1])))
         return np.asarray(s.cost_scale**2 * near_in_cost + s.point_scale**2 * near)
 
     def log_likelihood(self) -> float:
-        return float(-0.5 * self.targets @ self.weights - np.log(np.diag(self.factor)).sum())
+        return float(-0.5 * self.solved @ self.solved - np.log(np.diag(self.factor)).sum())
 
     def predict(self, costs: Array, points: Array) -> tuple[Array, Array]:
         """Mean and standard deviation, without the noise."""
-        kernel = self._kernel(costs, points)
-        explained = np.linalg.solve(self.factor, kernel.T)
+        explained = np.linalg.solve(self.factor, self._kernel(costs, points).T)
         s = self.settings
         variance = s.cost_scale**2 + s.point_scale**2 - (explained**2).sum(axis=0)
-        return self.mean + self.spread * (kernel @ self.weights), self.spread * np.sqrt(np.maximum(variance, 1e-10))
+        mean = np.asarray(self.mean + self.spread * (self.solved @ explained))
+        return mean, self.spread * np.sqrt(np.maximum(variance, 1e-10))
 
     def with_believed(self, costs: Array, points: Array) -> GaussianProcess:
         """As if some more had been measured and came out as expected."""
@@ -96,10 +106,11 @@ def fit(
     """The most likely of some settings: `start`, or else ones that were found far and wide, and others near them."""
     best, likelihood = None, -math.inf
     settings = start or Hyperparameters()
+    squares = _squares(costs, costs), _squares(points, points)
     for i in range(AGAIN if start else SETTINGS):
         far = start is None and i < SETTINGS // 2
         tried = settings if i == 0 else settings.perturbed(random, 0.8 if far else 0.25)
-        process = GaussianProcess(costs, points, values, variances, tried)
+        process = GaussianProcess(costs, points, values, variances, tried, squares)
         found = process.log_likelihood()
         if best is None or found > likelihood:
             best, likelihood, settings = process, found, tried

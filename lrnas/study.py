@@ -13,16 +13,17 @@ the checkpoint.
 from __future__ import annotations
 
 import os
-import random
 import socket
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
@@ -35,13 +36,12 @@ from lrnas.objectives import Costs, Limits
 from lrnas.plan import canonical_id
 from lrnas.record import Record
 from lrnas.space import SearchSpace
+from lrnas.steps import step_away
 
 __all__ = ["Proposal", "Study", "distributions_of"]
 
 MOST_REJECTIONS = 300
 """In a row, after which a space counts as exhausted."""
-PATIENCE = 4
-"""Known networks in a row that a sampler may propose."""
 MOST_LOSSES = 3
 """Of one trial, before it counts as lost."""
 GONE_AFTER = 90.0
@@ -81,6 +81,8 @@ class Study(Record):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.distributions = distributions_of(self.space)
+        self.varied = [parameter for parameter in self.space.parameters if len(parameter.values) > 1]
+        self._random = np.random.default_rng()
         self._last_sign = float("-inf")
 
     # --- asking
@@ -138,29 +140,34 @@ class Study(Record):
         network is claimed before it is looked for among theirs, so that at least one of two sees the other.
         """
         self.sign()
-        for rejected in range(MOST_REJECTIONS):
-            trial = self.study.ask(self.distributions)
-            trial.set_user_attr("owner", self.driver)
-            try:
-                architecture = self.space.architecture(trial.params)
-                identity = canonical_id(architecture)
-                costs = self.cost_of(architecture)
-            except LrnasError as error:  # a corner of the space that makes no network, at this input size, say
-                self._end(trial.number, TrialState.PRUNED, "faulty", str(error))
+        for _ in range(MOST_REJECTIONS):
+            with self._together():  # the row is there at once, what belongs to it a moment later
+                trial = self.study.ask(self.distributions)
+                facts: dict[str, Any] = {"owner": self.driver}
+                fault, excess = "", {}
+                try:
+                    architecture = self.space.architecture(trial.params)
+                    identity = canonical_id(architecture)
+                    costs = self.cost_of(architecture)
+                except LrnasError as error:  # a corner of the space that makes no network, at this input size, say
+                    fault = str(error)
+                else:
+                    excess = self.limits.excess(costs)
+                    facts |= {"architecture": architecture.to_json(), "id": identity, **costs}
+                    facts |= {} if excess else {"trained": True}
+                    facts["params"] = facts.pop("params")  # last: what has parameters has everything
+                self._set(trial.number, facts)
+            if fault:
+                self._end(trial.number, TrialState.PRUNED, "faulty", fault)
                 continue
-            others = {name: value for name, value in costs.items() if name != "params"}
-            # what has parameters has everything: whoever reads meanwhile goes by that
-            known = {"architecture": architecture.to_json(), "id": identity, **others, "params": costs["params"]}
-            if excess := self.limits.excess(costs):
-                self._set(trial.number, known)
+            if excess:
                 for name, value in excess.items():
                     trial.set_constraint(name, value)
                 self._end(trial.number, TrialState.PRUNED, "limit", f"beyond {', '.join(sorted(excess))}")
                 continue
-            self._set(trial.number, {**known, "trained": True})
             if self._is_known(trial.number, identity):
-                if rejected % PATIENCE == PATIENCE - 1:  # a sampler that is sure of itself: look next to its point
-                    self.study.enqueue_trial(self._neighbour(trial.params))
+                if "point" not in trial.user_attrs:  # a sampler that is sure of itself: look next to its point
+                    self.study.enqueue_trial(step_away(self.varied, [trial.params], self._random))
                 continue
             if budget is not None and self.spent() > budget:
                 self._put_back(trial.number)  # for a larger budget; what waits costs none
@@ -170,12 +177,6 @@ class Study(Record):
             f"the last {MOST_REJECTIONS} points that {self.name} proposed were known or beyond a limit; the space "
             "has no more to offer; end the search, or widen the space or the limits"
         )
-
-    def _neighbour(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """A point that differs in two parameters."""
-        varied = [parameter for parameter in self.space.parameters if len(parameter.values) > 1]
-        changed = random.sample(varied, min(2, len(varied)))
-        return {**params, **{parameter.name: random.choice(parameter.values) for parameter in changed}}
 
     def _is_known(self, number: int, identity: str) -> bool:
         """Whether this network was trained, or is being trained, as another trial; this one is then told."""
@@ -187,14 +188,9 @@ class Study(Record):
                 continue
             if other.state == TrialState.FAIL:
                 continue  # it was lost: another try
-            self._set(number, {"trained": False})
-            reason = f"the same network as trial {other.number}"
-            if other.state == TrialState.COMPLETE:
-                self._end(number, TrialState.COMPLETE, "duplicate", reason, other.values)
-            elif other.state == TrialState.PRUNED:
-                self._end(number, TrialState.PRUNED, "duplicate", reason)
-            else:
-                self._end(number, TrialState.FAIL, "duplicate", reason)
+            state = other.state if other.state.is_finished() else TrialState.FAIL
+            values = other.values if state == TrialState.COMPLETE else None
+            self._end(number, state, "duplicate", f"the same network as trial {other.number}", values, trained=False)
             return True
         return False
 
@@ -218,8 +214,7 @@ class Study(Record):
             return
         known = self._frozen(number).user_attrs
         values = [accuracy if item.name == "accuracy" else float(known[item.name]) for item in self.objectives]
-        self._set(number, {"accuracy": accuracy})
-        self._end(number, TrialState.COMPLETE, "completed", "", values)
+        self._end(number, TrialState.COMPLETE, "completed", "", values, accuracy=accuracy)
 
     def prune(self, number: int, status: str, reason: str) -> None:
         """A trial ended that says something about its network: stopped, diverged or faulty."""
@@ -269,19 +264,37 @@ class Study(Record):
         return trial.state == TrialState.RUNNING and trial.user_attrs.get("owner") == self.driver
 
     def _end(
-        self, number: int, state: TrialState, status: str, reason: str, values: Sequence[float] | None = None
+        self,
+        number: int,
+        state: TrialState,
+        status: str,
+        reason: str,
+        values: Sequence[float] | None = None,
+        **facts: Any,
     ) -> None:
-        self._set(number, {"status": status, "reason": reason} if reason else {"status": status})
+        facts["status"] = status
+        if reason:
+            facts["reason"] = reason
+        self._set(number, facts)
         self.study.tell(number, values, state=state, skip_if_finished=True)
 
     def _set(self, number: int, attributes: Mapping[str, Any]) -> None:
-        trial_id, storage = self._frozen(number)._trial_id, self.study._storage
-        database = getattr(storage, "_backend", None)  # behind Optuna's cache, which holds finished trials alone
-        if isinstance(database, BulkStorage):
+        storage = self.study._storage
+        trial_id = storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number)
+        if (database := self._database()) is not None:
             database.set_trial_user_attrs(trial_id, attributes)
             return
         for key, value in attributes.items():
             storage.set_trial_user_attr(trial_id, key, value)
+
+    def _together(self) -> AbstractContextManager[None]:
+        """What is set for a new trial is written in one transaction, where the storage is a database."""
+        database = self._database()
+        return nullcontext() if database is None else database.together()
+
+    def _database(self) -> BulkStorage | None:
+        database = getattr(self.study._storage, "_backend", None)  # behind Optuna's cache, which holds finished trials
+        return database if isinstance(database, BulkStorage) else None
 
     # --- drivers
 

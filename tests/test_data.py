@@ -13,7 +13,7 @@ import torch
 
 from lrnas import cifar10
 from lrnas.batches import EvalBatches, Preprocessing, TrainBatches, epoch_generator
-from lrnas.data import ImageSet, Split, data_folder, load_set
+from lrnas.data import ImageSet, Split, _read_digits, data_folder, load_set
 from lrnas.errors import DataError, UnknownName
 from lrnas.recipes import Recipe
 
@@ -120,6 +120,12 @@ def test_the_real_cifar10_from_npm(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     mean = images[:50_000].reshape(-1, 3).mean(0) / 255
     np.testing.assert_allclose(mean, [0.49139968, 0.48215841, 0.44653091], atol=1e-8)
     assert labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    assert np.array_equal(_read_digits(), np.column_stack(load_digits(return_X_y=True)))
 
 
 def test_digits_are_split_once_and_for_all() -> None:

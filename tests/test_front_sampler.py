@@ -3,34 +3,21 @@
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 from optuna.trial import TrialState
 
 from lrnas.arch import Architecture
 from lrnas.front_sampler import ENOUGH, expected_gain
 from lrnas.gaussian import GaussianProcess, Hyperparameters, fit
-from lrnas.objectives import Limits, pick_objectives
+from lrnas.objectives import Limits
 from lrnas.pareto import front_indices, hypervolume
-from lrnas.plan import make_plan
 from lrnas.samplers import SAMPLERS, check_sampler, make_sampler
-from lrnas.space import load_space
 from lrnas.study import Study
-
-SPACE = load_space("nin", batch_norm=True)
-
-
-def cost(architecture: Architecture) -> dict[str, float]:
-    total = make_plan(architecture, 8, 10, 1, check_fit=False).cost
-    return {"macs": total.macs, "params": total.params}
+from studies import SPACE, cost, make_study
 
 
-def make_study(sampler: str = "front", objectives: str = "accuracy,macs", limits: Limits | None = None) -> Study:
-    goals = pick_objectives(objectives.split(","))
-    record = optuna.create_study(directions=[goal.direction for goal in goals])
-    manifest = {"space": SPACE.to_dict(), "reference": {"macs": 2e7, "params": 2e6}}
-    study = Study("s", record, goals, manifest, SPACE, cost, limits or Limits())
-    record.sampler = make_sampler(sampler, 0, study)
+def make_seeded_study(sampler: str = "front", objectives: str = "accuracy,macs", limits: Limits | None = None) -> Study:
+    study = make_study(None, limits, objectives, sampler)
     study.enqueue({**SPACE.points, **SPACE.seeds})
     return study
 
@@ -82,6 +69,21 @@ def test_a_gaussian_process_learns_a_function() -> None:
     assert believed.predict(np.array([[9.0]]), points[:1])[1][0] < far[0] / 2
 
 
+def test_a_gaussian_process_is_that_of_the_textbook() -> None:
+    random = np.random.default_rng(0)
+    costs, points, values = random.random((9, 1)), random.random((9, 4)), random.random(9)
+    process = GaussianProcess(costs, points, values, 0.1 * random.random(9), Hyperparameters())
+    kernel = process._kernel(costs, points)
+    whole = kernel + np.diag(0.2**2 + process.variances / values.var() + 1e-8)
+    targets = (values - values.mean()) / values.std()
+    mean, deviation = process.predict(costs, points)
+    assert np.allclose(mean, values.mean() + values.std() * kernel @ np.linalg.solve(whole, targets))
+    left = np.diag(kernel - kernel @ np.linalg.solve(whole, kernel))
+    assert np.allclose(deviation, values.std() * np.sqrt(left))
+    likelihood = -0.5 * targets @ np.linalg.solve(whole, targets) - 0.5 * np.linalg.slogdet(whole)[1]
+    assert process.log_likelihood() == pytest.approx(likelihood)
+
+
 def test_measurements_that_are_less_sure_count_less() -> None:
     costs, points, values = np.zeros((2, 1)), np.zeros((2, 3)), np.array([0.0, 1.0])
     settings = Hyperparameters()
@@ -94,7 +96,7 @@ def test_it_beats_chance_and_trains_nothing_twice() -> None:
     number = len(SPACE.points) + len(SPACE.seeds) + 25
     volumes = {}
     for sampler in ("front", "random"):
-        study = make_study(sampler)
+        study = make_seeded_study(sampler)
         train(study, number)
         volumes[sampler] = study.hypervolume()
         identities = [trial.identity for trial in study.trials() if trial.status == "completed"]
@@ -104,7 +106,7 @@ def test_it_beats_chance_and_trains_nothing_twice() -> None:
 
 
 def test_proposals_keep_to_the_limits_and_the_space() -> None:
-    study = make_study(limits=Limits(max_macs=3_000_000))
+    study = make_seeded_study(limits=Limits(max_macs=3_000_000))
     train(study, 16)
     proposed = [
         trial for trial in study.study.trials if trial.user_attrs.get("trained") and "point" not in trial.user_attrs
@@ -118,7 +120,7 @@ def test_proposals_keep_to_the_limits_and_the_space() -> None:
 
 def test_tight_limits_are_kept_from_the_first_proposal_on() -> None:
     """While nothing can be predicted, too."""
-    study = make_study(limits=Limits(max_macs=600_000))
+    study = make_seeded_study(limits=Limits(max_macs=600_000))
     seeds = sum(cost(network)["macs"] <= 600_000 for network in {**SPACE.points, **SPACE.seeds}.values())
     proposals = [study.ask() for _ in range(seeds + 4)]
     assert {proposal.point for proposal in proposals[seeds:]} == {None}
@@ -126,7 +128,7 @@ def test_tight_limits_are_kept_from_the_first_proposal_on() -> None:
 
 
 def test_what_was_stopped_or_is_running_is_learned_from() -> None:
-    study = make_study()
+    study = make_seeded_study()
     train(study, ENOUGH + 5)
     for _ in range(3):
         stopped = study.ask()
@@ -143,14 +145,14 @@ def test_what_was_stopped_or_is_running_is_learned_from() -> None:
 
 
 def test_three_objectives() -> None:
-    study = make_study(objectives="accuracy,macs,params")
+    study = make_seeded_study(objectives="accuracy,macs,params")
     train(study, len(SPACE.points) + len(SPACE.seeds) + 3)
     assert any(trial.point is None for trial in study.trials())
 
 
 @pytest.mark.parametrize("objectives", ["accuracy,latency", "accuracy,macs,latency"])
 def test_latency_is_guessed_for_candidates_and_measured_for_the_chosen(objectives: str) -> None:
-    study = make_study(objectives=objectives)
+    study = make_seeded_study(objectives=objectives)
     measured: list[Architecture] = []
 
     def with_latency(architecture: Architecture) -> dict[str, float]:
@@ -175,7 +177,7 @@ def test_latency_is_guessed_for_candidates_and_measured_for_the_chosen(objective
 def test_the_same_seed_proposes_the_same() -> None:
     found = []
     for _ in range(2):
-        study = make_study()
+        study = make_seeded_study()
         train(study, len(SPACE.points) + len(SPACE.seeds) + 3)
         found.append([trial.identity for trial in study.trials()])
     assert found[0] == found[1]
@@ -184,6 +186,6 @@ def test_the_same_seed_proposes_the_same() -> None:
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
 def test_every_sampler_proposes(name: str) -> None:
     check_sampler(name)
-    study = make_study(name)
+    study = make_seeded_study(name)
     train(study, len(SPACE.points) + len(SPACE.seeds) + 2)
     assert study.counts()["completed"] == len(SPACE.points) + len(SPACE.seeds) + 2

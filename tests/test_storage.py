@@ -1,5 +1,6 @@
 """Storages: what cannot be opened, what goes away in mid-search, what a broken connection leaves half done."""
 
+import contextlib
 import pickle
 import shutil
 import sqlite3
@@ -89,6 +90,24 @@ def test_attributes_and_parameters_are_set_once(kept: Kept, moment: str) -> None
     (found,) = kept.study.trials
     assert found.params.keys() == {"x"} and found.user_attrs == {"curve": [0.1, 0.2]}
     assert kept.study.user_attrs["seen"] == 1.0 and len(kept.said) == 6
+
+
+@BROKEN
+def test_what_is_written_together_is_written_once(kept: Kept, moment: str) -> None:
+    trial = kept.study.ask()
+    with kept.storage.together():
+        for name in "xyz":
+            trial.suggest_float(name, 0, 1)
+        kept.storage.set_trial_user_attrs(trial._trial_id, {"curve": [0.1, 0.2]})
+        assert not kept.study.trials[0].params
+        kept.break_down(moment)
+    (found,) = kept.study.trials
+    assert found.params == trial.params and found.user_attrs == {"curve": [0.1, 0.2]} and len(kept.said) == 2
+    with contextlib.suppress(ZeroDivisionError), kept.storage.together():
+        kept.storage.set_trial_user_attrs(trial._trial_id, {"curve": []})
+        raise ZeroDivisionError
+    kept.storage.set_trial_user_attrs(trial._trial_id, {"epochs": 2})
+    assert kept.study.trials[0].user_attrs == {"curve": [0.1, 0.2], "epochs": 2}
 
 
 @BROKEN

@@ -9,6 +9,7 @@ import optuna
 import pytest
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
+from sqlalchemy import event
 
 from lrnas.arch import Architecture
 from lrnas.bulk import BulkStorage
@@ -16,39 +17,11 @@ from lrnas.errors import InvalidArchitecture
 from lrnas.groups import Parameter
 from lrnas.manifest import StudyError, check_manifest
 from lrnas.objectives import InvalidObjectives, Limits, pick_objectives
-from lrnas.plan import canonical_id, make_plan
-from lrnas.recipes import Recipe
-from lrnas.space import load_space
-from lrnas.storage import open_storage
+from lrnas.plan import canonical_id
 from lrnas.study import DRIVER, Study, distributions_of
+from studies import SPACE, cost, make_study
 
-SPACE = load_space("nin", batch_norm=True)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-
-def cost(architecture: Architecture) -> dict[str, float]:
-    total = make_plan(architecture, 8, 10, 1, check_fit=False).cost
-    return {"macs": total.macs, "params": total.params}
-
-
-def make_study(folder: Path | None = None, limits: Limits | None = None, objectives: str = "accuracy,macs") -> Study:
-    goals = pick_objectives(objectives.split(","))
-    storage = None if folder is None else open_storage(None, folder, print)
-    record = optuna.create_study(
-        study_name="s",
-        storage=storage,
-        directions=[goal.direction for goal in goals],
-        load_if_exists=True,
-        sampler=optuna.samplers.RandomSampler(seed=0),
-    )
-    manifest = {
-        "recipe": Recipe().to_dict(),
-        "space": SPACE.to_dict(),
-        "objectives": objectives.split(","),
-        "reference": {"macs": 2e7, "params": 2e6},
-    }
-    check_manifest(record, manifest)
-    return Study("s", record, goals, manifest, SPACE, cost, limits or Limits())
 
 
 def finish(study: Study, accuracy: float) -> int:
@@ -129,6 +102,11 @@ def test_a_sampler_that_repeats_itself_is_helped() -> None:
     study = make_study()
     study.study.sampler = Stubborn()
     assert len({canonical_id(study.ask().architecture) for _ in range(3)}) == 3
+    asked = len(study.study.trials)
+    study.enqueue({"nin": SPACE.points["nin"]})  # known too, but by somebody's wish: no reason to look beside it
+    study.study.sampler = optuna.samplers.RandomSampler(seed=1)
+    study.ask()
+    assert len(study.study.trials) == asked + 2 and "fixed_params" not in study.study.trials[-1].system_attrs
 
 
 def test_a_corner_of_the_space_that_makes_no_network_is_told_so() -> None:
@@ -330,6 +308,46 @@ def test_a_database_is_read_in_bulk_as_optuna_reads_it(tmp_path: Path) -> None:
     assert bulk.get_all_trials(number) == plain.get_all_trials(number)
     running = (TrialState.RUNNING,)
     assert bulk.get_all_trials(number, states=running) == plain.get_all_trials(number, states=running)
+    for trial in plain.get_all_trials(number):
+        assert bulk.get_trial(trial._trial_id) == trial
+    for some in ({1, 3}, set(range(1, 1000))):
+        assert bulk._get_trials(number, None, some, 4) == plain._get_trials(number, None, some, 4)
+    with pytest.raises(KeyError):
+        bulk.get_trial(1000)
+
+
+def test_a_new_trial_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_study(tmp_path)
+    finish(study, 0.9)
+    attributes = {"owner", "architecture", "id", "macs", "params", "trained"}
+    commits: list[set[str]] = []
+    plain = RDBStorage(f"sqlite:///{tmp_path}/study.db")
+
+    def look(session: Any) -> None:
+        """What others read of the trial after each commit."""
+        row = plain.get_all_trials(study.study._study_id)[-1]
+        assert row.params.keys() in (set(), study.distributions.keys())
+        commits.append(set(row.user_attrs))
+
+    database: Any = study.study._storage._backend  # type: ignore[attr-defined]
+    event.listen(database.scoped_session.session_factory, "after_commit", look)
+    second = study.ask().number
+    assert [seen for i, seen in enumerate(commits) if i and seen != commits[i - 1]][-2:] == [set(), attributes]
+    row = plain.get_all_trials(study.study._study_id)[second]
+    assert row.params.keys() == study.distributions.keys() and row.distributions == study.distributions
+
+    monkeypatch.setattr(type(database), "write", lambda self, writes: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):  # as if killed between the row and what belongs to it
+        study.ask()
+    row = plain.get_all_trials(study.study._study_id)[-1]
+    assert row.number == second + 1 and row.state == TrialState.RUNNING and not row.params and not row.user_attrs
+    monkeypatch.undo()
+    study.sign_off()
+    other = make_study(tmp_path)
+    assert other.release_orphans() == 2  # one that was trained, and the empty row
+    other.ask(), other.ask()
+    for row in plain.get_all_trials(study.study._study_id)[second:]:
+        assert row.state != TrialState.WAITING and row.params.keys() == study.distributions.keys()
 
 
 def make_timed_study(objectives: str, limits: Limits | None = None) -> Study:

@@ -1,0 +1,51 @@
+"""A study of the space nin at 8x8 pixels, for tests of what a search records and proposes."""
+
+from pathlib import Path
+
+import optuna
+from optuna.samplers import RandomSampler
+
+from lrnas.arch import Architecture
+from lrnas.manifest import check_manifest
+from lrnas.objectives import Limits, pick_objectives
+from lrnas.plan import make_plan
+from lrnas.recipes import Recipe
+from lrnas.samplers import make_sampler
+from lrnas.space import load_space
+from lrnas.storage import open_storage
+from lrnas.study import Study
+
+SPACE = load_space("nin", batch_norm=True)
+
+
+def cost(architecture: Architecture) -> dict[str, float]:
+    total = make_plan(architecture, 8, 10, 1, check_fit=False).cost
+    return {"macs": total.macs, "params": total.params}
+
+
+def make_study(
+    folder: Path | None = None,
+    limits: Limits | None = None,
+    objectives: str = "accuracy,macs",
+    sampler: str | None = None,
+) -> Study:
+    """In a folder, or in memory; with points drawn at random, or a sampler of lrnas's."""
+    goals = pick_objectives(objectives.split(","))
+    record = optuna.create_study(
+        study_name="s",
+        storage=None if folder is None else open_storage(None, folder, print),
+        directions=[goal.direction for goal in goals],
+        load_if_exists=True,
+        sampler=RandomSampler(seed=0),
+    )
+    manifest = {
+        "recipe": Recipe().to_dict(),
+        "space": SPACE.to_dict(),
+        "objectives": objectives.split(","),
+        "reference": {"macs": 2e7, "params": 2e6},
+    }
+    check_manifest(record, manifest)
+    study = Study("s", record, goals, manifest, SPACE, cost, limits or Limits())
+    if sampler is not None:
+        record.sampler = make_sampler(sampler, 0, study)
+    return study
