@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
 ]
-NUM_RANDOM = 150 if ON_GPU else 12
+NUM_RANDOM = 150 if ON_GPU else 8
 SHAPES = [(3, 1), (1, 3), (3, 3), (1, 1), (5, 1), (1, 5), (2, 3)]
 
 

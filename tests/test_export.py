@@ -306,7 +306,7 @@ def make_study(folder: Path) -> None:
         "reference": {"macs": 2e7, "params": 2e6},
     }
     check_manifest(record, manifest)
-    study = Study("small", record, goals, manifest, space, lambda _: (1000, 10), Limits())
+    study = Study("small", record, goals, manifest, space, lambda _: {"macs": 1000, "params": 10}, Limits())
     for accuracy in (0.5, 0.9, 0.7):
         proposal = study.ask()
         study.record(proposal.number, [accuracy], 1.0)

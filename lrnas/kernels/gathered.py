@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lrnas.kernels.blocks import Blocks, choose, fitting
+from lrnas.kernels.epilogue import scale_and_shift, write_out
 from lrnas.kernels.layer import Layer, precision, unit
 
 __all__ = ["forward", "input_gradient", "spread", "weight_gradient"]
@@ -38,18 +39,6 @@ SUMS = 1 << 22
 def _position(index, height, width):
     """Image, row and column of a position counted through a batch of maps."""
     return index // (height * width), index // width % height, index % width
-
-
-@triton.jit
-def larger(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def first_largest(a, at, b, other):
-    """The larger of two values, of equal ones the first, and where it is; what is not a number is largest."""
-    taken = (b > a) | ((b == a) & (other < at)) | ((b != b) & ((a == a) | (other < at)))
-    return tl.where(taken, b, a), tl.where(taken, other, at)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -78,7 +67,6 @@ def _forward_kernel(
     first_image = first // (out_height * out_width)
     x_ptr += first_image.to(tl.int64) * (height * width * channels)
     origin = (image - first_image) * (height * width)
-    out_ptr += first.to(tl.int64) * num_filters
     inner = tl.arange(0, BLOCK_INNER)
     first_filter, weight_row = 0, 0
     for group in tl.static_range(len(KERNELS)):
@@ -111,24 +99,15 @@ def _forward_kernel(
                 )  # fmt: skip
                 total = tl.dot(x, weight, total, input_precision=PRECISION)
             at_filter = first_filter + own
-            if HAS_SCALE:
-                total *= tl.load(scale_ptr + at_filter, mask=exists, other=0.0)[None, :]
-            if HAS_BIAS:
-                total += tl.load(bias_ptr + at_filter, mask=exists, other=0.0)[None, :]
-            if POOL > 1:
+            total = scale_and_shift(total, scale_ptr, bias_ptr, at_filter, exists, HAS_SCALE, HAS_BIAS)
+            if POOL > 1:  # noqa: SIM108  # Triton has statements for what is known to the compiler, no expressions
                 windows = total.reshape(BLOCK_ROWS // (POOL * POOL), POOL * POOL, BLOCK_COLS)
-            position = tl.arange(0, BLOCK_ROWS // (POOL * POOL))
-            here = (first + position < num_positions)[:, None] & exists[None, :]
-            out_at = (position * num_filters)[:, None] + at_filter[None, :]
-            if WINNER:
-                order = tl.broadcast_to(tl.arange(0, POOL * POOL)[None, :, None], windows.shape)
-                total, winner = tl.reduce((windows, order), 1, first_largest)
-                tl.store(winner_ptr + first.to(tl.int64) * num_filters + out_at, winner.to(tl.uint8), mask=here)
-            elif POOL > 1:
-                total = tl.reduce(windows, 1, larger)
-            if RELU:
-                total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            tl.store(out_ptr + out_at, total.to(out_ptr.dtype.element_ty), mask=here)
+            else:
+                windows = total
+            position = first + tl.arange(0, BLOCK_ROWS // (POOL * POOL))
+            here = (position < num_positions)[:, None] & exists[None, :]
+            out_at = position.to(tl.int64)[:, None] * num_filters + at_filter[None, :]
+            write_out(windows, out_ptr, winner_ptr, out_at, here, RELU, POOL, WINNER)
         block -= own_blocks
         first_filter += own_filters
         weight_row += KERNELS[group][0] * KERNELS[group][1] * own_rows

@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lrnas.kernels.blocks import Blocks, choose, fitting
-from lrnas.kernels.gathered import first_largest, larger
+from lrnas.kernels.epilogue import scale_and_shift, write_out
 from lrnas.kernels.layer import Layer, precision, unit
 
 __all__ = ["forward", "input_gradient", "weight_gradient"]
@@ -75,10 +75,7 @@ def _forward_kernel(
             total = total.T
             own = block * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
             exists = own < own_filters
-            if HAS_SCALE:
-                total *= tl.load(scale_ptr + first_filter + own, mask=exists, other=0.0)[None, :]
-            if HAS_BIAS:
-                total += tl.load(bias_ptr + first_filter + own, mask=exists, other=0.0)[None, :]
+            total = scale_and_shift(total, scale_ptr, bias_ptr, first_filter + own, exists, HAS_SCALE, HAS_BIAS)
             if POOL > 1:
                 windows = total.reshape(
                     BLOCK_IMAGES * BLOCK_HEIGHT // POOL, POOL, BLOCK_WIDTH // POOL, POOL, BLOCK_COLS
@@ -86,6 +83,8 @@ def _forward_kernel(
                 windows = windows.reshape(
                     BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH // (POOL * POOL), POOL * POOL, BLOCK_COLS
                 )
+            else:
+                windows = total
             position = tl.arange(0, BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH // (POOL * POOL))
             out_image = image + position // (BLOCK_HEIGHT * BLOCK_WIDTH // (POOL * POOL))
             out_row = row // POOL + position // (BLOCK_WIDTH // POOL) % (BLOCK_HEIGHT // POOL)
@@ -94,15 +93,7 @@ def _forward_kernel(
             here = here[:, None] & exists[None, :]
             place = out_image.to(tl.int64) * (height // POOL) * (width // POOL) + out_row * (width // POOL) + out_col
             out_at = (place * num_filters)[:, None] + (first_filter + own)[None, :]
-            if WINNER:
-                order = tl.broadcast_to(tl.arange(0, POOL * POOL)[None, :, None], windows.shape)
-                total, winner = tl.reduce((windows, order), 1, first_largest)
-                tl.store(winner_ptr + out_at, winner.to(tl.uint8), mask=here)
-            elif POOL > 1:
-                total = tl.reduce(windows, 1, larger)
-            if RELU:
-                total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            tl.store(out_ptr + out_at, total.to(out_ptr.dtype.element_ty), mask=here)
+            write_out(windows, out_ptr, winner_ptr, out_at, here, RELU, POOL, WINNER)
         block -= own_blocks
         first_filter += own_filters
         weight_row += KERNELS[group][0] * KERNELS[group][1] * own_rows

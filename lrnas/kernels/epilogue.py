@@ -1,0 +1,49 @@
+"""What both kinds of forward kernels do with a block of sums before they write it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["scale_and_shift", "write_out"]
+
+
+@triton.jit
+def scale_and_shift(total, scale_ptr, bias_ptr, filters, exist, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Of [positions, filters], every filter by its own numbers."""
+    if HAS_SCALE:
+        total *= tl.load(scale_ptr + filters, mask=exist, other=0.0)[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + filters, mask=exist, other=0.0)[None, :]
+    return total
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _first_largest(a, at, b, other):
+    """The larger of two values, of equal ones the first, and where it is; what is not a number is largest."""
+    taken = (b > a) | ((b == a) & (other < at)) | ((b != b) & ((a == a) | (other < at)))
+    return tl.where(taken, b, a), tl.where(taken, other, at)
+
+
+@triton.jit
+def write_out(
+    windows, out_ptr, winner_ptr, at, here,
+    RELU: tl.constexpr, POOL: tl.constexpr, WINNER: tl.constexpr,
+):  # fmt: skip
+    """Pools [positions, POOL * POOL, filters], or takes [positions, filters] without a pool; ReLU; writes."""
+    if WINNER:
+        order = tl.broadcast_to(tl.arange(0, POOL * POOL)[None, :, None], windows.shape)
+        total, winner = tl.reduce((windows, order), 1, _first_largest)
+        tl.store(winner_ptr + at, winner.to(tl.uint8), mask=here)
+    elif POOL > 1:
+        total = tl.reduce(windows, 1, _larger)
+    else:
+        total = windows
+    if RELU:
+        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=here)
