@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -187,7 +187,7 @@ class _AvgPool2d(nn.AvgPool2d):
 
 
 class _Composite(CompositeConv2d):
-    """With a join, the ReLU after it comes with the join's matrix product; see `CompositeConv2d` for the rest."""
+    """With a join, what follows comes with the join; see `CompositeConv2d` for the rest."""
 
     @staticmethod
     def fits(module: CompositeConv2d) -> bool:
@@ -203,7 +203,16 @@ class _Composite(CompositeConv2d):
         if self.in_channels <= FEW_CHANNELS:
             return self._compute_joined(x, **then)
         assert isinstance(self.join, _Conv2d)
-        return self.join.compute(super().compute(x), **then)
+        mixed = super().compute(x)
+        if then.keys() <= {"relu"}:
+            return self.join.compute(mixed, **then)
+        from lrnas.kernels.composite_op import composite_conv
+        from lrnas.kernels.layer import Layer
+
+        size = (mixed.shape[2], mixed.shape[3])
+        layer = Layer((self.out_channels,), ((1, 1),), ((0, 0),), (1, 1), (1, 1), size)
+        then.setdefault("bias", self.join.bias)
+        return composite_conv(mixed, [self.join.weight], layer=layer, **then)
 
     def _compute_joined(self, x: Tensor, **then: Any) -> Tensor:
         """Groups and join as the one convolution that they are.
@@ -219,7 +228,9 @@ class _Composite(CompositeConv2d):
             mix, own = self.join.weight[:, :, 0, 0], joint_bias(convs)
             kernels = torch.cat([F.pad(conv.weight, _room(conv, wide)) for conv in convs])
             weight = torch.einsum("jf,fcyx->jcyx", mix, kernels)
-            bias = self.join.bias if own is None else F.linear(own, mix, self.join.bias)
+            bias = then.pop("bias", self.join.bias)
+            if own is not None:
+                bias = F.linear(own, mix, bias) if "scale" not in then else bias + then["scale"] * (mix @ own)
         layer = layer_of(convs, x)._replace(
             filters=(self.out_channels,),
             kernels=((weight.shape[2], weight.shape[3]),),
@@ -289,14 +300,13 @@ def _take_along(module: nn.Module, following: list[nn.Module]) -> dict[str, Any]
     if rest and type(rest[0]) is nn.ReLU:
         then["relu"] = True
         rest.pop(0)
-    pools = mixed or (isinstance(module, _Composite) and module.in_channels <= FEW_CHANNELS)
-    if pools and rest and isinstance(rest[0], nn.MaxPool2d) and _is_halving(rest[0]):
+    if mixed and rest and isinstance(rest[0], nn.MaxPool2d) and _is_halving(rest[0]):
         then["pool"] = 2
         rest.pop(0)
     return then and then | {"number": length - len(rest)}
 
 
-def _mixed_convs(module: nn.Module) -> list[WindowConv2d]:
+def _mixed_convs(module: nn.Module) -> Sequence[nn.Conv2d]:
     """The convolutions, computed by one kernel, whose output is the module's."""
     if isinstance(module, WindowConv2d):
         return [module]
@@ -304,7 +314,7 @@ def _mixed_convs(module: nn.Module) -> list[WindowConv2d]:
         return [module.halves()[1]]
     if not isinstance(module, CompositeConv2d):
         return []
-    return list(module.group_convs()) if module.join is None else []
+    return list(module.group_convs()) if module.join is None else [module.join]
 
 
 def _is_constant(module: nn.Module) -> bool:
@@ -316,7 +326,7 @@ def _is_constant(module: nn.Module) -> bool:
     return plain and not module.training and not torch.is_grad_enabled() and _BatchNorm2d.fits(module)  # type: ignore[arg-type]
 
 
-def _scale_and_bias(convs: list[WindowConv2d], norm: nn.BatchNorm2d) -> dict[str, Tensor]:
+def _scale_and_bias(convs: Sequence[nn.Conv2d], norm: nn.BatchNorm2d) -> dict[str, Tensor]:
     """Convolutions' biases and the batch norm after them, as one factor and one summand for every filter."""
     assert norm.running_mean is not None and norm.running_var is not None
     scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)

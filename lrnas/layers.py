@@ -141,7 +141,7 @@ def layer_of(convs: Sequence[WindowConv2d], x: Tensor) -> Layer:
     )
 
 
-def joint_bias(convs: Sequence[WindowConv2d]) -> Tensor | None:
+def joint_bias(convs: Sequence[nn.Conv2d]) -> Tensor | None:
     """The biases of convolutions whose outputs are concatenated."""
     biases = [conv.bias for conv in convs if conv.bias is not None]
     return None if not biases else biases[0] if len(biases) == 1 else torch.cat(biases)

@@ -230,6 +230,7 @@ def small_network(kind: str, batch_norm: bool) -> nn.Module:
         if kind == "separable":
             return SeparableConv2d(channels, filters, 3, padding=1)
         shares = {(3, 1): filters // 2, (1, 3): filters // 2}
+        # biases before a batch norm, too, as in some of timm's networks
         return CompositeConv2d(channels, shares, 3, padding=1, join=filters if kind == "join" else None)
 
     def block(channels: int, filters: int) -> list[nn.Module]:
@@ -243,7 +244,9 @@ def small_network(kind: str, batch_norm: bool) -> nn.Module:
     [  # scale, ReLU and pool of every call
         ("plain", False, [(False, True, 2), (False, True, 2), (False, True, 1)]),
         ("plain", True, [(True, True, 2), (True, True, 2), (True, True, 1)]),
-        ("join", False, [(False, True, 2), (False, False, 1), (False, False, 1)]),  # the first with its join in it
+        # the first has its join in it; the last one's is a matrix product
+        ("join", False, [(False, True, 2), (False, False, 1), (False, True, 2), (False, False, 1)]),
+        ("join", True, [(True, True, 2), (False, False, 1), (True, True, 2), (False, False, 1), (True, True, 1)]),
         ("separable", True, [(False, False, 1), (True, True, 2)] * 2 + [(False, False, 1), (True, True, 1)]),
     ],
 )
@@ -273,7 +276,7 @@ def test_in_evaluation_a_layer_takes_in_what_follows(
     ("kind", "wanted"),
     [
         ("plain", [(False, True, 2), (False, True, 2), (False, True, 1)]),
-        ("join", [(False, True, 2), (False, False, 1), (False, False, 1)]),
+        ("join", [(False, True, 2), (False, False, 1), (False, True, 2), (False, False, 1)]),
     ],
 )
 def test_in_training_a_layer_takes_in_relu_and_pool(
