@@ -128,11 +128,13 @@ def count_macs(name: str, size: int) -> int:
     return make_plan(get_point(name).architecture, size, 1000).cost.macs
 
 
-def networks(batch: int, size: int, device: str, compile_both: bool, names: list[str]) -> list[dict[str, Any]]:
+def networks(
+    batch: int, size: int, device: str, compile_both: bool, names: list[str], kinds: list[str]
+) -> list[dict[str, Any]]:
     half = torch.bfloat16 if device == "cuda" else torch.float32
     x, labels = images(batch, 3, size, device), torch.arange(batch, device=device) % 1000
     rows = [{"network": name, "macs_share": count_macs(name, size) / count_macs(BASELINE, size)} for name in names]
-    for kind in ("inference", "training"):
+    for kind in kinds:
         if kind == "inference":
             calls = [inference(name, x.to(half), compile_both) for name in (BASELINE, *names)]
         else:
@@ -151,6 +153,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
+    parser.add_argument("--kinds", nargs="+", choices=["inference", "training"], default=["inference", "training"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--eager", action="store_true", help="without torch.compile on either side")
     parser.add_argument("--tune", action="store_true", help="measure block sizes that are not known for this GPU")
@@ -161,7 +164,7 @@ def main() -> None:
         if args.what == "layers":
             rows = layers(args.batch, args.size, args.device, not args.eager)
         else:
-            rows = networks(args.batch, args.size, args.device, not args.eager, args.networks)
+            rows = networks(args.batch, args.size, args.device, not args.eager, args.networks, args.kinds)
     record = {"provenance": provenance(seeds=[0], compiled=not args.eager), "rows": rows}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"composite_{args.what}.json").write_text(json.dumps(record, indent=1) + "\n")

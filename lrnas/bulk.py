@@ -8,6 +8,7 @@ of its own; here all of them can be written `together` with attributes.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import threading
 from collections import defaultdict
@@ -123,7 +124,7 @@ class BulkStorage(RDBStorage):
     def _read(self, which: Any) -> list[FrozenTrial]:
         """All trials for which a condition holds, in order."""
         trial = models.TrialModel.__table__.c
-        with _create_scoped_session(self.scoped_session) as session:
+        with _create_scoped_session(self.scoped_session) as session, _without_collecting():
             # trials first: what belongs to a finished one was written before
             columns = trial.trial_id, trial.number, trial.state, trial.datetime_start, trial.datetime_complete
             heads = session.execute(select(*columns).where(which).order_by(trial.trial_id)).all()
@@ -135,7 +136,7 @@ class BulkStorage(RDBStorage):
                 columns = (table.c[name] for name in ("trial_id", *names))
                 return session.execute(
                     select(*columns).where(table.c.trial_id.in_(mine)).order_by(*table.primary_key.columns)
-                )
+                ).all()
 
             params: dict[int, dict[str, Any]] = defaultdict(dict)
             distributions: dict[int, dict[str, BaseDistribution]] = defaultdict(dict)
@@ -158,8 +159,10 @@ class BulkStorage(RDBStorage):
             attributes: list[dict[int, dict[str, Any]]] = []
             for model in (models.TrialUserAttributeModel, models.TrialSystemAttributeModel):
                 attributes.append(defaultdict(dict))
-                for owner, key, text in rows(model, "key", "value_json"):
-                    attributes[-1][owner][key] = json.loads(text)
+                texts = rows(model, "key", "value_json")
+                read = json.loads(f"[{','.join(text for _, _, text in texts)}]")  # one by one takes twice as long
+                for (owner, key, _), value in zip(texts, read, strict=True):
+                    attributes[-1][owner][key] = value
             user, system = attributes
 
             return [
@@ -179,6 +182,18 @@ class BulkStorage(RDBStorage):
                 )
                 for head in heads
             ]
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """A third of the time for reading many trials goes into looking for garbage among them, and there is none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _local(moment: datetime | None) -> datetime | None:

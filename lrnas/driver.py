@@ -35,7 +35,6 @@ from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
 from lrnas.study import Study
 from lrnas.trainable import Trainable, load_trainable
-from lrnas.tuning import run_trials
 
 if TYPE_CHECKING:
     from lrnas.latency import Latency
@@ -155,6 +154,8 @@ def search(
         if budget < done:
             raise StudyError(f"{name} has spent {done} trials already; got a budget of {budget}; give {done} or more")
         events.started(study, budget)
+        from lrnas.tuning import run_trials
+
         run_trials(
             study,
             training.job,
@@ -176,6 +177,7 @@ def _read_ahead(study: optuna.Study) -> Iterator[None]:
     def read() -> None:
         with suppress(LrnasError):  # it will come up again
             study.get_trials(deepcopy=False)
+        import lrnas.tuning  # noqa: F401  # with Ray Tune, another second
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()

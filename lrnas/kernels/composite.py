@@ -43,9 +43,9 @@ def _as_map(pixels: Tensor, channels: int) -> Tensor:
 def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> Tensor:
     """Rows of channels: group after group, tap after tap, filter after filter, zeros up to whole blocks."""
     channels = _aligned(weights[0].shape[1])
-    heights = [num + -num % layer.filter_block for num in layer.filters]
+    heights = layer.filter_rows
     sizes = [height * area for height, area in zip(heights, layer.areas, strict=True)]
-    full = channels == weights[0].shape[1] and heights == list(layer.filters)
+    full = channels == weights[0].shape[1] and heights == layer.filters
     make = torch.empty if full else torch.zeros
     packed = make(sum(sizes), channels, dtype=dtype, device=weights[0].device)
     places = [

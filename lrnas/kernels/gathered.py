@@ -10,7 +10,8 @@ nothing is written out but results:
   partial sums are added in a fixed order.
 
 Maps are [N, H, W, C] in one piece. Weights are rows of channels: group after group, tap after tap, filter after
-filter, each tap with rows of zeros up to a multiple of `Layer.filter_block`.
+filter, each tap with rows of zeros up to a multiple of
+`Layer.filter_block`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lrnas.kernels.layer import Layer, precision, unit
 __all__ = ["forward", "input_gradient", "spread", "weight_gradient"]
 
 _SIZES = [
-    *("filter_units", "num_positions", "positions_per_split", "channel_units"),
+    *("filter_units", "filter_rows", "num_positions", "positions_per_split", "channel_units"),
     *("height", "width", "out_height", "out_width"),
 ]
 """What a kernel is not compiled anew for."""
@@ -43,10 +44,10 @@ def _position(index, height, width):
 
 @triton.jit(do_not_specialize=_SIZES)
 def _forward_kernel(
-    x_ptr, weight_ptr, scale_ptr, bias_ptr, out_ptr, winner_ptr, filter_units,
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, out_ptr, winner_ptr, filter_units, filter_rows,
     num_positions, channel_units, height, width, out_height, out_width,
     KERNELS: tl.constexpr, MARGINS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr,
-    UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, FILTER_BLOCK: tl.constexpr,
+    UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, WINNER: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
@@ -72,7 +73,7 @@ def _forward_kernel(
     for group in tl.static_range(len(KERNELS)):
         own_filters = filter_units[group] * FILTER_UNIT
         own_blocks = tl.cdiv(own_filters, BLOCK_COLS)
-        own_rows = tl.cdiv(own_filters, FILTER_BLOCK) * FILTER_BLOCK
+        own_rows = filter_rows[group]
         if (block >= 0) & (block < own_blocks):
             in_row = row * STRIDE[0] - MARGINS[group][0]
             in_col = col * STRIDE[1] - MARGINS[group][1]
@@ -115,10 +116,10 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def _input_kernel(
-    grad_ptr, weight_ptr, out_ptr, filter_units,
+    grad_ptr, weight_ptr, out_ptr, filter_units, filter_rows,
     num_positions, channel_units, height, width, out_height, out_width,
     KERNELS: tl.constexpr, MARGINS: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr,
-    UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, FILTER_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the input [N, H, W, channels]: one loop over the taps and filters of all groups."""
@@ -149,20 +150,19 @@ def _input_kernel(
         for group in tl.static_range(len(KERNELS)):
             area = KERNELS[group][0] * KERNELS[group][1]
             blocks = tl.cdiv(filter_units[group] * FILTER_UNIT, BLOCK_INNER)
-            weight_rows = tl.cdiv(filter_units[group] * FILTER_UNIT, FILTER_BLOCK) * FILTER_BLOCK
             mine = step >= steps_before
             rest = tl.where(mine, step - steps_before, rest)
             own_blocks = tl.where(mine, blocks, own_blocks)
             own_filters = tl.where(mine, filter_units[group] * FILTER_UNIT, own_filters)
             first_filter = tl.where(mine, filters_before, first_filter)
-            own_rows = tl.where(mine, weight_rows, own_rows)
+            own_rows = tl.where(mine, filter_rows[group], own_rows)
             first_row = tl.where(mine, rows_before, first_row)
             kernel_cols = tl.where(mine, KERNELS[group][1], kernel_cols)
             top = tl.where(mine, MARGINS[group][0], top)
             left = tl.where(mine, MARGINS[group][1], left)
             steps_before += area * blocks
             filters_before += filter_units[group] * FILTER_UNIT
-            rows_before += weight_rows * area
+            rows_before += filter_rows[group] * area
         tap = rest // own_blocks
         own = rest % own_blocks * BLOCK_INNER + inner
         out_row = row + top - tap // kernel_cols * DILATION[0]
@@ -298,10 +298,10 @@ def forward(
         num_blocks = sum(triton.cdiv(num, blocks.cols) for num in layer.filters)
         _forward_kernel[(triton.cdiv(num_positions * pool * pool, blocks.rows) * num_blocks,)](
             pixels, packed, packed if scale is None else scale, packed if bias is None else bias, out,
-            out if winner is None else winner, layer.filter_units,
+            out if winner is None else winner, layer.filter_units, layer.filter_rows,
             num_positions, channels // unit(channels), height, width, out_height, out_width,
             layer.kernels, layer.margins, layer.stride, layer.dilation,
-            unit(channels), layer.filter_unit, layer.filter_block,
+            unit(channels), layer.filter_unit,
             scale is not None, bias is not None, relu, pool, winner is not None, precision(pixels.dtype),
             blocks.rows, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
@@ -327,10 +327,10 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
 
     def run(blocks: Blocks) -> None:
         _input_kernel[(triton.cdiv(num_positions, blocks.rows) * triton.cdiv(channels, blocks.cols),)](
-            grad, packed, out, layer.filter_units,
+            grad, packed, out, layer.filter_units, layer.filter_rows,
             num_positions, channels // unit(channels), height, width, *layer.size,
             layer.kernels, layer.margins, layer.stride, layer.dilation,
-            unit(channels), layer.filter_unit, layer.filter_block, precision(grad.dtype),
+            unit(channels), layer.filter_unit, precision(grad.dtype),
             blocks.rows, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 

@@ -44,13 +44,18 @@ class Layer(NamedTuple):
 
     @property
     def filter_block(self) -> int:
-        """Each tap of the packed weights has a multiple of this many filters."""
+        """Each tap of the packed weights has a multiple of this many rows."""
         return fitting(self.filters, (16, 32, 64))
+
+    @property
+    def filter_rows(self) -> tuple[int, ...]:
+        """Of one tap of each group: a row for every filter, and zeros up to whole blocks."""
+        return tuple(num + -num % self.filter_block for num in self.filters)
 
 
 def unit(number: int) -> int:
-    """What a kernel may take for granted to divide a number: then it loads so many at a time."""
-    return next(divisor for divisor in (16, 8, 1) if number % divisor == 0)
+    """What a kernel takes for granted to divide a number: it loads eight at a time, or one."""
+    return 1 if number % 8 else 8
 
 
 def precision(dtype: torch.dtype) -> str:

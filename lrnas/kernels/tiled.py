@@ -26,7 +26,7 @@ from lrnas.kernels.layer import Layer, precision, unit
 
 __all__ = ["forward", "input_gradient", "weight_gradient"]
 
-_SIZES = ["filter_units", "channel_units", "number", "height", "width", "tiles_per_split"]
+_SIZES = ["filter_units", "filter_rows", "channel_units", "number", "height", "width", "tiles_per_split"]
 
 
 @triton.jit
@@ -38,10 +38,10 @@ def _corner(tile, height, width, BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.co
 
 @triton.jit(do_not_specialize=_SIZES)
 def _forward_kernel(
-    x_box, weight_box, scale_ptr, bias_ptr, out_ptr, winner_ptr, filter_units,
+    x_box, weight_box, scale_ptr, bias_ptr, out_ptr, winner_ptr, filter_units, filter_rows,
     channel_units, number, height, width,
     KERNELS: tl.constexpr, MARGINS: tl.constexpr, DILATION: tl.constexpr,
-    UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, FILTER_BLOCK: tl.constexpr,
+    UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, WINNER: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
@@ -60,7 +60,7 @@ def _forward_kernel(
     for group in tl.static_range(len(KERNELS)):
         own_filters = filter_units[group] * FILTER_UNIT
         own_blocks = tl.cdiv(own_filters, BLOCK_COLS)
-        own_rows = tl.cdiv(own_filters, FILTER_BLOCK) * FILTER_BLOCK
+        own_rows = filter_rows[group]
         if (block >= 0) & (block < own_blocks):
             total = tl.zeros((BLOCK_COLS, BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH), tl.float32)
             for step in range(KERNELS[group][0] * KERNELS[group][1] * num_steps):
@@ -101,10 +101,10 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def _input_kernel(
-    grad_box, weight_box, out_ptr, filter_units,
+    grad_box, weight_box, out_ptr, filter_units, filter_rows,
     channel_units, number, height, width,
     KERNELS: tl.constexpr, MARGINS: tl.constexpr, DILATION: tl.constexpr,
-    UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, FILTER_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +113,7 @@ def _input_kernel(
     num_blocks = tl.cdiv(channels, BLOCK_COLS)
     num_steps = 0
     for group in tl.static_range(len(KERNELS)):
-        blocks = tl.cdiv(filter_units[group] * FILTER_UNIT, FILTER_BLOCK) * (FILTER_BLOCK // BLOCK_INNER)
+        blocks = filter_rows[group] // BLOCK_INNER
         num_steps += KERNELS[group][0] * KERNELS[group][1] * blocks
     program = tl.program_id(0)
     first_col = program % num_blocks * BLOCK_COLS
@@ -123,7 +123,7 @@ def _input_kernel(
         rest, own_blocks, first_filter, kernel_cols, top, left = step, 1, 0, 1, 0, 0
         steps_before, filters_before = 0, 0
         for group in tl.static_range(len(KERNELS)):  # the numbers of the group that this step belongs to
-            blocks = tl.cdiv(filter_units[group] * FILTER_UNIT, FILTER_BLOCK) * (FILTER_BLOCK // BLOCK_INNER)
+            blocks = filter_rows[group] // BLOCK_INNER
             mine = step >= steps_before
             rest = tl.where(mine, step - steps_before, rest)
             own_blocks = tl.where(mine, blocks, own_blocks)
@@ -262,9 +262,9 @@ def forward(
         _forward_kernel[(_num_tiles(box, number, height, width) * num_blocks,)](
             _describe(pixels, *box, blocks.inner), _describe(packed, blocks.cols, blocks.inner),
             packed if scale is None else scale, packed if bias is None else bias, out,
-            out if winner is None else winner, layer.filter_units,
+            out if winner is None else winner, layer.filter_units, layer.filter_rows,
             channels // unit(channels), number, height, width,
-            layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit, layer.filter_block,
+            layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit,
             scale is not None, bias is not None, relu, pool, winner is not None, precision(pixels.dtype),
             *box, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
@@ -283,9 +283,10 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
     def run(blocks: Blocks) -> None:
         box = _box(blocks.rows, number, height, width)
         _input_kernel[(_num_tiles(box, number, height, width) * triton.cdiv(channels, blocks.cols),)](
-            _describe(grad, *box, blocks.inner), _describe(packed, blocks.inner, blocks.cols), out, layer.filter_units,
+            _describe(grad, *box, blocks.inner), _describe(packed, blocks.inner, blocks.cols), out,
+            layer.filter_units, layer.filter_rows,
             channels // unit(channels), number, height, width,
-            layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit, layer.filter_block,
+            layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit,
             precision(grad.dtype), *box, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
