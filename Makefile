@@ -10,7 +10,7 @@ demo: $(READY)  ## a small search on a CPU, ending in a picture of the front
 	$(BIN)/lrnas search --space nin --budget 20
 
 test: $(READY)  ## the fast tests
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 test-slow: $(READY)  ## the slow tests that CI runs too
 	$(BIN)/pytest -q -m "slow and ci and not gpu"

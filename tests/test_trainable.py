@@ -83,14 +83,15 @@ def test_a_function_is_found_in_the_current_folder(folder: Path) -> None:
     assert load_trainable("operator:add").files == ()
 
 
-def test_a_function_itself_goes_by_its_name_where_it_has_one() -> None:
+def test_a_function_itself_goes_by_its_name_where_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def inner(model: nn.Module, run: Run) -> None: ...
 
     named, unnamed = load_trainable(train), load_trainable(inner)
     assert named.name.endswith("test_trainable:train") and named.function is None and named.load() is train
     assert unnamed.function is inner and "inner" in unnamed.name and unnamed.files == ()
     inner.__module__ = "__main__"
-    assert load_trainable(inner).name.count(":") == 1 and not load_trainable(inner).name.startswith("__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/somewhere/my_script.py", raising=False)
+    assert load_trainable(inner).name == f"my_script:{inner.__qualname__}"
     with pytest.raises(TrainableError, match="a trainable is a function or its name; got 3"):
         load_trainable(3)  # type: ignore[arg-type]
 
