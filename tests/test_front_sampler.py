@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from optuna.trial import TrialState
+from small_studies import SPACE, cost, make_study
 
 from lrnas.arch import Architecture
 from lrnas.front_sampler import ENOUGH, expected_gain
@@ -13,7 +14,6 @@ from lrnas.objectives import Limits
 from lrnas.pareto import front_indices, hypervolume
 from lrnas.samplers import SAMPLERS, check_sampler, make_sampler
 from lrnas.study import Study
-from studies import SPACE, cost, make_study
 
 
 def make_seeded_study(sampler: str = "front", objectives: str = "accuracy,macs", limits: Limits | None = None) -> Study:

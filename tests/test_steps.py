@@ -1,9 +1,9 @@
 """Steps from known points to others: within the space, and not far."""
 
 import numpy as np
+from small_studies import SPACE, make_study
 
 from lrnas.steps import is_width, step_away
-from studies import SPACE, make_study
 
 
 def test_steps_stay_in_the_space_and_near() -> None:

@@ -9,6 +9,7 @@ import optuna
 import pytest
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
+from small_studies import SPACE, cost, make_study
 from sqlalchemy import event
 
 from lrnas.arch import Architecture
@@ -19,7 +20,6 @@ from lrnas.manifest import StudyError, check_manifest
 from lrnas.objectives import InvalidObjectives, Limits, pick_objectives
 from lrnas.plan import canonical_id
 from lrnas.study import DRIVER, Study, distributions_of
-from studies import SPACE, cost, make_study
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
