@@ -175,14 +175,17 @@ def _read_ahead(study: optuna.Study) -> Iterator[None]:
     """Have Optuna read all trials while something else is waited for; who asks for them then waits for that alone."""
 
     def read() -> None:
-        with suppress(LrnasError):  # it will come up again
+        with suppress(Exception):  # it will come up again
             study.get_trials(deepcopy=False)
-        import lrnas.tuning  # noqa: F401  # with Ray Tune, another second
+        with suppress(Exception):
+            import lrnas.tuning  # noqa: F401  # with Ray Tune, another second
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    yield
-    thread.join()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 class _Training:

@@ -323,14 +323,15 @@ def _is_constant(module: nn.Module) -> bool:
         nn.BatchNorm2d.forward,
         _BatchNorm2d.forward,
     )
-    return plain and not module.training and not torch.is_grad_enabled() and _BatchNorm2d.fits(module)  # type: ignore[arg-type]
+    known = plain and module.affine and module.running_var is not None and not module.training
+    return bool(known) and not torch.is_grad_enabled()
 
 
 def _scale_and_bias(convs: Sequence[nn.Conv2d], norm: nn.BatchNorm2d) -> dict[str, Tensor]:
     """Convolutions' biases and the batch norm after them, as one factor and one summand for every filter."""
     assert norm.running_mean is not None and norm.running_var is not None
-    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-    shift = norm.bias - norm.running_mean * scale
+    scale = norm.weight.float() * torch.rsqrt(norm.running_var.float() + norm.eps)
+    shift = norm.bias.float() - norm.running_mean.float() * scale
     bias = joint_bias(convs)
     return {"scale": scale, "bias": shift if bias is None else shift + bias * scale}
 

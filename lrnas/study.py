@@ -143,7 +143,8 @@ class Study(Record):
         for _ in range(MOST_REJECTIONS):
             with self._together():  # the row is there at once, what belongs to it a moment later
                 trial = self.study.ask(self.distributions)
-                facts: dict[str, Any] = {"owner": self.driver}
+                trial.set_user_attr("owner", self.driver)  # at once: others may think it was left behind
+                facts: dict[str, Any] = {}
                 fault, excess = "", {}
                 try:
                     architecture = self.space.architecture(trial.params)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lrnas import create_model, get_point, layers
 from lrnas import fused as fused_module
 from lrnas.fused import accelerate, fused
-from lrnas.kernels import blocks, composite
+from lrnas.kernels import blocks, composite, gathered, tiled
 from lrnas.kernels.composite_op import composite_conv
 from lrnas.kernels.layer import Layer
 from lrnas.layers import CompositeConv2d, SeparableConv2d
@@ -301,7 +301,7 @@ def test_in_training_a_layer_takes_in_relu_and_pool(
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["vgg-gmp-lr", "vgg-gmp-lr-join-wfull", "vgg-gmp-sf", "nin-c3-lr", "googlenet-lr"])
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_networks_in_half_precision(name: str, batch_norm: bool) -> None:
+def test_networks_in_half_precision(name: str, batch_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     architecture = dataclasses.replace(get_point(name).architecture, batch_norm=batch_norm)
     model = create_model(architecture, 10, init="fan_in").eval().to("cuda", memory_format=torch.channels_last)
@@ -313,7 +313,10 @@ def test_networks_in_half_precision(name: str, batch_norm: bool) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(layers, "pays", lambda x: False)
             plain = half(x).float()
-        ours, all_fused = half(x).float(), accelerate(half)(x).float()
+        ours = half(x).float()
+        calls = count_calls(monkeypatch)
+        all_fused = accelerate(half)(x).float()
+    assert any(call["scale"] for call in calls) == batch_norm
     for result in (ours, all_fused):
         assert (result - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-3 * exact.norm()
 
@@ -330,12 +333,35 @@ def test_what_is_watched_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1  # the other one
 
 
+@pytest.mark.gpu
 def test_the_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_calls(monkeypatch)
     monkeypatch.setenv("LRNAS_KERNELS", "off")
     module = CompositeConv2d(8, {(3, 1): 8, (1, 3): 8}, 3, padding=1).to(DEVICE, HALF)
     module(torch.randn(1, 8, 5, 5, device=DEVICE, dtype=HALF))
     assert calls == []
+
+
+def test_blocks_measured_for_a_similar_layer_are_right_for_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 filters fill blocks of 16, and layers of 50, which resemble them, blocks of 64."""
+    long = blocks.Blocks(64, 64, 64, 4, 2)
+    for kernels in (tiled, gathered):
+        monkeypatch.setattr(kernels, "choose", lambda *args: long)
+    for dtype in (HALF, torch.float32):
+        compare(Case(lr_layer((6, 5), (48, 50)), 24, 6, 5), dtype)
+
+
+def test_maps_of_one_pixel_and_views() -> None:
+    """Their strides are anything, and so is where they begin."""
+    torch.manual_seed(0)
+    flat = torch.randn(3 * 16 + 1, device=DEVICE).to(HALF)[1:].view(3, 16, 1, 1)
+    weights = [torch.randn(8, 16, *kernel, device=DEVICE).to(HALF) for kernel in ((3, 1), (1, 3))]
+    layer = lr_layer((1, 1), (8, 8))
+    exact = composite_conv(flat.double(), [weight.double() for weight in weights], None, layer)
+    ours = composite_conv(flat, weights, None, layer)
+    assert (ours.double() - exact).norm() <= TOLERANCE[HALF] * exact.norm()
+    with pytest.raises(RuntimeError, match="a pool of 2x2"):
+        composite_conv(flat, weights, None, layer, pool=2)
 
 
 def test_block_lengths_pad_little() -> None:

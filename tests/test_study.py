@@ -332,7 +332,11 @@ def test_a_new_trial_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     database: Any = study.study._storage._backend  # type: ignore[attr-defined]
     event.listen(database.scoped_session.session_factory, "after_commit", look)
     second = study.ask().number
-    assert [seen for i, seen in enumerate(commits) if i and seen != commits[i - 1]][-2:] == [set(), attributes]
+    assert [seen for i, seen in enumerate(commits) if i and seen != commits[i - 1]][-3:] == [
+        set(),
+        {"owner"},
+        attributes,
+    ]
     row = plain.get_all_trials(study.study._study_id)[second]
     assert row.params.keys() == study.distributions.keys() and row.distributions == study.distributions
 
@@ -340,7 +344,8 @@ def test_a_new_trial_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     with pytest.raises(KeyboardInterrupt):  # as if killed between the row and what belongs to it
         study.ask()
     row = plain.get_all_trials(study.study._study_id)[-1]
-    assert row.number == second + 1 and row.state == TrialState.RUNNING and not row.params and not row.user_attrs
+    assert row.number == second + 1 and row.state == TrialState.RUNNING
+    assert not row.params and row.user_attrs.keys() == {"owner"}
     monkeypatch.undo()
     study.sign_off()
     other = make_study(tmp_path)

@@ -51,14 +51,19 @@ def pays(x: object) -> bool:
 
     What is traced to be taken elsewhere has PyTorch's own operations in it.
     """
-    # to torch.compile, is_exporting is true in any case
-    exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    # is_exporting() is true inside torch.compile in some versions
+    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
     if exporting or torch.jit.is_tracing() or not usable(x):  # type: ignore[attr-defined]
         return False
     assert isinstance(x, Tensor)
     autocast = torch.is_autocast_enabled(x.device.type)
     dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
-    return dtype in (torch.bfloat16, torch.float16) and available(x.device)
+    return dtype in (torch.bfloat16, torch.float16) and available(x.device) and _multiplies_bfloat16(x.device)
+
+
+@torch.compiler.assume_constant_result
+def _multiplies_bfloat16(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 8
 
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -96,9 +96,13 @@ def _measure(run: Callable[[Blocks], object], blocks: Blocks) -> float:
         return math.inf
 
 
-@functools.cache
 def _gpu_name() -> str:
-    return torch.cuda.get_device_name()
+    return _name_of(torch.cuda.current_device())
+
+
+@functools.cache
+def _name_of(device: int) -> str:
+    return torch.cuda.get_device_name(device)
 
 
 def _file(gpu: str) -> Path:

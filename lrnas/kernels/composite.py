@@ -60,7 +60,11 @@ def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> Tensor
 
 @functools.cache
 def _copies_boxes(device: torch.device) -> bool:
-    return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] >= 9  # on a CPU it is an interpreter
+    """Whether a GPU copies boxes, and has the shared memory for several of them."""
+    if device.type == "cpu":  # an interpreter
+        return True
+    properties = torch.cuda.get_device_properties(device)
+    return properties.major >= 9 and properties.shared_memory_per_block_optin >= 200 << 10
 
 
 def _kernels(layer: Layer, channels: int, like: Tensor) -> ModuleType:

@@ -42,7 +42,8 @@ def _composite(
     keep_winner: bool,
 ) -> tuple[Tensor, Tensor]:
     layer = _layer(weights, margins, stride, dilation, size)
-    return composite.forward(x, weights, bias, scale, layer, relu, pool, keep_winner)
+    with torch.cuda.device_of(x):
+        return composite.forward(x, weights, bias, scale, layer, relu, pool, keep_winner)
 
 
 @_composite.register_fake
@@ -80,7 +81,8 @@ def _composite_backward(
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     layer = _layer(weights, margins, stride, dilation, size)
-    return composite.backward(grad, out, winner, x, weights, layer, pool, needs_input, needs_bias)
+    with torch.cuda.device_of(x):
+        return composite.backward(grad, out, winner, x, weights, layer, pool, needs_input, needs_bias)
 
 
 @_composite_backward.register_fake
@@ -152,6 +154,10 @@ def composite_conv(
 ) -> Tensor:
     """Groups of filters side by side; then, if wanted, scaled by filter, with a bias, pooled (maxima of pool × pool)
     and with a ReLU. Weights and bias may have a higher precision than the map."""
+    if min(layer.size) < pool:
+        raise RuntimeError(
+            f"a pool of {pool}x{pool} needs as many rows and columns; got {layer.size[0]}x{layer.size[1]}"
+        )
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     exact = x.dtype if x.dtype == torch.float64 else torch.float32

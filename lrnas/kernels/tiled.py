@@ -238,7 +238,10 @@ def _num_tiles(box: Box, number: int, height: int, width: int) -> int:
 
 
 def _describe(tensor: Tensor, *block: int) -> TensorDescriptor:
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+    """A tensor in one piece, for copies of blocks of it. Where a side is 1, PyTorch may call any stride contiguous."""
+    strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.ndim)]
+    aligned = tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+    return TensorDescriptor(aligned, list(tensor.shape), strides, list(block))
 
 
 def forward(
@@ -293,7 +296,8 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
     default = Blocks(128, fitting([channels], (64, 128)), layer.filter_block, 4, 3)
     others = [default._replace(stages=4), default._replace(rows=256, warps=8), default._replace(cols=64)]
     shape = (number * height * width, channels, *layer.filters, *layer.areas)
-    run(choose(f"tiled input {grad.dtype}", shape, default, others, run))
+    blocks = choose(f"tiled input {grad.dtype}", shape, default, others, run)
+    run(blocks._replace(inner=layer.filter_block))  # a layer that this was measured for may have had longer blocks
     return out
 
 
