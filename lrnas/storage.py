@@ -236,7 +236,10 @@ def _passes(error: Any) -> bool:
         return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
     if state is None:  # MySQL has numbers: a lock that took too long, a deadlock
-        return error.statement is None or error.orig.args[:1] in ((1205,), (1213,))  # none: it could not connect
+        return error.statement is None or getattr(error.orig, "args", ())[:1] in (
+            (1205,),
+            (1213,),
+        )  # none: it could not connect
     return state[:2] in ("08", "40", "57") or state == "53300"  # connection, deadlock, shutdown, too many connections
 
 
