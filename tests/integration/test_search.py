@@ -60,7 +60,6 @@ def test_a_killed_search_goes_on(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "recipe.lr was 0.03, now 0.5" in refused.stderr
 
 
-@pytest.mark.ci
 def test_a_search_for_latency(tmp_path: Path) -> None:
     """Layers are measured once; the front is one of accuracy against time, for the device and batch it began with."""
     options = ["--objectives", "accuracy,latency", "--max-latency", "500", "--epochs", "1"]
