@@ -64,7 +64,8 @@ def _copies_boxes(device: torch.device) -> bool:
     if device.type == "cpu":  # an interpreter
         return True
     properties = torch.cuda.get_device_properties(device)
-    return properties.major >= 9 and properties.shared_memory_per_block_optin >= 200 << 10
+    usual = 227 << 10 if properties.major in (9, 10) else 0  # where PyTorch does not tell
+    return properties.major >= 9 and getattr(properties, "shared_memory_per_block_optin", usual) >= 200 << 10
 
 
 def _kernels(layer: Layer, channels: int, like: Tensor) -> ModuleType:
