@@ -28,6 +28,9 @@ from lrnas.layers import CompositeConv2d, SeparableConv2d, WindowConv2d, is_watc
 
 __all__ = ["accelerate", "fused"]
 
+MANY_POSITIONS = 1 << 14
+"""From so many on, a pass over a map takes longer than a few small products."""
+
 
 @contextmanager
 def fused(model: nn.Module) -> Iterator[None]:
@@ -82,11 +85,13 @@ class _Conv2d(nn.Conv2d):
         direct = self.kernel_size == (1, 1) or self.in_channels <= FEW_CHANNELS
         return self.compute(input, relu=False) if direct and self.takes(input) else super().forward(input)
 
-    def compute(self, x: Tensor, relu: bool) -> Tensor:
+    def compute(self, x: Tensor, relu: bool, **bias: Tensor | None) -> Tensor:
+        """With its own bias, or another one."""
         from lrnas.kernels import ops
 
         assert not isinstance(self.padding, str)
-        return ops.conv(x, self.weight, self.bias, self.stride, self.padding, self.dilation, relu)
+        shift = bias.get("bias", self.bias)
+        return ops.conv(x, self.weight, shift, self.stride, self.padding, self.dilation, relu)
 
 
 class _CoveringConv2d(nn.Conv2d):
@@ -103,6 +108,10 @@ class _CoveringConv2d(nn.Conv2d):
         if input.ndim != 4 or input.shape[1:] != self.weight.shape[1:]:
             return super().forward(input)
         return F.linear(input.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None]
+
+
+def _num_positions(x: Tensor) -> int:
+    return x.shape[0] * x.shape[2] * x.shape[3]
 
 
 def _area(conv: nn.Conv2d) -> int:
@@ -186,6 +195,21 @@ class _AvgPool2d(nn.AvgPool2d):
         return ops.average_pool(input, pools.Window(*_window(self)), self.ceil_mode, self.count_include_pad)
 
 
+class _AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d):
+    """Over the whole map."""
+
+    @staticmethod
+    def fits(module: nn.AdaptiveMaxPool2d) -> bool:
+        return module.output_size in (1, (1, 1)) and not module.return_indices
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not usable(input):
+            return cast(Tensor, super().forward(input))
+        from lrnas.kernels import ops
+
+        return ops.whole_max(input)
+
+
 class _Composite(CompositeConv2d):
     """With a join, what follows comes with the join; see `CompositeConv2d` for the rest."""
 
@@ -203,16 +227,34 @@ class _Composite(CompositeConv2d):
         if self.in_channels <= FEW_CHANNELS:
             return self._compute_joined(x, **then)
         assert isinstance(self.join, _Conv2d)
-        mixed = super().compute(x)
-        if then.keys() <= {"relu"}:
+        then.setdefault("bias", self.join.bias)
+        if _num_positions(x) < MANY_POSITIONS:
+            mixed = super().compute(x)
+        else:  # a bias of its own is one more pass over the map, backward
+            mixed, then["bias"] = super().compute(x, bias=None), self._joined_bias(x, then)
+        if then.keys() <= {"relu", "bias"}:
             return self.join.compute(mixed, **then)
         from lrnas.kernels.composite_op import composite_conv
         from lrnas.kernels.layer import Layer
 
         size = (mixed.shape[2], mixed.shape[3])
         layer = Layer((self.out_channels,), ((1, 1),), ((0, 0),), (1, 1), (1, 1), size)
-        then.setdefault("bias", self.join.bias)
         return composite_conv(mixed, [self.join.weight], layer=layer, **then)
+
+    def _joined_bias(self, x: Tensor, then: dict[str, Any]) -> Tensor | None:
+        """The bias after the join, with what the groups' own come to there."""
+        assert self.join is not None
+        bias: Tensor | None = then["bias"]
+        own = joint_bias(list(self.group_convs()))
+        if own is None:
+            return bias
+        with torch.autocast(x.device.type, enabled=False):
+            mix = self.join.weight[:, :, 0, 0]
+            if "scale" not in then:
+                return F.linear(own, mix, bias)
+            scale: Tensor = then["scale"]
+            assert bias is not None
+            return bias + scale * (mix @ own)
 
     def _compute_joined(self, x: Tensor, **then: Any) -> Tensor:
         """Groups and join as the one convolution that they are.
@@ -222,21 +264,19 @@ class _Composite(CompositeConv2d):
         from lrnas.kernels.composite_op import composite_conv
 
         assert self.join is not None
+        then.setdefault("bias", self.join.bias)
+        then["bias"] = self._joined_bias(x, then)
         convs = list(self.group_convs())
         wide = [[max(conv.margins[axis][side] for conv in convs) for side in (0, 1)] for axis in (0, 1)]
         with torch.autocast(x.device.type, enabled=False):
-            mix, own = self.join.weight[:, :, 0, 0], joint_bias(convs)
             kernels = torch.cat([F.pad(conv.weight, _room(conv, wide)) for conv in convs])
-            weight = torch.einsum("jf,fcyx->jcyx", mix, kernels)
-            bias = then.pop("bias", self.join.bias)
-            if own is not None:
-                bias = F.linear(own, mix, bias) if "scale" not in then else bias + then["scale"] * (mix @ own)
+            weight = torch.einsum("jf,fcyx->jcyx", self.join.weight[:, :, 0, 0], kernels)
         layer = layer_of(convs, x)._replace(
             filters=(self.out_channels,),
             kernels=((weight.shape[2], weight.shape[3]),),
             margins=((wide[0][0], wide[1][0]),),
         )
-        return composite_conv(x, [weight], bias, layer, **then)
+        return composite_conv(x, [weight], layer=layer, **then)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.compute(x, relu=False) if self.takes(x) else super().forward(x)
@@ -347,6 +387,7 @@ _KINDS: dict[type[nn.Module], Any] = {
     BatchNormAct2d: _BatchNormAct2d,
     nn.MaxPool2d: _MaxPool2d,
     nn.AvgPool2d: _AvgPool2d,
+    nn.AdaptiveMaxPool2d: _AdaptiveMaxPool2d,
     nn.Sequential: _InOrder,
     ConvBlock: _InOrder,
     CompositeConv2d: _Composite,

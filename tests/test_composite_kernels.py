@@ -156,6 +156,27 @@ def test_scale_and_pool(size: tuple[int, int], channels: int, dtype: torch.dtype
     assert (outs[0].double() - outs[1]).norm() <= TOLERANCE[dtype] * outs[1].norm()
 
 
+@pytest.mark.parametrize("channels", [16, 20])
+def test_weights_may_lie_anyhow(channels: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, channels, 6, 5, device=DEVICE).to(HALF)
+    weights = [torch.randn(num, channels, *kernel, device=DEVICE) for num, kernel in ((8, (3, 1)), (16, (1, 3)))]
+    outs = [
+        composite_conv(
+            x, [weight.to(dtype).contiguous(memory_format=layout) for weight in weights], None, lr_layer((6, 5))
+        )
+        for dtype in (torch.float32, HALF)
+        for layout in (torch.contiguous_format, torch.channels_last)
+    ]
+    assert all(torch.equal(out, outs[0]) for out in outs[1:])
+
+
+def test_a_layer_of_more_groups_than_boxes() -> None:
+    kernels = ((1, 1), (3, 1), (1, 3), (3, 3), (5, 1))
+    margins = tuple((rows // 2, cols // 2) for rows, cols in kernels)
+    compare(Case(Layer((8, 8, 16, 8, 8), kernels, margins, (1, 1), (1, 1), (7, 6)), 16, 7, 6), HALF)
+
+
 def test_gradients_by_differences() -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(shape).double().requires_grad_() for shape in ((2, 4, 4, 5), (2, 4, 3, 1), (3, 4, 1, 3), 5)]
@@ -255,6 +276,7 @@ def test_in_evaluation_a_layer_takes_in_what_follows(
 ) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(fused_module, "MANY_POSITIONS", 100)  # biases go into the join's on the larger maps
     model = small_network(kind, batch_norm).to(DEVICE)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -273,16 +295,18 @@ def test_in_evaluation_a_layer_takes_in_what_follows(
 
 
 @pytest.mark.parametrize(
-    ("kind", "wanted"),
+    ("kind", "many", "wanted"),
     [
-        ("plain", [(False, True, 2), (False, True, 2), (False, True, 1)]),
-        ("join", [(False, True, 2), (False, False, 1), (False, True, 2), (False, False, 1)]),
+        ("plain", 1, [(False, True, 2), (False, True, 2), (False, True, 1)]),
+        ("join", 1 << 14, [(False, True, 2), (False, False, 1), (False, True, 2), (False, False, 1)]),
+        ("join", 1, [(False, True, 2), (False, False, 1), (False, True, 2), (False, False, 1)]),
     ],
 )
 def test_in_training_a_layer_takes_in_relu_and_pool(
-    kind: str, wanted: list[tuple[bool, bool, int]], monkeypatch: pytest.MonkeyPatch
+    kind: str, many: int, wanted: list[tuple[bool, bool, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
+    monkeypatch.setattr(fused_module, "MANY_POSITIONS", many)  # from which on biases go into the join's
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = small_network(kind, False).to(DEVICE)
     x = torch.randn(2, 3, 14, 14, device=DEVICE)

@@ -121,6 +121,18 @@ def test_pools(kernel: int, stride: int, padding: int, ceil_mode: bool, size: tu
         )
 
 
+@pytest.mark.parametrize("shape", [(2, 5, 3, 4), (1, 40, 7, 7)])
+def test_the_largest_value_of_a_whole_map(shape: tuple[int, ...]) -> None:
+    x = random(*shape).round(decimals=1)  # some values are there twice
+    x[0, 0] = float("-inf")
+    x[0, 1, 1, 2] = float("nan")
+    for layout in (torch.contiguous_format, torch.channels_last):
+        got = gradients(ops.whole_max, x.contiguous(memory_format=layout))
+        wanted = gradients(lambda x: F.adaptive_max_pool2d(x, 1), x)
+        for one, other in zip(got, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_pool_passes_on_what_is_not_a_number() -> None:
     x = random(1, 2, 4, 4)
     x[0, 1, 2, 2] = float("nan")
@@ -144,6 +156,7 @@ def test_operators_keep_pytorch_s_rules() -> None:
     scale, shift = (torch.ones(3, device=DEVICE, requires_grad=True) for _ in range(2))
     torch.library.opcheck(torch.ops.lrnas.batch_norm.default, (x, scale, shift, 1e-5, True))
     torch.library.opcheck(torch.ops.lrnas.max_pool.default, (x, [3, 2, 1], True))
+    torch.library.opcheck(torch.ops.lrnas.whole_max.default, (x,))
     torch.library.opcheck(torch.ops.lrnas.average_pool.default, (x, [3, 2, 1], True, True))
 
 

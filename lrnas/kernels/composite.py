@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lrnas.kernels import FEW_CHANNELS, gathered, tiled
 from lrnas.kernels.layer import Layer
-from lrnas.kernels.pools import Window, max_backward
-from lrnas.kernels.rows import as_map, as_rows, bias_backward, empty_map
+from lrnas.kernels.rows import as_rows, bias_backward, empty_map, unpool
 
 __all__ = ["Layer", "backward", "forward"]
 
@@ -56,6 +55,19 @@ def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> Tensor
     ]
     torch._foreach_copy_(places, [weight.permute(2, 3, 0, 1).flatten(0, 1) for weight in weights])
     return packed
+
+
+def _matrices(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """[filters, taps × channels] of every group: free for weights in this precision with channels last."""
+    missing = _aligned(weights[0].shape[1]) - weights[0].shape[1]
+    taps = [weight.permute(0, 2, 3, 1) for weight in weights]
+    if missing:
+        taps = [F.pad(tap, (0, missing)) for tap in taps]
+    if any(tap.dtype != dtype or not tap.is_contiguous() for tap in taps):
+        copies = [torch.empty(tap.shape, dtype=dtype, device=tap.device) for tap in taps]
+        torch._foreach_copy_(copies, taps)
+        taps = copies
+    return [tap.flatten(1) for tap in taps]
 
 
 @functools.cache
@@ -137,9 +149,11 @@ def forward(
         pixels, weights, merged = _spread(x, weights[0], merged)
     else:
         pixels = _pixels(x)
-    packed = _pack(weights, merged, x.dtype)
-    kernels = _kernels(merged, pixels.shape[3], pixels)
-    out = kernels.forward(pixels, packed, merged, scale, bias, relu, pool, winner if keep_winner else None)
+    then = (merged, scale, bias, relu, pool, winner if keep_winner else None)
+    if _kernels(merged, pixels.shape[3], pixels) is tiled and len(merged.filters) <= tiled.MOST_GROUPS:
+        out = tiled.forward(pixels, _matrices(weights, x.dtype), *then)
+    else:
+        out = gathered.forward(pixels, _pack(weights, merged, x.dtype), *then)
     return _as_map(out, layer.num_filters), winner
 
 
@@ -171,17 +185,17 @@ def backward(
     """Gradients of the input, of all weights one after another, [filters, rows, columns, channels] each, and of the
     bias; empty where not needed. `out` is the output of a ReLU.
 
-    A pool passes each of its gradients to one position, so ReLU's mask and the bias's sum come before it, where the
-    map is small.
+    A pool passes each of its gradients to one position, so ReLU's mask and the bias's sum are taken where the map is
+    small.
     """
     if x.dtype == torch.float64:
         return _plain_backward(grad, out, winner, x, weights, layer, pool, needs_input)
     grad_rows, grad_bias = as_rows(grad), grad.new_empty(0, dtype=torch.float32)
-    if out is not None or needs_bias:
-        grad_rows, grad_bias = bias_backward(grad_rows, None if out is None else as_rows(out))
+    out_rows = None if out is None else as_rows(out)
     if winner is not None:
-        grad = as_map(grad_rows, len(grad), *grad.shape[2:])
-        grad_rows = as_rows(max_backward(grad, winner, *layer.size, Window(pool, pool, 0)))
+        grad_rows, grad_bias = unpool(grad_rows, out_rows, as_rows(winner), grad.shape[2:], layer.size, pool)
+    elif out is not None or needs_bias:
+        grad_rows, grad_bias = bias_backward(grad_rows, out_rows)
     grad_pixels = grad_rows.view(len(grad), *layer.size, layer.num_filters)
     merged = _merged(layer, x.shape[1])
     grad_x = x.new_empty(0)

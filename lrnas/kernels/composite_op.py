@@ -101,11 +101,11 @@ def _(
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     exact = x.dtype if x.dtype == torch.float64 else torch.float32
-    num_biases = grad.shape[1] if exact == torch.float64 or needs_bias or out is not None else 0
+    has_sums = exact == torch.float64 or needs_bias or out is not None or winner is not None
     return (
         empty_map(x, *x.shape[1:]) if needs_input else x.new_empty(0),
         x.new_empty(sum(weight.numel() for weight in weights), dtype=exact),
-        x.new_empty(num_biases, dtype=exact),
+        x.new_empty(grad.shape[1] if has_sums else 0, dtype=exact),
     )
 
 
@@ -115,14 +115,17 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
         raise RuntimeError("a composite convolution with a scale, or a pool without winners, is for inference")
     out, winner = output
     ctx.mark_non_differentiable(winner)
+    ctx.set_materialize_grads(False)  # winners have none: no zeros for them
     ctx.has_bias = bias is not None
     ctx.save_for_backward(x, *weights, *((out,) if ctx.relu else ()), *((winner,) if keep_winner else ()))
 
 
-def _autograd(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+def _autograd(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
     x, *weights = ctx.saved_tensors
     winner = weights.pop() if ctx.pool > 1 else None
     out = weights.pop() if ctx.relu else None
+    if grad is None:
+        return None, [None] * len(weights), *(None,) * 9
     needs_input = ctx.needs_input_grad[0]
     grad_x, packed, grad_bias = _composite_backward(
         grad, out, winner, x, weights, *ctx.geometry, ctx.pool, needs_input, ctx.has_bias

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["scale_and_shift", "write_out"]
+__all__ = ["first_largest", "pool_and_clip", "scale_and_shift"]
 
 
 @triton.jit
@@ -24,21 +24,24 @@ def _larger(a, b):
 
 
 @triton.jit
-def _first_largest(a, at, b, other):
+def first_largest(a, at, b, other):
     """The larger of two values, of equal ones the first, and where it is; what is not a number is largest."""
     taken = (b > a) | ((b == a) & (other < at)) | ((b != b) & ((a == a) | (other < at)))
     return tl.where(taken, b, a), tl.where(taken, other, at)
 
 
 @triton.jit
-def write_out(
-    windows, out_ptr, winner_ptr, at, here,
+def pool_and_clip(
+    windows, winner_ptr, at, here,
     RELU: tl.constexpr, POOL: tl.constexpr, WINNER: tl.constexpr,
 ):  # fmt: skip
-    """Pools [positions, POOL * POOL, filters], or takes [positions, filters] without a pool; ReLU; writes."""
+    """Pools [positions, POOL * POOL, filters], or takes [positions, filters] without a pool; ReLU.
+
+    Winners are written where `at` says, if they are wanted.
+    """
     if WINNER:
         order = tl.broadcast_to(tl.arange(0, POOL * POOL)[None, :, None], windows.shape)
-        total, winner = tl.reduce((windows, order), 1, _first_largest)
+        total, winner = tl.reduce((windows, order), 1, first_largest)
         tl.store(winner_ptr + at, winner.to(tl.uint8), mask=here)
     elif POOL > 1:
         total = tl.reduce(windows, 1, _larger)
@@ -46,4 +49,4 @@ def write_out(
         total = windows
     if RELU:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=here)
+    return total

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lrnas.kernels.blocks import Blocks, choose, fitting
-from lrnas.kernels.epilogue import scale_and_shift, write_out
+from lrnas.kernels.epilogue import pool_and_clip, scale_and_shift
 from lrnas.kernels.layer import Layer, precision, unit
 
 __all__ = ["forward", "input_gradient", "spread", "weight_gradient"]
@@ -108,7 +108,8 @@ def _forward_kernel(
             position = first + tl.arange(0, BLOCK_ROWS // (POOL * POOL))
             here = (position < num_positions)[:, None] & exists[None, :]
             out_at = position.to(tl.int64)[:, None] * num_filters + at_filter[None, :]
-            write_out(windows, out_ptr, winner_ptr, out_at, here, RELU, POOL, WINNER)
+            total = pool_and_clip(windows, winner_ptr, out_at, here, RELU, POOL, WINNER)
+            tl.store(out_ptr + out_at, total.to(out_ptr.dtype.element_ty), mask=here)
         block -= own_blocks
         first_filter += own_filters
         weight_row += KERNELS[group][0] * KERNELS[group][1] * own_rows

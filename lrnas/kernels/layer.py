@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
-from lrnas.kernels.blocks import fitting
-
 __all__ = ["Layer", "precision", "unit"]
 
 Pair = tuple[int, int]
+_SPEEDS = {16: 0.5, 32: 0.9, 64: 1.0}
+"""Of products over blocks of filters of some lengths, roughly."""
 
 
 class Layer(NamedTuple):
@@ -42,10 +43,23 @@ class Layer(NamedTuple):
     def filter_units(self) -> tuple[int, ...]:
         return tuple(num // self.filter_unit for num in self.filters)
 
+    def work(self, blocks: Iterable[int]) -> dict[int, int]:
+        """Products of a position and a channel, where filters come in whole blocks of one length or another."""
+        return {
+            block: sum(
+                math.ceil(num / block) * block * area for num, area in zip(self.filters, self.areas, strict=True)
+            )
+            for block in blocks
+        }
+
     @property
     def filter_block(self) -> int:
-        """Each tap of the packed weights has a multiple of this many rows."""
-        return fitting(self.filters, (16, 32, 64))
+        """Each tap of the packed weights has a multiple of this many rows.
+
+        Products over longer blocks are faster, those with zeros are for nothing.
+        """
+        work = self.work(_SPEEDS)
+        return min(_SPEEDS, key=lambda block: (work[block] / _SPEEDS[block], -block))
 
     @property
     def filter_rows(self) -> tuple[int, ...]:

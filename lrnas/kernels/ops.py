@@ -12,7 +12,7 @@ from torch.library import custom_op
 from lrnas.kernels import convs, pools, rows
 from lrnas.kernels.pools import Window
 
-__all__ = ["average_pool", "batch_norm", "conv", "max_pool"]
+__all__ = ["average_pool", "batch_norm", "conv", "max_pool", "whole_max"]
 
 Ints = Sequence[int]
 
@@ -226,4 +226,45 @@ _average_pool.register_autograd(_average_autograd, setup_context=_average_setup)
 
 def average_pool(x: Tensor, window: Window, ceil_mode: bool, count_padding: bool) -> Tensor:
     out: Tensor = _average_pool(x, window, ceil_mode, count_padding)
+    return out
+
+
+@custom_op("lrnas::whole_max", mutates_args=())
+def _whole_max(x: Tensor) -> tuple[Tensor, Tensor]:
+    return pools.whole_max_forward(x)
+
+
+@_whole_max.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (*x.shape[:2], 1, 1)
+    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
+
+
+@custom_op("lrnas::whole_max_backward", mutates_args=())
+def _whole_max_backward(grad: Tensor, winner: Tensor, height: int, width: int) -> Tensor:
+    return pools.whole_max_backward(grad, winner, height, width)
+
+
+@_whole_max_backward.register_fake
+def _(grad: Tensor, winner: Tensor, height: int, width: int) -> Tensor:
+    return rows.empty_map(grad, grad.shape[1], height, width)
+
+
+def _whole_setup(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.size = inputs[0].shape[2:]
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(output[1])
+
+
+def _whole_autograd(ctx: Any, grad: Tensor, winner: None) -> Tensor:
+    result: Tensor = _whole_max_backward(grad, *ctx.saved_tensors, *ctx.size)
+    return result
+
+
+_whole_max.register_autograd(_whole_autograd, setup_context=_whole_setup)
+
+
+def whole_max(x: Tensor) -> Tensor:
+    """The largest value of every channel, as a map of one position."""
+    out: Tensor = _whole_max(x)[0]
     return out

@@ -1,4 +1,4 @@
-"""Triton kernels for pooling over small windows, channels last.
+"""Triton kernels for pooling over small windows and over whole maps, channels last.
 
 Backward, every input position looks up the windows it lies in, so nothing is added atomically and the sum has one
 order. Max-pooling remembers which position of its window won in a byte.
@@ -13,9 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrnas.kernels.epilogue import first_largest
 from lrnas.kernels.rows import empty_map
 
-__all__ = ["Window", "average_backward", "average_forward", "max_backward", "max_forward"]
+__all__ = [
+    "Window",
+    "average_backward",
+    "average_forward",
+    "max_backward",
+    "max_forward",
+    "whole_max_backward",
+    "whole_max_forward",
+]
 
 BLOCK_POSITIONS, BLOCK_COLS, NUM_WARPS = 32, 32, 4
 
@@ -164,3 +173,63 @@ def average_forward(x: Tensor, window: Window, ceil_mode: bool, count_padding: b
 
 def average_backward(grad: Tensor, height: int, width: int, window: Window, count_padding: bool) -> Tensor:
     return _backward(grad, None, height, width, window, count_padding)
+
+
+@triton.jit
+def _whole_max_kernel(
+    x_ptr, out_ptr, winner_ptr, num_positions, channels,
+    BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    """A program takes some channels of one image."""
+    image = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    exists = channel < channels
+    best = tl.full((BLOCK, BLOCK_COLS), float("-inf"), tl.float32)
+    winner = tl.full((BLOCK, BLOCK_COLS), 2147483647, tl.int32)
+    for start in range(0, num_positions, BLOCK):
+        position = start + tl.arange(0, BLOCK)
+        at = (image * num_positions + position)[:, None] * channels + channel[None, :]
+        here = (position < num_positions)[:, None] & exists[None, :]
+        value = tl.load(x_ptr + at, mask=here, other=float("-inf")).to(tl.float32)
+        order = tl.where(here, tl.broadcast_to(position[:, None], winner.shape), 2147483647)
+        best, winner = first_largest(best, winner, value, order)
+    best, winner = tl.reduce((best, winner), 0, first_largest)
+    tl.store(out_ptr + image * channels + channel, best.to(out_ptr.dtype.element_ty), mask=exists)
+    tl.store(winner_ptr + image * channels + channel, winner, mask=exists)
+
+
+@triton.jit
+def _whole_max_backward_kernel(
+    grad_ptr, winner_ptr, out_ptr, num_positions, channels,
+    BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    exists = channel < channels
+    grad = tl.load(grad_ptr + image * channels + channel, mask=exists, other=0.0)
+    winner = tl.load(winner_ptr + image * channels + channel, mask=exists, other=0)
+    for start in range(0, num_positions, BLOCK):
+        position = start + tl.arange(0, BLOCK)
+        at = (image * num_positions + position)[:, None] * channels + channel[None, :]
+        result = tl.where(position[:, None] == winner[None, :], grad[None, :], tl.zeros_like(grad)[None, :])
+        tl.store(out_ptr + at, result, mask=(position < num_positions)[:, None] & exists[None, :])
+
+
+def whole_max_forward(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest value of every channel, [N, C, 1, 1], and the position of the first that is."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    number, channels, height, width = x.shape
+    out, winner = (x.new_empty(number, channels, 1, 1, dtype=dtype) for dtype in (x.dtype, torch.int32))
+    _whole_max_kernel[(number, triton.cdiv(channels, BLOCK_COLS))](
+        x, out, winner, height * width, channels, BLOCK_POSITIONS, BLOCK_COLS, num_warps=NUM_WARPS
+    )
+    return out, winner
+
+
+def whole_max_backward(grad: Tensor, winner: Tensor, height: int, width: int) -> Tensor:
+    number, channels = grad.shape[:2]
+    out = empty_map(grad, channels, height, width)
+    _whole_max_backward_kernel[(number, triton.cdiv(channels, BLOCK_COLS))](
+        grad.contiguous(), winner, out, height * width, channels, BLOCK_POSITIONS, BLOCK_COLS, num_warps=NUM_WARPS
+    )
+    return out

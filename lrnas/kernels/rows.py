@@ -1,19 +1,21 @@
 """Triton kernels over rows and channels: a channels-last map [N, C, H, W] is a matrix of N·H·W rows and C columns.
 
 What stands between two convolutions reads and writes whole maps and computes almost nothing, so its time is the
-number of passes over memory. Here each of these is one pass: ReLU's mask with the bias gradient; batch norm's
-statistics; its scaling with the ReLU; and the same two backward. Sums over rows are taken in float32, per program and
-then over programs, in a fixed order.
+number of passes over memory. Here each of these is one pass: ReLU's mask with the bias gradient, and with the way back
+through a pool; batch norm's statistics; its scaling with the ReLU; and the same two backward. Sums over rows are taken
+in float32, per program and then over programs, in a fixed order.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["as_map", "as_rows", "bias_backward", "empty_map", "norm_backward", "norm_forward"]
+__all__ = ["as_map", "as_rows", "bias_backward", "empty_map", "norm_backward", "norm_forward", "unpool"]
 
 BLOCK_ROWS, BLOCK_COLS, NUM_WARPS = 32, 64, 4
 PARTIALS = 256
@@ -84,6 +86,55 @@ def bias_backward(grad: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
         out is not None, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS,
     )  # fmt: skip
     return masked, sums.sum(0)
+
+
+@triton.jit
+def _unpool_kernel(
+    grad_ptr, out_ptr, winner_ptr, full_ptr, sums_ptr, num_rows, num_cols, rows_per_program,
+    height, width, full_height, full_width,
+    RELU: tl.constexpr, POOL: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    first = program * rows_per_program
+    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+    for start in range(0, rows_per_program, BLOCK_ROWS):
+        at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
+        grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
+        if RELU:
+            out = tl.load(out_ptr + at, mask=inside, other=0.0)
+            grad = tl.where(out <= 0, tl.zeros_like(grad), grad)
+        total += grad.to(tl.float32)
+        winner = tl.load(winner_ptr + at, mask=inside, other=0).to(tl.int32)
+        position = first + start + tl.arange(0, BLOCK_ROWS)
+        corner = (position // (height * width)).to(tl.int64) * full_height + position // width % height * POOL
+        corner = (corner * full_width + position % width * POOL) * num_cols
+        for i in tl.static_range(POOL * POOL):
+            place = corner + (i // POOL * full_width + i % POOL) * num_cols
+            full = tl.where(winner == i, grad, tl.zeros_like(grad))
+            tl.store(full_ptr + place[:, None] + cols[None, :], full, mask=inside)
+    tl.store(sums_ptr + program * num_cols + cols, tl.sum(total, 0), mask=cols < num_cols)
+
+
+def unpool(
+    grad: Tensor, out: Tensor | None, winner: Tensor, size: Sequence[int], full_size: Sequence[int], pool: int
+) -> tuple[Tensor, Tensor]:
+    """`bias_backward`, and each gradient taken to the position that won among pool × pool: [N·H·W, C] of the map
+    before, and the sums.
+
+    `size` and `full_size` are rows and columns after and before the pool. Windows do not overlap.
+    """
+    num_rows, num_cols = grad.shape
+    grid, rows_per_program = _grid(num_rows, num_cols)
+    covered = all(after * pool == before for after, before in zip(size, full_size, strict=True))
+    num_full = num_rows // (size[0] * size[1]) * full_size[0] * full_size[1]
+    full = (torch.empty if covered else torch.zeros)(num_full, num_cols, dtype=grad.dtype, device=grad.device)
+    sums = torch.empty(grid[0], num_cols, dtype=torch.float32, device=grad.device)
+    _unpool_kernel[grid](
+        grad, grad if out is None else out, winner, full, sums, num_rows, num_cols, rows_per_program,
+        *size, *full_size, out is not None, pool, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return full, sums.sum(0)
 
 
 @triton.jit

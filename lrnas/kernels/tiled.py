@@ -5,7 +5,9 @@ one copy, with zeros where it reaches over the edge, no address and no mask per 
 factor of each product and the result comes out transposed: that operand alone may be several-dimensional in Triton
 without a detour through registers. Strides of 1, and rows of channels of a multiple of 16 bytes.
 
-Maps and weights lie in memory as in `gathered`; blocks of filters are as long as the zero rows allow, so that no
+Maps lie in memory as in `gathered`. Forward, the weights of a group are a matrix [filters, taps × channels], which is
+what a convolution's are in memory with channels last, and each group is written by boxes of its own, which end where
+it ends. Backward they are packed as for `gathered`; blocks of filters are as long as the zero rows allow, so that no
 product over filters reaches into the next tap.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -21,11 +24,13 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lrnas.kernels.blocks import Blocks, choose, fitting
-from lrnas.kernels.epilogue import scale_and_shift, write_out
+from lrnas.kernels.epilogue import pool_and_clip, scale_and_shift
 from lrnas.kernels.layer import Layer, precision, unit
 
-__all__ = ["forward", "input_gradient", "weight_gradient"]
+__all__ = ["MOST_GROUPS", "forward", "input_gradient", "weight_gradient"]
 
+MOST_GROUPS = 4
+"""Of a layer, for the forward kernel."""
 _SIZES = ["filter_units", "filter_rows", "channel_units", "number", "height", "width", "tiles_per_split"]
 
 
@@ -36,10 +41,36 @@ def _corner(tile, height, width, BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.co
     return tile // (down * across) * BLOCK_IMAGES, tile // across % down * BLOCK_HEIGHT, tile % across * BLOCK_WIDTH
 
 
+@triton.jit
+def _load_of(GROUP: tl.constexpr, box_0, box_1, box_2, box_3, row, col):
+    if GROUP == 0:
+        block = box_0.load([row, col])
+    elif GROUP == 1:
+        block = box_1.load([row, col])
+    elif GROUP == 2:
+        block = box_2.load([row, col])
+    else:
+        block = box_3.load([row, col])
+    return block
+
+
+@triton.jit
+def _store_of(GROUP: tl.constexpr, box_0, box_1, box_2, box_3, image, row, col, own, block):
+    if GROUP == 0:
+        box_0.store([image, row, col, own], block)
+    elif GROUP == 1:
+        box_1.store([image, row, col, own], block)
+    elif GROUP == 2:
+        box_2.store([image, row, col, own], block)
+    else:
+        box_3.store([image, row, col, own], block)
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def _forward_kernel(
-    x_box, weight_box, scale_ptr, bias_ptr, out_ptr, winner_ptr, filter_units, filter_rows,
-    channel_units, number, height, width,
+    x_box, weight_0, weight_1, weight_2, weight_3, scale_ptr, bias_ptr,
+    out_ptr, out_0, out_1, out_2, out_3, winner_ptr,
+    filter_units, channel_units, number, height, width,
     KERNELS: tl.constexpr, MARGINS: tl.constexpr, DILATION: tl.constexpr,
     UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, WINNER: tl.constexpr,
@@ -48,6 +79,7 @@ def _forward_kernel(
     BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
     """`height` and `width` are the output's, before the pool."""
+    channels = channel_units * UNIT
     num_blocks, num_filters = 0, 0
     for group in tl.static_range(len(KERNELS)):
         num_blocks += tl.cdiv(filter_units[group] * FILTER_UNIT, BLOCK_COLS)
@@ -55,12 +87,11 @@ def _forward_kernel(
     program = tl.program_id(0)
     block = program % num_blocks
     image, row, col = _corner(program // num_blocks, height, width, BLOCK_IMAGES, BLOCK_HEIGHT, BLOCK_WIDTH)
-    num_steps = tl.cdiv(channel_units * UNIT, BLOCK_INNER)
-    first_filter, weight_row = 0, 0
+    num_steps = tl.cdiv(channels, BLOCK_INNER)
+    first_filter = 0
     for group in tl.static_range(len(KERNELS)):
         own_filters = filter_units[group] * FILTER_UNIT
         own_blocks = tl.cdiv(own_filters, BLOCK_COLS)
-        own_rows = filter_rows[group]
         if (block >= 0) & (block < own_blocks):
             total = tl.zeros((BLOCK_COLS, BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH), tl.float32)
             for step in range(KERNELS[group][0] * KERNELS[group][1] * num_steps):
@@ -70,7 +101,10 @@ def _forward_kernel(
                 seen_col = col - MARGINS[group][1] + tap % KERNELS[group][1] * DILATION[1]
                 x = x_box.load([image, seen_row, seen_col, channel])
                 x = x.reshape(BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH, BLOCK_INNER)
-                weight = weight_box.load([weight_row + tap * own_rows + block * BLOCK_COLS, channel])
+                # a block that reaches into the next tap meets the zeros after the last channel there
+                weight = _load_of(
+                    group, weight_0, weight_1, weight_2, weight_3, block * BLOCK_COLS, tap * channels + channel
+                )
                 total = tl.dot(weight, x.T, total, input_precision=PRECISION)
             total = total.T
             own = block * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
@@ -93,16 +127,22 @@ def _forward_kernel(
             here = here[:, None] & exists[None, :]
             place = out_image.to(tl.int64) * (height // POOL) * (width // POOL) + out_row * (width // POOL) + out_col
             out_at = (place * num_filters)[:, None] + (first_filter + own)[None, :]
-            write_out(windows, out_ptr, winner_ptr, out_at, here, RELU, POOL, WINNER)
+            result = pool_and_clip(windows, winner_ptr, out_at, here, RELU, POOL, WINNER).to(out_ptr.dtype.element_ty)
+            if FILTER_UNIT > 1:
+                result = result.reshape(BLOCK_IMAGES, BLOCK_HEIGHT // POOL, BLOCK_WIDTH // POOL, BLOCK_COLS)
+                _store_of(
+                    group, out_0, out_1, out_2, out_3, image, row // POOL, col // POOL, block * BLOCK_COLS, result
+                )
+            else:  # groups begin anywhere
+                tl.store(out_ptr + out_at, result, mask=here)
         block -= own_blocks
         first_filter += own_filters
-        weight_row += KERNELS[group][0] * KERNELS[group][1] * own_rows
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _input_kernel(
-    grad_box, weight_box, out_ptr, filter_units, filter_rows,
-    channel_units, number, height, width,
+    grad_box, weight_box, out_box, filter_units, filter_rows,
+    channel_units, height, width,
     KERNELS: tl.constexpr, MARGINS: tl.constexpr, DILATION: tl.constexpr,
     UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
@@ -140,15 +180,8 @@ def _input_kernel(
         grad = grad.reshape(BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH, BLOCK_INNER)
         weight = weight_box.load([step * BLOCK_INNER, first_col])
         total = tl.dot(weight.T, grad.T, total, input_precision=PRECISION)
-    total = total.T
-    position = tl.arange(0, BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH)
-    out_image = image + position // (BLOCK_HEIGHT * BLOCK_WIDTH)
-    out_row, out_col = row + position // BLOCK_WIDTH % BLOCK_HEIGHT, col + position % BLOCK_WIDTH
-    here = (out_image < number) & (out_row < height) & (out_col < width)
-    place = out_image.to(tl.int64) * height * width + out_row * width + out_col
-    cols = first_col + tl.arange(0, BLOCK_COLS)
-    out = out_ptr + (place * channels)[:, None] + cols[None, :]
-    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=here[:, None] & (cols < channels)[None, :])
+    total = total.T.reshape(BLOCK_IMAGES, BLOCK_HEIGHT, BLOCK_WIDTH, BLOCK_COLS)
+    out_box.store([image, row, col, first_col], total.to(out_box.dtype))
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -244,9 +277,23 @@ def _describe(tensor: Tensor, *block: int) -> TensorDescriptor:
     return TensorDescriptor(aligned, list(tensor.shape), strides, list(block))
 
 
+def _describe_parts(out: Tensor, layer: Layer, *block: int) -> list[TensorDescriptor]:
+    """The filters of each group in an output map."""
+    number, height, width, num_filters = out.shape
+    strides = [height * width * num_filters, width * num_filters, num_filters, 1]
+    shapes = [[number, height, width, num] for num in layer.filters]
+    parts = out.split(list(layer.filters), 3)
+    return [TensorDescriptor(part, shape, strides, list(block)) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _four(boxes: list[TensorDescriptor]) -> list[TensorDescriptor]:
+    """As many as a kernel has arguments for."""
+    return boxes + boxes[:1] * (MOST_GROUPS - len(boxes))
+
+
 def forward(
     pixels: Tensor,
-    packed: Tensor,
+    matrices: Sequence[Tensor],
     layer: Layer,
     scale: Tensor | None,
     bias: Tensor | None,
@@ -254,7 +301,10 @@ def forward(
     pool: int,
     winner: Tensor | None,
 ) -> Tensor:
-    """`winner`, where given, is written: which position of each window of the pool was largest."""
+    """`matrices` are the weights of each group, [filters, taps × channels].
+
+    `winner`, where given, is written: which position of each window of the pool was largest.
+    """
     number, _, _, channels = pixels.shape
     height, width = layer.size
     out = pixels.new_empty(number, height // pool, width // pool, layer.num_filters)
@@ -262,21 +312,39 @@ def forward(
     def run(blocks: Blocks) -> None:
         box = _box(blocks.rows, number, height, width, pool)
         num_blocks = sum(triton.cdiv(num, blocks.cols) for num in layer.filters)
+        weights = _four([_describe(matrix, blocks.cols, blocks.inner) for matrix in matrices])
+        outs = weights
+        if layer.filter_unit > 1:
+            outs = _four(_describe_parts(out, layer, box[0], box[1] // pool, box[2] // pool, blocks.cols))
         _forward_kernel[(_num_tiles(box, number, height, width) * num_blocks,)](
-            _describe(pixels, *box, blocks.inner), _describe(packed, blocks.cols, blocks.inner),
-            packed if scale is None else scale, packed if bias is None else bias, out,
-            out if winner is None else winner, layer.filter_units, layer.filter_rows,
+            _describe(pixels, *box, blocks.inner), *weights,
+            pixels if scale is None else scale, pixels if bias is None else bias,
+            out, *outs, out if winner is None else winner, layer.filter_units,
             channels // unit(channels), number, height, width,
             layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit,
             scale is not None, bias is not None, relu, pool, winner is not None, precision(pixels.dtype),
             *box, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
-    default = Blocks(128, fitting(layer.filters, (64, 128)), fitting([channels], (16, 32, 64)), 4, 3)
-    others = [default._replace(stages=4), default._replace(rows=256, warps=8), default._replace(cols=64)]
+    default = _forward_blocks(layer, channels)
+    others = [
+        default._replace(stages=5 - default.stages),
+        *(Blocks(rows, cols, default.inner, rows // 32, 3) for rows in (128, 256) for cols in (64, 128)),
+    ]
     shape = (number * height * width, channels, *layer.filters, *layer.areas)
     run(choose(f"tiled forward {pixels.dtype} {pool}", shape, default, others, run))
     return out
+
+
+def _forward_blocks(layer: Layer, channels: int) -> Blocks:
+    """Long blocks where they pad little; where groups differ in their products, two teams of warps hide that."""
+    work, inner = layer.work((64, 128)), fitting([channels], (16, 32, 64))
+    many = len(layer.filters) > 2
+    if work[128] <= 1.1 * work[64] and not many:
+        return Blocks(128, 128, inner, 4, 3)
+    if work[128] <= 1.3 * work[64]:
+        return Blocks(256, 128, inner, 8, 3)
+    return Blocks(256, 64, inner, 8, 2) if many else Blocks(128, 64, inner, 4, 2)
 
 
 def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, width: int) -> Tensor:
@@ -286,15 +354,19 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
     def run(blocks: Blocks) -> None:
         box = _box(blocks.rows, number, height, width)
         _input_kernel[(_num_tiles(box, number, height, width) * triton.cdiv(channels, blocks.cols),)](
-            _describe(grad, *box, blocks.inner), _describe(packed, blocks.inner, blocks.cols), out,
-            layer.filter_units, layer.filter_rows,
-            channels // unit(channels), number, height, width,
+            _describe(grad, *box, blocks.inner), _describe(packed, blocks.inner, blocks.cols),
+            _describe(out, *box, blocks.cols), layer.filter_units, layer.filter_rows,
+            channels // unit(channels), height, width,
             layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit,
             precision(grad.dtype), *box, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
-    default = Blocks(128, fitting([channels], (64, 128)), layer.filter_block, 4, 3)
-    others = [default._replace(stages=4), default._replace(rows=256, warps=8), default._replace(cols=64)]
+    cols, inner = fitting([channels], (64, 128)), layer.filter_block
+    default = Blocks(256, cols, inner, 8, 3) if channels >= 256 and inner == 64 else Blocks(128, cols, inner, 4, 3)
+    others = [
+        *(Blocks(rows, cols, inner, rows // 32, 3) for rows in (128, 256) for cols in (64, 128)),
+        default._replace(stages=2),
+    ]
     shape = (number * height * width, channels, *layer.filters, *layer.areas)
     blocks = choose(f"tiled input {grad.dtype}", shape, default, others, run)
     run(blocks._replace(inner=layer.filter_block))  # a layer that this was measured for may have had longer blocks
@@ -325,11 +397,12 @@ def weight_gradient(grad: Tensor, pixels: Tensor, layer: Layer, num_programs: in
         )  # fmt: skip
         return partial
 
-    rows, cols = fitting(layer.filters, (64, 128)), fitting([channels], (64, 128, 256))
+    work, cols = layer.work((64, 128)), fitting([channels], (64, 128, 256))
     wide = Blocks(128, 256, 64, 8, 3)
-    default = wide if (rows, cols) == (128, 256) else Blocks(rows, min(cols, 128), 64, 4, 3)
-    if default[:2] == (64, 64):
+    rows = 128 if work[128] <= 1.45 * work[64] else 64
+    default = wide if (rows, cols) == (128, 256) else Blocks(rows, cols, 64, 4, 3)
+    if (rows, cols) == (64, 64):
         default = default._replace(inner=128)
-    others = [Blocks(128, 128, 64, 4, 3), wide, Blocks(64, 64, 128, 4, 3), Blocks(64, 128, 64, 4, 4)]
+    others = [Blocks(128, 128, 64, 4, 3), wide, Blocks(64, 64, 128, 4, 3), Blocks(64, 256, 64, 4, 3)]
     shape = (number * height * width, channels, *layer.filters, *layer.areas)
     return run(choose(f"tiled weight {grad.dtype}", shape, default, others, run))
