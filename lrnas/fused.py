@@ -23,6 +23,7 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from lrnas.backbones import ConvBlock
+from lrnas.joins import Form, best_form, join, joined_bias
 from lrnas.kernels import FEW_CHANNELS, available, usable
 from lrnas.layers import CompositeConv2d, SeparableConv2d, WindowConv2d, is_watched, joint_bias, layer_of
 
@@ -224,14 +225,17 @@ class _Composite(CompositeConv2d):
     def compute(self, x: Tensor, **then: Any) -> Tensor:
         if self.join is None:
             return super().compute(x, **then)
-        if self.in_channels <= FEW_CHANNELS:
-            return self._compute_joined(x, **then)
-        assert isinstance(self.join, _Conv2d)
         then.setdefault("bias", self.join.bias)
-        if _num_positions(x) < MANY_POSITIONS:
-            mixed = super().compute(x)
-        else:  # a bias of its own is one more pass over the map, backward
-            mixed, then["bias"] = super().compute(x, bias=None), self._joined_bias(x, then)
+        form = best_form(self, pools="pool" in then)
+        if form is Form.APART and _num_positions(x) < MANY_POSITIONS:
+            return self._compute_join(super().compute(x), **then)
+        then["bias"] = joined_bias(self, then)  # of its own it is one more pass over the map, backward
+        if form is Form.APART:
+            return self._compute_join(super().compute(x, bias=None), **then)
+        return self._compute_joined(x, form, **then)
+
+    def _compute_join(self, mixed: Tensor, **then: Any) -> Tensor:
+        assert isinstance(self.join, _Conv2d)
         if then.keys() <= {"relu", "bias"}:
             return self.join.compute(mixed, **then)
         from lrnas.kernels.composite_op import composite_conv
@@ -241,50 +245,35 @@ class _Composite(CompositeConv2d):
         layer = Layer((self.out_channels,), ((1, 1),), ((0, 0),), (1, 1), (1, 1), size)
         return composite_conv(mixed, [self.join.weight], layer=layer, **then)
 
-    def _joined_bias(self, x: Tensor, then: dict[str, Any]) -> Tensor | None:
-        """The bias after the join, with what the groups' own come to there."""
-        assert self.join is not None
-        bias: Tensor | None = then["bias"]
-        own = joint_bias(list(self.group_convs()))
-        if own is None:
-            return bias
-        with torch.autocast(x.device.type, enabled=False):
-            mix = self.join.weight[:, :, 0, 0]
-            if "scale" not in then:
-                return F.linear(own, mix, bias)
-            scale: Tensor = then["scale"]
-            assert bias is not None
-            return bias + scale * (mix @ own)
-
-    def _compute_joined(self, x: Tensor, **then: Any) -> Tensor:
-        """Groups and join as the one convolution that they are.
-
-        It has more products than the two, but none of their maps: the faster way where the input has few channels.
-        """
+    def _compute_joined(self, x: Tensor, form: Form, **then: Any) -> Tensor:
+        """Groups and join as the one convolution that they are."""
+        weight, margins, taps = join(self)
+        if form is Form.LIBRARY:
+            return self._compute_dense(x, weight, margins, **then)
         from lrnas.kernels.composite_op import composite_conv
 
-        assert self.join is not None
-        then.setdefault("bias", self.join.bias)
-        then["bias"] = self._joined_bias(x, then)
-        convs = list(self.group_convs())
-        wide = [[max(conv.margins[axis][side] for conv in convs) for side in (0, 1)] for axis in (0, 1)]
-        with torch.autocast(x.device.type, enabled=False):
-            kernels = torch.cat([F.pad(conv.weight, _room(conv, wide)) for conv in convs])
-            weight = torch.einsum("jf,fcyx->jcyx", self.join.weight[:, :, 0, 0], kernels)
-        layer = layer_of(convs, x)._replace(
+        layer = layer_of(list(self.group_convs()), x)._replace(
             filters=(self.out_channels,),
             kernels=((weight.shape[2], weight.shape[3]),),
-            margins=((wide[0][0], wide[1][0]),),
+            margins=((margins[0][0], margins[1][0]),),
+            taps=taps,
         )
         return composite_conv(x, [weight], layer=layer, **then)
 
+    def _compute_dense(
+        self, x: Tensor, weight: Tensor, margins: Any, relu: bool = False, pool: int = 1, **then: Any
+    ) -> Tensor:
+        from lrnas.kernels import ops
+        from lrnas.kernels.pools import Window
+
+        if "scale" in then:
+            weight = weight * then["scale"][:, None, None, None]
+        bias = None if then["bias"] is None else then["bias"].to(x.dtype)
+        out = ops.conv(x, weight.to(x.dtype), bias, self.stride, (margins[0][0], margins[1][0]), self.dilation, relu)
+        return out if pool == 1 else ops.max_pool(out, Window(pool, pool, 0), False)
+
     def forward(self, x: Tensor) -> Tensor:
         return self.compute(x, relu=False) if self.takes(x) else super().forward(x)
-
-
-def _room(conv: WindowConv2d, wide: list[list[int]]) -> list[int]:
-    """Zeros around a kernel, as `F.pad` wants them, that make it reach as far as these margins do."""
-    return [(wide[axis][side] - conv.margins[axis][side]) // conv.dilation[axis] for axis in (1, 0) for side in (0, 1)]
 
 
 class _Separable(SeparableConv2d):

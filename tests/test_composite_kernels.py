@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lrnas import create_model, get_point, layers
 from lrnas import fused as fused_module
 from lrnas.fused import accelerate, fused
+from lrnas.joins import Form
 from lrnas.kernels import blocks, composite, gathered, tiled
 from lrnas.kernels.composite_op import composite_conv
 from lrnas.kernels.layer import Layer
@@ -190,7 +191,7 @@ def test_gradients_by_differences() -> None:
 def test_the_operator_keeps_pytorch_s_rules() -> None:
     x, bias = (torch.randn(shape, device=DEVICE).requires_grad_() for shape in ((2, 4, 4, 5), 5))
     weights = [torch.randn(shape, device=DEVICE).requires_grad_() for shape in ((2, 4, 3, 1), (3, 4, 1, 3))]
-    geometry = ([1, 0, 0, 1], [1, 1], [1, 1], [4, 5])
+    geometry = ([1, 0, 0, 1], [1, 1], [1, 1], [4, 5], [])
     torch.library.opcheck(torch.ops.lrnas.composite.default, (x, weights, bias, None, *geometry, True, 1, False))
     with torch.no_grad():
         torch.library.opcheck(
@@ -261,19 +262,29 @@ def small_network(kind: str, batch_norm: bool) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch_norm", "wanted"),
+    ("kind", "batch_norm", "form", "wanted"),
     [  # scale, ReLU and pool of every call
-        ("plain", False, [(False, True, 2), (False, True, 2), (False, True, 1)]),
-        ("plain", True, [(True, True, 2), (True, True, 2), (True, True, 1)]),
-        # the first has its join in it; the last one's is a matrix product
-        ("join", False, [(False, True, 2), (False, False, 1), (False, True, 2), (False, False, 1)]),
-        ("join", True, [(True, True, 2), (False, False, 1), (True, True, 2), (False, False, 1), (True, True, 1)]),
-        ("separable", True, [(False, False, 1), (True, True, 2)] * 2 + [(False, False, 1), (True, True, 1)]),
+        ("plain", False, None, [(False, True, 2), (False, True, 2), (False, True, 1)]),
+        ("plain", True, None, [(True, True, 2), (True, True, 2), (True, True, 1)]),
+        ("join", True, None, [(True, True, 2), (True, True, 2), (True, True, 1)]),  # joins are in it
+        ("join", False, Form.JOINED, [(False, True, 2), (False, True, 2), (False, True, 1)]),
+        ("join", True, Form.LIBRARY, []),
+        ("join", False, Form.LIBRARY, []),
+        # the last join is a matrix product
+        ("join", False, Form.APART, [(False, False, 1), (False, True, 2)] * 2 + [(False, False, 1)]),
+        ("join", True, Form.APART, [(False, False, 1), (True, True, 2)] * 2 + [(False, False, 1), (True, True, 1)]),
+        ("separable", True, None, [(False, False, 1), (True, True, 2)] * 2 + [(False, False, 1), (True, True, 1)]),
     ],
 )
 def test_in_evaluation_a_layer_takes_in_what_follows(
-    kind: str, batch_norm: bool, wanted: list[tuple[bool, bool, int]], monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    batch_norm: bool,
+    form: Form | None,
+    wanted: list[tuple[bool, bool, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if form is not None:
+        monkeypatch.setattr(fused_module, "best_form", lambda composite, pools: form)
     torch.manual_seed(0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(fused_module, "MANY_POSITIONS", 100)  # biases go into the join's on the larger maps

@@ -57,10 +57,12 @@ def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> Tensor
     return packed
 
 
-def _matrices(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def _matrices(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> list[Tensor]:
     """[filters, taps × channels] of every group: free for weights in this precision with channels last."""
     missing = _aligned(weights[0].shape[1]) - weights[0].shape[1]
-    taps = [weight.permute(0, 2, 3, 1) for weight in weights]
+    taps = [weight.permute(0, 2, 3, 1).flatten(1, 2) for weight in weights]
+    if layer.taps:
+        taps = [taps[0][:, list(layer.taps)]]
     if missing:
         taps = [F.pad(tap, (0, missing)) for tap in taps]
     if any(tap.dtype != dtype or not tap.is_contiguous() for tap in taps):
@@ -151,7 +153,7 @@ def forward(
         pixels = _pixels(x)
     then = (merged, scale, bias, relu, pool, winner if keep_winner else None)
     if _kernels(merged, pixels.shape[3], pixels) is tiled and len(merged.filters) <= tiled.MOST_GROUPS:
-        out = tiled.forward(pixels, _matrices(weights, x.dtype), *then)
+        out = tiled.forward(pixels, _matrices(weights, merged, x.dtype), *then)
     else:
         out = gathered.forward(pixels, _pack(weights, merged, x.dtype), *then)
     return _as_map(out, layer.num_filters), winner
@@ -168,7 +170,7 @@ def _spread(x: Tensor, weight: Tensor, layer: Layer) -> tuple[Tensor, list[Tenso
     )
     tall = weight.new_zeros(len(weight), pixels.shape[3], rows, 1)
     tall[:, : cols * x.shape[1], :, 0] = weight.permute(0, 3, 1, 2).flatten(1, 2)
-    return pixels, [tall], layer._replace(kernels=((rows, 1),), margins=((layer.margins[0][0], 0),))
+    return pixels, [tall], layer._replace(kernels=((rows, 1),), margins=((layer.margins[0][0], 0),), taps=())
 
 
 def backward(

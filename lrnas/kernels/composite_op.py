@@ -18,12 +18,15 @@ __all__ = ["composite_conv"]
 Ints = Sequence[int]
 
 
-def _layer(weights: Sequence[Tensor], margins: Ints, stride: Ints, dilation: Ints, size: Ints) -> Layer:
+def _layer(weights: Sequence[Tensor], margins: Ints, stride: Ints, dilation: Ints, size: Ints, taps: Ints) -> Layer:
     return Layer(
         tuple(len(weight) for weight in weights),
         tuple((weight.shape[2], weight.shape[3]) for weight in weights),
         tuple(zip(margins[::2], margins[1::2], strict=True)),
-        *((pair[0], pair[1]) for pair in (stride, dilation, size)),
+        (stride[0], stride[1]),
+        (dilation[0], dilation[1]),
+        (size[0], size[1]),
+        tuple(taps),
     )
 
 
@@ -37,11 +40,12 @@ def _composite(
     stride: Ints,
     dilation: Ints,
     size: Ints,
+    taps: Ints,
     relu: bool,
     pool: int,
     keep_winner: bool,
 ) -> tuple[Tensor, Tensor]:
-    layer = _layer(weights, margins, stride, dilation, size)
+    layer = _layer(weights, margins, stride, dilation, size, taps)
     with torch.cuda.device_of(x):
         return composite.forward(x, weights, bias, scale, layer, relu, pool, keep_winner)
 
@@ -56,6 +60,7 @@ def _(
     stride: Ints,
     dilation: Ints,
     size: Ints,
+    taps: Ints,
     relu: bool,
     pool: int,
     keep_winner: bool,
@@ -76,11 +81,12 @@ def _composite_backward(
     stride: Ints,
     dilation: Ints,
     size: Ints,
+    taps: Ints,
     pool: int,
     needs_input: bool,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    layer = _layer(weights, margins, stride, dilation, size)
+    layer = _layer(weights, margins, stride, dilation, size, taps)
     with torch.cuda.device_of(x):
         return composite.backward(grad, out, winner, x, weights, layer, pool, needs_input, needs_bias)
 
@@ -96,6 +102,7 @@ def _(
     stride: Ints,
     dilation: Ints,
     size: Ints,
+    taps: Ints,
     pool: int,
     needs_input: bool,
     needs_bias: bool,
@@ -125,7 +132,7 @@ def _autograd(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
     winner = weights.pop() if ctx.pool > 1 else None
     out = weights.pop() if ctx.relu else None
     if grad is None:
-        return None, [None] * len(weights), *(None,) * 9
+        return None, [None] * len(weights), *(None,) * 10
     needs_input = ctx.needs_input_grad[0]
     grad_x, packed, grad_bias = _composite_backward(
         grad, out, winner, x, weights, *ctx.geometry, ctx.pool, needs_input, ctx.has_bias
@@ -138,7 +145,7 @@ def _autograd(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
         grad_x if needs_input else None,
         grad_weights,
         grad_bias if ctx.has_bias else None,
-        *(None,) * 8,
+        *(None,) * 9,
     )
 
 
@@ -167,6 +174,6 @@ def composite_conv(
     bias, scale = (None if tensor is None else tensor.to(exact) for tensor in (bias, scale))
     margins = [number for margin in layer.margins for number in margin]
     keep_winner = pool > 1 and torch.is_grad_enabled()
-    geometry = (margins, layer.stride, layer.dilation, layer.size)
+    geometry = (margins, layer.stride, layer.dilation, layer.size, layer.taps)
     out: Tensor = _composite(x, list(weights), bias, scale, *geometry, relu, pool, keep_winner)[0]
     return out

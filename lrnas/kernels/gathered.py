@@ -257,14 +257,18 @@ def _spread_kernel(
     x_ptr, out_ptr, num_positions, width, out_width, channels, step, margin,
     COLS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(0) * BLOCK
+    position = first + tl.arange(0, BLOCK)
     unit = tl.arange(0, UNITS)
     tap = unit // channels
-    col = (position % out_width)[:, None] - margin + (tap * step)[None, :]
+    row = position // out_width
+    col = (position - row * out_width)[:, None] - margin + (tap * step)[None, :]
     inside = (position < num_positions)[:, None] & (tap < COLS)[None, :] & (col >= 0) & (col < width)
-    at = ((position // out_width)[:, None] * width + col) * channels + (unit % channels)[None, :]
+    x_ptr += (first // out_width).to(tl.int64) * width * channels
+    at = ((row - first // out_width)[:, None] * width + col) * channels + (unit % channels)[None, :]
     value = tl.load(x_ptr + at, mask=inside, other=0.0)
-    tl.store(out_ptr + position[:, None] * UNITS + unit[None, :], value, mask=(position < num_positions)[:, None])
+    out = out_ptr + first.to(tl.int64) * UNITS + (tl.arange(0, BLOCK)[:, None] * UNITS + unit[None, :])
+    tl.store(out, value, mask=(position < num_positions)[:, None])
 
 
 def spread(pixels: Tensor, out_width: int, cols: int, margin: int, step: int) -> Tensor:

@@ -26,6 +26,9 @@ class Layer(NamedTuple):
     stride: Pair
     dilation: Pair
     size: Pair
+    taps: tuple[int, ...] = ()
+    """Of a layer of one group: the positions of its window that are looked at, counted row by row, where the weights of
+    the others are zero; all where empty."""
 
     @property
     def areas(self) -> tuple[int, ...]:

@@ -71,7 +71,7 @@ def _forward_kernel(
     x_box, weight_0, weight_1, weight_2, weight_3, scale_ptr, bias_ptr,
     out_ptr, out_0, out_1, out_2, out_3, winner_ptr,
     filter_units, channel_units, number, height, width,
-    KERNELS: tl.constexpr, MARGINS: tl.constexpr, DILATION: tl.constexpr,
+    KERNELS: tl.constexpr, MARGINS: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr,
     UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, WINNER: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -94,11 +94,17 @@ def _forward_kernel(
         own_blocks = tl.cdiv(own_filters, BLOCK_COLS)
         if (block >= 0) & (block < own_blocks):
             total = tl.zeros((BLOCK_COLS, BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH), tl.float32)
-            for step in range(KERNELS[group][0] * KERNELS[group][1] * num_steps):
+            num_taps = KERNELS[group][0] * KERNELS[group][1]
+            if len(TAPS) > 0:
+                num_taps = len(TAPS)
+            for step in range(num_taps * num_steps):
                 tap = step // num_steps
                 channel = (step - tap * num_steps) * BLOCK_INNER
-                seen_row = row - MARGINS[group][0] + tap // KERNELS[group][1] * DILATION[0]
-                seen_col = col - MARGINS[group][1] + tap % KERNELS[group][1] * DILATION[1]
+                place_in_window = tap
+                for i in tl.static_range(len(TAPS)):
+                    place_in_window = tl.where(tap == i, TAPS[i], place_in_window)
+                seen_row = row - MARGINS[group][0] + place_in_window // KERNELS[group][1] * DILATION[0]
+                seen_col = col - MARGINS[group][1] + place_in_window % KERNELS[group][1] * DILATION[1]
                 x = x_box.load([image, seen_row, seen_col, channel])
                 x = x.reshape(BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH, BLOCK_INNER)
                 # a block that reaches into the next tap meets the zeros after the last channel there
@@ -321,30 +327,32 @@ def forward(
             pixels if scale is None else scale, pixels if bias is None else bias,
             out, *outs, out if winner is None else winner, layer.filter_units,
             channels // unit(channels), number, height, width,
-            layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit,
+            layer.kernels, layer.margins, layer.taps if len(layer.taps) < layer.areas[0] else (), layer.dilation,
+            unit(channels), layer.filter_unit,
             scale is not None, bias is not None, relu, pool, winner is not None, precision(pixels.dtype),
             *box, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
     default = _forward_blocks(layer, channels)
     others = [
-        default._replace(stages=5 - default.stages),
         *(Blocks(rows, cols, default.inner, rows // 32, 3) for rows in (128, 256) for cols in (64, 128)),
+        *(default._replace(stages=stages) for stages in (2, 4)),
     ]
-    shape = (number * height * width, channels, *layer.filters, *layer.areas)
+    shape = (number * height * width, channels, *layer.filters, *layer.areas, len(layer.taps))
     run(choose(f"tiled forward {pixels.dtype} {pool}", shape, default, others, run))
     return out
 
 
 def _forward_blocks(layer: Layer, channels: int) -> Blocks:
-    """Long blocks where they pad little; where groups differ in their products, two teams of warps hide that."""
+    """Long blocks where they pad little; more positions where filters are few or pad more."""
     work, inner = layer.work((64, 128)), fitting([channels], (16, 32, 64))
-    many = len(layer.filters) > 2
-    if work[128] <= 1.1 * work[64] and not many:
+    if work[128] <= 1.1 * work[64]:
         return Blocks(128, 128, inner, 4, 3)
     if work[128] <= 1.3 * work[64]:
         return Blocks(256, 128, inner, 8, 3)
-    return Blocks(256, 64, inner, 8, 2) if many else Blocks(128, 64, inner, 4, 2)
+    if channels == inner == 16:  # of few channels, side by side
+        return Blocks(256, 64, inner, 4, 4)
+    return Blocks(256, 64, inner, 8, 2) if len(layer.filters) > 2 else Blocks(128, 64, inner, 4, 2)
 
 
 def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, width: int) -> Tensor:
@@ -362,7 +370,7 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
         )  # fmt: skip
 
     cols, inner = fitting([channels], (64, 128)), layer.filter_block
-    default = Blocks(256, cols, inner, 8, 3) if channels >= 256 and inner == 64 else Blocks(128, cols, inner, 4, 3)
+    default = Blocks(128, cols, inner, 4, 3)
     others = [
         *(Blocks(rows, cols, inner, rows // 32, 3) for rows in (128, 256) for cols in (64, 128)),
         default._replace(stages=2),
