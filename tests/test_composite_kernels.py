@@ -191,7 +191,7 @@ def test_gradients_by_differences() -> None:
 def test_the_operator_keeps_pytorch_s_rules() -> None:
     x, bias = (torch.randn(shape, device=DEVICE).requires_grad_() for shape in ((2, 4, 4, 5), 5))
     weights = [torch.randn(shape, device=DEVICE).requires_grad_() for shape in ((2, 4, 3, 1), (3, 4, 1, 3))]
-    geometry = ([1, 0, 0, 1], [1, 1], [1, 1], [4, 5], [])
+    geometry = ([1, 0, 0, 1], [1, 1], [1, 1], [4, 5], None)
     torch.library.opcheck(torch.ops.lrnas.composite.default, (x, weights, bias, None, *geometry, True, 1, False))
     with torch.no_grad():
         torch.library.opcheck(

@@ -26,7 +26,7 @@ def _layer(weights: Sequence[Tensor], margins: Ints, stride: Ints, dilation: Int
         (stride[0], stride[1]),
         (dilation[0], dilation[1]),
         (size[0], size[1]),
-        tuple(taps),
+        tuple(taps or ()),
     )
 
 
@@ -40,7 +40,7 @@ def _composite(
     stride: Ints,
     dilation: Ints,
     size: Ints,
-    taps: Ints,
+    taps: Ints | None,
     relu: bool,
     pool: int,
     keep_winner: bool,
@@ -60,7 +60,7 @@ def _(
     stride: Ints,
     dilation: Ints,
     size: Ints,
-    taps: Ints,
+    taps: Ints | None,
     relu: bool,
     pool: int,
     keep_winner: bool,
@@ -81,7 +81,7 @@ def _composite_backward(
     stride: Ints,
     dilation: Ints,
     size: Ints,
-    taps: Ints,
+    taps: Ints | None,
     pool: int,
     needs_input: bool,
     needs_bias: bool,
@@ -102,7 +102,7 @@ def _(
     stride: Ints,
     dilation: Ints,
     size: Ints,
-    taps: Ints,
+    taps: Ints | None,
     pool: int,
     needs_input: bool,
     needs_bias: bool,
@@ -174,6 +174,6 @@ def composite_conv(
     bias, scale = (None if tensor is None else tensor.to(exact) for tensor in (bias, scale))
     margins = [number for margin in layer.margins for number in margin]
     keep_winner = pool > 1 and torch.is_grad_enabled()
-    geometry = (margins, layer.stride, layer.dilation, layer.size, layer.taps)
+    geometry = (margins, layer.stride, layer.dilation, layer.size, layer.taps or None)
     out: Tensor = _composite(x, list(weights), bias, scale, *geometry, relu, pool, keep_winner)[0]
     return out
