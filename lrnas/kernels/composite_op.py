@@ -18,7 +18,9 @@ __all__ = ["composite_conv"]
 Ints = Sequence[int]
 
 
-def _layer(weights: Sequence[Tensor], margins: Ints, stride: Ints, dilation: Ints, size: Ints, taps: Ints) -> Layer:
+def _layer(
+    weights: Sequence[Tensor], margins: Ints, stride: Ints, dilation: Ints, size: Ints, taps: Ints | None
+) -> Layer:
     return Layer(
         tuple(len(weight) for weight in weights),
         tuple((weight.shape[2], weight.shape[3]) for weight in weights),
