@@ -62,7 +62,7 @@ def _matrices(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> li
     missing = _aligned(weights[0].shape[1]) - weights[0].shape[1]
     taps = [weight.permute(0, 2, 3, 1).flatten(1, 2) for weight in weights]
     if layer.taps:
-        taps = [taps[0][:, list(layer.taps)]]
+        taps = [torch.stack([taps[0][:, tap] for tap in layer.taps], 1)]
     if missing:
         taps = [F.pad(tap, (0, missing)) for tap in taps]
     if any(tap.dtype != dtype or not tap.is_contiguous() for tap in taps):
