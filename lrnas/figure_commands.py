@@ -1,4 +1,4 @@
-"""The commands about pictures: filters."""
+"""The commands about pictures: filters, figures."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import LrnasError
-from lrnas.terminal import make_console, make_table, print_json
+from lrnas.terminal import make_console, make_table, print_json, read_settings
 
 if TYPE_CHECKING:
+    from lrnas.figure_data import PaperFigure
     from lrnas.filter_plots import FilterFigure
 
 __all__ = ["add_figure_commands"]
@@ -46,7 +47,48 @@ def add_figure_commands(commands: Any) -> list[argparse.ArgumentParser]:
     filters.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
     filters.add_argument("--storage", metavar="URL", help="of the study, if not in its folder")
     filters.set_defaults(run=_filters)
-    return [filters]
+
+    figures: argparse.ArgumentParser = commands.add_parser(
+        "figures",
+        help="the paper's figures, with what was measured here beside what was published",
+        description="Draw the paper's figures again, with what was measured here beside what was published: table1 to "
+        "table5, other-data, times, gradients (see docs/paper_figures.md).",
+    )
+    figures.add_argument("names", nargs="*", metavar="NAME", help="(default: all that there are numbers for)")
+    figures.add_argument("--out", type=Path, default=Path("figures"), metavar="FOLDER", help="(default: figures)")
+    figures.add_argument("--format", default="png", metavar="NAMES", help="png, svg, pdf, or several: png,pdf")
+    figures.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        metavar="FOLDER",
+        help="with reproduce/, composite_*.json and gradient_variance.json (default: results)",
+    )
+    figures.add_argument(
+        "--records",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="more records of `lrnas reproduce` (can be given several times)",
+    )
+    figures.add_argument(
+        "--profile",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="of `lrnas profile --json`, for times (likewise)",
+    )
+    figures.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="TABLE=NAME",
+        help="what the records call the data of a table, table1=folder:1f0a… say (likewise)",
+    )
+    figures.set_defaults(run=_figures)
+    return [filters, figures]
 
 
 def _filters(options: argparse.Namespace) -> None:
@@ -70,6 +112,55 @@ def _filters(options: argparse.Namespace) -> None:
         print_json(result.to_dict())
     else:
         _print_filters(result)
+
+
+def _figures(options: argparse.Namespace) -> None:
+    try:
+        from lrnas.paper_figures import FIGURES, draw_paper_figure, make_paper_figure
+    except ModuleNotFoundError as error:
+        raise LrnasError(f"pictures need {error.name}; it is not installed; pip install 'lrnas[plot]'") from None
+    from lrnas.drawing import check_format
+    from lrnas.figure_data import NothingToDraw, Places
+
+    formats = list(dict.fromkeys(map(check_format, options.format.split(","))))
+    data = read_settings(options.data, None)
+    if other := data.keys() - {"table1", "table2", "table3", "table4"}:
+        raise LrnasError(f"--data is for table1 to table4; got {min(other)!r}; write --data table1=NAME")
+    places = Places(options.results, tuple(options.records), tuple(options.profile), data)
+    made = []
+    for name in dict.fromkeys(options.names or FIGURES):
+        try:
+            made.append(make_paper_figure(name, places))
+        except NothingToDraw as error:
+            if options.names:
+                raise
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    results = [
+        (figure, [draw_paper_figure(figure, options.out / f"{figure.name}.{suffix}") for suffix in formats])
+        for figure in made
+    ]
+    if options.json:
+        print_json([{**figure.to_dict(), "files": list(map(str, files))} for figure, files in results])
+    else:
+        _print_figures(results)
+
+
+def _print_figures(results: list[tuple[PaperFigure, list[Path]]]) -> None:
+    table = make_table("Figures")
+    table.add_column("figure", no_wrap=True)
+    for column in ("panels", "published", "measured"):
+        table.add_column(column, justify="right")
+    table.add_column("files")
+    for figure, files in results:
+        marks = {True: 0, False: 0}
+        for panel in figure.panels:
+            for series in panel.series:
+                marks[series.is_published] += len(series.marks)
+        numbers = (len(figure.panels), marks[True], marks[False])
+        table.add_row(figure.name, *map(str, numbers), ", ".join(map(str, files)))
+    console = make_console()
+    console.print(table)
+    console.print("published, measured: marks in all panels; below each picture stands where its numbers come from.")
 
 
 def _print_filters(result: FilterFigure) -> None:

@@ -119,7 +119,12 @@ def _explained(layer: LayerFilters, pictures: tuple[Pictures, ...]) -> list[str]
             first.shown_as, f"input channel {first.shown_as} of {first.channels}"
         )
         how = f"{what[0].upper()}{what[1:]}: red is positive, blue negative; {scaled}."
-    return [*lines, how]
+    lines.append(how)
+    return lines + [
+        f"{each.label}: of {each.channels} channels the pattern closest to them all."
+        for each in pictures
+        if each.shown_as != first.shown_as
+    ]
 
 
 def _sheet(pictures: Pictures) -> npt.NDArray[np.float64]:

@@ -207,8 +207,8 @@ def _combined(kernels: Tensor, remark: str) -> FilterSet:
 def _mixed_by_the_next(model: nn.Module, path: str, images: Tensor) -> FilterSet | None:
     """What a 1×1 layer right after a layer makes of its filters; None where none follows.
 
-    A batch norm after the layer is folded in first. The model is run once: the 1×1 layer is the one that is given what the layer put
-    out, through a ReLU or nothing.
+    A batch norm after the layer is folded in first. The model is run once: the 1×1 layer is the one that is given what
+    the layer put out, through a ReLU or nothing.
     """
     norms = {own: norm for own, norm in find_norms(model, images).items() if own == path}
     model = fold(copy.deepcopy(model).eval(), Folding(norms))
