@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ from lrnas.errors import DataError, LrnasError
 from lrnas.plan import canonical_id
 from lrnas.recipes import Recipe
 
-__all__ = ["Runs", "read_json", "read_runs"]
+__all__ = ["Runs", "by_recipe", "read_json", "read_runs"]
+
+MOST_FIELDS = 3
+"""That tell recipes of one name apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,9 @@ class Runs:
     data: str
     """As the records have it: a name, or what identifies a folder of images."""
     recipe: str
+    """Its name."""
+    fields: Mapping[str, Any]
+    """All of the recipe."""
     macs: int
     """At the size it was trained at."""
     accuracies: tuple[float, ...]
@@ -66,6 +72,17 @@ def read_runs(folders: Iterable[Path]) -> list[Runs]:
     return [runs for runs in found if runs.accuracies]
 
 
+def by_recipe(runs: Sequence[Runs]) -> dict[str, list[Runs]]:
+    """Runs by the names of their recipes; recipes of one name with what tells them apart."""
+    found: dict[str, list[Runs]] = {}
+    for each in runs:
+        others = [other.fields for other in runs if other.recipe == each.recipe]
+        differ = [field for field, value in each.fields.items() if any(other[field] != value for other in others)]
+        told = [f"{field} {each.fields[field]}" for field in differ[:MOST_FIELDS]]
+        found.setdefault(", ".join([each.recipe, *told]), []).append(each)
+    return found
+
+
 def read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
@@ -90,6 +107,7 @@ def _together(records: list[dict[str, Any]]) -> Runs:
         Architecture.from_dict(first["architecture"]),
         first["identity"]["data"],
         first.get("recipe_name", "?"),
+        Recipe.complete(first["identity"]["recipe"]),
         first["macs"],
         tuple(accuracies),
         len(records) - len(accuracies),

@@ -111,11 +111,11 @@ def _draw_series(axes: Axes, series: Series, number: int) -> None:
     elif series.style == "line":
         axes.plot(x, y, marker=".", color=COLOURS[number], lw=max(3.5 - 0.8 * number, 1), label=series.label)
     else:
-        errors = [mark.error or 0 for mark in marks]
+        errors = [math.nan if mark.error is None else mark.error for mark in marks]
         axes.errorbar(
             x,
             y,
-            errors if any(errors) else None,
+            errors if any(mark.error is not None for mark in marks) else None,
             fmt="o",
             ms=5,
             color=COLOURS[number],

@@ -9,7 +9,7 @@ from typing import Any
 
 from lrnas.cost import Convention
 from lrnas.figure_data import PAPER, Mark, NothingToDraw, Panel, PaperFigure, Places, Series
-from lrnas.measured import Runs
+from lrnas.measured import Runs, by_recipe
 from lrnas.plan import make_plan, resolve_backbone
 from lrnas.points import Table, family_table, paper_points
 from lrnas.resources import PAPER_TABLES
@@ -130,11 +130,14 @@ def _measured(runs: Sequence[Runs], table: Table, cost: str, unit: float) -> lis
     """A series for each recipe, at the counts of the table's convention."""
     if not runs:
         return [Series("nothing measured here on these images", "measured", ())]
-    found: dict[str, list[Mark]] = {}
-    for each in runs:
-        x = getattr(_counted(each, table), cost) / unit
-        found.setdefault(each.recipe, []).append(_mark(each, x))
-    return [Series(f"measured here, recipe {recipe}", "measured", tuple(marks)) for recipe, marks in found.items()]
+    return [
+        Series(
+            f"measured here, recipe {recipe}",
+            "measured",
+            tuple(_mark(each, getattr(_counted(each, table), cost) / unit) for each in found),
+        )
+        for recipe, found in by_recipe(runs).items()
+    ]
 
 
 def _counted(runs: Runs, table: Table) -> Any:
@@ -196,23 +199,24 @@ def _top5(rows: Sequence[_Row], column: str, unit: float) -> tuple[Mark, ...]:
 
 
 def other_data(places: Places) -> PaperFigure:
-    """Networks on images that the paper does not have, one panel for each set of images and recipe."""
+    """Networks on images that the paper does not have, one panel for each set of them."""
     tables = _tables()
-    groups: dict[tuple[str, str], list[Runs]] = {}
+    groups: dict[str, list[Runs]] = {}
     for runs in places.runs():
         if not any(_is_of(runs, name, table, places) for name, table in tables.items()):
-            groups.setdefault((runs.data, runs.recipe), []).append(runs)
+            groups.setdefault(runs.data, []).append(runs)
     if not groups:
         raise NothingToDraw(
             f"this is of records on other images than the paper's; got none in {places.results / 'reproduce'}; make "
             "some with `lrnas reproduce --data NAME`, or give --records FOLDER"
         )
     panels = []
-    for (data, recipe), found in groups.items():
-        marks = tuple(_mark(runs, runs.macs / 1e6) for runs in found)
-        series = Series("measured here", "measured", marks)
-        title = f"{data}, recipe {recipe}"
-        panels.append(Panel("multiply-accumulates, millions", "test accuracy, %", (series,), title))
+    for data, found in groups.items():
+        series = [
+            Series(f"measured here, recipe {recipe}", "measured", tuple(_mark(runs, runs.macs / 1e6) for runs in some))
+            for recipe, some in by_recipe(found).items()
+        ]
+        panels.append(Panel("multiply-accumulates, millions", "test accuracy, %", tuple(series), data))
     every = [runs for found in groups.values() for runs in found]
     footer = (*_sources(every), "The paper has no numbers for these images. Costs are at the size trained at.")
     return PaperFigure("other-data", "On other images than the paper's", tuple(panels), footer)
