@@ -23,8 +23,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-figures: $(READY)  ## the figures of the docs
-	$(BIN)/python benchmarks/gradient_variance.py
+figures: $(READY)  ## the figures of the docs; for the filters it trains two small networks, minutes on a CPU
+	$(BIN)/lrnas figures --out docs/figures
+	$(BIN)/lrnas reproduce nin-c3-lr --data digits --recipe fast --set epochs=3 --out build/figures
+	$(BIN)/lrnas filters build/figures/nin-c3-lr-digits-fast-seed0 --out docs/figures/filters.png
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

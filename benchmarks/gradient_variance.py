@@ -2,7 +2,7 @@
 
     python benchmarks/gradient_variance.py
 
-writes results/gradient_variance.json and docs/figures/gradient_variance.svg.
+writes results/gradient_variance.json; `lrnas figures gradients` draws it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,6 @@ DEPTH, WIDTH, SIZE, BATCH, SEEDS = 20, 64, 32, 4, 10
 STACKS = {
     "3×1 || 1×3": ({(3, 1): 32, (1, 3): 32}, None),
     "3×1 || 1×3 || 3×3, then a join": ({(3, 1): 24, (1, 3): 24, (3, 3): 16}, 64),
-}
-LABELS = {
-    "composite": "composite (the paper's)",
-    "fan_out": "He fan-out per group",
-    "fan_in": "He fan-in per group",
-    "default": "PyTorch's default",
 }
 
 
@@ -63,30 +57,11 @@ def main() -> None:
             runs = [variances(stack, rule, seed) for seed in range(SEEDS)]
             means = [math.exp(sum(map(math.log, layer)) / SEEDS) for layer in zip(*runs, strict=True)]
             results[name][rule] = means
-            print(f"{name:32} {LABELS[rule]:26} first layer / last layer: {means[0]:.3g}")
+            print(f"{name:32} {rule:10} first layer / last layer: {means[0]:.3g}")
     facts = provenance(seeds=list(range(SEEDS)), n=SEEDS)
     facts |= {"depth": DEPTH, "width": WIDTH, "map": [SIZE, SIZE], "batch": BATCH}
     data = {"provenance": facts, "geometric_mean_variance_relative_to_the_last_layer": results}
     (ROOT / "results" / "gradient_variance.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-    draw(results)
-
-
-def draw(results: dict[str, dict[str, list[float]]]) -> None:
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "lrnas"
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(results), figsize=(9, 3.6), sharey=True, layout="constrained")
-    for axis, (name, rules) in zip(axes, results.items(), strict=True):
-        axis.axhspan(0.5, 2, color="0.9", label="within a factor of 2")
-        for rule, means in rules.items():
-            axis.plot(range(1, DEPTH + 1), means, marker=".", label=LABELS[rule])
-        axis.set(yscale="log", title=name, xlabel="layer", xticks=[1, 5, 10, 15, 20])
-    axes[0].set_ylabel("gradient variance at the layer's input\nrelative to layer 20")
-    axes[0].legend(fontsize=8)
-    figure.savefig(ROOT / "docs" / "figures" / "gradient_variance.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lrnas.record import Record
     from lrnas.trials import Trial
 
-__all__ = ["plot_front", "plot_times"]
+__all__ = ["name_points", "plot_front", "plot_times"]
 
 
 def plot_front(study: Record, path: Path) -> None:
@@ -81,7 +81,7 @@ def plot_front(study: Record, path: Path) -> None:
         axes.set_ylim(low - margin, min(high + margin, 100.3))
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
-    _name_points(axes, {str(trial.point): place(trial) for trial in paper})
+    name_points(axes, {str(trial.point): place(trial) for trial in paper})
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -114,13 +114,13 @@ def plot_times(profile: Profile, path: Path) -> None:
     for axes in panels[0]:
         axes.set_ylabel("forward pass, ms")
         axes.grid(True, which="both", alpha=0.25)
-    _name_points(panels[0, -1], places)
+    name_points(panels[0, -1], places)
     figure.suptitle(str(profile.conditions), fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def _name_points(axes: Axes, named: dict[str, tuple[float, float]]) -> None:
+def name_points(axes: Axes, named: dict[str, tuple[float, float]]) -> None:
     """Write names beside points, the rightmost first, where they hide neither points nor names."""
     figure = axes.get_figure(root=True)
     assert figure is not None

@@ -1,0 +1,179 @@
+"""The commands about pictures: filters, figures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lrnas.errors import LrnasError
+from lrnas.terminal import make_console, make_table, print_json, read_settings
+
+if TYPE_CHECKING:
+    from lrnas.figure_data import PaperFigure
+    from lrnas.filter_plots import FilterFigure
+
+__all__ = ["add_figure_commands"]
+
+
+def add_figure_commands(commands: Any) -> list[argparse.ArgumentParser]:
+    """Add them to the parser; they take --json."""
+    filters: argparse.ArgumentParser = commands.add_parser(
+        "filters",
+        help="a picture of the filters that a layer has learned",
+        description="Draw the filters of a mixed-shape layer, and the k×k filters that their combinations are, of any "
+        "trained network (see docs/paper_figures.md).",
+    )
+    filters.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a checkpoint (folder or file), STUDY:TRIAL (a number, or best), or, with weights as they are drawn, a "
+        "network as in `lrnas count`",
+    )
+    filters.add_argument("--layer", metavar="NAME", help="as in `lrnas count --layers` (default: the first mixed one)")
+    filters.add_argument(
+        "--out", type=Path, metavar="FILE", help="png, svg or pdf by its suffix (default: figures/NAME-LAYER.png)"
+    )
+    filters.add_argument("--number", type=int, default=64, metavar="N", help="of each shape, at most (default: 64)")
+    filters.add_argument(
+        "--show",
+        metavar="HOW",
+        help="what of the input channels: colour, principal, mean, or the number of one (default: colour for three "
+        "channels, the principal pattern otherwise)",
+    )
+    filters.add_argument("--architecture", metavar="FILE", help="JSON, for weights that do not say what they are of")
+    filters.add_argument("--fresh", action="store_true", help="where there are no weights, take them as they are drawn")
+    filters.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
+    filters.add_argument("--storage", metavar="URL", help="of the study, if not in its folder")
+    filters.set_defaults(run=_filters)
+
+    figures: argparse.ArgumentParser = commands.add_parser(
+        "figures",
+        help="the paper's figures, with what was measured here beside what was published",
+        description="Draw the paper's figures again, with what was measured here beside what was published: table1 to "
+        "table5, other-data, times, gradients (see docs/paper_figures.md).",
+    )
+    figures.add_argument("names", nargs="*", metavar="NAME", help="(default: all that there are numbers for)")
+    figures.add_argument("--out", type=Path, default=Path("figures"), metavar="FOLDER", help="(default: figures)")
+    figures.add_argument("--format", default="png", metavar="NAMES", help="png, svg, pdf, or several: png,pdf")
+    figures.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        metavar="FOLDER",
+        help="with reproduce/, composite_*.json and gradient_variance.json (default: results)",
+    )
+    figures.add_argument(
+        "--records",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="more records of `lrnas reproduce` (can be given several times)",
+    )
+    figures.add_argument(
+        "--profile",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="of `lrnas profile --json`, for times (likewise)",
+    )
+    figures.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="TABLE=NAME",
+        help="what the records call the data of a table, table1=folder:1f0a… say (likewise)",
+    )
+    figures.set_defaults(run=_figures)
+    return [filters, figures]
+
+
+def _filters(options: argparse.Namespace) -> None:
+    try:
+        from lrnas.filter_plots import draw_filters
+    except ModuleNotFoundError as error:
+        raise LrnasError(f"pictures need {error.name}; it is not installed; pip install 'lrnas[plot]'") from None
+    from lrnas.sources import find_source
+
+    source = find_source(
+        options.source,
+        architecture=options.architecture,
+        studies=options.studies,
+        storage=options.storage,
+        fresh=options.fresh,
+    )
+    if source.weights is None:
+        print(f"{source.name} has {source.origin}", file=sys.stderr)
+    result = draw_filters(source, options.layer, options.out, number=options.number, show=options.show)
+    if options.json:
+        print_json(result.to_dict())
+    else:
+        _print_filters(result)
+
+
+def _figures(options: argparse.Namespace) -> None:
+    try:
+        from lrnas.paper_figures import FIGURES, draw_paper_figure, make_paper_figure
+    except ModuleNotFoundError as error:
+        raise LrnasError(f"pictures need {error.name}; it is not installed; pip install 'lrnas[plot]'") from None
+    from lrnas.drawing import check_format
+    from lrnas.figure_data import NothingToDraw, Places
+
+    formats = list(dict.fromkeys(map(check_format, options.format.split(","))))
+    data = read_settings(options.data, None)
+    if other := data.keys() - {"table1", "table2", "table3", "table4"}:
+        raise LrnasError(f"--data is for table1 to table4; got {min(other)!r}; write --data table1=NAME")
+    places = Places(options.results, tuple(options.records), tuple(options.profile), data)
+    made = []
+    for name in dict.fromkeys(options.names or FIGURES):
+        try:
+            made.append(make_paper_figure(name, places))
+        except NothingToDraw as error:
+            if options.names:
+                raise
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    results = [
+        (figure, [draw_paper_figure(figure, options.out / f"{figure.name}.{suffix}") for suffix in formats])
+        for figure in made
+    ]
+    if options.json:
+        print_json([{**figure.to_dict(), "files": list(map(str, files))} for figure, files in results])
+    else:
+        _print_figures(results)
+
+
+def _print_figures(results: list[tuple[PaperFigure, list[Path]]]) -> None:
+    table = make_table("Figures")
+    table.add_column("figure", no_wrap=True)
+    for column in ("panels", "published", "measured"):
+        table.add_column(column, justify="right")
+    table.add_column("files")
+    for figure, files in results:
+        marks = {True: 0, False: 0}
+        for panel in figure.panels:
+            for series in panel.series:
+                marks[series.is_published] += len(series.marks)
+        numbers = (len(figure.panels), marks[True], marks[False])
+        table.add_row(figure.name, *map(str, numbers), ", ".join(map(str, files)))
+    console = make_console()
+    console.print(table)
+    console.print("published, measured: marks in all panels; below each picture stands where its numbers come from.")
+
+
+def _print_filters(result: FilterFigure) -> None:
+    table = make_table(f"Filters of {result.layer.name}")
+    for column in ("filters", "there are", "drawn", "channels", "shown as", ""):
+        table.add_column(column, justify="right" if column in ("there are", "drawn", "channels") else "left")
+    for each, filters in zip(result.pictures, result.layer.sets, strict=True):
+        numbers = (str(each.total), str(len(each.values)), str(each.channels))
+        table.add_row(each.label, *numbers, each.shown_as, filters.remark)
+    console = make_console()
+    console.print(table)
+    console.print(f"{result.source.name}: {result.source.origin}", soft_wrap=True)
+    if result.layer.remark:
+        console.print(f"No effective filters: {result.layer.remark}.")
+    console.print(f"Layers:   {', '.join(result.layers)}", soft_wrap=True)
+    console.print(f"Written:  {result.file}", soft_wrap=True)

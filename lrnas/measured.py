@@ -1,0 +1,116 @@
+"""Records of training runs that were left in folders, put together: one network under one recipe, over its seeds."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lrnas.arch import Architecture
+from lrnas.errors import DataError, LrnasError
+from lrnas.plan import canonical_id
+from lrnas.recipes import Recipe
+
+__all__ = ["Runs", "by_recipe", "read_json", "read_runs"]
+
+MOST_FIELDS = 3
+"""That tell recipes of one name apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """One network on one set of images under one recipe."""
+
+    network: str
+    architecture: Architecture
+    data: str
+    """As the records have it: a name, or what identifies a folder of images."""
+    recipe: str
+    """Its name."""
+    fields: Mapping[str, Any]
+    """All of the recipe."""
+    macs: int
+    """At the size it was trained at."""
+    accuracies: tuple[float, ...]
+    """On the test images, one per seed that did not diverge."""
+    diverged: int
+    commits: tuple[str, ...]
+    hardware: tuple[str, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.accuracies)
+
+    @property
+    def deviation(self) -> float | None:
+        """Between seeds; None for a single one."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+
+def read_runs(folders: Iterable[Path]) -> list[Runs]:
+    """What `lrnas reproduce` left in folders: networks of which a run came to its end, in the order of their files.
+
+    Runs belong together if all but the seed is the same; the same run in two folders counts once.
+    """
+    groups: dict[str, dict[int, dict[str, Any]]] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataError(f"records are read from a folder; got {folder}, which is none; give another --records")
+        for file in sorted(folder.glob("*.json")):
+            record = read_json(file)
+            if not isinstance(record, dict) or not {"identity", "architecture", "test_accuracy"} <= record.keys():
+                continue  # something else
+            try:
+                key, seed = _key(record)
+                groups.setdefault(key, {}).setdefault(seed, record)
+            except (KeyError, TypeError, AttributeError, LrnasError) as error:
+                raise DataError(f"{file} is no record of a run ({error}); move it away") from None
+    found = (_together(list(records.values())) for records in groups.values())
+    return [runs for runs in found if runs.accuracies]
+
+
+def by_recipe(runs: Sequence[Runs]) -> dict[str, list[Runs]]:
+    """Runs by the names of their recipes; recipes of one name with what tells them apart."""
+    found: dict[str, list[Runs]] = {}
+    for each in runs:
+        others = [other.fields for other in runs if other.recipe == each.recipe]
+        differ = [field for field, value in each.fields.items() if any(other[field] != value for other in others)]
+        told = [f"{field} {each.fields[field]}" for field in differ[:MOST_FIELDS]]
+        found.setdefault(", ".join([each.recipe, *told]), []).append(each)
+    return found
+
+
+def read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read ({error}); give a JSON file") from None
+
+
+def _key(record: dict[str, Any]) -> tuple[str, int]:
+    """What runs that belong together have in common, and the seed."""
+    identity = record["identity"]
+    network = canonical_id(Architecture.from_dict(record["architecture"]))
+    same = [network, identity["data"], identity.get("image_size"), Recipe.complete(identity["recipe"])]
+    return json.dumps(same, sort_keys=True), identity["seed"]
+
+
+def _together(records: list[dict[str, Any]]) -> Runs:
+    first = records[0]
+    accuracies = [record["test_accuracy"] for record in records if record["test_accuracy"] is not None]
+    facts = [record.get("provenance", {}) for record in records]
+    return Runs(
+        first["network"],
+        Architecture.from_dict(first["architecture"]),
+        first["identity"]["data"],
+        first.get("recipe_name", "?"),
+        Recipe.complete(first["identity"]["recipe"]),
+        first["macs"],
+        tuple(accuracies),
+        len(records) - len(accuracies),
+        tuple(dict.fromkeys(str(fact.get("commit", "unknown"))[:7] for fact in facts)),
+        tuple(dict.fromkeys(str(fact.get("hardware", "unknown")) for fact in facts)),
+    )
