@@ -13,6 +13,7 @@ from lrnas import __version__
 from lrnas.errors import InvalidArchitecture, LrnasError
 from lrnas.export_commands import add_export_command
 from lrnas.profile_commands import add_profile_command
+from lrnas.retrain_commands import add_retrain_command
 from lrnas.search_commands import add_search_commands
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
@@ -144,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     spaces.set_defaults(run=_spaces)
 
     profiling = add_profile_command(commands)
-    searching = add_search_commands(commands, DATA)
+    searching = [*add_search_commands(commands, DATA), add_retrain_command(commands, DATA)]
     export = add_export_command(commands, DATA)
     for command in (models, count, reproduce, recipes, spaces, profiling, *searching, export):
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")

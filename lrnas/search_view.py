@@ -46,8 +46,6 @@ class _View(SearchEvents):
         self.study: Ledger | None = None
         self.budget = 0
         self.before = 0
-        self.what = ""
-        """That are counted."""
         self.last = time.monotonic()
         self.ends: deque[tuple[float, int]] = deque(maxlen=RECENT)
         """When trials ended, and how many had by then."""
@@ -60,14 +58,14 @@ class _View(SearchEvents):
 
     def started(self, study: Ledger, budget: int) -> None:
         self.study, self.budget, self.before = study, budget, study.spent()
-        self.what = "runs" if RETRAINS in study.manifest else "trials"
+        what = "runs" if RETRAINS in study.manifest else "trials"
         recipe = study.manifest["recipe"]
         rungs = study.manifest["rungs"]
         looks = f", looked at after {', '.join(map(str, rungs))}" if rungs else ""
         trainable = study.manifest.get("trainable") or ""
         how = f" with {trainable}" if trainable not in study.manifest["data"] else ""  # "" is in all
         self.say(
-            f"{study.name}: {budget} {self.what} in all, {self.before} done; training{how} on {study.manifest['data']}, "
+            f"{study.name}: {budget} {what} in all, {self.before} done; training{how} on {study.manifest['data']}, "
             f"epochs: {recipe['epochs']}{looks}"
         )
 
@@ -100,7 +98,7 @@ class _View(SearchEvents):
             left = f", about {_duration((last - first) / (done - number) * max(0, self.budget - done))} left"
         full, stopped = counts.get("completed", 0), counts.get("stopped", 0)
         if RETRAINS in self.study.manifest:  # how well they do is told when all are done
-            return f"{done}/{self.budget} runs: {full} in full{bad}, {running} running{left}"
+            return f"{done}/{self.budget} runs: {running} running{bad}{left}"
         return (
             f"{done}/{self.budget} trials: {full} in full, {stopped} stopped{bad}, {running} running; "
             f"{_standing(summary)}{left}"
