@@ -22,7 +22,7 @@ import torch
 from lrnas.arch import Architecture
 from lrnas.cluster import Workers, running_ray
 from lrnas.data import data_folder, load_set
-from lrnas.errors import LrnasError, UnknownName
+from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.job import OWN_DATA, Images, Job
 from lrnas.ledger import Ledger
 from lrnas.manifest import MANIFEST, RETRAINS, StudyError, check_manifest
@@ -379,7 +379,7 @@ def open_study(name: str, *, storage: str | None = None, studies: str | Path = "
     if search := record.manifest.get(RETRAINS):
         raise StudyError(
             f"a search has a front to choose from; got {name}, networks of {search} that were trained again; "
-            f"`lrnas retrain {search}` shows these"
+            f"`lrnas retrain {name}` shows these"
         )
     return record
 
@@ -389,10 +389,12 @@ def open_record(name: str, *, storage: str | None = None, studies: str | Path = 
     folder = _study_folder(studies, name.partition("@")[0])
     if storage is None and not (folder / DATABASE).exists():
         raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
+    kept = open_storage(storage, folder, _say)
     try:
-        record = optuna.load_study(study_name=name, storage=open_storage(storage, folder, _say))
+        record = optuna.load_study(study_name=name, storage=kept)
     except KeyError:
-        raise StudyError(f"the storage has no study {name!r}; `lrnas studies` lists all") from None
+        there = closest(name, (study.study_name for study in kept.get_all_studies()))
+        raise StudyError(f"the storage has no study {name!r}{there}; `lrnas studies` lists all") from None
     manifest = record.user_attrs.get(MANIFEST)
     if manifest is None:
         raise StudyError(f"{name} is a study of Optuna's, but not one of lrnas's; give another")

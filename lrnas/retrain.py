@@ -228,10 +228,12 @@ class _Training:
         backbones = searched["space"]["choices"]["backbone"]
         self.smallest = max(SMALLEST_INPUT.get(backbone, 32) for backbone in backbones)
         self.data_dir = None if data_dir is None else str(data_dir)
-        data = data or searched["data"]
-        if data not in SETS and not is_stream(data):
-            raise StudyError(f"{name} knows its images as {data}, not where they are; give --data as in the search")
-        self.named = data
+        if data is None and searched["data"] not in SETS:
+            raise StudyError(
+                f"{name} knows its images as {searched['data']}, not where they are; got no --data; give that of the "
+                "search"
+            )
+        self.named = data = data or searched["data"]
         self.image_size = searched["image_size"] if is_stream(data) else None
         self.data: DataSet = load_set(data, data_dir, min_size=self.smallest, image_size=self.image_size)
         if self.data.identity != searched["data"]:

@@ -10,7 +10,7 @@ from lrnas.terminal import make_console, make_table, print_json, read_settings
 
 if TYPE_CHECKING:
     from lrnas.finals import Final
-    from lrnas.retrain import Retraining
+    from lrnas.record import Record
     from lrnas.verdicts import Verdict
 
 __all__ = ["add_retrain_command"]
@@ -23,7 +23,7 @@ def add_retrain_command(commands: Any, data_help: str) -> argparse.ArgumentParse
         help="train networks of a study in full, over several seeds, and test them",
         description="Train networks of a study and the paper's networks of its space in full, over several seeds, test "
         "each once, and say which of the paper's are beaten beyond noise (see docs/retrain.md). The same command "
-        "continues one that was stopped; more seeds extend it.",
+        "continues one that was stopped; more seeds extend it. STUDY@RECIPE shows what there is and trains nothing.",
     )
     retrain.add_argument("study", metavar="STUDY", help="as in `lrnas studies`")
     retrain.add_argument("--front", action="store_true", help="the networks on its front (default without --trials)")
@@ -42,9 +42,7 @@ def add_retrain_command(commands: Any, data_help: str) -> argparse.ArgumentParse
     retrain.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the recipe"
     )
-    retrain.add_argument(
-        "--data", metavar="NAME", help=f"{data_help} (default: the study's, if it is one of the first)"
-    )
+    retrain.add_argument("--data", metavar="NAME", help=f"the study's, to say where its images are: {data_help}")
     retrain.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
     retrain.add_argument("--cpus-per-trial", type=float, default=1, metavar="N", help="default: 1")
     retrain.add_argument("--gpus-per-trial", type=float, metavar="N", help="default: 0.25 with a GPU")
@@ -67,12 +65,29 @@ def _numbers(text: str) -> list[int]:
 
 def _retrain(options: argparse.Namespace) -> None:
     try:
-        from lrnas.retrain import retrain
+        import scipy  # noqa: F401  # what judges in the end is found missing at the beginning
+
+        from lrnas.driver import open_record
     except ImportError as error:
-        raise LrnasError(f"training needs {error.name}; it is not installed; pip install 'lrnas[search]'") from None
+        raise LrnasError(f"retraining needs {error.name}; it is not installed; pip install 'lrnas[search]'") from None
     from lrnas.finals import read_finals
-    from lrnas.search_view import search_view
     from lrnas.verdicts import judge
+
+    if "@" in options.study:
+        record = open_record(options.study, storage=options.storage, studies=options.studies)
+        counts = record.counts()
+        left = counts.get("waiting", 0) + counts.get("running", 0)
+    else:
+        record, left = _train(options)
+    finals = read_finals(record)
+    show = _print_json if options.json else _print_finals
+    show(record, finals, judge(finals), left)
+
+
+def _train(options: argparse.Namespace) -> tuple[Record, int]:
+    """The record, and how many of the runs that are asked for are not done."""
+    from lrnas.retrain import retrain
+    from lrnas.search_view import search_view
 
     with search_view() as events:
         retraining = retrain(
@@ -94,44 +109,42 @@ def _retrain(options: argparse.Namespace) -> None:
             studies=options.studies,
             events=events,
         )
-    finals = read_finals(retraining)
-    if options.json:
-        print_json(_as_data(retraining, finals, judge(finals)))
-    else:
-        _print_finals(retraining, finals, judge(finals))
+    return retraining, retraining.left()
 
 
-def _as_data(retraining: Retraining, finals: list[Final], verdicts: list[Verdict]) -> dict[str, Any]:
+def _print_json(record: Record, finals: list[Final], verdicts: list[Verdict], left: int) -> None:
     from lrnas.finals import final_front
     from lrnas.verdicts import TEST
 
-    return {
-        "retraining": retraining.name,
-        "manifest": retraining.manifest,
-        "counts": retraining.counts(),
-        "runs": {"asked_for": len(retraining.wanted), "left": retraining.left()},
-        "networks": [final.to_dict() for final in finals],
-        "final_front": [final.identity for final in final_front(finals)],
-        "test": TEST,
-        "verdicts": [verdict.to_dict() for verdict in verdicts],
-    }
+    print_json(
+        {
+            "retraining": record.name,
+            "manifest": record.manifest,
+            "counts": record.counts(),
+            "left": left,
+            "networks": [final.to_dict() for final in finals],
+            "final_front": [final.identity for final in final_front(finals)],
+            "test": TEST,
+            "verdicts": [verdict.to_dict() for verdict in verdicts],
+        }
+    )
 
 
-def _print_finals(retraining: Retraining, finals: list[Final], verdicts: list[Verdict]) -> None:
+def _print_finals(record: Record, finals: list[Final], verdicts: list[Verdict], left: int) -> None:
     from lrnas.finals import final_front
     from lrnas.verdicts import TEST
 
     console = make_console()
-    manifest = retraining.manifest
-    if left := retraining.left():
-        console.print(f"{left} of {len(retraining.wanted)} runs are not done; the same command goes on with them.")
+    manifest = record.manifest
+    if left:
+        console.print(f"Runs that are not done: {left}; the same command goes on with them.")
     if not finals:
+        console.print(f"{record.name} has no network that was tested yet.")
         return
     whole = next((final for final in finals if final.point == manifest["space"]["baseline"]), None)
     front = {final.identity for final in final_front(finals)}
-    table = make_table(
-        f"{retraining.name}: tested on {manifest['data']}, {manifest['recipe']['epochs']} epochs at most"
-    )
+    epochs = manifest["recipe"]["epochs"]
+    table = make_table(f"{record.name}: test images of {manifest['data']}, after {epochs} epochs at most")
     table.add_column("network", no_wrap=True)
     for column in ("trial", "MACs", "share", "parameters", "test accuracy", "n", "diverged"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -155,7 +168,7 @@ def _print_finals(retraining: Retraining, finals: list[Final], verdicts: list[Ve
         console.print(str(verdict))
     if verdicts:
         console.print(f"Test: {TEST}.")
-    console.print(f"Weights: lrnas export {retraining.name}:RUN (--json has the numbers of runs)")
+    console.print(f"Weights: lrnas export {record.name}:RUN (--json has the numbers of runs)")
 
 
 def _accuracy(final: Final) -> str:

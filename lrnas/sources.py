@@ -182,17 +182,19 @@ def _from_study(name: str, which: str, studies: str | Path, storage: str | None,
         raise ExportError(f"a study needs {error.name}; it is not installed; pip install 'lrnas[search]'") from None
     study = open_record(name, storage=storage, studies=studies)
     trials = {trial.number: trial for trial in study.trials()}
-    search = study.manifest.get(RETRAINS)
-    if search and which == "best":
+    is_retraining = RETRAINS in study.manifest
+    if is_retraining and which == "best":
         raise ExportError(
-            f"nothing is chosen by test accuracy; got {name}:best; give the number of a run, `lrnas retrain {search} "
+            f"nothing is chosen by test accuracy; got {name}:best; give the number of a run, `lrnas retrain {name} "
             "--json` has them"
         )
     number = study.best().number if which == "best" else int(which)
     if number not in trials:
         there = f"it has {len(trials)}, up to {max(trials)}" if trials else "it has none"
-        look = f"`lrnas retrain {search} --json` has them" if search else f"`lrnas front {name}` shows the best ones"
-        raise ExportError(f"{name} has no trial {number}; {there}; {look}")
+        look = (
+            f"`lrnas retrain {name} --json` has them" if is_retraining else f"`lrnas front {name}` shows the best ones"
+        )
+        raise ExportError(f"{name} has no trial {number}; {there}; `lrnas {look}")
     trial = trials[number]
     label = f"{name}-{number}"
     folder = trials_folder(studies, name) / f"{number:05d}"

@@ -19,9 +19,10 @@ from lrnas.finals import Final
 __all__ = ["LEVEL", "TEST", "Verdict", "judge"]
 
 LEVEL = 0.05
+"""Below which a p-value means something; intervals hold with the rest of the probability."""
 TEST = (
     "Welch's t-test on test accuracies over seeds, one-sided, Holm-corrected over the networks found that cost no "
-    f"more, level {LEVEL:g}; intervals are Welch's, two-sided, {1 - LEVEL:.0%}, for one comparison"
+    f"more, level {LEVEL:g}; intervals are Welch's, two-sided, 95 %, for one comparison"
 )
 """In words, to stand beside verdicts."""
 
@@ -49,6 +50,8 @@ class Verdict:
     """Of the test that the rival is better, corrected; where not reached, of the test that the point is."""
     compared: int = 0
     """Networks found that cost no more and have runs enough."""
+    runs: int = 0
+    """Of the point or the rival, whichever has fewer."""
 
     def __str__(self) -> str:
         if self.rival is None:
@@ -58,14 +61,14 @@ class Verdict:
         numbers = [f"{100 * self.difference:+.2f} points"]
         if self.interval is not None:
             low, high = self.interval
-            numbers.append(f"interval {100 * low:+.2f} to {100 * high:+.2f}")
-        if self.p is not None:
+            numbers.append(f"95 % interval {100 * low:+.2f} to {100 * high:+.2f}")
+        if self.p is not None and self.kind != "matched":
             numbers.append("p < 0.001" if self.p < 0.001 else f"p = {self.p:.3f}")
         number = "" if self.rival.trial is None else f", trial {self.rival.trial},"
         rival = f"{self.rival.name}{number} at {self.share:.3f} of its MACs"
         links = {
             "dominated": f"dominated by {rival}",
-            "matched": f"matched by {rival}, no difference beyond noise",
+            "matched": f"matched by {rival}, as far as {self.runs} runs tell",
             "not reached": f"not reached; the best that costs no more is {rival}",
             "unknown": f"no verdict, the noise between seeds is unknown; {rival}",
         }
@@ -82,6 +85,7 @@ class Verdict:
             "interval": None if self.interval is None else list(self.interval),
             "p": self.p,
             "compared": self.compared,
+            "runs": self.runs,
         }
 
 
@@ -117,7 +121,8 @@ def _verdict(point: Final, kind: Kind, rival: Final, p: float | None, compared: 
     assert point.point is not None
     interval = None if p is None else _interval(rival, point)
     difference = _mean(rival) - _mean(point)
-    return Verdict(point.point, kind, rival, rival.macs / point.macs, difference, interval, p, compared)
+    runs = min(len(_known(point)), len(_known(rival)))
+    return Verdict(point.point, kind, rival, rival.macs / point.macs, difference, interval, p, compared, runs)
 
 
 def _known(final: Final) -> list[float]:
