@@ -191,9 +191,7 @@ def _from_study(name: str, which: str, studies: str | Path, storage: str | None,
     number = study.best().number if which == "best" else int(which)
     if number not in trials:
         there = f"it has {len(trials)}, up to {max(trials)}" if trials else "it has none"
-        look = (
-            f"`lrnas retrain {name} --json` has them" if is_retraining else f"`lrnas front {name}` shows the best ones"
-        )
+        look = f"retrain {name} --json` has them" if is_retraining else f"front {name}` shows the best ones"
         raise ExportError(f"{name} has no trial {number}; {there}; `lrnas {look}")
     trial = trials[number]
     label = f"{name}-{number}"
