@@ -14,6 +14,7 @@ from lrnas.errors import InvalidArchitecture, LrnasError
 from lrnas.export_commands import add_export_command
 from lrnas.figure_commands import add_figure_commands
 from lrnas.profile_commands import add_profile_command
+from lrnas.retrain_commands import add_retrain_command
 from lrnas.search_commands import add_search_commands
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
@@ -145,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     spaces.set_defaults(run=_spaces)
 
     profiling = add_profile_command(commands)
-    searching = add_search_commands(commands, DATA)
+    searching = [*add_search_commands(commands, DATA), add_retrain_command(commands, DATA)]
     export = add_export_command(commands, DATA)
     drawing = add_figure_commands(commands)
     for command in (models, count, reproduce, recipes, spaces, profiling, *searching, export, *drawing):

@@ -7,6 +7,7 @@ record, and Ray Tune that runs the trials. The same call continues a study; a la
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import threading
 import warnings
@@ -21,10 +22,11 @@ import torch
 from lrnas.arch import Architecture
 from lrnas.cluster import Workers, running_ray
 from lrnas.data import data_folder, load_set
-from lrnas.errors import LrnasError, UnknownName
+from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.job import OWN_DATA, Images, Job
-from lrnas.manifest import MANIFEST, StudyError, check_manifest
-from lrnas.objectives import Costs, Limits, pick_objectives
+from lrnas.ledger import Ledger
+from lrnas.manifest import MANIFEST, RETRAINS, StudyError, check_manifest
+from lrnas.objectives import RETRAINED, Costs, Limits, Objective, pick_objectives
 from lrnas.plan import TIMM, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.record import Record
@@ -39,7 +41,16 @@ from lrnas.trainable import Trainable, load_trainable
 if TYPE_CHECKING:
     from lrnas.latency import Latency
 
-__all__ = ["SearchEvents", "open_study", "search", "study_names"]
+__all__ = [
+    "SearchEvents",
+    "name_metrics",
+    "open_record",
+    "open_study",
+    "pick_workers",
+    "search",
+    "study_names",
+    "trials_folder",
+]
 
 FACTOR = 3
 """Of epochs from rung to rung, and of trials at a rung to those that go on."""
@@ -59,7 +70,7 @@ class SearchEvents:
     def say(self, line: str) -> None:
         """Something worth a line."""
 
-    def started(self, study: Study, budget: int) -> None:
+    def started(self, study: Ledger, budget: int) -> None:
         """The study is open; trials are about to run."""
 
     def changed(self, what: str) -> None:
@@ -109,18 +120,17 @@ def search(
     if budget < 1:
         raise LrnasError(f"the budget is a number of trials, at least 1; got {budget}")
     own = None if trainable is None else load_trainable(trainable)
-    on_gpu = torch.cuda.is_available() if gpus_per_trial is None else gpus_per_trial > 0
-    workers = Workers(cpus_per_trial, (0.25 if on_gpu else 0) if gpus_per_trial is None else gpus_per_trial)
-    files = () if own is None else own.files
-    workers = dataclasses.replace(workers, concurrency=concurrency, address=address, files=files)
+    workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address, () if own is None else own.files)
     is_timm = space.startswith(TIMM)
     found = load_space(space, granularity=granularity, batch_norm=None if is_timm else batch_norm)
     images = _own_images(own, input_shape, num_classes, data, image_size)
-    data = data or ("cifar10" if on_gpu else "digits")
+    data = data or ("cifar10" if workers.gpus > 0 else "digits")
     training = _Training(found, data, data_dir, image_size, seed, recipe, epochs, dict(changes or {}), own, images)
     first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
     rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
-    name = name or f"{Path(space).stem.replace(':', '-')}-{training.name.replace('/', '-')}"
+    name = name or f"{re.sub('[:@]', '-', Path(space).stem)}-{re.sub('[/@]', '-', training.name)}"
+    if "@" in name:
+        raise StudyError(f"a study's name has no @, which marks networks trained again; got {name!r}; give another")
     folder = _study_folder(studies, name)
     goals = pick_objectives(objectives)
     check_sampler(sampler)
@@ -136,9 +146,7 @@ def search(
         training.open_latency(latency_device, latency_batch, int(cpus_per_trial), begun, events.say)
     manifest = check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
     training.measure_latency(manifest)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # experimental, by Optuna's own count
-        record.set_metric_names([goal.name for goal in goals])
+    name_metrics(record, goals)
     limits = Limits(max_macs, min_macs, max_params, max_latency)
     study = Study(name, record, goals, manifest, found, training.cost, limits, training.guess)
     with _read_ahead(record), running_ray(workers) as room:  # each takes seconds, one of the processor, one of waiting
@@ -158,8 +166,8 @@ def search(
 
         run_trials(
             study,
-            training.job,
-            folder / "trials",
+            lambda proposal: training.job(proposal.architecture),
+            trials_folder(studies, name),
             budget=budget,
             rungs=rungs,
             factor=FACTOR,
@@ -168,6 +176,22 @@ def search(
             notify=events.changed,
         )
     return study
+
+
+def pick_workers(
+    cpus: float, gpus: float | None, concurrency: int | None, address: str | None, files: tuple[str, ...] = ()
+) -> Workers:
+    """Who trains, as the command line says it: without a number of GPUs, a quarter of one where there is any."""
+    if gpus is None:
+        gpus = 0.25 if torch.cuda.is_available() else 0
+    return Workers(cpus, gpus, concurrency, address, files)
+
+
+def name_metrics(study: optuna.Study, objectives: Sequence[Objective]) -> None:
+    """Tell Optuna's own tools what the values of trials are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # experimental, by Optuna's own count
+        study.set_metric_names([objective.name for objective in objectives])
 
 
 @contextmanager
@@ -350,18 +374,32 @@ def _own_images(
 
 
 def open_study(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:
-    """A study that exists, to look at."""
-    folder = _study_folder(studies, name)
+    """A search that exists, to look at."""
+    record = open_record(name, storage=storage, studies=studies)
+    if search := record.manifest.get(RETRAINS):
+        raise StudyError(
+            f"a search has a front to choose from; got {name}, networks of {search} that were trained again; "
+            f"`lrnas retrain {name}` shows these"
+        )
+    return record
+
+
+def open_record(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:
+    """The record of a search, or SEARCH@RECIPE for that of its networks trained again, to look at."""
+    folder = _study_folder(studies, name.partition("@")[0])
     if storage is None and not (folder / DATABASE).exists():
         raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
+    kept = open_storage(storage, folder, _say)
     try:
-        record = optuna.load_study(study_name=name, storage=open_storage(storage, folder, _say))
+        record = optuna.load_study(study_name=name, storage=kept)
     except KeyError:
-        raise StudyError(f"the storage has no study {name!r}; `lrnas studies` lists all") from None
+        there = closest(name, (study.study_name for study in kept.get_all_studies()))
+        raise StudyError(f"the storage has no study {name!r}{there}; `lrnas studies` lists all") from None
     manifest = record.user_attrs.get(MANIFEST)
     if manifest is None:
         raise StudyError(f"{name} is a study of Optuna's, but not one of lrnas's; give another")
-    return Record(name, record, pick_objectives(manifest["objectives"]), manifest)
+    goals = RETRAINED if RETRAINS in manifest else pick_objectives(manifest["objectives"])
+    return Record(name, record, goals, manifest)
 
 
 def _say(line: str) -> None:
@@ -371,6 +409,13 @@ def _say(line: str) -> None:
 def study_names(studies: str | Path = "studies") -> list[str]:
     """The studies kept in a folder."""
     return sorted(file.parent.name for file in Path(studies).glob(f"*/{DATABASE}"))
+
+
+def trials_folder(studies: str | Path, name: str) -> Path:
+    """Where a record's checkpoints are, each in a folder of its trial's number."""
+    search, _, recipe = name.partition("@")
+    folder = _study_folder(studies, search)
+    return folder / "retrained" / recipe if recipe else folder / "trials"
 
 
 def _study_folder(studies: str | Path, name: str) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from lrnas.errors import LrnasError
-from lrnas.study import Study
+from lrnas.ledger import Ledger
 
 __all__ = ["alive"]
 
@@ -16,7 +16,7 @@ EVERY = 5.0
 
 
 @contextmanager
-def alive(study: Study) -> Iterator[None]:
+def alive(study: Ledger) -> Iterator[None]:
     """Signs for the time of a search, however long its epochs are; however it ends, the driver signs off then."""
     study.sign()
     over = threading.Event()

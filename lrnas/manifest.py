@@ -11,10 +11,12 @@ import optuna
 from lrnas.errors import LrnasError
 from lrnas.recipes import Recipe
 
-__all__ = ["MANIFEST", "StudyError", "check_manifest", "differences", "list_differences"]
+__all__ = ["MANIFEST", "RETRAINS", "StudyError", "check_manifest", "differences", "list_differences"]
 
 MANIFEST = "lrnas:manifest"
 """The study's attribute that holds it."""
+RETRAINS = "retrains"
+"""In the manifest: the search whose networks are trained again, in full; a search has none."""
 
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """In the manifest: what no two measurements agree on."""
@@ -26,8 +28,10 @@ class StudyError(LrnasError):
     """A study that cannot be used as asked."""
 
 
-def check_manifest(study: optuna.Study, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Pin what a study is about, or refuse to go on with something else; what holds is returned.
+def check_manifest(
+    study: optuna.Study, manifest: Mapping[str, Any], advice: str = "give them, or another --name"
+) -> dict[str, Any]:
+    """Pin what a study is about, or refuse to go on with something else, with advice; what holds is returned.
 
     What was measured when the study began stays as it was then, and is not compared.
     """
@@ -46,9 +50,7 @@ def check_manifest(study: optuna.Study, manifest: Mapping[str, Any]) -> dict[str
             wanted[part][key] = stored[part][key]
     stored = {**stored, "recipe": Recipe.complete(stored["recipe"]), "source": wanted.get("source")}
     if found := list(differences(stored, wanted)):
-        raise StudyError(
-            f"{study.study_name} was begun with other settings: {list_differences(found)}; give them, or another --name"
-        )
+        raise StudyError(f"{study.study_name} was begun with other settings: {list_differences(found)}; {advice}")
     return dict(wanted)
 
 

@@ -8,7 +8,16 @@ from typing import Literal
 
 from lrnas.errors import LrnasError, UnknownName
 
-__all__ = ["OBJECTIVES", "Costs", "InvalidObjectives", "Limits", "Objective", "cost_objectives", "pick_objectives"]
+__all__ = [
+    "OBJECTIVES",
+    "RETRAINED",
+    "Costs",
+    "InvalidObjectives",
+    "Limits",
+    "Objective",
+    "cost_objectives",
+    "pick_objectives",
+]
 
 Costs = Mapping[str, float]
 """What is known of a network before it is trained, by name: macs, params and, where it is asked for, latency."""
@@ -50,6 +59,13 @@ OBJECTIVES = {
         Objective("latency", False, "milliseconds for a batch on a device, without training", "latency, ms"),
     )
 }
+"""Of a search. What is measured on test images is none of them."""
+
+RETRAINED = (
+    Objective("test_accuracy", True, "share of the test images that are classified right", "test accuracy, %", 0.01),
+    OBJECTIVES["macs"],
+)
+"""What is recorded of networks that were chosen and trained again; nothing is chosen by it."""
 
 
 @dataclass(frozen=True, slots=True)

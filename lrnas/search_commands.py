@@ -284,7 +284,7 @@ def _print_front(study: Record) -> None:
         threads = f", threads: {latency['threads']}" if latency["threads"] else ""
         batch = f"{latency['dtype']}, batch {latency['batch']}{threads}"
         console.print(f"Latency on {latency['hardware']}, {batch}: the sum of measured layers (docs/profile.md).")
-    console.print("Accuracy on validation images, after the study's own training; for a paper, train again in full.")
+    console.print("Accuracy on validation images, after the study's own training; `lrnas retrain` tests them.")
 
 
 def _write_files(study: Record, folder: Path) -> list[Path]:

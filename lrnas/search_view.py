@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lrnas.driver import SearchEvents
+from lrnas.manifest import RETRAINS
 
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from lrnas.study import Study
+    from lrnas.ledger import Ledger
+    from lrnas.record import Summary
     from lrnas.trials import Trial
 
 __all__ = ["search_view"]
@@ -41,7 +43,7 @@ def search_view() -> Iterator[SearchEvents]:
 class _View(SearchEvents):
     def __init__(self, status: Status | None) -> None:
         self.status = status
-        self.study: Study | None = None
+        self.study: Ledger | None = None
         self.budget = 0
         self.before = 0
         self.last = time.monotonic()
@@ -54,15 +56,16 @@ class _View(SearchEvents):
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def started(self, study: Study, budget: int) -> None:
+    def started(self, study: Ledger, budget: int) -> None:
         self.study, self.budget, self.before = study, budget, study.spent()
+        what = "runs" if RETRAINS in study.manifest else "trials"
         recipe = study.manifest["recipe"]
         rungs = study.manifest["rungs"]
         looks = f", looked at after {', '.join(map(str, rungs))}" if rungs else ""
         trainable = study.manifest.get("trainable") or ""
         how = f" with {trainable}" if trainable not in study.manifest["data"] else ""  # "" is in all
         self.say(
-            f"{study.name}: {budget} trials in all, {self.before} done; training{how} on {study.manifest['data']}, "
+            f"{study.name}: {budget} {what} in all, {self.before} done; training{how} on {study.manifest['data']}, "
             f"epochs: {recipe['epochs']}{looks}"
         )
 
@@ -83,22 +86,27 @@ class _View(SearchEvents):
     def _summary(self, now: float) -> str:
         assert self.study is not None
         summary = self.study.summary()
-        counts, front = summary.counts, summary.front
+        counts = summary.counts
         bad = "".join(f", {counts[status]} {status}" for status in ("diverged", "faulty", "lost") if counts.get(status))
         running = counts.get("running", 0)
         done = self.study.spent() - running
         if not self.ends or self.ends[-1][1] != done:
             self.ends.append((now, done))
-        best = _best(front)
         left = ""
         (first, number), (last, _) = self.ends[0], self.ends[-1]
         if done > number:  # from the first end on: before it, workers were starting
             left = f", about {_duration((last - first) / (done - number) * max(0, self.budget - done))} left"
         full, stopped = counts.get("completed", 0), counts.get("stopped", 0)
+        if RETRAINS in self.study.manifest:  # how well they do is told when all are done
+            return f"{done}/{self.budget} runs: {running} running{bad}{left}"
         return (
             f"{done}/{self.budget} trials: {full} in full, {stopped} stopped{bad}, {running} running; "
-            f"front {len(front)}, {best}, hypervolume {summary.hypervolume:.4f}{left}"
+            f"{_standing(summary)}{left}"
         )
+
+
+def _standing(summary: Summary) -> str:
+    return f"front {len(summary.front)}, {_best(summary.front)}, hypervolume {summary.hypervolume:.4f}"
 
 
 def _best(front: list[Trial]) -> str:

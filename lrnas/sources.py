@@ -176,18 +176,26 @@ def _from_weights(path: Path, given: Architecture | None) -> Source:
 
 def _from_study(name: str, which: str, studies: str | Path, storage: str | None, fresh: bool) -> Source:
     try:
-        from lrnas.driver import open_study  # with ray and optuna: seconds that others need not wait
+        from lrnas.driver import open_record, trials_folder  # with ray and optuna: seconds others need not wait
+        from lrnas.manifest import RETRAINS
     except ImportError as error:
         raise ExportError(f"a study needs {error.name}; it is not installed; pip install 'lrnas[search]'") from None
-    study = open_study(name, storage=storage, studies=studies)
+    study = open_record(name, storage=storage, studies=studies)
     trials = {trial.number: trial for trial in study.trials()}
+    is_retraining = RETRAINS in study.manifest
+    if is_retraining and which == "best":
+        raise ExportError(
+            f"nothing is chosen by test accuracy; got {name}:best; give the number of a run, `lrnas retrain {name} "
+            "--json` has them"
+        )
     number = study.best().number if which == "best" else int(which)
     if number not in trials:
         there = f"it has {len(trials)}, up to {max(trials)}" if trials else "it has none"
-        raise ExportError(f"{name} has no trial {number}; {there}; `lrnas front {name}` shows the best ones")
+        look = f"retrain {name} --json` has them" if is_retraining else f"front {name}` shows the best ones"
+        raise ExportError(f"{name} has no trial {number}; {there}; `lrnas {look}")
     trial = trials[number]
     label = f"{name}-{number}"
-    folder = Path(studies) / name / "trials" / f"{number:05d}"
+    folder = trials_folder(studies, name) / f"{number:05d}"
     manifest = study.manifest
     identity = {"data": manifest["data"], "image_size": manifest["image_size"], "recipe": manifest["recipe"]}
     if (folder / RECORD).exists():

@@ -12,15 +12,9 @@ the checkpoint.
 
 from __future__ import annotations
 
-import os
-import socket
-import time
-import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -29,8 +23,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import TrialState
 
 from lrnas.arch import Architecture
-from lrnas.bulk import BulkStorage
 from lrnas.errors import LrnasError, OutsideSpace
+from lrnas.ledger import Ledger, Proposal
 from lrnas.manifest import StudyError, differences, list_differences
 from lrnas.objectives import Costs, Limits
 from lrnas.plan import canonical_id
@@ -38,36 +32,14 @@ from lrnas.record import Record
 from lrnas.space import SearchSpace
 from lrnas.steps import step_away
 
-__all__ = ["Proposal", "Study", "distributions_of"]
+__all__ = ["Study", "distributions_of"]
 
 MOST_REJECTIONS = 300
 """In a row, after which a space counts as exhausted."""
-MOST_LOSSES = 3
-"""Of one trial, before it counts as lost."""
-GONE_AFTER = 90.0
-"""Seconds without a sign of life that make a driver gone."""
-DRIVER = "lrnas:driver:"
-_signed_off: set[str] = set()
-"""Drivers of this process that are done, also where the storage could not be told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A network to be trained now."""
-
-    number: int
-    architecture: Architecture
-    point: str | None
-    """The name of the paper's network or seed it is."""
-    costs: Costs
-
-    @property
-    def macs(self) -> int:
-        return int(self.costs["macs"])
 
 
 @dataclass
-class Study(Record):
+class Study(Ledger):
     """A study that a driver works on. See the module."""
 
     space: SearchSpace
@@ -76,16 +48,12 @@ class Study(Record):
     limits: Limits = field(default_factory=Limits)
     guess_of: Callable[[Architecture], Costs] | None = None
     """The same in no time, for who looks at hundreds; None where `cost_of` takes none either."""
-    driver: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.distributions = distributions_of(self.space)
         self.varied = [parameter for parameter in self.space.parameters if len(parameter.values) > 1]
         self._random = np.random.default_rng()
-        self._last_sign = float("-inf")
-
-    # --- asking
 
     def enqueue(self, named: Mapping[str, Architecture]) -> None:
         """Have named networks trained first; those the study has already are left alone."""
@@ -195,133 +163,6 @@ class Study(Record):
             return True
         return False
 
-    # --- telling
-
-    def record(self, number: int, accuracies: Sequence[float], seconds: float, **facts: Any) -> None:
-        """What is known of a trial that is being trained."""
-        values = {"curve": list(accuracies), "epochs": len(accuracies), "seconds": round(seconds, 3), **facts}
-        if self._is_mine(number):
-            self._set(number, values)
-        self.sign()
-
-    def note(self, number: int, **facts: Any) -> None:
-        """How a trial is trained, and where."""
-        if self._is_mine(number):
-            self._set(number, facts)
-
-    def complete(self, number: int, accuracy: float) -> None:
-        """A trial was trained in full."""
-        if not self._is_mine(number):
-            return
-        known = self._frozen(number).user_attrs
-        values = [accuracy if item.name == "accuracy" else float(known[item.name]) for item in self.objectives]
-        self._end(number, TrialState.COMPLETE, "completed", "", values, accuracy=accuracy)
-
-    def prune(self, number: int, status: str, reason: str) -> None:
-        """A trial ended that says something about its network: stopped, diverged or faulty."""
-        if self._is_mine(number):
-            self._end(number, TrialState.PRUNED, status, reason)
-
-    def lose(self, number: int, reason: str) -> None:
-        """A trial ended for reasons that are not its network's: it is tried again, but not for ever."""
-        if not self._is_mine(number):
-            return
-        losses = self._frozen(number).user_attrs.get("losses", 0) + 1
-        self._set(number, {"losses": losses})
-        if losses < MOST_LOSSES:
-            self.release(number)
-        else:
-            self._end(number, TrialState.FAIL, "lost", f"{reason}, {losses} times")
-
-    def release(self, number: int) -> None:
-        """A trial will not be finished by this driver: whoever asks next goes on with it."""
-        if self._is_mine(number):
-            self._put_back(number)
-
-    def release_orphans(self) -> int:
-        """Give back the trials of drivers that are gone, and how many these are.
-
-        Those of this driver are among them: it must be training none.
-        """
-        running = self._trials((TrialState.RUNNING,))  # first: whoever has one has left a sign before
-        living = self._living_drivers()
-        # where others live, one of them may just be asking for a row that does not have its name yet
-        before = datetime.now() - timedelta(seconds=GONE_AFTER if living else 0)
-        orphans = [
-            trial
-            for trial in running
-            if trial.user_attrs.get("owner") not in living and (trial.datetime_start or before) <= before
-        ]
-        for trial in orphans:
-            self._put_back(trial.number)
-        return len(orphans)
-
-    def _put_back(self, number: int) -> None:
-        self.study._storage.set_trial_state_values(self._frozen(number)._trial_id, TrialState.WAITING)
-
-    def _is_mine(self, number: int) -> bool:
-        """Whether a trial is still this driver's; one that was thought gone may find that it is not."""
-        trial = self._frozen(number)
-        return trial.state == TrialState.RUNNING and trial.user_attrs.get("owner") == self.driver
-
-    def _end(
-        self,
-        number: int,
-        state: TrialState,
-        status: str,
-        reason: str,
-        values: Sequence[float] | None = None,
-        **facts: Any,
-    ) -> None:
-        facts["status"] = status
-        if reason:
-            facts["reason"] = reason
-        self._set(number, facts)
-        self.study.tell(number, values, state=state, skip_if_finished=True)
-
-    def _set(self, number: int, attributes: Mapping[str, Any]) -> None:
-        storage = self.study._storage
-        trial_id = storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number)
-        if (database := self._database()) is not None:
-            database.set_trial_user_attrs(trial_id, attributes)
-            return
-        for key, value in attributes.items():
-            storage.set_trial_user_attr(trial_id, key, value)
-
-    def _together(self) -> AbstractContextManager[None]:
-        """What is set for a new trial is written in one transaction, where the storage is a database."""
-        database = self._database()
-        return nullcontext() if database is None else database.together()
-
-    def _database(self) -> BulkStorage | None:
-        database = getattr(self.study._storage, "_backend", None)  # behind Optuna's cache, which holds finished trials
-        return database if isinstance(database, BulkStorage) else None
-
-    # --- drivers
-
-    def sign(self) -> None:
-        """Leave a sign of life, every few seconds at most."""
-        now = time.time()
-        if now - self._last_sign > GONE_AFTER / 6:
-            self._last_sign = now
-            self.study.set_user_attr(DRIVER + self.driver, now)
-
-    def sign_off(self) -> None:
-        """This driver is done."""
-        _signed_off.add(self.driver)
-        self.study.set_user_attr(DRIVER + self.driver, 0.0)
-
-    def _living_drivers(self) -> set[str]:
-        """The others."""
-        living: set[str] = set()
-        for key, seen in self.study.user_attrs.items():
-            if key.startswith(DRIVER):
-                host, process, _ = key.removeprefix(DRIVER).rsplit(":", 2)
-                here = host == socket.gethostname()
-                if seen and (_is_alive(int(process)) if here else time.time() - seen < GONE_AFTER):
-                    living.add(key.removeprefix(DRIVER))
-        return living - _signed_off - {self.driver}
-
 
 def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
     """A space in Optuna's words."""
@@ -338,13 +179,3 @@ def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
                 continue
         found[parameter.name] = CategoricalDistribution(values)
     return found
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

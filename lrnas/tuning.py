@@ -32,12 +32,12 @@ from lrnas.cluster import Workers
 from lrnas.errors import DataError, LrnasError, in_a_line
 from lrnas.heartbeat import alive
 from lrnas.job import Job
+from lrnas.ledger import MOST_LOSSES, Ledger, Proposal
 from lrnas.manifest import StudyError
 from lrnas.places import check_mark, marked, this_place
 from lrnas.provenance import provenance
 from lrnas.rungs import costs_no_more, is_competitive
-from lrnas.study import MOST_LOSSES, Study
-from lrnas.train import EpochReport
+from lrnas.train import EpochReport, evaluate
 from lrnas.trials import METRIC
 
 __all__ = ["Task", "run_trials"]
@@ -61,11 +61,13 @@ class Task:
     use_gpu: bool
     mark: str
     """A file beside the folder, by which a worker sees that it has the same disk as the search."""
+    test: bool = False
+    """Whether the network is tested when it is trained."""
 
 
 def run_trials(
-    study: Study,
-    make_job: Callable[[Any], Job],
+    study: Ledger,
+    make_job: Callable[[Proposal], Job],
     folder: Path,
     *,
     budget: int,
@@ -74,14 +76,16 @@ def run_trials(
     workers: Workers,
     concurrency: int,
     notify: Callable[[str], None],
+    test: bool = False,
 ) -> None:
     """Train until the study has spent its budget, or there is nothing left to train, or somebody stops it.
 
-    Ray runs. `make_job` says how an architecture is trained; `notify` is called with what happened, in a few words.
+    Ray runs. `make_job` says how a network is trained; `notify` is called with what happened, in a few words. With
+    `test`, each network is tested when its training is over: only where nothing is chosen any more.
     """
     with alive(study), marked(folder) as mark:
         while True:
-            searcher = _StudySearcher(study, make_job, folder, mark, budget, workers, notify)
+            searcher = _StudySearcher(study, make_job, folder, mark, budget, workers, notify, test)
             scheduler = _RungScheduler(study, searcher, rungs, factor)
             before = study.spent(), study.waiting()
             try:
@@ -189,9 +193,13 @@ def _train_trial(config: dict[str, Any]) -> None:
             outcome = job.run_trainable(folder, device, load, tune.report)
         else:
             data = load()
-            result = job.run(job.create_model(data), data, folder, device, report=report)
+            model = job.create_model(data)
+            result = job.run(model, data, folder, device, report=report)
             rate = result.images_per_second
             outcome = {"status": result.status, "curve": curve, "seconds": seconds, "images_per_second": rate}
+            if task.test and result.status == "completed":  # the one look at the test images
+                loss, accuracy = evaluate(model, data.test(), data, job.recipe, device=device, cache=job.cache)
+                outcome |= {"test_loss": loss, "test_accuracy": accuracy}
     except (CheckpointError, DataError, OSError) as error:  # the machine's fault, not the network's
         tune.report({"status": "lost", "reason": in_a_line(error)})
         return
@@ -230,13 +238,14 @@ class _StudySearcher(Searcher):
 
     def __init__(
         self,
-        study: Study,
-        make_job: Callable[[Any], Job],
+        study: Ledger,
+        make_job: Callable[[Proposal], Job],
         folder: Path,
         mark: str,
         budget: int,
         workers: Workers,
         notify: Callable[[str], None],
+        test: bool,
     ) -> None:
         super().__init__()
         self.study = study
@@ -246,6 +255,7 @@ class _StudySearcher(Searcher):
         self.budget = budget
         self.workers = workers
         self.notify = notify
+        self.test = test
         self.running: dict[str, int] = {}
         """Trial of the study by Tune's name for it."""
         self.stopped: dict[str, str] = {}
@@ -274,13 +284,13 @@ class _StudySearcher(Searcher):
             return Searcher.FINISHED
         if proposal is None:
             return Searcher.FINISHED
-        job = self.make_job(proposal.architecture)
+        job = self.make_job(proposal)
         folder = self._folder(proposal.number)
         self.running[trial_id] = proposal.number
         facts = {name: self.facts[name] for name in ("commit", "versions")}
         self.study.note(proposal.number, seed=job.seed, **facts)
         self.notify("started")
-        task = Task(job, str(folder.resolve()), self.workers.cpus, self.workers.gpus > 0, self.mark)
+        task = Task(job, str(folder.resolve()), self.workers.cpus, self.workers.gpus > 0, self.mark, self.test)
         return {"task": task}
 
     @_guarded
@@ -317,7 +327,9 @@ class _StudySearcher(Searcher):
             self.study.prune(number, "stopped", self.stopped.pop(trial_id))
             self._forget(number)
         elif status == "completed":
-            self.study.complete(number, result["curve"][-1])
+            if self.test:
+                self.study.note(number, test_loss=result["test_loss"])
+            self.study.complete(number, result["test_accuracy"] if self.test else result["curve"][-1])
         elif status == "diverged":
             self.study.prune(number, "diverged", "the loss became infinite")
             self._forget(number)
@@ -369,7 +381,7 @@ class _StudySearcher(Searcher):
 class _RungScheduler(FIFOScheduler):
     """Stops trials that are not competitive at a rung. Named points are trained in full."""
 
-    def __init__(self, study: Study, searcher: _StudySearcher, rungs: tuple[int, ...], factor: int) -> None:
+    def __init__(self, study: Ledger, searcher: _StudySearcher, rungs: tuple[int, ...], factor: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.study = study
         self.searcher = searcher

@@ -11,7 +11,8 @@ import lrnas
 
 PACKAGE = Path(lrnas.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-FACE = {"__init__", "__main__", "cli", "export_commands", "figure_commands", "profile_commands", "search_commands"}
+FACES = ("export", "figure", "profile", "report", "retrain", "search")
+FACE = {"__init__", "__main__", "cli", *(f"{name}_commands" for name in FACES)}
 """These may reach for anything, when it is asked for."""
 NEEDS_NO_TORCH = ("errors", "arch", "cost", "topology", "plan", "points", "summary", "resources", "space", "cli")
 

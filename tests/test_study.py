@@ -16,10 +16,11 @@ from lrnas.arch import Architecture
 from lrnas.bulk import BulkStorage
 from lrnas.errors import InvalidArchitecture
 from lrnas.groups import Parameter
+from lrnas.ledger import DRIVER
 from lrnas.manifest import StudyError, check_manifest
 from lrnas.objectives import InvalidObjectives, Limits, pick_objectives
 from lrnas.plan import canonical_id
-from lrnas.study import DRIVER, Study, distributions_of
+from lrnas.study import Study, distributions_of
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -134,7 +135,7 @@ def test_a_row_that_another_driver_is_asking_for_is_not_taken(tmp_path: Path) ->
 
 
 def test_a_row_that_another_driver_is_writing_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lrnas.study.BulkStorage", type(None))  # as in a journal, where attributes come one by one
+    monkeypatch.setattr("lrnas.ledger.BulkStorage", type(None))  # as in a journal, where attributes come one by one
     one, two = make_study(tmp_path), make_study(tmp_path)
     finish(one, 0.9)
     seen: list[dict[str, int]] = []

@@ -1,0 +1,171 @@
+"""Whether a search did better than the networks of the paper: a verdict per network, with the noise between seeds.
+
+A network of the paper is compared with every network the search found that was trained again and costs no more
+multiply-accumulates. The paper's own are not among these: that one of them beats another is no success of a search.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from lrnas.finals import Final
+
+__all__ = ["LEVEL", "TEST", "Verdict", "judge"]
+
+LEVEL = 0.05
+"""Below which a p-value means something; intervals hold with the rest of the probability."""
+TEST = (
+    "Welch's t-test on test accuracies over seeds, one-sided, Holm-corrected over the networks found that cost no "
+    f"more, level {LEVEL:g}; intervals are Welch's, two-sided, 95 %, for one comparison"
+)
+"""In words, to stand beside verdicts."""
+
+Kind = Literal["dominated", "matched", "not reached", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """On one network of the paper."""
+
+    point: str
+    kind: Kind
+    """Dominated: some network found that costs no more is better beyond noise. Matched: between the best of them and
+    the point there is no difference beyond noise. Not reached: the point is better than the best of them, beyond noise,
+    or there is none. Unknown: too few runs to know the noise."""
+    rival: Final | None = None
+    """Where dominated: the cheapest of those that do so. Otherwise the best of those that cost no more."""
+    share: float | None = None
+    """Of the point's multiply-accumulates that the rival has."""
+    difference: float | None = None
+    """Of mean accuracies, rival less point."""
+    interval: tuple[float, float] | None = None
+    """Of the difference; None where the noise is unknown."""
+    p: float | None = None
+    """Of the test that the rival is better, corrected; where not reached, of the test that the point is."""
+    compared: int = 0
+    """Networks found that cost no more and have runs enough."""
+    runs: int = 0
+    """Of the point or the rival, whichever has fewer."""
+
+    def __str__(self) -> str:
+        if self.rival is None:
+            why = "no run of it was tested" if self.kind == "unknown" else "no network found costs no more"
+            return f"{self.point}: {self.kind}, {why}."
+        assert self.share is not None and self.difference is not None
+        numbers = [f"{100 * self.difference:+.2f} points"]
+        if self.interval is not None:
+            low, high = self.interval
+            numbers.append(f"95 % interval {100 * low:+.2f} to {100 * high:+.2f}")
+        if self.p is not None and self.kind != "matched":
+            numbers.append("p < 0.001" if self.p < 0.001 else f"p = {self.p:.3f}")
+        number = "" if self.rival.trial is None else f", trial {self.rival.trial},"
+        rival = f"{self.rival.name}{number} at {self.share:.3f} of its MACs"
+        links = {
+            "dominated": f"dominated by {rival}",
+            "matched": f"matched by {rival}, as far as {self.runs} runs tell",
+            "not reached": f"not reached; the best that costs no more is {rival}",
+            "unknown": f"no verdict, the noise between seeds is unknown; {rival}",
+        }
+        return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}."
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "point": self.point,
+            "verdict": self.kind,
+            "rival": None if self.rival is None else self.rival.identity,
+            "rival_trial": None if self.rival is None else self.rival.trial,
+            "share": self.share,
+            "difference": self.difference,
+            "interval": None if self.interval is None else list(self.interval),
+            "p": self.p,
+            "compared": self.compared,
+            "runs": self.runs,
+        }
+
+
+def judge(finals: Sequence[Final]) -> list[Verdict]:
+    """On every network of the paper among networks trained under one recipe, cheapest first."""
+    found = [final for final in finals if final.point is None and _known(final)]
+    points = sorted((final for final in finals if final.point is not None), key=lambda final: final.macs)
+    return [_judge(point, [final for final in found if final.macs <= point.macs]) for point in points]
+
+
+def _judge(point: Final, cheaper: Sequence[Final]) -> Verdict:
+    assert point.point is not None
+    if not _known(point):
+        return Verdict(point.point, "unknown")
+    if not cheaper:
+        return Verdict(point.point, "not reached")
+    able = [rival for rival in cheaper if len(_known(rival)) > 1]
+    if len(_known(point)) < 2 or not able:
+        return _verdict(point, "unknown", max(cheaper, key=_mean), None, 0)
+    corrected = _holm([_p_better(rival, point) for rival in able])
+    better = [i for i, p in enumerate(corrected) if p < LEVEL]
+    if better:
+        i = min(better, key=lambda i: (able[i].macs, -_mean(able[i])))
+        return _verdict(point, "dominated", able[i], corrected[i], len(able))
+    i = max(range(len(able)), key=lambda i: _mean(able[i]))
+    behind = _p_better(point, able[i])
+    if behind < LEVEL:
+        return _verdict(point, "not reached", able[i], behind, len(able))
+    return _verdict(point, "matched", able[i], corrected[i], len(able))
+
+
+def _verdict(point: Final, kind: Kind, rival: Final, p: float | None, compared: int) -> Verdict:
+    assert point.point is not None
+    interval = None if p is None else _interval(rival, point)
+    difference = _mean(rival) - _mean(point)
+    runs = min(len(_known(point)), len(_known(rival)))
+    return Verdict(point.point, kind, rival, rival.macs / point.macs, difference, interval, p, compared, runs)
+
+
+def _known(final: Final) -> list[float]:
+    return [accuracy for accuracy in final.accuracies if math.isfinite(accuracy)]
+
+
+def _mean(final: Final) -> float:
+    return float(np.mean(_known(final)))
+
+
+def _vary(*finals: Final) -> bool:
+    """Whether there is any noise to compare with: runs that all came out the same tell nothing of it."""
+    return any(len(set(_known(final))) > 1 for final in finals)
+
+
+def _p_better(one: Final, other: Final) -> float:
+    """Of the test that the first one's accuracies are the higher ones; 1 where no noise is seen to compare with."""
+    if not _vary(one, other):
+        return 1.0
+    return float(_welch(one, other, "greater").pvalue)
+
+
+def _interval(one: Final, other: Final) -> tuple[float, float] | None:
+    """In which the difference of means lies."""
+    if not _vary(one, other):
+        return None
+    found = _welch(one, other, "two-sided").confidence_interval(1 - LEVEL)
+    return float(found.low), float(found.high)
+
+
+def _welch(one: Final, other: Final, alternative: str) -> Any:
+    from scipy import stats  # a second that who only reads verdicts need not wait
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about one of the two that does not vary
+        return stats.ttest_ind(_known(one), _known(other), equal_var=False, alternative=alternative)
+
+
+def _holm(values: Sequence[float]) -> list[float]:
+    """P-values corrected for how many there are, by Holm's method."""
+    corrected = [0.0] * len(values)
+    highest = 0.0
+    for rank, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        highest = max(highest, min(1.0, (len(values) - rank) * values[i]))
+        corrected[i] = highest
+    return corrected

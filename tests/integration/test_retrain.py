@@ -1,0 +1,90 @@
+"""Networks of a search trained again for real: tested, killed in the middle, gone on with, extended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, TrialState
+from small_studies import make_search
+
+from lrnas.arch import Architecture
+from lrnas.cli import main
+from lrnas.data import load_set
+from lrnas.recipes import Recipe
+from lrnas.sources import find_source
+from lrnas.train import evaluate
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
+
+OPTIONS = ["s", "--trials", "0,1", "--no-points", "--recipe", "fast"]
+
+
+def runs(storage: BaseStorage) -> list[FrozenTrial]:
+    found = [study for study in storage.get_all_studies() if "@" in study.study_name]
+    return storage.get_all_trials(found[0]._study_id) if found else []
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lrnas", "retrain", *OPTIONS, *options]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.ci
+def test_what_is_recorded_is_what_the_weights_come_to(tmp_path: Path) -> None:
+    storage = make_search(tmp_path / "studies" / "s").study._storage
+    process = start(tmp_path, "--epochs", "1", "--seeds", "1", "--json")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0 and "s@fast,epochs=1: 2 runs in all, 0 done" in err and "2/2 runs" in err, err
+    shown = json.loads(out)
+    assert [network["n"] for network in shown["networks"]] == [1, 1] and shown["verdicts"] == []
+    run, (accuracy,) = shown["networks"][1]["runs"][0], shown["networks"][1]["accuracies"]
+    recorded = runs(storage)[run]
+    assert recorded.user_attrs["test_accuracy"] == recorded.values[0] == accuracy > 0.3
+    source = find_source(f"s@fast,epochs=1:{run}", studies=tmp_path / "studies")
+    assert source.architecture == Architecture.from_json(recorded.user_attrs["architecture"])
+    data = load_set("digits", min_size=8)
+    model, _ = source.create_model()
+    loss, right = evaluate(model, data.test(), data, Recipe(**source.identity["recipe"]))
+    assert right == accuracy and loss == pytest.approx(recorded.user_attrs["test_loss"], rel=1e-4)
+
+
+def test_a_killed_retraining_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is trained twice, and more seeds extend it."""
+    storage = make_search(tmp_path / "studies" / "s").study._storage
+    options = ["--epochs", "4", "--concurrency", "1"]
+    first = start(tmp_path, *options, "--seeds", "1")
+    deadline = time.monotonic() + 120
+    while True:
+        before = runs(storage)
+        done = [run for run in before if run.state == TrialState.COMPLETE]
+        begun = [run for run in before if run.state == TrialState.RUNNING and run.user_attrs.get("epochs", 0)]
+        if done and begun:
+            break
+        assert time.monotonic() < deadline and first.poll() is None, "too quick to be killed in mid-run"
+        time.sleep(0.05)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+
+    second = start(tmp_path, *options, "--seeds", "2")
+    out, err = second.communicate(timeout=300)
+    assert second.returncode == 0 and "4 runs in all, 1 done" in err and "4/4 runs" in err, err
+    assert " ± " in out and "lrnas export s@fast,epochs=4:RUN" in out, out
+    after = runs(storage)
+    assert [run.state for run in after] == [TrialState.COMPLETE] * 4
+    assert [run.user_attrs["seed"] for run in after] == [1, 1, 2, 2]  # the search had 0
+    assert after[0].datetime_complete == done[0].datetime_complete
+    assert after[0].user_attrs["test_accuracy"] == done[0].user_attrs["test_accuracy"]
+    told = begun[0].user_attrs
+    assert after[1].user_attrs["curve"][: told["epochs"]] == told["curve"] and after[1].user_attrs["epochs"] == 4
+
+    where = ["--studies", str(tmp_path / "studies"), "--json"]
+    assert main(["retrain", *OPTIONS, *options, "--seeds", "2", *where]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["left"] == 0 and [network["n"] for network in shown["networks"]] == [2, 2]
+    assert [run.datetime_complete for run in runs(storage)] == [run.datetime_complete for run in after]

@@ -1,0 +1,245 @@
+"""Networks of a search trained again: what is chosen, what is recorded, and what of it is read."""
+
+import json
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from small_studies import SPACE, Study, make_search, make_study
+
+from lrnas.cli import main
+from lrnas.driver import open_record, open_study, search, trials_folder
+from lrnas.finals import read_finals, retrained_recipes
+from lrnas.ledger import Proposal
+from lrnas.manifest import MANIFEST, RETRAINS, StudyError
+from lrnas.objectives import RETRAINED, InvalidObjectives, UnknownName, pick_objectives
+from lrnas.plan import canonical_id
+from lrnas.retrain import Chosen, Retraining, _choose, _Training
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def training(study: Study, recipe: str = "fast", **changes: object) -> _Training:
+    return _Training(study.manifest, study.name, None, None, recipe, changes)
+
+
+def retraining(study: Study, label: str = "fast") -> Retraining:
+    """As a driver opens it."""
+    name = f"{study.name}@{label}"
+    record = optuna.create_study(
+        storage=study.study._storage,
+        study_name=name,
+        directions=[goal.direction for goal in RETRAINED],
+        load_if_exists=True,
+    )
+    manifest = {**study.manifest, RETRAINS: study.name}
+    record.set_user_attr(MANIFEST, manifest)
+    return Retraining(name, record, RETRAINED, manifest)
+
+
+def enqueue(runs: Retraining, networks: list[Chosen], seeds: range) -> None:
+    runs.enqueue(networks, seeds, {network.identity: {"macs": 5, "params": 2} for network in networks})
+
+
+def ask(runs: Retraining) -> Proposal:
+    proposal = runs.ask()
+    assert proposal is not None
+    return proposal
+
+
+def finish(runs: Retraining, accuracy: float) -> Proposal:
+    proposal = ask(runs)
+    runs.record(proposal.number, [None, None], 1.0)  # type: ignore[list-item]  # trained on the validation images too
+    runs.complete(proposal.number, accuracy)
+    return proposal
+
+
+def test_the_front_and_the_paper_s_networks_are_chosen_once_each() -> None:
+    study = make_search()
+    found = _choose(study, (), True, True)
+    assert [(network.point, network.trial) for network in found] == [
+        ("nin", None),
+        ("nin-c3", None),
+        ("nin-c3-lr", 2),  # on the front and the paper's: one network
+        (None, 0),
+        (None, 1),
+    ]
+    assert [(network.point, network.trial) for network in _choose(study, (3, 2), False, False)] == [
+        (None, 3),
+        ("nin-c3-lr", 2),
+    ]
+    assert len(_choose(study, (3,), True, True)) == 6
+
+
+def test_what_cannot_be_trained_again() -> None:
+    study = make_search()
+    with pytest.raises(StudyError, match=r"s has no trial 9; it has 4, up to 3; `lrnas front s` shows the best"):
+        _choose(study, (1, 9), False, True)
+    study.manifest["trainable"] = "mine:train"
+    with pytest.raises(StudyError, match="got s, trained by mine:train; take them from"):
+        _choose(study, (), True, True)
+    with pytest.raises(StudyError, match="s has none yet"):
+        _choose(make_study(), (), True, True)
+    study.manifest["data"] = "folder:0123456789abcdef"
+    with pytest.raises(StudyError, match="knows its images as folder:0123456789abcdef, not where they are"):
+        training(study)
+    with pytest.raises(StudyError, match="images of their search, folder:0123456789abcdef; got digits"):
+        _Training(study.manifest, "s", "digits", None, "fast", {})
+
+
+def test_a_recipe_s_changes_are_in_the_name(tmp_path: Path) -> None:
+    """The same training has one name however it is asked for, so that nothing is trained twice."""
+    study = make_study()
+    assert training(study).label == "fast"
+    assert training(study, epochs=10, lr="0.030").label == "fast"
+    assert training(study, epochs=5, mirror="false").label == "fast,epochs=5,mirror=false"
+    file = tmp_path / "my recipe@1.toml"
+    file.write_text("epochs = 2\nbatch_size = 100000\n")
+    assert training(study, str(file), batch_size=32).label == "my-recipe-1,batch_size=32"
+    paper = training(study, "paper")
+    assert paper.recipe.epochs == 160 and paper.manifest(study)["reference"]["macs"] == 13_291_008
+
+
+def test_costs_are_those_of_the_images_it_is_trained_on() -> None:
+    """The paper's recipe may crop where the search did not."""
+    study = make_study()
+    network = SPACE.points["nin"]
+    assert training(study, crop=6).cost(network)["macs"] < training(study).cost(network)["macs"] == 13_291_008
+
+
+def test_runs_are_done_once_and_more_seeds_extend() -> None:
+    study = make_search()
+    networks = _choose(study, (0, 1), False, False)
+    runs = retraining(study)
+    enqueue(runs, networks, range(1, 2))
+    first = finish(runs, 0.91)
+    assert (first.seed, canonical_id(first.architecture)) == (1, networks[0].identity)
+    second = ask(runs)
+    runs.prune(second.number, "diverged", "the loss became infinite")
+    assert runs.ask() is None and runs.spent() == 2 and runs.left() == 0
+
+    again = retraining(study)
+    enqueue(again, networks, range(1, 4))
+    assert again.left() == 4 and len(again.study.trials) == 6
+    assert [finish(again, accuracy).seed for accuracy in (0.92, 0.93, 0.94)] == [2, 2, 3]
+    finals = {final.trial: final for final in read_finals(study)}
+    assert (finals[0].accuracies, finals[0].seeds, finals[0].runs) == ((0.91, 0.92, 0.94), (1, 2, 3), (0, 2, 4))
+    assert (finals[1].accuracies, finals[1].diverged) == ((0.93,), 1)
+    assert finals[0].to_dict()["n"] == 3 and finals[0].recipe == "fast"
+    assert again.study.trials[0].values == [0.91, 5.0]
+    assert "accuracy" not in again.study.trials[0].user_attrs  # what a search would choose by
+
+    fewer = retraining(study)
+    enqueue(fewer, networks[:1], range(1, 4))
+    assert fewer.ask() is None and fewer.left() == 0  # what is left belongs to a network that is not asked for
+
+
+def test_what_a_dead_driver_left_is_gone_on_with(tmp_path: Path) -> None:
+    study = make_search(tmp_path)
+    networks = _choose(study, (0,), False, False)
+    one, two = retraining(study), retraining(study)
+    enqueue(one, networks, range(1, 3))
+    enqueue(two, networks, range(1, 3))
+    left = ask(one).number
+    assert two.release_orphans() == 0 and ask(two).number != left and two.ask() is None
+    one.sign_off()
+    assert two.release_orphans() == 1 + 1  # its own too: a driver that gives back trains none
+    assert ask(two).number == left
+
+
+def test_drivers_that_begin_together_train_each_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_search()
+    networks = _choose(study, (0,), False, False)
+    one, two = retraining(study), retraining(study)
+    with monkeypatch.context() as blind:
+        blind.setattr(two, "_trials", lambda states=None: [])  # neither sees what the other is writing
+        enqueue(one, networks, range(1, 3))
+        enqueue(two, networks, range(1, 3))
+    assert len(one.study.trials) == 4
+    asked = [ask(one), ask(two)]
+    assert [proposal.number for proposal in asked] == [0, 1] and one.ask() is None and two.ask() is None
+    told = one.study.get_trials(states=(TrialState.FAIL,))
+    assert [trial.user_attrs["reason"] for trial in told] == ["the same run as trial 0", "the same run as trial 1"]
+    one.complete(0, 0.5)
+    two.complete(1, 0.6)
+    assert [final.accuracies for final in read_finals(study)] == [(0.5, 0.6)]
+
+
+def test_a_lost_run_is_tried_again_by_the_next_command() -> None:
+    study = make_search()
+    networks = _choose(study, (0,), False, False)
+    runs = retraining(study)
+    enqueue(runs, networks, range(1, 2))
+    for _ in range(3):
+        runs.lose(ask(runs).number, "its worker was lost")
+    assert runs.ask() is None and runs.left() == 1
+    enqueue(runs, networks, range(1, 2))
+    assert ask(runs).number == 1
+
+
+def test_the_last_retraining_is_read_unless_one_is_named() -> None:
+    study = make_search()
+    assert read_finals(study) == [] and retrained_recipes(study) == []
+    networks = _choose(study, (0,), False, False)
+    for label, accuracy in (("paper", 0.9), ("fast", 0.8)):
+        runs = retraining(study, label)
+        enqueue(runs, networks, range(1, 2))
+        finish(runs, accuracy)
+    assert retrained_recipes(study) == ["paper", "fast"]
+    assert [final.mean for final in read_finals(study)] == [0.8]
+    assert [final.mean for final in read_finals(study, "paper")] == [0.9]
+    with pytest.raises(UnknownName, match="unknown retraining of s with recipe 'papr'; did you mean paper"):
+        read_finals(study, "papr")
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a search in it."""
+    folder = tmp_path_factory.mktemp("studies")
+    make_search(folder / "s")
+    return folder
+
+
+def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = make_study(studies / "s")
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0, 1), False, True), range(1, 3))
+    for _ in range(6):
+        finish(runs, 0.9)
+    with pytest.raises(StudyError, match=r"got s@fast, networks of s that were trained again; `lrnas retrain s@fast`"):
+        open_study("s@fast", studies=studies)
+    assert open_record("s@fast", studies=studies).counts() == {"completed": 6, "waiting": 4}
+    with pytest.raises(StudyError, match="a study's name has no @"):
+        search("nin", budget=1, name="s@fast", data="digits", studies=studies)
+    with pytest.raises((InvalidObjectives, UnknownName)):
+        pick_objectives(["test_accuracy", "macs"])
+    assert trials_folder(studies, "s@fast") == studies / "s" / "retrained" / "fast"
+
+    assert main(["studies", "--studies", str(studies), "--json"]) == 0
+    assert [row["study"] for row in json.loads(capsys.readouterr().out)] == ["s"]
+    assert main(["retrain", "s@fast", "--studies", str(studies), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["left"] == 4 and len(shown["networks"]) == 5 and len(shown["verdicts"]) == 3
+    assert main(["retrain", "s@fast", "--studies", str(studies)]) == 0
+    out = capsys.readouterr().out
+    assert "Runs that are not done: 4" in out and "Test: Welch's t-test" in out and "front, paper" in out
+    assert main(["export", "s@fast:best", "--studies", str(studies)]) == 2
+    assert "nothing is chosen by test accuracy; got s@fast:best" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["t"], "unknown study 't'; known: s"),
+        (["s@paper"], "the storage has no study 's@paper'; known: s"),
+        (["s", "--trials", "1,7"], "s has no trial 7; it has 4"),
+        (["s", "--seeds", "0"], "the number of seeds is at least 1; got 0"),
+        (["s", "--recipe", "papr"], "unknown recipe 'papr'; did you mean paper?"),
+        (["s", "--set", "lr"], "--set takes FIELD=VALUE"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], studies: Path, arguments: list[str], message: str) -> None:
+    assert main(["retrain", *arguments, "--studies", str(studies)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and message in err

@@ -1,0 +1,116 @@
+"""Verdicts on the paper's networks, from constructed accuracies."""
+
+import math
+
+import pytest
+
+from lrnas.finals import Final, final_front
+from lrnas.verdicts import TEST, Verdict, judge
+
+
+def final(identity: str, macs: int, *accuracies: float, point: str | None = None, trial: int | None = None) -> Final:
+    return Final(identity, '{"backbone": "nin"}', point, trial, macs, 1, "paper", (1,) * len(accuracies), accuracies)
+
+
+def verdict(*finals: Final) -> Verdict:
+    (found,) = judge(finals)
+    return found
+
+
+POINT = final("p", 100, 0.90, 0.91, 0.92, point="paper-net")
+
+
+def test_dominated_by_the_cheapest_that_is_better_beyond_noise() -> None:
+    cheap = final("cheap", 20, 0.95, 0.96, 0.97, trial=7)
+    best = final("best", 80, 0.98, 0.985, 0.99)
+    dear = final("dear", 101, 0.999, 0.998, 0.997)
+    found = verdict(POINT, best, cheap, dear)
+    assert (found.kind, found.rival, found.share, found.compared) == ("dominated", cheap, 0.2, 2)
+    assert found.difference == pytest.approx(0.05)
+    # t = 0.05 / sqrt(2 * 0.01² / 3) = 6.124, 4 degrees of freedom: p = 0.0018, the larger of two, so corrected by 1
+    assert found.p == pytest.approx(0.00180, abs=2e-5)
+    # 2.776 * sqrt(2 * 0.01² / 3) on either side
+    assert found.interval == pytest.approx((0.05 - 0.02267, 0.05 + 0.02267), abs=2e-5)
+    assert str(found) == (
+        "paper-net: dominated by cheap, trial 7, at 0.200 of its MACs: +5.00 points, 95 % interval +2.73 to +7.27, "
+        "p = 0.002."
+    )
+
+
+def test_as_many_macs_are_no_more() -> None:
+    assert verdict(POINT, final("same", 100, 0.95, 0.96, 0.97)).kind == "dominated"
+
+
+def test_many_candidates_must_be_better_by_more() -> None:
+    """Holm: what one comparison shows, it does not show as one of many."""
+    rival = final("rival", 50, 0.925, 0.935, 0.945)
+    alone = verdict(POINT, rival)
+    assert alone.kind == "dominated" and alone.p is not None and 0.01 < alone.p < 0.05
+    others = [final(f"o{i}", 40, 0.88, 0.90, 0.92 + i / 1000) for i in range(9)]
+    among = verdict(POINT, rival, *others)
+    assert (among.kind, among.rival, among.compared) == ("matched", rival, 10)
+    assert among.p == pytest.approx(10 * alone.p)
+
+
+def test_matched_and_not_reached() -> None:
+    near = final("near", 50, 0.895, 0.905, 0.93)
+    found = verdict(POINT, near, final("far", 40, 0.5, 0.51, 0.52))
+    assert (found.kind, found.rival) == ("matched", near)
+    assert found.interval is not None and found.interval[0] < 0 < found.interval[1]
+    assert "matched by near at 0.500 of its MACs, as far as 3 runs tell: " in str(found) and "p =" not in str(found)
+    behind = verdict(POINT, final("far", 40, 0.5, 0.51, 0.52))
+    assert behind.kind == "not reached" and behind.p is not None and behind.p < 0.001
+    assert "not reached; the best that costs no more is far at 0.400 of its MACs: -40.00 points" in str(behind)
+    nothing = verdict(POINT, final("dear", 101, 0.99, 0.99))
+    assert (nothing.kind, nothing.rival) == ("not reached", None)
+    assert str(nothing) == "paper-net: not reached, no network found costs no more."
+
+
+def test_one_seed_tells_nothing_of_noise() -> None:
+    for point, rival in ((final("p", 100, 0.9, point="n"), final("r", 50, 0.95, 0.96)), (POINT, final("r", 50, 0.96))):
+        found = verdict(point, rival)
+        assert (found.kind, found.p, found.interval) == ("unknown", None, None)
+        assert found.difference == pytest.approx(rival.mean - point.mean)
+        assert "no verdict, the noise between seeds is unknown; r at 0.500" in str(found)
+
+
+def test_ties_and_runs_that_all_come_out_the_same() -> None:
+    """No spread at all is no proof of anything: accuracies are whole numbers of images."""
+    tie = verdict(POINT, final("tie", 50, 0.90, 0.91, 0.92))
+    assert tie.kind == "matched" and tie.difference == pytest.approx(0)
+    still = verdict(final("p", 100, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.95))
+    assert (still.kind, still.p, still.interval) == ("matched", 1.0, None)
+    half = verdict(final("p", 100, 0.9, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.951, 0.952))  # no warnings either
+    assert half.kind == "dominated"
+
+
+def test_the_paper_s_own_networks_are_no_success_of_a_search() -> None:
+    other = final("q", 10, 0.99, 0.991, 0.992, point="better-paper-net", trial=3)  # also where a trial is the same one
+    found = judge([POINT, other])
+    assert [(verdict.point, verdict.kind) for verdict in found] == [
+        ("better-paper-net", "not reached"),
+        ("paper-net", "not reached"),
+    ]
+
+
+def test_runs_that_diverged_or_are_not_numbers_count_for_nothing() -> None:
+    lost = final("lost", 10)
+    broken = final("broken", 50, 0.95, math.nan, 0.96, 0.97)
+    found = verdict(POINT, lost, broken)
+    assert (found.kind, found.rival, found.compared, found.runs) == ("dominated", broken, 1, 3)
+    gone = verdict(final("p", 100, math.nan, point="n"), broken)
+    assert (gone.kind, gone.rival) == ("unknown", None)
+    assert str(gone) == "n: unknown, no run of it was tested."
+    assert [final.identity for final in final_front([lost, POINT, broken])] == ["p"]
+
+
+def test_the_front_by_means() -> None:
+    cheap, beaten, good = final("a", 10, 0.5, 0.7), final("b", 20, 0.55), final("c", 30, 0.9)
+    assert final_front([good, beaten, cheap]) == [cheap, good]
+    assert final_front([]) == [] and judge([]) == []
+
+
+def test_the_test_is_stated() -> None:
+    assert "Welch" in TEST and "Holm" in TEST and "level 0.05" in TEST
+    data = verdict(POINT, final("cheap", 20, 0.95, 0.96, 0.97, trial=7)).to_dict()
+    assert (data["verdict"], data["rival"], data["rival_trial"], data["share"]) == ("dominated", "cheap", 7, 0.2)
