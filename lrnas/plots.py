@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from lrnas.objectives import cost_objectives
+from lrnas.objectives import OBJECTIVES, cost_objectives
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,18 +21,21 @@ if TYPE_CHECKING:
     from lrnas.record import Record
     from lrnas.trials import Trial
 
-__all__ = ["plot_front", "plot_times"]
+__all__ = ["name_points", "plot_front", "plot_times"]
 
 
-def plot_front(study: Record, path: Path) -> None:
+def plot_front(study: Record, path: Path, axis: str | None = None) -> None:
     """Accuracy against a cost: trained networks, the front as a staircase, the paper's by name.
 
-    The cost is that of the objectives, multiply-accumulates before others; a second one gives the colours.
+    The cost is that of the objectives, multiply-accumulates before others, if no `axis` names another; a second one
+    gives the colours.
     """
     matplotlib.use("Agg", force=False)
     from matplotlib import pyplot as plt
 
-    costs = sorted(cost_objectives(study.objectives), key=lambda objective: objective.name != "macs")
+    costs = sorted(cost_objectives(study.objectives), key=lambda objective: objective.name != (axis or "macs"))
+    if axis is not None and costs[0].name != axis:
+        costs.insert(0, OBJECTIVES[axis])
     cost, second = costs[0], costs[1] if len(costs) > 1 else None
     trials = study.trials()
     points = study.manifest["space"]["points"]
@@ -81,7 +84,7 @@ def plot_front(study: Record, path: Path) -> None:
         axes.set_ylim(low - margin, min(high + margin, 100.3))
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
-    _name_points(axes, {str(trial.point): place(trial) for trial in paper})
+    name_points(axes, {str(trial.point): place(trial) for trial in paper})
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -114,13 +117,13 @@ def plot_times(profile: Profile, path: Path) -> None:
     for axes in panels[0]:
         axes.set_ylabel("forward pass, ms")
         axes.grid(True, which="both", alpha=0.25)
-    _name_points(panels[0, -1], places)
+    name_points(panels[0, -1], places)
     figure.suptitle(str(profile.conditions), fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def _name_points(axes: Axes, named: dict[str, tuple[float, float]]) -> None:
+def name_points(axes: Axes, named: dict[str, tuple[float, float]]) -> None:
     """Write names beside points, the rightmost first, where they hide neither points nor names."""
     figure = axes.get_figure(root=True)
     assert figure is not None
