@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lrnas.errors import LrnasError
-from lrnas.layouts import KINDS
+from lrnas.layouts import KINDS, SHADES
 from lrnas.manifest import StudyError
 from lrnas.objectives import Objective
 from lrnas.plots import name_points
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from lrnas.report import Network, Report, StudyReport
 
 __all__ = [
-    "SHADES",
     "check_figure_file",
     "plot_allocation",
     "plot_curves",
@@ -34,8 +33,6 @@ __all__ = [
 ]
 
 SUFFIXES = (".pdf", ".png", ".svg")
-SHADES = {"kx1": "#3b6fb6", "1xk": "#e0862c", "kxk": "#7a3b8f", "1x1": "#b8b8b8", "other": "#4d9c6a"}
-"""Colours of filters by kind, the same on the page; they also differ in grey."""
 MOST_NETWORKS = 60
 """Along the front, in a picture of what their layers are made of."""
 MOST_PARAMETERS = 20

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lrnas.arch import Architecture, Filters
 from lrnas.plan import make_plan
 
-__all__ = ["KINDS", "ImageShape", "Layer", "find_image_shape", "lay_out"]
+__all__ = ["KINDS", "SHADES", "ImageShape", "Layer", "find_image_shape", "lay_out"]
 
 KINDS = ("kx1", "1xk", "kxk", "1x1", "other")
 """Of filters: vertical, horizontal, square, those of a single pixel, and the rest."""
+SHADES = dict(zip(KINDS, ("#3b78c4", "#e0862c", "#9a4fb0", "#a9a9a9", "#4d9c6a"), strict=True))
+"""Their colours in all pictures."""
 CHANNELS = (3, 1, 2, *range(4, 33))
 """That images may have, the usual ones first."""
 
@@ -86,12 +88,15 @@ def kind_of(filters: Filters, kernel: int | None) -> str:
 
 
 def lay_out(architecture: Architecture, shape: ImageShape) -> tuple[Layer, ...]:
-    """The layers in use, in order."""
+    """The layers in use, in order; the parameters of a norm belong to the layer before it."""
     plan = make_plan(architecture, shape.size, shape.num_classes, shape.channels, check_fit=False)
     convs = {conv.name: conv for conv in plan.convs}
-    layers = []
+    layers: list[Layer] = []
     for cost in plan.cost.layers:
         if cost.role == "auxiliary":
+            continue
+        if layers and not cost.macs:
+            layers[-1] = replace(layers[-1], params=layers[-1].params + cost.params)
             continue
         conv = convs.get(cost.name)
         filters = () if conv is None else (conv.kernel, conv.mix.groups, conv.mix.second)

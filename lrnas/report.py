@@ -84,6 +84,7 @@ class Network:
             "curve": [round(value, 5) for value in trial.curve],
             "metrics": dict(trial.metrics),
             "layers": [layer.to_dict() for layer in self.layers],
+            "architecture": trial.description,
             "lines": [[line.title, line.line] for line in self.lines],
         }
 
