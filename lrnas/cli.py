@@ -13,6 +13,7 @@ from lrnas import __version__
 from lrnas.errors import InvalidArchitecture, LrnasError
 from lrnas.export_commands import add_export_command
 from lrnas.profile_commands import add_profile_command
+from lrnas.report_commands import add_report_commands
 from lrnas.search_commands import add_search_commands
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
@@ -146,7 +147,8 @@ def _parser() -> argparse.ArgumentParser:
     profiling = add_profile_command(commands)
     searching = add_search_commands(commands, DATA)
     export = add_export_command(commands, DATA)
-    for command in (models, count, reproduce, recipes, spaces, profiling, *searching, export):
+    reporting = add_report_commands(commands)
+    for command in (models, count, reproduce, recipes, spaces, profiling, *searching, export, *reporting):
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 
