@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from lrnas.errors import LrnasError
 
 if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+
     from lrnas.record import Record
 
 __all__ = ["address_of", "open_dashboard", "serve_dashboard"]
@@ -36,10 +40,29 @@ def open_dashboard(study: Record, port: int = 8080) -> WSGIServer:
             "the dashboard needs optuna-dashboard; it is not installed; pip install 'lrnas[dashboard]'"
         ) from None
     try:
-        return make_server(HOST, port, wsgi(study.study._storage), handler_class=_QuietHandler)
+        return make_server(HOST, port, wsgi(_with_constraints(study.study._storage)), handler_class=_QuietHandler)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise LrnasError(f"the dashboard cannot have port {port}: {reason}; give another --port") from None
+
+
+def _with_constraints(storage: BaseStorage) -> BaseStorage:
+    """Have trials tell their constraints as the dashboard reads them: a list, where Optuna has kept them by name."""
+    read = storage.get_all_trials
+
+    def read_and_list(study_id: int, *arguments: Any, **named: Any) -> list[FrozenTrial]:
+        return [_list_constraints(trial) for trial in read(study_id, *arguments, **named)]
+
+    storage.get_all_trials = read_and_list  # type: ignore[method-assign]
+    return storage
+
+
+def _list_constraints(trial: FrozenTrial) -> FrozenTrial:
+    if not trial.constraints:
+        return trial
+    trial = copy.copy(trial)
+    trial.system_attrs = {**trial.system_attrs, "constraints": list(trial.constraints.values())}
+    return trial
 
 
 def serve_dashboard(study: Record, port: int, *, browser: bool, say: Callable[[str], object]) -> None:
