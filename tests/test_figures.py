@@ -35,6 +35,7 @@ def report(records: list[Record]) -> Report:
     return make_report(records, finals=some_finals(records[0]))
 
 
+@pytest.mark.slow
 def test_figures_tell_what_they_show(report: Report, records: list[Record], tmp_path: Path) -> None:
     study = report.studies[0]
     texts = {}

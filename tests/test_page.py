@@ -90,13 +90,15 @@ class Tab:
         self.page.on("console", lambda line: self.complaints.append(line.text) if line.type == "error" else None)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", lambda dialog: self.complaints.append(f"dialog {dialog.message}"))
-        self.page.on(
-            "request", lambda request: self.complaints.append(request.url) if "//" in request.url[5:] else None
-        )
+        self.page.on("request", self._note_request)
         begun = time.perf_counter()
         self.page.goto(file.as_uri())
         self.page.wait_for_selector("html[data-ready=yes]")
         self.seconds = time.perf_counter() - begun
+
+    def _note_request(self, request: Any) -> None:
+        if request.url.startswith(("http", "ws")):
+            self.complaints.append(request.url)
 
     def see_all(self) -> None:
         """Scroll to the end and back: charts are drawn when they come in sight."""

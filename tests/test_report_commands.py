@@ -23,6 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_report_is_a_page_and_figures(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     code, out, _ = run(capsys, "report", "<s>", "--studies", str(folder), "--json")
     told = json.loads(out)
@@ -33,6 +35,7 @@ def test_a_report_is_a_page_and_figures(capsys: pytest.CaptureFixture[str], fold
     assert all(Path(file).parent == folder / "<s>" / "report" and Path(file).stat().st_size for file in told["files"])
 
 
+@pytest.mark.slow
 def test_several_studies_and_an_empty_one(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
     out_folder = tmp_path / "new" / "folder"
     code, out, _ = run(capsys, "report", "<s>", "empty", "--studies", str(folder), "--out", str(out_folder))
@@ -42,7 +45,9 @@ def test_several_studies_and_an_empty_one(capsys: pytest.CaptureFixture[str], fo
     assert code == 0 and [file.name for file in tmp_path.glob("*.*")] == ["report.html"]
 
 
-@pytest.mark.parametrize("picture", ["pareto", "history", "allocation", "curves"])
+@pytest.mark.parametrize(
+    "picture", ["pareto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("history", "allocation", "curves"))]
+)
 def test_plots(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, picture: str) -> None:
     file = tmp_path / "figures" / f"{picture}.pdf"
     code, out, _ = run(capsys, "plot", picture, "<s>", "--studies", str(folder), "--out", str(file), "--axis", "params")
