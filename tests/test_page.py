@@ -128,6 +128,8 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     tab = Tab(browser, file, 1400, 900)
     page = tab.page
     assert tab.points().count() == len(full)
+    buttons = page.locator("#front .modebar-btn").evaluate_all("all => all.map(one => one.dataset.title)")
+    assert "Zoom" in buttons and not any("hare" in title for title in buttons)  # nothing is uploaded
     x, y = tab.move_to(tab.points().last)  # of the paper's, the last
     shown = page.locator("#front .hoverlayer").text_content()
     assert "nin-c3-lr" in shown and "conv1: 3×1 96 | 1×3 96" in shown
@@ -197,4 +199,16 @@ def test_an_empty_study_in_a_browser(browser: Any, tmp_path: Path) -> None:
     tab = Tab(browser, write_page(tmp_path, 0), 1400, 900)
     assert "no network trained in full yet" in tab.page.locator("#remarks").inner_text()
     tab.see_all()
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_a_page_of_2000_trials_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    file = write_page(tmp_path, 2000)
+    assert file.stat().st_size < 8e6
+    tab = Tab(browser, file, 1400, 900)
+    assert tab.seconds < 10  # 1.8 s on two cores that had other work
+    assert tab.points().count() < 300  # the others are drawn as one
+    tab.see_all()
+    assert tab.page.locator("#number").inner_text() == "2,000 trials"
     assert tab.complaints == []

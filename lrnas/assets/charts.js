@@ -1,7 +1,9 @@
 const PALETTE = ["#2a7fd0", "#e07b2c", "#2f9e62", "#b35cc4", "#c8a415", "#d1495b", "#3aa6b0", "#8a6d5a"];
-const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+// nothing leaves the page: Plotly would offer to upload charts
+const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d"] };
 const MOST_IN_ALLOCATION = 60;
 const MOST_PARAMETERS = 20;
+const MOST_ELEMENTS = 300;
 
 /** What all charts have in common, in the colours of the page. */
 function makeLayout(more = {}) {
@@ -11,7 +13,7 @@ function makeLayout(more = {}) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: colour("--ink"), family: "system-ui, sans-serif", size: 12.5 },
     hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--muted"), font: { color: colour("--ink") }, align: "left" },
-    margin: { l: 56, r: 16, t: 12, b: 44 }, hovermode: "closest",
+    margin: { l: 56, r: 16, t: 12, b: 44 }, hovermode: "closest", modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--muted"), activecolor: colour("--ink") },
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
     xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
   };
@@ -83,6 +85,12 @@ function asDots(trace, shade, size, opacity) {
     customdata: twice(trace.customdata, null), opacity, line: { color: shade, width: size, simplify: false } };
 }
 
+/** Points that all look the same; thousands are drawn at once. */
+function dotTrace(study, places, name, marker, more) {
+  const trace = pointTrace(study, places, name, marker, more);
+  return places.length > MOST_ELEMENTS ? asDots(trace, marker.color, marker.size, marker.opacity ?? 1) : trace;
+}
+
 /** Ranges of both axes: what was trained in full fills the picture. */
 function frontRanges(full, partial) {
   const all = full.length ? full : partial;
@@ -109,8 +117,7 @@ function drawFront() {
     const group = { legendgroup: String(i), showlegend: false };
     if (partial.length) {
       const shown = several ? group : {};
-      const points = pointTrace(study, partial, "stopped early", {}, shown);
-      traces.push(asDots(points, several ? studyColour(i) : colour("--muted"), 6, 0.35));
+      traces.push(dotTrace(study, partial, "stopped early", { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown));
     }
     traces.push({ type: "scatter", mode: "lines", name: "front", x: steps.map((p) => p.x), y: steps.map((p) => p.y),
       line: { shape: "hv", color: studyColour(i), width: 1.6 }, hoverinfo: "skip", ...group });
@@ -118,7 +125,7 @@ function drawFront() {
     const paper = full.filter((p) => p.network.is_paper);
     // one look for all points of a trace: Plotly draws that several times faster than a look for each
     const marker = { color: studyColour(i), size: 8 };
-    traces.push(pointTrace(study, found.filter((p) => !p.network.on_front), name, marker, { legendgroup: String(i) }));
+    traces.push(dotTrace(study, found.filter((p) => !p.network.on_front), name, marker, { legendgroup: String(i) }));
     const ring = { ...marker, size: 10, line: { color: colour("--ink"), width: 1.3 } };
     traces.push(pointTrace(study, found.filter((p) => p.network.on_front), "on the front", ring, several ? group : {}));
     const diamond = { symbol: "diamond", size: 11, color: several ? studyColour(i) : colour("--paper"), line: { color: colour("--ink"), width: several ? 1.3 : 0 } };
