@@ -124,15 +124,15 @@ class Tab:
 def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     file = write_page(tmp_path, 20, tested=True)
     networks = read_data(file.read_text(encoding="utf-8"))["studies"][0]["networks"]
-    full = [network for network in networks if network["is_full"]]
+    shown = [network for network in networks if network["is_full"] or network["is_partial"]]
     tab = Tab(browser, file, 1400, 900)
     page = tab.page
-    assert tab.points().count() == len(full)
+    assert tab.points().count() == len(shown)
     buttons = page.locator("#front .modebar-btn").evaluate_all("all => all.map(one => one.dataset.title)")
     assert "Zoom" in buttons and not any("hare" in title for title in buttons)  # nothing is uploaded
     x, y = tab.move_to(tab.points().last)  # of the paper's, the last
-    shown = page.locator("#front .hoverlayer").text_content()
-    assert "nin-c3-lr" in shown and "conv1: 3×1 96 | 1×3 96" in shown
+    told = page.locator("#front .hoverlayer").text_content()
+    assert "nin-c3-lr" in told and "conv1: 3×1 96 | 1×3 96" in told
     page.mouse.click(x, y)
     assert page.locator("#card-title").inner_text() == "nin-c3-lr"
     network = next(network for network in networks if network["point"] == "nin-c3-lr")
