@@ -34,7 +34,7 @@ $(READY): pyproject.toml constraints.txt
 	  exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[train,workers,search,export,plot,test,lint]'
+	  --constraint constraints.txt --editable '.[train,workers,search,export,plot,dashboard,test,lint]'
 	@touch $@
 
 clean:

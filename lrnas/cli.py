@@ -14,6 +14,7 @@ from lrnas.errors import InvalidArchitecture, LrnasError
 from lrnas.export_commands import add_export_command
 from lrnas.figure_commands import add_figure_commands
 from lrnas.profile_commands import add_profile_command
+from lrnas.report_commands import add_report_commands
 from lrnas.retrain_commands import add_retrain_command
 from lrnas.search_commands import add_search_commands
 from lrnas.terminal import make_console, make_table, print_json, read_settings
@@ -148,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     profiling = add_profile_command(commands)
     searching = [*add_search_commands(commands, DATA), add_retrain_command(commands, DATA)]
     export = add_export_command(commands, DATA)
-    drawing = add_figure_commands(commands)
+    drawing = [*add_report_commands(commands), *add_figure_commands(commands)]
     for command in (models, count, reproduce, recipes, spaces, profiling, *searching, export, *drawing):
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser

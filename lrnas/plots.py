@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from lrnas.objectives import cost_objectives
+from lrnas.objectives import OBJECTIVES, cost_objectives
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,15 +24,18 @@ if TYPE_CHECKING:
 __all__ = ["name_points", "plot_front", "plot_times"]
 
 
-def plot_front(study: Record, path: Path) -> None:
+def plot_front(study: Record, path: Path, axis: str | None = None) -> None:
     """Accuracy against a cost: trained networks, the front as a staircase, the paper's by name.
 
-    The cost is that of the objectives, multiply-accumulates before others; a second one gives the colours.
+    The cost is that of the objectives, multiply-accumulates before others, if no `axis` names another; a second one
+    gives the colours.
     """
     matplotlib.use("Agg", force=False)
     from matplotlib import pyplot as plt
 
-    costs = sorted(cost_objectives(study.objectives), key=lambda objective: objective.name != "macs")
+    costs = sorted(cost_objectives(study.objectives), key=lambda objective: objective.name != (axis or "macs"))
+    if axis is not None and costs[0].name != axis:
+        costs.insert(0, OBJECTIVES[axis])
     cost, second = costs[0], costs[1] if len(costs) > 1 else None
     trials = study.trials()
     points = study.manifest["space"]["points"]

@@ -81,7 +81,7 @@ class Record:
         # "params" comes last: another driver may just be writing a row
         trials = [self._read(trial) for trial in self._trials() if "params" in trial.user_attrs]
         full = [trial for trial in trials if trial.status == "completed" and trial.values is not None]
-        small = [self._as_costs(trial.values or ()) for trial in full]
+        small = [self.as_costs(trial.values or ()) for trial in full]
         best = front_indices(small)
         on_front = {full[i].number for i in best}
         trials = [dataclasses.replace(trial, on_front=True) if trial.number in on_front else trial for trial in trials]
@@ -154,7 +154,7 @@ class Record:
         """Whether a trial is one of the paper's networks, which are always trained in full."""
         return self._frozen(number).user_attrs.get("point") in self.manifest["space"]["points"]
 
-    def _as_costs(self, values: Sequence[float]) -> list[float]:
+    def as_costs(self, values: Sequence[float]) -> list[float]:
         """Objectives as shares that are to be made small."""
         reference = self.manifest["reference"]
         return [

@@ -1,0 +1,72 @@
+/** What one network is made of, and how to have it again. */
+function openCard(study, network) {
+  const card = byId("card");
+  const close = make("button", { type: "button", "aria-label": "close", onclick: () => card.close() }, "✕");
+  const title = make("h2", { id: "card-title" }, network.name);
+  const parts = [make("div", { class: "card-head" }, title, close), cardFacts(study, network)];
+  if (network.layers.length) parts.push(make("h3", {}, "Layers"), cardLegend(), cardLayers(network));
+  if (network.curve.length) parts.push(make("h3", {}, "Validation accuracy by epoch"), make("div", { id: "card-curve", class: "small" }));
+  parts.push(make("h3", {}, "Have it again"), ...network.lines.map(([title, line]) => cardLine(title, line)));
+  card.replaceChildren(...parts);
+  if (!card.open) card.showModal();
+  card.scrollTop = 0;
+  if (network.curve.length) drawCardCurve(study, network);
+}
+
+function cardFacts(study, network) {
+  const facts = [
+    ["study", study.name], ["trial", network.number], ["status", network.status + (network.on_front ? ", on the front" : "")],
+    ["accuracy", percent(network.accuracy)], ["MACs", whole(network.macs)], ["parameters", whole(network.params)],
+    ...(network.latency == null ? [] : [["latency", network.latency.toFixed(3) + " ms"]]),
+    ["epochs", network.epochs], ["training", duration(network.seconds)], ["id", network.identity],
+    ...Object.entries(network.metrics), ...(network.reason ? [["reason", network.reason]] : []),
+  ];
+  return make("dl", { class: "facts" }, ...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, String(value)))));
+}
+
+function cardLegend() {
+  return make("div", { class: "legend" }, ...Object.entries(page.data.shades).map(([kind, shade]) =>
+    make("span", {}, make("i", { style: `background:${shade}` }), spelt(kind))));
+}
+
+function cardLayers(network) {
+  const widest = Math.max(...network.layers.flatMap((layer) => layer.groups.length ? [layer.groups.reduce((sum, group) => sum + group[2], 0)] : [1]));
+  const head = make("tr", {}, ...["layer", "filters", "output"].map((name) => make("th", {}, name)), ...["MACs", "%", "parameters"].map((name) => make("th", { class: "number" }, name)));
+  const rows = network.layers.map((layer) => make("tr", {},
+    make("td", {}, layer.name), make("td", {}, filterBar(layer, widest)), make("td", {}, layer.output.join("×")),
+    make("td", { class: "number" }, whole(layer.macs)), make("td", { class: "number" }, (100 * layer.macs / network.macs).toFixed(1)),
+    make("td", { class: "number" }, whole(layer.params))));
+  return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
+}
+
+/** Filters side by side, as wide as they are many, and what follows them. */
+function filterBar(layer, widest) {
+  if (!layer.groups.length) return "";
+  const total = layer.groups.reduce((sum, group) => sum + group[2], 0);
+  const groups = layer.groups.map(([rows, columns, number, kind]) => {
+    const share = number / total;
+    const text = `${rows}×${columns} ${number}`;
+    const roomy = share * total / widest > 0.16;
+    return make("div", { class: kind === "1x1" ? "group pale" : "group", title: `${text} filters`, style: `background:${page.data.shades[kind]};width:${100 * share}%` }, roomy ? text : "");
+  });
+  const width = `width:${(70 * total / widest).toFixed(1)}%`;
+  const label = layer.groups.map(([rows, columns, number]) => `${number} of ${rows}×${columns}`).join(", ");
+  const bar = make("div", { class: "bar" }, make("div", { class: "groups", style: width, role: "img", "aria-label": label }, ...groups));
+  if (layer.second) bar.append(make("span", { class: "join" }, `→ ${layer.second[0]}×${layer.second[1]} ${layer.second[2]}`));
+  return bar;
+}
+
+function cardLine(title, line) {
+  const button = make("button", { type: "button" }, "Copy");
+  button.addEventListener("click", () => copyText(line, button));
+  return make("div", {}, make("div", { class: "muted" }, title), make("div", { class: "line" }, make("code", { tabindex: "0" }, line), button));
+}
+
+function drawCardCurve(study, network) {
+  const trace = { type: "scatter", mode: "lines+markers", x: network.curve.map((_, i) => i + 1), y: network.curve.map((value) => 100 * value),
+    line: { color: colour("--found") }, hovertemplate: "%{y:.2f} % after %{x}<extra></extra>" };
+  Plotly.newPlot("card-curve", [trace], makeLayout({
+    xaxis: { title: { text: "epoch" }, ...epochTicks(study.epochs), range: [0.8, Math.max(study.epochs, network.curve.length) + 0.2] }, yaxis: { title: { text: "%" } },
+    shapes: study.rungs.map((rung) => ({ type: "line", x0: rung, x1: rung, yref: "paper", y0: 0, y1: 1, line: { color: colour("--muted"), dash: "dot", width: 1 } })),
+  }), { ...CONFIG, displayModeBar: false });
+}

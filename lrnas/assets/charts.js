@@ -1,0 +1,329 @@
+const PALETTE = ["#2a7fd0", "#e07b2c", "#2f9e62", "#b35cc4", "#c8a415", "#d1495b", "#3aa6b0", "#8a6d5a"];
+// nothing leaves the page: Plotly would offer to upload charts
+const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d"] };
+const MOST_IN_ALLOCATION = 60;
+const MOST_PARAMETERS = 20;
+const MOST_ELEMENTS = 300;
+
+/** What all charts have in common, in the colours of the page. */
+function makeLayout(more = {}) {
+  const axis = { gridcolor: colour("--line"), linecolor: colour("--line"), zeroline: false };
+  const { xaxis, yaxis, ...rest } = more;
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: colour("--ink"), family: "system-ui, sans-serif", size: 12.5 },
+    hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--muted"), font: { color: colour("--ink") }, align: "left" },
+    margin: { l: 56, r: 16, t: 12, b: 44 }, hovermode: "closest", modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--muted"), activecolor: colour("--ink") },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+    xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
+  };
+}
+
+function draw(id, traces, layout) {
+  const element = byId(id);
+  const isNew = !element.data;
+  Plotly.react(element, traces, makeLayout(layout), CONFIG);
+  if (isNew) {
+    element.on("plotly_click", (event) => {
+      const network = event.points[0].customdata;
+      if (Array.isArray(network)) openCard(page.data.studies[network[0]], page.data.studies[network[0]].networks[network[1]]);
+    });
+  }
+}
+
+const studyColour = (i) => (page.data.studies.length > 1 ? PALETTE[i % PALETTE.length] : colour("--found"));
+const currentAxis = () => page.data.axes.find((axis) => axis.name === page.axis);
+
+/** The best accuracy for every cost, cheapest first. */
+function staircase(places) {
+  const best = [];
+  for (const place of [...places].sort((a, b) => a.x - b.x || b.y - a.y)) {
+    if (!best.length || place.y > best.at(-1).y) best.push(place);
+  }
+  return best;
+}
+
+function describe(study, network) {
+  const layers = network.layers.filter((layer) => layer.kernel > 1);
+  const shown = layers.slice(0, 14).map((layer) => {
+    const groups = layer.groups.map(([rows, columns, number]) => `${rows}×${columns} ${number}`).join(" | ");
+    const second = layer.second ? ` → ${layer.second[0]}×${layer.second[1]} ${layer.second[2]}` : "";
+    return `${plain(layer.name)}: ${groups}${second}`;
+  });
+  if (layers.length > 14) shown.push(`… ${layers.length - 14} more`);
+  const latency = network.latency == null ? "" : `, ${network.latency.toFixed(3)} ms`;
+  return [
+    `<b>${plain(network.name)}</b>, trial ${network.number} of ${plain(study.name)}`,
+    `${percent(network.accuracy)} after ${network.epochs} epochs`,
+    `${shortNumber(network.macs)} MACs, ${shortNumber(network.params)} parameters${latency}`, ...shown,
+  ].join("<br>");
+}
+
+function placesOf(study, studyNumber, wanted) {
+  const axis = currentAxis();
+  const found = [];
+  study.networks.forEach((network, i) => {
+    if (wanted(network) && network.accuracy != null && network[axis.name] != null) {
+      found.push({ x: network[axis.name] / axis.unit, y: 100 * network.accuracy, network, key: [studyNumber, i] });
+    }
+  });
+  return found;
+}
+
+function pointTrace(study, places, name, marker, more = {}) {
+  return {
+    type: "scatter", mode: "markers", name, x: places.map((p) => p.x), y: places.map((p) => p.y), marker,
+    customdata: places.map((p) => p.key), text: places.map((p) => describe(study, p.network)),
+    hovertemplate: "%{text}<extra></extra>", ...more,
+  };
+}
+
+/** Points as a line of no length each, with round ends: one element in place of thousands. */
+function asDots(trace, shade, size, opacity) {
+  const twice = (values, gap) => values.flatMap((value) => [value, value, gap]);
+  return { ...trace, mode: "lines", x: twice(trace.x, null), y: twice(trace.y, null), text: twice(trace.text, ""),
+    customdata: twice(trace.customdata, null), opacity, line: { color: shade, width: size, simplify: false } };
+}
+
+/** Points that all look the same; thousands are drawn at once. */
+function dotTrace(study, places, name, marker, more) {
+  const trace = pointTrace(study, places, name, marker, more);
+  return places.length > MOST_ELEMENTS ? asDots(trace, marker.color, marker.size, marker.opacity ?? 1) : trace;
+}
+
+/** Ranges of both axes: what was trained in full fills the picture. */
+function frontRanges(full, partial) {
+  const all = full.length ? full : partial;
+  const [xs, ys] = [[...full, ...partial].map((p) => p.x), all.map((p) => p.y)];
+  const [low, high] = [Math.min(...xs), Math.max(...xs)];
+  const isLog = page.scale === "log";
+  const [from, to] = isLog ? [Math.log10(low), Math.log10(high)] : [0, high];
+  const gap = 0.06 * (to - from) + (isLog ? 0.02 : 0);
+  const [bottom, top] = [Math.min(...ys), Math.max(...ys)];
+  const margin = 0.1 * (top - bottom) + 0.3;
+  return { x: [isLog ? from - gap : 0, to + gap], y: [bottom - margin, Math.min(top + margin, 101)] };
+}
+
+function drawFront() {
+  const { studies } = page.data;
+  const several = studies.length > 1;
+  const traces = [];
+  const every = { full: [], partial: [], paper: [] };
+  studies.forEach((study, i) => {
+    const full = placesOf(study, i, (network) => network.is_full);
+    const partial = page.showPartial ? placesOf(study, i, (network) => network.is_partial) : [];
+    const steps = staircase(full);
+    const name = several ? plain(study.name) : "trained in full";
+    const group = { legendgroup: String(i), showlegend: false };
+    if (partial.length) {
+      const shown = several ? group : {};
+      traces.push(dotTrace(study, partial, "stopped early", { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown));
+    }
+    traces.push({ type: "scatter", mode: "lines", name: "front", x: steps.map((p) => p.x), y: steps.map((p) => p.y),
+      line: { shape: "hv", color: studyColour(i), width: 1.6 }, hoverinfo: "skip", ...group });
+    const found = full.filter((p) => !p.network.is_paper);
+    const paper = full.filter((p) => p.network.is_paper);
+    // one look for all points of a trace: Plotly draws that several times faster than a look for each
+    const marker = { color: studyColour(i), size: 8 };
+    traces.push(dotTrace(study, found.filter((p) => !p.network.on_front), name, marker, { legendgroup: String(i) }));
+    const ring = { ...marker, size: 10, line: { color: colour("--ink"), width: 1.3 } };
+    traces.push(pointTrace(study, found.filter((p) => p.network.on_front), "on the front", ring, several ? group : {}));
+    const diamond = { symbol: "diamond", size: 11, color: several ? studyColour(i) : colour("--paper"), line: { color: colour("--ink"), width: several ? 1.3 : 0 } };
+    if (paper.length) traces.push(pointTrace(study, paper, "the paper's", diamond, several ? group : {}));
+    every.full.push(...full); every.partial.push(...partial); every.paper.push(...paper);
+  });
+  if (!every.full.length && !every.partial.length) { byId("front-section").hidden = true; return; }
+  const ranges = frontRanges(every.full, every.partial);
+  const named = [...new Map(every.paper.map((p) => [several ? p.network.name + p.x + p.y : p.network.name, p])).values()];
+  draw("front", traces, {
+    xaxis: { title: { text: currentAxis().label }, type: page.scale, range: ranges.x },
+    yaxis: { title: { text: "validation accuracy, %" }, range: ranges.y },
+    annotations: nameNotes("front", named.map((p) => ({ x: p.x, y: p.y, text: p.network.name })), ranges),
+  });
+}
+
+/** Names beside points, where they hide neither each other nor points. */
+function nameNotes(id, places, ranges) {
+  const element = byId(id);
+  const [width, height] = [element.clientWidth - 80, element.clientHeight - 90];
+  const isLog = page.scale === "log";
+  const at = (place) => {
+    const x = isLog ? Math.log10(place.x) : place.x;
+    return [width * (x - ranges.x[0]) / (ranges.x[1] - ranges.x[0]), height * (1 - (place.y - ranges.y[0]) / (ranges.y[1] - ranges.y[0]))];
+  };
+  const taken = places.map((place) => { const [x, y] = at(place); return [x - 7, y - 7, x + 7, y + 7]; });
+  const notes = [];
+  for (const place of [...places].sort((a, b) => b.x - a.x)) {
+    const [x, y] = at(place);
+    const half = 3.4 * place.text.length + 3;
+    let chosen = null;
+    for (const [dx, dy] of [[0, -17], [0, 17], [-half - 10, 0], [half + 10, 0], [-half, -32], [half, 32], [-half, -50], [half, 50], [-half, 66], [-half, -68], [half, 84], [-half, 100]]) {
+      const box = [x + dx - half, y + dy - 8, x + dx + half, y + dy + 8];
+      const isInside = box[0] > -20 && box[2] < width + 12 && box[1] > -6 && box[3] < height;
+      const isFree = !taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3]);
+      if (isInside && isFree) { chosen = [dx, dy]; taken.push(box); break; }
+    }
+    const [ax, ay] = chosen ?? [0, -17];
+    notes.push({ x: isLog ? Math.log10(place.x) : place.x, y: place.y, text: plain(place.text), ax, ay,
+      showarrow: true, arrowhead: 0, arrowwidth: 0.6, standoff: 6,
+      arrowcolor: Math.hypot(ax, ay) > 30 ? colour("--muted") : "rgba(0,0,0,0)", font: { size: 12, color: colour("--ink") } });
+  }
+  return notes;
+}
+
+function drawFinals() {
+  const { finals, verdicts } = page.data;
+  const tested = finals.filter((final) => final.mean != null);
+  if (!tested.length && !verdicts.length) return;
+  byId("finals").hidden = !tested.length;
+  if (tested.length) {
+    const axis = currentAxis().name in tested[0] ? currentAxis() : page.data.axes[0];
+    const places = tested.map((final) => ({ x: final[axis.name] / axis.unit, y: 100 * final.mean, final }));
+    const steps = staircase(places);
+    const traceOf = (name, some, marker) => ({
+      type: "scatter", mode: "markers", name, x: some.map((p) => p.x), y: some.map((p) => p.y), marker,
+      error_y: { type: "data", array: some.map((p) => 100 * (p.final.deviation ?? 0)), color: marker.color, thickness: 1.2, width: 4 },
+      text: some.map(({ final }) => `<b>${plain(final.name)}</b><br>${percent(final.mean)}${final.deviation == null ? "" : " ± " + (100 * final.deviation).toFixed(2)}, ` +
+        `${final.accuracies.length} seeds, ${plain(final.recipe)}<br>${shortNumber(final.macs)} MACs, ${shortNumber(final.params)} parameters`),
+      hovertemplate: "%{text}<extra></extra>",
+    });
+    const ranges = frontRanges(places, []);
+    draw("finals", [
+      { type: "scatter", mode: "lines", name: "front", x: steps.map((p) => p.x), y: steps.map((p) => p.y), line: { shape: "hv", color: colour("--muted"), width: 1.4 }, hoverinfo: "skip" },
+      traceOf("found", places.filter((p) => !p.final.is_paper), { color: colour("--found"), size: 9 }),
+      traceOf("the paper's", places.filter((p) => p.final.is_paper), { color: colour("--paper"), size: 10, symbol: "diamond" }),
+    ], {
+      xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x },
+      yaxis: { title: { text: "test accuracy, %" } },
+      annotations: nameNotes("finals", places.filter((p) => p.final.is_paper).map((p) => ({ x: p.x, y: p.y, text: p.final.name })), ranges),
+    });
+  }
+  byId("verdicts").replaceChildren(...verdicts.map((verdict) =>
+    make("tr", {}, make("td", {}, verdict.point), make("td", {}, verdict.kind), make("td", { class: "wide" }, verdict.sentence))));
+}
+
+function drawHistory() {
+  const some = page.data.studies.filter((study) => study.history.length);
+  byId("history-section").hidden = !some.length;
+  if (!some.length) return;
+  const overTime = page.historyAxis === "seconds";
+  const longest = Math.max(...some.map((study) => study.history.at(-1)[1]));
+  const [unit, name] = longest > 7200 ? [3600, "hours"] : longest > 120 ? [60, "minutes"] : [1, "seconds"];
+  draw("history", some.map((study) => ({
+    type: "scatter", mode: "lines", name: plain(study.name), showlegend: some.length > 1,
+    x: study.history.map(([trials, seconds]) => (overTime ? seconds / unit : trials)), y: study.history.map((moment) => moment[2]),
+    line: { shape: "hv", color: studyColour(page.data.studies.indexOf(study)) }, hovertemplate: "%{y:.4f}<extra>%{x}</extra>",
+  })), {
+    xaxis: { title: { text: overTime ? `training time, ${name}` : "trials that have ended" } },
+    yaxis: { title: { text: "hypervolume" } },
+  });
+}
+
+/** Whole epochs. */
+const epochTicks = (epochs) => ({ tick0: 0, dtick: Math.max(1, Math.round(epochs / 10)) });
+
+function drawCurves() {
+  const study = page.data.studies[page.study];
+  const groups = new Map();
+  study.networks.forEach((network, i) => {
+    if (!network.curve.length || !(network.is_full || network.is_partial)) return;
+    const name = network.on_front ? "on the front" : network.is_full ? "trained in full" : `stopped after ${network.epochs}`;
+    if (!groups.has(name)) groups.set(name, { x: [], y: [], customdata: [], text: [] });
+    const group = groups.get(name);
+    network.curve.forEach((value, epoch) => {
+      group.x.push(epoch + 1); group.y.push(100 * value); group.customdata.push([page.study, i]); group.text.push(plain(network.name));
+    });
+    group.x.push(null); group.y.push(null); group.customdata.push(null); group.text.push("");
+  });
+  byId("curves-section").hidden = !groups.size;
+  if (!groups.size) return;
+  const stopped = [...groups.keys()].filter((name) => name.startsWith("stopped")).sort((a, b) => a.length - b.length || (a < b ? -1 : 1));
+  const order = [...stopped, "trained in full", "on the front"].filter((name) => groups.has(name));
+  const styleOf = (name) => {
+    if (name === "on the front") return { color: colour("--paper"), width: 1.6, opacity: 1 };
+    if (name === "trained in full") return { color: colour("--found"), width: 1, opacity: 0.7 };
+    const shade = 0.35 + 0.3 * (stopped.indexOf(name) / Math.max(1, stopped.length));
+    return { color: colour("--muted"), width: 0.8, opacity: shade };
+  };
+  draw("curves", order.map((name) => {
+    const { opacity, ...line } = styleOf(name);
+    const trace = { type: "scatter", mode: "lines", name, ...groups.get(name), line, opacity, hovertemplate: "%{text}<br>%{y:.2f} % after %{x}<extra></extra>" };
+    return name === "stopped after 1" || study.epochs === 1 ? asDots(trace, line.color, 4, opacity) : trace;
+  }), {
+    xaxis: { title: { text: "epoch" }, ...epochTicks(study.epochs), range: [0.9, study.epochs + 0.1] },
+    yaxis: { title: { text: "validation accuracy, %" } },
+    shapes: study.rungs.map((rung) => ({ type: "line", x0: rung, x1: rung, yref: "paper", y0: 0, y1: 1, line: { color: colour("--muted"), dash: "dot", width: 1 } })),
+  });
+}
+
+function drawImportances() {
+  const { importances } = page.data.studies[page.study];
+  const goals = Object.keys(importances);
+  byId("importances-section").hidden = !goals.length;
+  if (!goals.length) return;
+  const names = Object.keys(importances[goals[0]]).slice(0, MOST_PARAMETERS).reverse();
+  byId("importances").style.height = `${Math.max(220, 22 * names.length + 90)}px`;
+  draw("importances", goals.map((goal, i) => ({
+    type: "bar", orientation: "h", name: goal, y: names.map(plain), x: names.map((name) => importances[goal][name] ?? 0),
+    marker: { color: PALETTE[i] }, hovertemplate: "%{y}: %{x:.3f}<extra>%{fullData.name}</extra>",
+  })), { barmode: "group", xaxis: { title: { text: "importance" } }, yaxis: { type: "category", automargin: true } });
+}
+
+function spreadOut(list, number) {
+  if (list.length <= number) return list;
+  return Array.from({ length: number }, (_, i) => list[Math.round(i * (list.length - 1) / (number - 1))]);
+}
+
+/** Names of the layers whose filters could have other shapes, by how deep they are. */
+function variedLayers(networks) {
+  const depths = new Map();
+  for (const { network } of networks) {
+    network.layers.forEach((layer, i) => { if (layer.kernel > 1) depths.set(layer.name, i / network.layers.length); });
+  }
+  return [...depths.keys()].sort((a, b) => depths.get(a) - depths.get(b));
+}
+
+/** The filters of a layer by kind; both halves of a separable one. */
+function filtersOf(layer) {
+  return layer.second && layer.join == null ? [...layer.groups, layer.second] : layer.groups;
+}
+
+function drawAllocation() {
+  const study = page.data.studies[page.study];
+  const axis = currentAxis();
+  const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => p.network.on_front && p.network.layers.length);
+  all.sort((a, b) => a.network[axis.name] - b.network[axis.name]);
+  const front = spreadOut(all, MOST_IN_ALLOCATION);
+  const layers = variedLayers(front);
+  byId("allocation-section").hidden = !layers.length;
+  if (!layers.length) return;
+  byId("allocation-note").textContent = front.length < all.length ? `${front.length} of ${all.length} networks are shown.` : "";
+  byId("allocation").style.height = `${62 * layers.length + 130}px`;
+  const traces = [];
+  const layout = { barmode: "stack", bargap: 0.12, annotations: [], margin: { l: 7 * Math.max(...layers.map((name) => name.length)) + 12, r: 8, t: 34, b: 70 } };
+  const step = 1 / layers.length;
+  layers.forEach((name, row) => {
+    const suffix = row ? String(row + 1) : "";
+    layout["yaxis" + suffix] = { domain: [1 - (row + 1) * step + 0.14 * step, 1 - row * step], range: [0, 1.25], showticklabels: false,
+      showgrid: false, zeroline: false, fixedrange: true };
+    layout.annotations.push({ text: plain(name), xref: "paper", yref: "y" + suffix + " domain", x: 0, y: 0.4, xanchor: "right", xshift: -6, showarrow: false, font: { size: 11.5 } });
+    const found = front.map((p) => p.network.layers.find((layer) => layer.name === name));
+    for (const kind of Object.keys(page.data.shades)) {
+      const numbers = found.map((layer) => (layer ? filtersOf(layer).filter((group) => group[3] === kind).reduce((sum, group) => sum + group[2], 0) : 0));
+      if (!numbers.some(Boolean)) continue;
+      const totals = found.map((layer) => (layer ? filtersOf(layer).reduce((sum, group) => sum + group[2], 0) : 1));
+      traces.push({ type: "bar", name: spelt(kind), legendgroup: kind, showlegend: !traces.some((trace) => trace.legendgroup === kind), yaxis: "y" + suffix,
+        x: front.map((_, i) => i), y: numbers.map((number, i) => number / totals[i]), marker: { color: page.data.shades[kind] }, customdata: front.map((p) => p.key),
+        text: front.map((p, i) => `<b>${plain(p.network.name)}</b>, trial ${p.network.number}, ${percent(p.network.accuracy)}<br>${plain(name)}: ${numbers[i]} of ${totals[i]} filters are ${spelt(kind)}`),
+        textposition: "none", hovertemplate: "%{text}<extra></extra>" });
+    }
+    const joined = front.map((p, i) => [i, found[i]]).filter(([, layer]) => layer && layer.join != null);
+    if (joined.length) {
+      traces.push({ type: "scatter", mode: "markers", name: "join", legendgroup: "join", showlegend: !traces.some((trace) => trace.legendgroup === "join"), yaxis: "y" + suffix,
+        x: joined.map(([i]) => i), y: joined.map(() => 1.13), marker: { color: colour("--ink"), size: 5 }, text: joined.map(([, layer]) => `${layer.join} channels`), hovertemplate: "join: %{text}<extra></extra>" });
+    }
+  });
+  layout.xaxis = { title: { text: axis.label }, anchor: "y" + (layers.length > 1 ? layers.length : ""), tickangle: -90, showgrid: false,
+    tickvals: front.map((_, i) => i), ticktext: front.map((p) => Number((p.network[axis.name] / axis.unit).toPrecision(3))), range: [-0.6, front.length - 0.4] };
+  draw("allocation", traces, layout);
+}

@@ -1,0 +1,92 @@
+/** What the page shows now. */
+const page = { data: null, axis: "macs", scale: "log", showPartial: true, historyAxis: "trials", study: 0, seen: new Set() };
+
+const CHARTS = { front: drawFront, finals: drawFinals, history: drawHistory, allocation: drawAllocation, curves: drawCurves, importances: drawImportances };
+
+/** Draw charts again; those that were not in sight yet are left until they are. */
+function drawCharts(names = Object.keys(CHARTS)) {
+  for (const name of names) if (page.seen.has(name)) CHARTS[name]();
+}
+
+/** Draw every chart when it comes near: a page of thousands of trials opens with the first one. */
+function watchCharts() {
+  const observer = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) if (isIntersecting) show(target.dataset.chart);
+  }, { rootMargin: "300px" });
+  const show = (name) => {
+    if (page.seen.has(name)) return;
+    page.seen.add(name);
+    observer.unobserve(byId(`${name}-section`));
+    CHARTS[name]();
+  };
+  for (const name of Object.keys(CHARTS)) {
+    byId(`${name}-section`).dataset.chart = name;
+    observer.observe(byId(`${name}-section`));
+  }
+  addEventListener("beforeprint", () => Object.keys(CHARTS).forEach(show));
+  show("front");
+}
+
+function drawOverview() {
+  const { studies, remarks, finals, verdicts } = page.data;
+  byId("finals-section").hidden = !finals.length && !verdicts.length;
+  byId("remarks").replaceChildren(...remarks.map((remark) => make("p", { class: "remark" }, remark)));
+  const names = ["study", "space", "data", "epochs", "in full", "stopped", "on the front", "best", "hypervolume", "training", "hardware"];
+  const isText = new Set(["study", "space", "data", "hardware"]);
+  const head = make("tr", {}, ...names.map((name) => make("th", { class: isText.has(name) ? "" : "number" }, name)));
+  const rows = studies.map((study) => {
+    const full = study.networks.filter((network) => network.is_full);
+    const best = full.length ? full.reduce((a, b) => (b.accuracy > a.accuracy ? b : a)).accuracy : null;
+    const seconds = study.history.length ? study.history.at(-1)[1] : 0;
+    const values = [study.name, study.space, study.data, study.epochs, full.length, study.counts.stopped ?? 0, study.networks.filter((network) => network.on_front).length,
+      percent(best), study.hypervolume.toFixed(4), duration(seconds), study.hardware.join("; ") || "–"];
+    return make("tr", {}, ...values.map((value, i) => make("td", { class: isText.has(names[i]) ? "" : "number" }, String(value))));
+  });
+  byId("studies").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
+}
+
+function setUpControls() {
+  const { studies, axes } = page.data;
+  fillSelect(byId("axis"), axes.map((axis) => [axis.name, axis.label]), page.axis, (value) => {
+    page.axis = value;
+    drawCharts(["front", "finals", "allocation"]);
+  });
+  makeSwitch(byId("scale"), { log: "log", linear: "linear" }, page.scale, (value) => { page.scale = value; drawCharts(["front", "finals"]); });
+  makeSwitch(byId("history-axis"), { trials: "by trials", seconds: "by time" }, page.historyAxis, (value) => { page.historyAxis = value; drawCharts(["history"]); });
+  byId("show-partial").addEventListener("change", (event) => { page.showPartial = event.target.checked; drawCharts(["front"]); });
+  byId("study-choice").hidden = studies.length < 2;
+  fillSelect(byId("study"), studies.map((study, i) => [String(i), study.name]), "0", (value) => {
+    page.study = Number(value);
+    drawCharts(["allocation", "curves", "importances"]);
+  });
+  byId("card").addEventListener("click", (event) => { if (event.target === byId("card")) byId("card").close(); });
+}
+
+function setUpTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  byId("theme").addEventListener("click", () => {
+    const now = document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
+    document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
+    drawCharts();
+  });
+  dark.addEventListener("change", () => drawCharts());
+}
+
+async function start() {
+  page.data = await readData();
+  page.axis = page.data.axis;
+  drawOverview();
+  setUpControls();
+  setUpTheme();
+  setUpTable();
+  watchCharts();
+  let waiting = 0;
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => drawCharts(["front", "finals"]), 250); });
+  document.documentElement.dataset.ready = "yes";
+}
+
+start().catch((error) => {
+  byId("trouble").hidden = false;
+  byId("trouble").textContent = `The page cannot be shown: ${error.message}`;
+  console.error(error);
+});

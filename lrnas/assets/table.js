@@ -1,0 +1,87 @@
+const AT_A_TIME = 100;
+const table = { column: "number", down: false, rows: [], shown: AT_A_TIME };
+
+/** Columns of the table: field, title, how to show a value; numbers stand to the right. */
+function tableColumns() {
+  const { studies } = page.data;
+  const hasLatency = page.data.axes.some((axis) => axis.name === "latency");
+  return [
+    ...(studies.length > 1 ? [["study", "study", String]] : []),
+    ["number", "trial", String], ["name", "network", null], ["status", "status", String],
+    ["accuracy", "accuracy", percent], ["macs", "MACs", whole], ["params", "parameters", whole],
+    ...(hasLatency ? [["latency", "latency, ms", (value) => (value == null ? "–" : value.toFixed(3))]] : []),
+    ["epochs", "epochs", String], ["seconds", "seconds", (value) => value.toFixed(1)],
+    ["on_front", "front", (value) => (value ? "yes" : "")],
+  ];
+}
+
+const NUMBERS = new Set(["number", "accuracy", "macs", "params", "latency", "epochs", "seconds"]);
+
+function valueOf(row, column) {
+  return column === "study" ? row.study.name : row.network[column];
+}
+
+function chooseRows() {
+  const text = byId("find").value.trim().toLowerCase();
+  const status = byId("status").value;
+  const onlyFront = byId("only-front").checked;
+  const rows = page.data.studies.flatMap((study) => study.networks.map((network) => ({ study, network })));
+  table.rows = rows.filter(({ study, network }) =>
+    (!status || network.status === status) && (!onlyFront || network.on_front) &&
+    (!text || `${network.name} ${network.identity} ${network.reason} ${study.name} ${network.number}`.toLowerCase().includes(text)));
+  const sign = table.down ? -1 : 1;
+  table.rows.sort((a, b) => {
+    const [one, two] = [valueOf(a, table.column), valueOf(b, table.column)];
+    if (one == null || two == null) return (one == null) - (two == null);  // what is not known comes last
+    return sign * (typeof one === "string" ? one.localeCompare(two, undefined, { numeric: true }) : one - two);
+  });
+}
+
+function drawTable() {
+  chooseRows();
+  const columns = tableColumns();
+  const head = make("tr", {}, ...columns.map(([field, title]) => {
+    const order = field !== table.column ? "none" : table.down ? "descending" : "ascending";
+    return make("th", { class: NUMBERS.has(field) ? "number" : "", "aria-sort": order, scope: "col" },
+      make("button", { type: "button", "data-field": field, onclick: () => sortBy(field) }, title));
+  }));
+  const rows = table.rows.slice(0, table.shown).map(({ study, network }) => make("tr", {}, ...columns.map(([field, , show]) => {
+    const attributes = { class: NUMBERS.has(field) ? "number" : "" };
+    if (field !== "name") return make("td", attributes, show(valueOf({ study, network }, field)));
+    return make("td", {}, make("button", { type: "button", class: "link", onclick: () => openCard(study, network) }, network.name));
+  })));
+  byId("trials").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
+  byId("number").textContent = `${table.rows.length.toLocaleString("en-US")} trials`;
+  byId("more").hidden = table.rows.length <= table.shown;
+}
+
+function sortBy(field) {
+  table.down = field === table.column ? !table.down : field === "accuracy" || field === "on_front";
+  table.column = field;
+  drawTable();
+  byId("trials").querySelector(`button[data-field="${field}"]`).focus();
+}
+
+/** What the table holds now, as a file. */
+function tableAsCsv() {
+  const fields = ["study", "number", "status", "point", "identity", "accuracy", "macs", "params", "latency", "epochs", "seconds", "on_front", "architecture"];
+  const quote = (value) => (/[",\n\r]/.test(value) ? `"${value.replace(/"/g, '""')}"` : value);
+  const lines = table.rows.map((row) => fields.map((field) => quote(String(valueOf(row, field) ?? ""))).join(","));
+  return [fields.join(","), ...lines].join("\r\n") + "\r\n";
+}
+
+function downloadCsv() {
+  const link = make("a", { href: URL.createObjectURL(new Blob([tableAsCsv()], { type: "text/csv" })), download: "trials.csv" });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function setUpTable() {
+  const statuses = [...new Set(page.data.studies.flatMap((study) => study.networks.map((network) => network.status)))].sort();
+  fillSelect(byId("status"), [["", "all"], ...statuses.map((status) => [status, status])], "", drawTable);
+  byId("find").addEventListener("input", () => { table.shown = AT_A_TIME; drawTable(); });
+  byId("only-front").addEventListener("change", drawTable);
+  byId("download").addEventListener("click", downloadCsv);
+  byId("more").addEventListener("click", () => { table.shown += 10 * AT_A_TIME; drawTable(); });
+  drawTable();
+}

@@ -1,0 +1,275 @@
+"""Figures of a report for print: PDF, PNG or SVG, by the ending of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from lrnas.errors import LrnasError
+from lrnas.layouts import KINDS, SHADES
+from lrnas.manifest import StudyError
+from lrnas.objectives import Objective
+from lrnas.plots import name_points
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lrnas.report import Network, Report, StudyReport
+
+__all__ = [
+    "check_figure_file",
+    "plot_allocation",
+    "plot_curves",
+    "plot_finals",
+    "plot_fronts",
+    "plot_history",
+    "plot_importances",
+]
+
+SUFFIXES = (".pdf", ".png", ".svg")
+MOST_NETWORKS = 60
+"""Along the front, in a picture of what their layers are made of."""
+MOST_PARAMETERS = 20
+
+
+def check_figure_file(path: Path) -> None:
+    """Whether a figure can be written in the form that a file's name asks for."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise LrnasError(f"a figure is a .pdf, .png or .svg; got {str(path)!r}; give one of these")
+
+
+def plot_fronts(report: Report, path: Path) -> None:
+    """Accuracy against cost of several studies, each in its colour, each with its staircase."""
+    cost = report.axis
+    some = _some(report.studies, lambda study: study.full)
+    with _figure(path, (7.5, 5)) as figure:
+        axes = figure.subplots()
+        named: dict[str, tuple[float, float]] = {}
+        for i, study in enumerate(some):
+            full = [(x, y, network) for network in study.full for x, y in _places(network, cost)]
+            colour = f"C{i % 10}"
+            axes.scatter(
+                [x for x, _, _ in full], [y for _, y, _ in full], s=22, color=colour, label=_plain(study.name), zorder=3
+            )
+            x, y = zip(*_staircase([(x, y) for x, y, _ in full]), strict=True)
+            axes.step(x, y, where="post", color=colour, lw=1.2, zorder=2)
+            for place_x, place_y, network in full:
+                if network.is_paper:
+                    named.setdefault(network.name, (place_x, place_y))
+        axes.set(xscale="log", xlabel=cost.label, ylabel="validation accuracy, %")
+        axes.grid(True, which="both", alpha=0.25)
+        axes.legend(loc="lower right", fontsize=8)
+        name_points(axes, named)
+
+
+def plot_history(studies: Sequence[StudyReport], path: Path) -> None:
+    """How the front grew: hypervolume over trials, and over the time they took."""
+    some = _some(studies, lambda study: study.history)
+    with _figure(path, (9, 4)) as figure:
+        over_trials, over_time = figure.subplots(1, 2, sharey=True)
+        for study in some:
+            volumes = [moment.volume for moment in study.history]
+            over_trials.step(
+                [moment.trials for moment in study.history], volumes, where="post", label=_plain(study.name)
+            )
+            over_time.step([moment.seconds / 3600 for moment in study.history], volumes, where="post")
+        over_trials.set(xlabel="trials that have ended", ylabel="hypervolume of the front")
+        over_trials.xaxis.set_major_locator(MaxNLocator(integer=True))
+        over_time.set(xlabel="hours of training, all trials added up")
+        over_trials.legend(fontsize=8)
+        for axes in (over_trials, over_time):
+            axes.grid(True, alpha=0.25)
+
+
+def plot_curves(study: StudyReport, path: Path) -> None:
+    """Accuracy after every epoch, and the rungs at which trials may be stopped."""
+    trained = [network for network in study.networks if network.trial.curve and (network.is_full or network.is_partial)]
+    if not trained:
+        raise StudyError(f"{study.name} has no curve to show: no network was trained; let the search run")
+    with _figure(path, (7, 4.5)) as figure:
+        axes = figure.subplots()
+        for network in sorted(trained, key=lambda network: network.trial.on_front):
+            curve = [100 * value for value in network.trial.curve]
+            style = {"color": "0.75", "lw": 0.7}
+            if network.trial.on_front:
+                style = {"color": "tab:red", "lw": 1.4}
+            elif network.is_full:
+                style = {"color": "tab:blue", "lw": 0.9}
+            axes.plot(range(1, len(curve) + 1), curve, marker="." if len(curve) == 1 else "", **style)  # type: ignore[arg-type]
+        for rung in study.rungs:
+            axes.axvline(rung, color="0.5", lw=0.8, ls=":")
+        for label, colour in (("stopped early", "0.75"), ("trained in full", "tab:blue"), ("on the front", "tab:red")):
+            axes.plot([], [], color=colour, label=label)
+        axes.plot([], [], color="0.5", ls=":", label="rungs")
+        axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=_plain(study.name))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(True, alpha=0.25)
+        axes.legend(loc="lower right", fontsize=8)
+
+
+def plot_allocation(study: StudyReport, path: Path, axis: Objective) -> None:
+    """Of every network along the front, layer by layer, the shares of the shapes; a dot is a join."""
+    front = [network for network in study.front if network.layers]
+    if not front:
+        raise StudyError(f"{study.name} has no front to show; let the search run until a network is trained in full")
+    front.sort(key=lambda network: network.cost(axis.name) or 0.0)
+    shown = front if len(front) <= MOST_NETWORKS else _spread(front, MOST_NETWORKS)
+    layers = _varied_layers(shown)
+    if not layers:
+        raise StudyError(f"the networks of {study.name} have no layer with k×k filters: there is nothing to show")
+    columns = 1 if len(layers) <= 10 else 2
+    rows = -(-len(layers) // columns)
+    size = (min(columns * max(5.0, 0.32 * len(shown) + 2), 16.0), 0.75 * rows + 1.6)
+    with _figure(path, size) as figure:
+        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        for panel, name in zip(panels.T.flat, layers, strict=False):
+            _draw_layer(panel, shown, name)
+        for panel in list(panels.T.flat)[len(layers) :]:
+            panel.set_axis_off()
+        costs = [f"{(network.cost(axis.name) or 0) / axis.unit:.3g}" for network in shown]
+        for panel in panels[-1]:
+            panel.set_xticks(range(len(shown)), costs, rotation=90, fontsize=7)
+        figure.supxlabel(f"{axis.label}, along the front", fontsize=9)
+        handles = [matplotlib.patches.Patch(color=SHADES[kind]) for kind in KINDS]
+        join = matplotlib.lines.Line2D([], [], marker="o", ls="", color="k", ms=3)
+        figure.legend(
+            [*handles, join],
+            [*(_spelt(kind) for kind in KINDS), "join"],
+            loc="outside upper center",
+            ncols=6,
+            fontsize=8,
+        )
+
+
+def plot_importances(study: StudyReport, path: Path) -> None:
+    """What decides: the parameters that tell networks that are good in an objective from others."""
+    if not study.importances:
+        raise StudyError(f"{study.name} has too few networks trained in full to tell which parameters matter")
+    first = next(iter(study.importances.values()))
+    names = list(first)[:MOST_PARAMETERS][::-1]
+    with _figure(path, (7, 0.26 * len(names) + 1.4)) as figure:
+        axes = figure.subplots()
+        height = 0.8 / len(study.importances)
+        for i, (goal, values) in enumerate(study.importances.items()):
+            places = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
+            axes.barh(places, [values.get(name, 0.0) for name in names], height, label=goal)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+        axes.set(xlabel="importance (PED-ANOVA), share", title=_plain(study.name))
+        axes.legend(loc="lower right", fontsize=8)
+
+
+def plot_finals(report: Report, path: Path) -> None:
+    """Networks trained in full and tested: mean and standard deviation over seeds, the front as a staircase."""
+    cost = report.axis if report.axis.name != "latency" else report.axes[0]
+    tested = [final for final in report.finals if final.accuracies]
+    with _figure(path, (7.5, 5)) as figure:
+        axes = figure.subplots()
+        places = {final.identity: (getattr(final, cost.name) / cost.unit, 100 * final.mean) for final in tested}
+        for is_paper, colour, marker, label in (
+            (False, "tab:blue", "o", "found"),
+            (True, "tab:red", "D", "the paper's"),
+        ):
+            some = [final for final in tested if (final.point is not None) == is_paper]
+            if some:
+                x, y = zip(*(places[final.identity] for final in some), strict=True)
+                bars = [100 * (final.deviation or 0.0) for final in some]
+                axes.errorbar(x, y, bars, fmt=marker, color=colour, capsize=3, ms=5, label=label)
+        if places:
+            x, y = zip(*_staircase(list(places.values())), strict=True)
+            axes.step(x, y, where="post", color="0.5", lw=1, zorder=1, label="front")
+            axes.legend(loc="lower right", fontsize=8)
+        axes.set(xscale="log", xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds")
+        axes.grid(True, which="both", alpha=0.25)
+        name_points(axes, {final.point: places[final.identity] for final in tested if final.point is not None})
+
+
+@contextmanager
+def _figure(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
+    """A figure that is written when it is done."""
+    check_figure_file(path)
+    matplotlib.use("Agg", force=False)
+    from matplotlib import pyplot as plt
+
+    with plt.rc_context({"svg.hashsalt": "lrnas", "svg.fonttype": "none"}):
+        figure = plt.figure(figsize=size, layout="constrained")
+        try:
+            yield figure
+            figure.savefig(path, dpi=150)
+        finally:
+            plt.close(figure)
+
+
+def _some(studies: Sequence[StudyReport], has: Callable[[StudyReport], Sequence[object]]) -> list[StudyReport]:
+    """The studies that have something to show."""
+    found = [study for study in studies if has(study)]
+    if not found:
+        listed = ", ".join(study.name for study in studies)
+        raise StudyError(f"{listed}: no network is trained in full yet; let the search run, then try again")
+    return found
+
+
+def _places(network: Network, cost: Objective) -> Iterator[tuple[float, float]]:
+    """Where a network is in a picture, if its cost is known."""
+    value = network.cost(cost.name)
+    if value is not None:
+        yield value / cost.unit, 100 * (network.trial.accuracy or 0.0)
+
+
+def _staircase(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The best accuracy for every cost, cheapest first."""
+    best: list[tuple[float, float]] = []
+    for _, same in groupby(sorted(places), key=lambda place: place[0]):
+        place = max(same, key=lambda place: place[1])
+        if not best or place[1] > best[-1][1]:
+            best.append(place)
+    return best
+
+
+def _spread(networks: list[Network], number: int) -> list[Network]:
+    """So many of them, evenly along the front, both ends included."""
+    last = len(networks) - 1
+    return [networks[round(i * last / (number - 1))] for i in range(number)]
+
+
+def _varied_layers(networks: Sequence[Network]) -> list[str]:
+    """Names of the layers whose filters could have other shapes, by how deep they are."""
+    depths = {
+        layer.name: depth / len(network.layers)
+        for network in networks
+        for depth, layer in enumerate(network.layers)
+        if layer.is_varied
+    }
+    return sorted(depths, key=lambda name: depths[name])
+
+
+def _plain(name: str) -> str:
+    """Without mathematics, which Matplotlib would read between two dollars."""
+    return name.replace("$", r"\$")
+
+
+def _spelt(kind: str) -> str:
+    return kind.replace("x", "×")
+
+
+def _draw_layer(panel: matplotlib.axes.Axes, networks: Sequence[Network], name: str) -> None:
+    layers = [next((layer for layer in network.layers if layer.name == name), None) for network in networks]
+    floor = [0.0] * len(networks)
+    for kind in KINDS:
+        shares = [0.0 if layer is None else layer.shares().get(kind, 0.0) for layer in layers]
+        panel.bar(range(len(networks)), shares, 0.9, floor, color=SHADES[kind])
+        floor = [low + share for low, share in zip(floor, shares, strict=True)]
+    joined = [i for i, layer in enumerate(layers) if layer is not None and layer.join is not None]
+    panel.plot(joined, [1.12] * len(joined), "o", color="k", ms=3)
+    panel.set_ylim(0, 1.25)
+    panel.set_yticks([0, 1])
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    panel.tick_params(labelsize=7)
+    panel.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)

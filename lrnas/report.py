@@ -1,0 +1,318 @@
+"""What a report on studies shows, as data: networks, the front, how it grew, which parameters matter.
+
+The page (`lrnas.page`) and the figures for print (`lrnas.figures`) draw this and compute nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from lrnas.finals import Final
+from lrnas.layouts import ImageShape, Layer, find_image_shape, lay_out
+from lrnas.manifest import StudyError
+from lrnas.objectives import OBJECTIVES, Objective
+from lrnas.pareto import front_indices, hypervolume
+from lrnas.record import Record, Summary
+from lrnas.shell_lines import ShellLine, Whereabouts, shell_lines
+from lrnas.trials import Trial
+
+__all__ = ["Moment", "Network", "Report", "StudyReport", "Verdict", "make_report", "pick_axis"]
+
+TRIED = 5
+"""Networks whose counts are looked at to tell what images a study has."""
+
+
+class Verdict(Protocol):
+    """What is said of one of the paper's networks beside those that were found."""
+
+    @property
+    def point(self) -> str: ...
+    @property
+    def kind(self) -> str:
+        """dominated, matched, not reached or unknown."""
+
+    @property
+    def sentence(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A trial of a study and all that can be shown of it."""
+
+    trial: Trial
+    is_paper: bool
+    """Whether it is one of the paper's."""
+    layers: tuple[Layer, ...]
+    """None where the study's counts are not those of this lrnas."""
+    lines: tuple[ShellLine, ...]
+
+    @property
+    def name(self) -> str:
+        return self.trial.point or self.trial.identity
+
+    @property
+    def is_full(self) -> bool:
+        return self.trial.status == "completed"
+
+    @property
+    def is_partial(self) -> bool:
+        """Trained in part, and not on its way to more."""
+        return self.trial.status == "stopped" and self.trial.accuracy is not None
+
+    def cost(self, name: str) -> float | None:
+        value = getattr(self.trial, name)
+        return None if value is None else float(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        trial = self.trial
+        names = ("number", "status", "point", "identity", "macs", "params", "latency", "accuracy", "epochs", "seconds")
+        return {
+            **{name: getattr(trial, name) for name in names},
+            "name": self.name,
+            "is_paper": self.is_paper,
+            "is_full": self.is_full,
+            "is_partial": self.is_partial,
+            "on_front": trial.on_front,
+            "reason": trial.reason,
+            "curve": [round(value, 5) for value in trial.curve],
+            "metrics": dict(trial.metrics),
+            "layers": [layer.to_dict() for layer in self.layers],
+            "architecture": trial.description,
+            "lines": [[line.title, line.line] for line in self.lines],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The front after one more trial has ended."""
+
+    trials: int
+    """Whose training has ended by then."""
+    seconds: float
+    """Of their training, added up."""
+    volume: float
+
+    def to_list(self) -> list[float]:
+        return [self.trials, round(self.seconds, 3), round(self.volume, 6)]
+
+
+@dataclass(frozen=True, slots=True)
+class StudyReport:
+    """What is shown of one study."""
+
+    name: str
+    space: str
+    data: str
+    epochs: int
+    rungs: tuple[int, ...]
+    objectives: tuple[str, ...]
+    hardware: tuple[str, ...]
+    """That trained its networks."""
+    counts: dict[str, int]
+    """Trials by status."""
+    volume: float
+    networks: tuple[Network, ...]
+    history: tuple[Moment, ...]
+    importances: dict[str, dict[str, float]]
+    """By objective, by parameter, the largest first; they sum to 1."""
+    shape: ImageShape | None
+
+    @property
+    def full(self) -> list[Network]:
+        return [network for network in self.networks if network.is_full]
+
+    @property
+    def front(self) -> list[Network]:
+        """Cheapest first."""
+        first = next(name for name in self.objectives if name != "accuracy")
+        found = [network for network in self.networks if network.trial.on_front]
+        return sorted(found, key=lambda network: (network.cost(first) or 0.0, network.trial.number))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "space": self.space,
+            "data": self.data,
+            "epochs": self.epochs,
+            "rungs": list(self.rungs),
+            "objectives": list(self.objectives),
+            "hardware": list(self.hardware),
+            "counts": self.counts,
+            "hypervolume": self.volume,
+            "networks": [network.to_dict() for network in self.networks],
+            "history": [moment.to_list() for moment in self.history],
+            "importances": self.importances,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything on one page."""
+
+    studies: tuple[StudyReport, ...]
+    axis: Objective
+    """The cost that accuracies are shown against, to begin with."""
+    finals: tuple[Final, ...]
+    verdicts: tuple[Verdict, ...]
+    made: str
+
+    @property
+    def title(self) -> str:
+        return ", ".join(study.name for study in self.studies)
+
+    @property
+    def axes(self) -> list[Objective]:
+        """The costs that are known of networks."""
+        timed = any(network.trial.latency is not None for study in self.studies for network in study.networks)
+        return [OBJECTIVES[name] for name in ("macs", "params", *(("latency",) if timed else ()))]
+
+    def remarks(self) -> list[str]:
+        """What must be known to read the page rightly."""
+        found = []
+        for study in self.studies:
+            if not study.full:
+                found.append(f"{study.name} has no network trained in full yet: there is no front to show.")
+            if study.networks and study.shape is None:
+                found.append(f"{study.name} was counted by another version: its networks are shown without layers.")
+        conditions = {(study.data, study.epochs) for study in self.studies}
+        if len(conditions) > 1:
+            listed = "; ".join(f"{study.name}: {study.data}, {study.epochs} epochs" for study in self.studies)
+            found.append(f"The studies were trained under different conditions; compare with care ({listed}).")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "made": self.made,
+            "axis": self.axis.name,
+            "axes": [{"name": axis.name, "label": axis.label, "unit": axis.unit} for axis in self.axes],
+            "remarks": self.remarks(),
+            "studies": [study.to_dict() for study in self.studies],
+            "finals": [_final_as_data(final) for final in self.finals],
+            "verdicts": [
+                {"point": verdict.point, "kind": verdict.kind, "sentence": verdict.sentence}
+                for verdict in self.verdicts
+            ],
+        }
+
+
+def make_report(
+    records: Sequence[Record],
+    *,
+    where: Whereabouts | None = None,
+    axis: str | None = None,
+    finals: Sequence[Final] = (),
+    verdicts: Sequence[Verdict] = (),
+) -> Report:
+    """Look at studies once and gather what there is to show."""
+    where = where or Whereabouts()
+    studies = tuple(_report_study(record, where) for record in records)
+    chosen = OBJECTIVES[pick_axis(records, axis)]
+    made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
+    return Report(studies, chosen, tuple(finals), tuple(verdicts), made)
+
+
+def pick_axis(records: Sequence[Record], wanted: str | None) -> str:
+    """The cost to draw accuracies against: the one asked for, else one that all the studies make small."""
+    timed = all("latency" in record.costs for record in records)
+    known = ["macs", "params", *(["latency"] if timed else [])]
+    if wanted is None:
+        shared = [name for name in known if all(name in record.costs for record in records)]
+        return shared[0] if shared else "macs"
+    if wanted not in known:
+        raise StudyError(f"the cost axis of these studies is one of {', '.join(known)}; got {wanted!r}; choose one")
+    return wanted
+
+
+def _report_study(record: Record, where: Whereabouts) -> StudyReport:
+    summary = record.summary()
+    manifest = record.manifest
+    size = manifest["recipe"].get("crop") or manifest["image_size"]
+    tried = [(trial.architecture, trial.macs, trial.params) for trial in summary.trials[:TRIED]]
+    shape = find_image_shape(size, tried)
+    points = manifest["space"]["points"]
+    networks = [
+        Network(
+            trial,
+            trial.point in points,
+            () if shape is None else lay_out(trial.architecture, shape),
+            tuple(shell_lines(record, trial, where)),
+        )
+        for trial in summary.trials
+    ]
+    rows = record.study.get_trials(deepcopy=False)
+    return StudyReport(
+        record.name,
+        manifest["source"],
+        manifest["data"],
+        manifest["recipe"]["epochs"],
+        tuple(manifest["rungs"]),
+        tuple(goal.name for goal in record.objectives),
+        tuple(sorted({row.user_attrs["hardware"] for row in rows if "hardware" in row.user_attrs})),
+        summary.counts,
+        summary.hypervolume,
+        tuple(networks),
+        tuple(_history(record, summary, rows)),
+        _importances(record, rows),
+        shape,
+    )
+
+
+def _history(record: Record, summary: Summary, rows: Sequence[FrozenTrial]) -> list[Moment]:
+    """The front's hypervolume whenever a trial ended that was trained, in the order in which they ended."""
+    ended = {row.number: row.datetime_complete for row in rows if row.datetime_complete is not None}
+    trained = [trial for trial in summary.trials if trial.number in ended and trial.epochs]
+    front: list[list[float]] = []
+    volume, seconds = 0.0, 0.0
+    moments = []
+    for number, trial in enumerate(sorted(trained, key=lambda trial: (ended[trial.number], trial.number)), 1):
+        seconds += trial.seconds
+        if trial.status == "completed" and trial.values is not None:
+            grown = [*front, record.as_costs(trial.values)]
+            kept = front_indices(grown)
+            if len(front) in kept:  # the new one is on the front
+                front = [grown[i] for i in kept]
+                volume = hypervolume(front, [1.0] * len(record.objectives))
+        moments.append(Moment(number, seconds, volume))
+    return moments
+
+
+def _importances(record: Record, rows: Sequence[FrozenTrial]) -> dict[str, dict[str, float]]:
+    """Optuna's (PED-ANOVA): how much each parameter decides whether a network is among the best in an objective."""
+    found = {}
+    for place, goal in enumerate(record.objectives):
+        sign = -1.0 if goal.maximise else 1.0
+        if len({row.values[place] for row in rows if row.values is not None}) < 2:
+            continue
+
+        def target(row: FrozenTrial, place: int = place, sign: float = sign) -> float:
+            return sign * float(row.values[place])
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of small targets being the good ones, as they are here
+            values = optuna.importance.get_param_importances(record.study, target=target)
+        if any(values.values()):
+            found[goal.name] = {name: round(value, 5) for name, value in values.items()}
+    return found
+
+
+def _final_as_data(final: Final) -> dict[str, Any]:
+    return {
+        "name": final.point or final.identity,
+        "is_paper": final.point is not None,
+        "trial": final.trial,
+        "macs": final.macs,
+        "params": final.params,
+        "recipe": final.recipe,
+        "seeds": list(final.seeds),
+        "accuracies": list(final.accuracies),
+        "mean": final.mean if final.accuracies else None,
+        "deviation": final.deviation,
+    }

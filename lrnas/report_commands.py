@@ -1,0 +1,216 @@
+"""The commands that show studies: report, plot, dashboard."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lrnas.errors import LrnasError
+from lrnas.terminal import make_console, make_table, print_json
+
+if TYPE_CHECKING:
+    from lrnas.record import Record
+    from lrnas.report import Report
+
+__all__ = ["add_report_commands"]
+
+PICTURES = ("pareto", "history", "allocation", "curves")
+FORMS = ("png", "svg")
+"""Of the figures beside a page."""
+
+
+def add_report_commands(commands: Any) -> list[argparse.ArgumentParser]:
+    """Add them to the parser; those returned take --json."""
+    report = commands.add_parser(
+        "report",
+        help="studies as one HTML page, and as figures for print",
+        description="Write one HTML page that holds all it needs, and the figures as PNG and SVG (see docs/report.md).",
+    )
+    report.add_argument("names", nargs="+", metavar="STUDY", help="as in `lrnas studies`; several go on one front")
+    report.add_argument("--out", type=Path, metavar="FOLDER", help="default: studies/STUDY/report")
+    report.set_defaults(run=_report)
+
+    plot = commands.add_parser(
+        "plot",
+        help="one figure of a study: PDF, PNG or SVG",
+        description="One figure of a study. pareto: accuracy against cost. history: how the front grew. allocation: "
+        "what the networks along the front are made of. curves: accuracy by epoch.",
+    )
+    plot.add_argument("picture", choices=PICTURES, metavar="PICTURE", help=", ".join(PICTURES))
+    plot.add_argument("name", metavar="STUDY", help="as in `lrnas studies`")
+    plot.add_argument(
+        "--out", type=Path, metavar="FILE", help=".pdf, .png or .svg (default: studies/STUDY/PICTURE.pdf)"
+    )
+    plot.set_defaults(run=_plot)
+    for command in (report, plot):
+        command.add_argument("--axis", metavar="NAME", help="the cost: macs, params or latency (default: the study's)")
+
+    dashboard = commands.add_parser(
+        "dashboard",
+        help="open a study in optuna-dashboard",
+        description="Open a study in optuna-dashboard, on this machine, until Ctrl-C.",
+    )
+    dashboard.add_argument("name", metavar="STUDY", help="as in `lrnas studies`")
+    dashboard.add_argument("--port", type=int, default=8080, metavar="N", help="default: 8080; 0 for any that is free")
+    dashboard.add_argument("--no-browser", action="store_true", help="only say where it is")
+    dashboard.set_defaults(run=_dashboard)
+
+    for command in (report, plot, dashboard):
+        command.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
+        command.add_argument("--storage", metavar="URL", help="where a study is kept, if not in its folder")
+    return [report]
+
+
+def _report(options: argparse.Namespace) -> None:
+    names = list(dict.fromkeys(options.names))
+    records = [_open(options, name) for name in names]
+    report = _gather(options, records)
+    folder = options.out or Path(options.studies) / names[0] / "-".join(["report", *names[1:]])
+    files = [_write_page(report, folder)]
+    files += _write_figures(report, records, folder)
+    if options.json:
+        print_json({"title": report.title, "files": [str(file) for file in files], "studies": _overview(report)})
+        return
+    _print_overview(report)
+    console = make_console()
+    for remark in report.remarks():
+        console.print(remark)
+    figures = f", and {len(files) - 1} figures beside it" if len(files) > 1 else ""
+    console.print(f"Written: {files[0]}, {files[0].stat().st_size / 1e6:.1f} MB{figures}", soft_wrap=True)
+
+
+def _plot(options: argparse.Namespace) -> None:
+    try:
+        from lrnas.figures import check_figure_file, plot_allocation, plot_curves, plot_history
+        from lrnas.plots import plot_front
+    except ImportError as error:
+        raise _missing("a figure", error, "plot") from None
+    file = options.out or Path(options.studies) / options.name / f"{options.picture}.pdf"
+    check_figure_file(file)
+    record = _open(options, options.name)
+    report = _gather(options, [record])
+    study = report.studies[0]
+    if options.picture == "pareto" and not study.full:
+        raise LrnasError(f"{study.name} has no network trained in full yet; let the search run, then try again")
+    draw: dict[str, Callable[[], None]] = {
+        "pareto": lambda: plot_front(record, file, report.axis.name),
+        "history": lambda: plot_history([study], file),
+        "allocation": lambda: plot_allocation(study, file, report.axis),
+        "curves": lambda: plot_curves(study, file),
+    }
+    with _writing(file.parent):
+        draw[options.picture]()
+    print(f"Written: {file}")
+
+
+def _dashboard(options: argparse.Namespace) -> None:
+    from lrnas.dashboard import serve_dashboard
+
+    record = _open(options, options.name)
+    serve_dashboard(record, options.port, browser=not options.no_browser, say=lambda line: print(line, flush=True))
+
+
+def _open(options: argparse.Namespace, name: str) -> Record:
+    try:
+        from lrnas.driver import open_study
+    except ImportError as error:
+        raise _missing("a study", error, "search") from None
+    return open_study(name, storage=options.storage, studies=options.studies)
+
+
+def _gather(options: argparse.Namespace, records: list[Record]) -> Report:
+    from lrnas.report import make_report
+    from lrnas.shell_lines import Whereabouts
+
+    return make_report(records, where=Whereabouts(options.studies, options.storage), axis=options.axis)
+
+
+def _missing(what: str, error: ImportError, extra: str) -> LrnasError:
+    return LrnasError(f"{what} needs {error.name}; it is not installed; pip install 'lrnas[{extra}]'")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Files are about to be written to a folder, which need not be there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise LrnasError(f"cannot write to {folder}: {error.strerror or error}; give another --out") from None
+
+
+def _write_page(report: Report, folder: Path) -> Path:
+    from lrnas.page import make_page
+
+    file = folder / "report.html"
+    with _writing(folder):
+        file.write_text(make_page(report), encoding="utf-8")
+    return file
+
+
+def _write_figures(report: Report, records: list[Record], folder: Path) -> list[Path]:
+    """All for which there is something to show."""
+    try:
+        from lrnas import figures
+        from lrnas.plots import plot_front
+    except ImportError as error:
+        print(f"lrnas: no figures without {error.name}; pip install 'lrnas[plot]'", file=sys.stderr)
+        return []
+    draw: dict[str, Callable[[Path], None]] = {}
+    if any(study.full for study in report.studies):
+        one = len(records) == 1
+        axis = report.axis.name
+        draw["front"] = (
+            (lambda file: plot_front(records[0], file, axis)) if one else partial(figures.plot_fronts, report)
+        )
+        draw["history"] = partial(figures.plot_history, report.studies)
+    if any(final.accuracies for final in report.finals):
+        draw["finals"] = partial(figures.plot_finals, report)
+    for study in report.studies:
+        ending = f"-{study.name}" if len(records) > 1 else ""
+        if any(network.layers for network in study.front):
+            draw[f"allocation{ending}"] = partial(figures.plot_allocation, study, axis=report.axis)
+        if any(network.trial.curve for network in study.full):
+            draw[f"curves{ending}"] = partial(figures.plot_curves, study)
+        if study.importances:
+            draw[f"importances{ending}"] = partial(figures.plot_importances, study)
+    files = []
+    with _writing(folder):
+        for name, picture in draw.items():
+            for form in FORMS:
+                files.append(folder / f"{name}.{form}")
+                picture(files[-1])
+    return files
+
+
+def _overview(report: Report) -> list[dict[str, Any]]:
+    return [
+        {
+            "study": study.name,
+            "counts": study.counts,
+            "front": len(study.front),
+            "best": max((network.trial.accuracy or 0.0 for network in study.full), default=None),
+            "hypervolume": study.volume,
+            "seconds": study.history[-1].seconds if study.history else 0.0,
+        }
+        for study in report.studies
+    ]
+
+
+def _print_overview(report: Report) -> None:
+    table = make_table(report.title)
+    table.add_column("study", no_wrap=True)
+    for column in ("trained", "stopped", "on the front", "best", "hypervolume", "hours"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in _overview(report):
+        best = "–" if row["best"] is None else f"{100 * row['best']:.2f} %"
+        numbers = [str(row["counts"].get(status, 0)) for status in ("completed", "stopped")]
+        table.add_row(
+            row["study"], *numbers, str(row["front"]), best, f"{row['hypervolume']:.4f}", f"{row['seconds'] / 3600:.2f}"
+        )
+    make_console().print(table)

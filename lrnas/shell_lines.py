@@ -1,0 +1,96 @@
+"""Lines for a shell that train a network of a study again, or export it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lrnas.checkpoint import RECORD
+from lrnas.data import SETS
+from lrnas.recipes import Recipe, named_recipes
+from lrnas.record import Record
+from lrnas.trials import Trial
+
+__all__ = ["ShellLine", "Whereabouts", "shell_lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShellLine:
+    """What a line does, and the line."""
+
+    title: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a study is kept, as commands are told."""
+
+    studies: str = "studies"
+    storage: str | None = None
+
+    def options(self) -> str:
+        """For a command line that others may read: it holds no password."""
+        studies = "" if self.studies == "studies" else f" --studies {shlex.quote(self.studies)}"
+        if self.storage is None:
+            return studies
+        has_password = re.search(r"//[^/@]*:[^@]*@", self.storage)
+        return f'{studies} --storage "$STORAGE"' if has_password else f"{studies} --storage {shlex.quote(self.storage)}"
+
+
+def shell_lines(record: Record, trial: Trial, where: Whereabouts) -> list[ShellLine]:
+    """In the order in which one wants them."""
+    file = shlex.quote(f"{_file_name(record.name)}-{trial.number}.json")
+    lines = [ShellLine("Write its description to a file", f"echo {shlex.quote(trial.description)} > {file}")]
+    if record.manifest.get("trainable") is None:  # else only a search can train it
+        lines += _training_lines(record.manifest, file)
+    if ":" not in record.name:
+        lines += _export_lines(record.name, trial, where)
+    return lines
+
+
+def _file_name(name: str) -> str:
+    """Of a study, for a file in any folder of any system."""
+    return re.sub(r"[^\w.+-]+", "_", name).lstrip(".-") or "study"
+
+
+def _training_lines(manifest: Mapping[str, Any], file: str) -> list[ShellLine]:
+    data = manifest["data"]
+    known = data in SETS
+    images = f"--data {data}" if known else f'--data "$DATA" --image-size {manifest["image_size"]}'
+    hint = "" if known else " (DATA is where the images are, as in the search)"
+    again = "Train it again as the study did, and test it" + hint
+    return [
+        ShellLine(again, f"lrnas reproduce {file} {images} {_recipe_options(manifest)}"),
+        ShellLine(
+            "Train it by the paper's recipe, over three seeds" + hint,
+            f"lrnas reproduce {file} {images} --recipe paper --seeds 3",
+        ),
+    ]
+
+
+def _recipe_options(manifest: Mapping[str, Any]) -> str:
+    """The study's recipe, as changes to the one called fast."""
+    fast = dataclasses.replace(named_recipes()["fast"], pad=manifest["image_size"] // 8).to_dict()
+    wanted = Recipe.complete(manifest["recipe"])
+    # how large a batch `fast` takes depends on the data: it is always said
+    changes = {name: value for name, value in wanted.items() if value != fast[name] or name == "batch_size"}
+    settings = (
+        f"--set {name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changes.items()
+    )
+    return " ".join(["--recipe fast", *settings])
+
+
+def _export_lines(name: str, trial: Trial, where: Whereabouts) -> list[ShellLine]:
+    source = shlex.quote(f"{name}:{trial.number}") + where.options()
+    if not (Path(where.studies) / name / "trials" / f"{trial.number:05d}" / RECORD).exists():
+        return [ShellLine("Export it with weights as they are drawn", f"lrnas export {source} --fresh")]
+    return [
+        ShellLine("Export it for timm", f"lrnas export {source}"),
+        ShellLine("Export it as ONNX, in its fastest form", f"lrnas export {source} --format onnx --fuse"),
+    ]

@@ -1,0 +1,83 @@
+"""Figures for print: that they are written in every form, show what they should, and say when there is nothing."""
+
+from pathlib import Path
+
+import pytest
+from filled_studies import fill_study
+from PIL import Image
+from test_report import some_finals
+
+from lrnas.errors import LrnasError
+from lrnas.figures import (
+    check_figure_file,
+    plot_allocation,
+    plot_curves,
+    plot_finals,
+    plot_fronts,
+    plot_history,
+    plot_importances,
+)
+from lrnas.plots import plot_front
+from lrnas.record import Record
+from lrnas.report import Report, make_report
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    folder = tmp_path_factory.mktemp("studies")
+    where = f"journal:{folder / 'journal'}"
+    first = fill_study(folder, 14, name="a $b$ <c>", storage=where)
+    return [first, fill_study(folder, 8, name="two", storage=where, seed=1)]
+
+
+@pytest.fixture(scope="module")
+def report(records: list[Record]) -> Report:
+    return make_report(records, finals=some_finals(records[0]))
+
+
+@pytest.mark.slow
+def test_figures_tell_what_they_show(report: Report, records: list[Record], tmp_path: Path) -> None:
+    study = report.studies[0]
+    texts = {}
+    for name, draw in {
+        "fronts": lambda file: plot_fronts(report, file),
+        "history": lambda file: plot_history(report.studies, file),
+        "curves": lambda file: plot_curves(study, file),
+        "allocation": lambda file: plot_allocation(study, file, report.axis),
+        "importances": lambda file: plot_importances(study, file),
+        "finals": lambda file: plot_finals(report, file),
+    }.items():
+        draw(tmp_path / f"{name}.svg")
+        texts[name] = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
+    assert "a $b$ &lt;c&gt;" in texts["fronts"] and "two" in texts["fronts"] and "nin-c3-lr" in texts["fronts"]
+    assert "hours of training" in texts["history"] and "rungs" in texts["curves"]
+    assert all(name in texts["allocation"] for name in ("conv1", "conv3", "k×k", "join"))
+    assert "accuracy" in texts["importances"] and "conv1.width" in texts["importances"]
+    assert "mean ± sd over seeds" in texts["finals"]
+    plot_front(records[0], tmp_path / "one.svg", "params")
+    assert "parameters, millions" in (tmp_path / "one.svg").read_text(encoding="utf-8")
+
+
+def test_figures_come_in_three_forms(report: Report, tmp_path: Path) -> None:
+    plot_history(report.studies, tmp_path / "history.pdf")
+    assert (tmp_path / "history.pdf").read_bytes().startswith(b"%PDF")
+    plot_history(report.studies, tmp_path / "history.png")
+    with Image.open(tmp_path / "history.png") as image:
+        assert image.size == (1350, 600)
+    with pytest.raises(LrnasError, match=r"a figure is a \.pdf, \.png or \.svg; got 'x\.gif'"):
+        check_figure_file(Path("x.gif"))
+
+
+def test_studies_with_nothing_to_show(tmp_path: Path) -> None:
+    report = make_report([fill_study(tmp_path, 0, storage=f"journal:{tmp_path / 'journal'}")])
+    file = tmp_path / "figure.png"
+    for draw, message in (
+        (lambda: plot_fronts(report, file), "no network is trained in full yet"),
+        (lambda: plot_history(report.studies, file), "no network is trained in full yet"),
+        (lambda: plot_curves(report.studies[0], file), "no curve to show"),
+        (lambda: plot_allocation(report.studies[0], file, report.axis), "no front to show"),
+        (lambda: plot_importances(report.studies[0], file), "too few networks"),
+    ):
+        with pytest.raises(LrnasError, match=message):
+            draw()
+    assert not file.exists()

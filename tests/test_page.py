@@ -1,0 +1,214 @@
+"""The page of a report: safe whatever things are called, and alive in a real browser."""
+
+import base64
+import csv
+import gzip
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filled_studies import fill_study
+from test_report import Said, some_finals
+
+from lrnas.page import make_page, pack
+from lrnas.report import make_report
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def read_data(page: str) -> dict[str, Any]:
+    found = re.search(r'<script id="data"[^>]*>([^<]*)</script>', page)
+    assert found is not None
+    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    return data
+
+
+def write_page(
+    folder: Path, trials: int, names: tuple[str, ...] = ("s",), *, tested: bool = False, **more: Any
+) -> Path:
+    where = f"journal:{folder / 'journal'}"
+    records = [fill_study(folder, trials, name=name, storage=where, seed=i, **more) for i, name in enumerate(names)]
+    finals = some_finals(records[0]) if tested else []
+    verdicts = [Said("nin", "dominated", f"nin is dominated by {EVIL}.")] if tested else []
+    file = folder / "report.html"
+    file.write_text(make_page(make_report(records, finals=finals, verdicts=verdicts)), encoding="utf-8")
+    return file
+
+
+def test_a_page_holds_all_it_needs(tmp_path: Path) -> None:
+    page = write_page(tmp_path, 5).read_text(encoding="utf-8")
+    assert "@@" not in page.replace("@@iterator", "")
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=", page)
+    assert "default-src 'none'" in page
+    data = read_data(page)
+    assert [network["name"] for network in data["studies"][0]["networks"]][:3] == ["nin", "nin-c3", "nin-c3-lr"]
+    assert set(data["shades"]) == {"kx1", "1xk", "kxk", "1x1", "other"}
+
+
+def test_names_do_not_become_markup(tmp_path: Path) -> None:
+    page = write_page(tmp_path, 3, (EVIL, "</script >\u2028".replace("/", ""))).read_text(encoding="utf-8")
+    assert EVIL not in page and "&lt;img src=x" in page
+    assert page.count("</script>") == 3
+    assert read_data(page)["studies"][0]["name"] == EVIL
+
+
+def test_numbers_that_json_does_not_have() -> None:
+    packed = pack({"a": [float("nan"), 1.5], "b": {"c": float("inf")}})
+    assert json.loads(gzip.decompress(base64.b64decode(packed))) == {"a": [None, 1.5], "b": {"c": None}}
+
+
+# --- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("there is no Chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """A page that is open, and what it complained about."""
+
+    def __init__(self, browser: Any, file: Path, width: int, height: int, scheme: str = "light") -> None:
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True
+        )
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        self.page = context.new_page()
+        self.complaints: list[str] = []
+        self.page.on("console", lambda line: self.complaints.append(line.text) if line.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.complaints.append(f"dialog {dialog.message}"))
+        self.page.on("request", self._note_request)
+        begun = time.perf_counter()
+        self.page.goto(file.as_uri())
+        self.page.wait_for_selector("html[data-ready=yes]")
+        self.seconds = time.perf_counter() - begun
+
+    def _note_request(self, request: Any) -> None:
+        if request.url.startswith(("http", "ws")):
+            self.complaints.append(request.url)
+
+    def see_all(self) -> None:
+        """Scroll to the end and back: charts are drawn when they come in sight."""
+        height = self.page.evaluate("document.documentElement.scrollHeight")
+        for y in range(0, height + 1500, 300):
+            self.page.evaluate(f"scrollTo(0, {y})")
+            self.page.wait_for_timeout(50)
+        self.page.evaluate("scrollTo(0, 0)")
+
+    def points(self) -> Any:
+        return self.page.locator("#front .scatterlayer .points path")
+
+    def move_to(self, point: Any) -> tuple[float, float]:
+        box = point.bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        self.page.mouse.move(x - 1, y)
+        self.page.mouse.move(x, y)
+        self.page.wait_for_selector("#front .hoverlayer .hovertext")
+        return x, y
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    file = write_page(tmp_path, 20, tested=True)
+    networks = read_data(file.read_text(encoding="utf-8"))["studies"][0]["networks"]
+    shown = [network for network in networks if network["is_full"] or network["is_partial"]]
+    tab = Tab(browser, file, 1400, 900)
+    page = tab.page
+    assert tab.points().count() == len(shown)
+    buttons = page.locator("#front .modebar-btn").evaluate_all("all => all.map(one => one.dataset.title)")
+    assert "Zoom" in buttons and not any("hare" in title for title in buttons)  # nothing is uploaded
+    x, y = tab.move_to(tab.points().last)  # of the paper's, the last
+    told = page.locator("#front .hoverlayer").text_content()
+    assert "nin-c3-lr" in told and "conv1: 3×1 96 | 1×3 96" in told
+    page.mouse.click(x, y)
+    assert page.locator("#card-title").inner_text() == "nin-c3-lr"
+    network = next(network for network in networks if network["point"] == "nin-c3-lr")
+    rows = page.locator("#card tbody tr")
+    assert rows.count() == len(network["layers"])
+    assert "3×1 96" in rows.first.inner_text() and f"{network['layers'][0]['macs']:,}" in rows.first.inner_text()
+    assert page.locator("#card-curve .scatterlayer .points path").count() == len(network["curve"])
+    page.locator("#card .line button").nth(1).click()
+    assert page.evaluate("navigator.clipboard.readText()") == network["lines"][1][1]
+    page.keyboard.press("Escape")
+    assert not page.locator("#card").is_visible()
+
+    tab.see_all()
+    for chart in ("finals", "history", "allocation", "curves", "importances"):
+        assert page.locator(f"#{chart} .main-svg").count(), chart
+    assert page.locator("#finals .errorbar").count() == 3
+    assert f"dominated by {EVIL}" in page.locator("#verdicts").inner_text()
+    page.get_by_role("button", name="linear").click()
+    assert page.evaluate("document.getElementById('front').layout.xaxis.type") == "linear"
+    page.select_option("#axis", "params")
+    assert page.evaluate("document.getElementById('front').layout.xaxis.title.text") == "parameters, millions"
+    page.get_by_role("button", name="by time").click()
+    assert page.evaluate("document.getElementById('history').layout.xaxis.title.text").startswith("training time")
+    page.get_by_label("light or dark").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_the_table_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    file = write_page(tmp_path, 12, ("one", EVIL))
+    networks = [
+        network for study in read_data(file.read_text(encoding="utf-8"))["studies"] for network in study["networks"]
+    ]
+    tab = Tab(browser, file, 400, 800, "dark")
+    page = tab.page
+    tab.see_all()
+    assert page.evaluate("document.documentElement.scrollWidth") == 400  # nothing sticks out
+    rows = page.locator("#trials tbody tr")
+    assert rows.count() == len(networks) == 24
+    page.locator("#trials th button", has_text="accuracy").click()
+    best = max(network["accuracy"] for network in networks)
+    assert f"{100 * best:.2f} %" in rows.first.inner_text()
+    page.locator("#find").fill("nin-c3-lr")
+    assert rows.count() == sum("nin-c3-lr" in network["name"] for network in networks)
+    page.locator("#find").fill("")
+    page.locator("#only-front").check()
+    front = [network for network in networks if network["on_front"]]
+    assert rows.count() == len(front)
+    with page.expect_download() as download:
+        page.locator("#download").click()
+    with Path(download.value.path()).open(newline="", encoding="utf-8") as stream:
+        found = list(csv.DictReader(stream))
+    assert {row["study"] for row in found} == {"one", EVIL} and len(found) == len(front)
+    assert all(json.loads(row["architecture"])["backbone"].startswith("nin") for row in found)
+    rows.first.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#card").is_visible()
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_an_empty_study_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    tab = Tab(browser, write_page(tmp_path, 0), 1400, 900)
+    assert "no network trained in full yet" in tab.page.locator("#remarks").inner_text()
+    tab.see_all()
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_a_page_of_2000_trials_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    file = write_page(tmp_path, 2000)
+    assert file.stat().st_size < 8e6
+    tab = Tab(browser, file, 1400, 900)
+    assert tab.seconds < 10  # 1.8 s on two cores that had other work
+    assert tab.points().count() < 300  # the others are drawn as one
+    tab.see_all()
+    assert tab.page.locator("#number").inner_text() == "2,000 trials"
+    assert tab.complaints == []

@@ -1,0 +1,125 @@
+"""What a report is about: taken from studies as they are, also from those that have little to show."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from filled_studies import fill_study
+
+from lrnas.finals import Final
+from lrnas.manifest import StudyError
+from lrnas.page import pack
+from lrnas.record import Record
+from lrnas.report import Report, make_report
+
+
+@dataclass(frozen=True)
+class Said:
+    point: str
+    kind: str
+    sentence: str
+
+
+def fill(folder: Path, trials: int, **more: str) -> Record:
+    return fill_study(folder, trials, storage=f"journal:{folder / 'journal'}", **more)  # type: ignore[arg-type]
+
+
+def some_finals(record: Record) -> list[Final]:
+    """Made up: what networks of a study would come to over three seeds, and one over none."""
+    return [
+        Final(
+            trial.identity,
+            trial.description,
+            trial.point,
+            trial.number,
+            trial.macs,
+            trial.params,
+            "paper",
+            (0, 1, 2)[:seeds],
+            (0.9, 0.91, 0.95)[:seeds],
+        )
+        for trial, seeds in zip(record.front(), (3, 1, 3, 0), strict=False)
+    ]
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return fill(tmp_path_factory.mktemp("studies"), 30)
+
+
+@pytest.fixture(scope="module")
+def report(record: Record) -> Report:
+    return make_report([record])
+
+
+def test_a_study_is_shown_as_it_is(record: Record, report: Report) -> None:
+    (study,) = report.studies
+    summary = record.summary()
+    assert [network.trial for network in study.networks] == summary.trials
+    assert [network.trial.number for network in study.front] == [trial.number for trial in summary.front]
+    assert {network.name for network in study.networks if network.is_paper} == set(record.manifest["space"]["points"])
+    for network in study.networks:
+        assert sum(layer.macs for layer in network.layers) == network.trial.macs
+        assert sum(layer.params for layer in network.layers) == network.trial.params
+    assert report.remarks() == [] and report.axis.name == "macs"
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+def test_the_front_s_history_ends_where_it_is_now(record: Record, report: Report) -> None:
+    history = report.studies[0].history
+    assert [moment.trials for moment in history] == list(range(1, 31))
+    assert history[-1].volume == pytest.approx(record.hypervolume())
+    assert history[-1].seconds == pytest.approx(sum(trial.seconds for trial in record.trials()))
+    volumes = [moment.volume for moment in history]
+    assert volumes == sorted(volumes) and volumes[0] < volumes[-1]
+
+
+def test_importances_are_of_every_objective(report: Report) -> None:
+    importances = report.studies[0].importances
+    assert list(importances) == ["accuracy", "macs"]
+    for values in importances.values():
+        assert sum(values.values()) == pytest.approx(1, abs=1e-3)
+        assert list(values.values()) == sorted(values.values(), reverse=True)
+
+
+def test_a_study_without_a_network(tmp_path: Path) -> None:
+    empty = make_report([fill(tmp_path, 0)])
+    assert empty.remarks() == ["s has no network trained in full yet: there is no front to show."]
+    assert empty.studies[0].history == () and empty.studies[0].importances == {}
+
+
+def test_several_objectives_and_their_axes(tmp_path: Path, record: Record) -> None:
+    timed = fill(tmp_path, 8, name="t", objectives="accuracy,latency,params")
+    assert make_report([timed]).axis.name == "params"
+    assert make_report([timed], axis="latency").axis.name == "latency"
+    assert [axis.name for axis in make_report([timed, record]).axes] == ["macs", "params", "latency"]
+    with pytest.raises(StudyError, match="one of macs, params; got 'latency'"):
+        make_report([timed, record], axis="latency")
+    assert make_report([timed, record]).axis.name == "macs"
+
+
+def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: Record) -> None:
+    other = fill(tmp_path, 3, name="t")
+    assert make_report([record, other]).remarks() == []
+    other.manifest["data"] = "digits"
+    assert "different conditions" in make_report([record, other]).remarks()[0]
+
+
+def test_counts_of_another_version_leave_the_layers_out(tmp_path: Path) -> None:
+    record = fill(tmp_path, 3)
+    record.manifest["image_size"] = 31
+    report = make_report([record])
+    assert "counted by another version" in report.remarks()[0]
+    assert not any(network.layers for network in report.studies[0].networks)
+
+
+def test_finals_and_verdicts_are_shown(record: Record) -> None:
+    said = Said("nin", "dominated", "nin is dominated.")
+    data = make_report([record], finals=some_finals(record), verdicts=[said]).to_dict()
+    assert data["verdicts"] == [{"point": "nin", "kind": "dominated", "sentence": "nin is dominated."}]
+    first, second, *_ = data["finals"]
+    assert first["mean"] == pytest.approx(0.92) and first["deviation"] == pytest.approx(0.02645, abs=1e-4)
+    assert second["deviation"] is None
+    assert [final["mean"] for final in data["finals"] if not final["accuracies"]] == [None]
+    assert pack(data)
