@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
+from lrnas import on_cpu
 from lrnas.backbones import ConvBlock
 from lrnas.kernels import FEW_CHANNELS, available, usable
 from lrnas.layers import CompositeConv2d, SeparableConv2d, WindowConv2d, is_watched, joint_bias, layer_of
@@ -45,7 +46,7 @@ def accelerate(model: nn.Module) -> nn.Module:
     """Lets a model's modules use the kernels from now on, where these can be used; returns the model."""
     first = next(model.parameters(), None)
     if first is not None:
-        kinds = _KINDS if available(first.device) else _KINDS_ON_CPU if first.device.type == "cpu" else {}
+        kinds = _KINDS if available(first.device) else on_cpu.KINDS if first.device.type == "cpu" else {}
         for module in model.modules():
             own = type(module)
             for base, kind in kinds.items():
@@ -87,22 +88,6 @@ class _Conv2d(nn.Conv2d):
 
         assert not isinstance(self.padding, str)
         return ops.conv(x, self.weight, self.bias, self.stride, self.padding, self.dilation, relu)
-
-
-class _CoveringConv2d(nn.Conv2d):
-    """A matrix product where the kernel covers the whole input, as in VGG's classifier.
-
-    On some processors oneDNN takes ten times as long for the gradients of such a convolution.
-    """
-
-    @staticmethod
-    def fits(module: nn.Conv2d) -> bool:
-        return module.groups == 1 and module.padding == (0, 0) and module.dilation == (1, 1)
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if input.ndim != 4 or input.shape[1:] != self.weight.shape[1:]:
-            return super().forward(input)
-        return F.linear(input.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None]
 
 
 def _area(conv: nn.Conv2d) -> int:
@@ -223,11 +208,9 @@ class _Composite(CompositeConv2d):
 
         assert self.join is not None
         convs = list(self.group_convs())
-        wide = [[max(conv.margins[axis][side] for conv in convs) for side in (0, 1)] for axis in (0, 1)]
         with torch.autocast(x.device.type, enabled=False):
+            weight, wide = self.joined_kernel()
             mix, own = self.join.weight[:, :, 0, 0], joint_bias(convs)
-            kernels = torch.cat([F.pad(conv.weight, _room(conv, wide)) for conv in convs])
-            weight = torch.einsum("jf,fcyx->jcyx", mix, kernels)
             bias = then.pop("bias", self.join.bias)
             if own is not None:
                 bias = F.linear(own, mix, bias) if "scale" not in then else bias + then["scale"] * (mix @ own)
@@ -240,11 +223,6 @@ class _Composite(CompositeConv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.compute(x, relu=False) if self.takes(x) else super().forward(x)
-
-
-def _room(conv: WindowConv2d, wide: list[list[int]]) -> list[int]:
-    """Zeros around a kernel, as `F.pad` wants them, that make it reach as far as these margins do."""
-    return [(wide[axis][side] - conv.margins[axis][side]) // conv.dilation[axis] for axis in (1, 0) for side in (0, 1)]
 
 
 class _Separable(SeparableConv2d):
@@ -354,7 +332,6 @@ _KINDS: dict[type[nn.Module], Any] = {
 }
 """By whose `forward` a module has, what stands in for it."""
 _LEADERS = (_Conv2d, _BatchNorm2d, _Composite, _Separable, WindowConv2d)
-_KINDS_ON_CPU: dict[type[nn.Module], Any] = {nn.Conv2d: _CoveringConv2d}
 
 
 @functools.cache

@@ -289,6 +289,19 @@ class CompositeConv2d(_StandIn):
         """All groups by one kernel, without the join."""
         return _side_by_side(list(self.group_convs()), x, **then)
 
+    def joined_kernel(self) -> tuple[Tensor, list[list[int]]]:
+        """Groups and join as the one kernel that they are, and its margins, as a `WindowConv2d` has them."""
+        assert self.join is not None
+        convs = list(self.group_convs())
+        wide = [[max(conv.margins[axis][side] for conv in convs) for side in (0, 1)] for axis in (0, 1)]
+        kernels = torch.cat([F.pad(conv.weight, _room(conv, wide)) for conv in convs])
+        return torch.einsum("jf,fcyx->jcyx", self.join.weight[:, :, 0, 0], kernels), wide
+
+
+def _room(conv: WindowConv2d, wide: list[list[int]]) -> list[int]:
+    """Zeros around a kernel, as `F.pad` wants them, that make it reach as far as these margins do."""
+    return [(wide[axis][side] - conv.margins[axis][side]) // conv.dilation[axis] for axis in (1, 0) for side in (0, 1)]
+
 
 class SeparableConv2d(_StandIn):
     """A 1×k convolution over columns, then a k×1 convolution over rows, with no activation between."""
