@@ -7,6 +7,9 @@ their last digits.
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -106,10 +109,33 @@ class _LocalResponseNorm(nn.LocalResponseNorm):
         return root.sqrt().mul_(root).mul_(x).permute(0, 3, 1, 2)
 
 
+class _MaxPool2d(nn.MaxPool2d):
+    """Largest values of rows and then of columns: half the time of PyTorch's, which notes where they stood."""
+
+    @staticmethod
+    def fits(module: nn.MaxPool2d) -> bool:
+        numbers = (module.kernel_size, module.stride, module.padding)
+        plain = module.dilation in (1, (1, 1)) and not module.return_indices and not module.ceil_mode
+        # larger strides leave out much of what PyTorch compares
+        return plain and all(isinstance(number, int) for number in numbers) and numbers in ((2, 2, 0), (3, 1, 1))
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not _in_use(input) or min(input.shape[2:]) < 2:
+            return super().forward(input)
+        x = _laid_out(input)
+        if self.padding:
+            x = F.pad(x, (1, 1, 1, 1), value=-math.inf)
+        for axis in (2, 3):
+            windows = x.unfold(axis, self.kernel_size, self.stride)  # a view
+            x = functools.reduce(torch.maximum, windows.unbind(-1))
+        return x
+
+
 KINDS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: _Conv2d,
     WindowConv2d: _Window,
     CompositeConv2d: _Composite,
     nn.LocalResponseNorm: _LocalResponseNorm,
+    nn.MaxPool2d: _MaxPool2d,
 }
 """By whose `forward` a module has, what stands in for it."""
