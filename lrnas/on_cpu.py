@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +21,8 @@ __all__ = ["KINDS"]
 
 
 def _in_use(x: Tensor) -> bool:
-    """Whether this is a map of a model that is only used; what is traced stays as it was written."""
-    return x.ndim == 4 and x.is_floating_point() and not torch.is_grad_enabled() and not torch.jit.is_tracing()
+    """Whether this is a map of a model that is only used."""
+    return x.ndim == 4 and x.is_floating_point() and not torch.is_grad_enabled()
 
 
 def _laid_out(x: Tensor) -> Tensor:
@@ -121,17 +122,16 @@ class _MaxPool2d(nn.MaxPool2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         if not _in_use(input) or min(input.shape[2:]) < 2:
-            return super().forward(input)
-        x = _laid_out(input)
+            return cast(Tensor, super().forward(input))
+        x, (size, stride) = _laid_out(input), cast(tuple[int, int], (self.kernel_size, self.stride))
         if self.padding:
             x = F.pad(x, (1, 1, 1, 1), value=-math.inf)
         for axis in (2, 3):
-            windows = x.unfold(axis, self.kernel_size, self.stride)  # a view
-            x = functools.reduce(torch.maximum, windows.unbind(-1))
+            x = functools.reduce(torch.maximum, x.unfold(axis, size, stride).unbind(-1))
         return x
 
 
-KINDS: dict[type[nn.Module], type[nn.Module]] = {
+KINDS: dict[type[nn.Module], Any] = {
     nn.Conv2d: _Conv2d,
     WindowConv2d: _Window,
     CompositeConv2d: _Composite,
