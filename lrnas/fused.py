@@ -2,8 +2,8 @@
 
 Inside `with fused(model):` its convolutions, batch norms, pools and the sequences of them use `lrnas.kernels` on a
 GPU: their classes are exchanged for ones that differ in `forward` alone. Parameters, names and results stay what they
-are; outside, so does every line that runs. On a CPU this concerns one kind of convolution alone. `accelerate(model)`
-does the same for good, for a model that is trained and only used.
+are; outside, so does every line that runs. On a CPU other classes take their place (`lrnas.on_cpu`).
+`accelerate(model)` does the same for good, for a model that is trained and only used.
 
 A convolution takes in what follows it: the ReLU and, after filters of different shapes, a pool of 2 × 2; in evaluation
 the batch norm before them too.
@@ -35,7 +35,7 @@ def fused(model: nn.Module) -> Iterator[None]:
     """Inside, the model's modules use the kernels where these can be used."""
     before = {module: type(module) for module in model.modules()}
     try:
-        accelerate(model)
+        _exchange(model)
         yield
     finally:
         for module, own in before.items():
@@ -43,16 +43,27 @@ def fused(model: nn.Module) -> Iterator[None]:
 
 
 def accelerate(model: nn.Module) -> nn.Module:
-    """Lets a model's modules use the kernels from now on, where these can be used; returns the model."""
-    first = next(model.parameters(), None)
-    if first is not None:
-        kinds = _KINDS if available(first.device) else on_cpu.KINDS if first.device.type == "cpu" else {}
-        for module in model.modules():
-            own = type(module)
-            for base, kind in kinds.items():
-                if own.forward is base.forward and kind.fits(module):
-                    module.__class__ = _with_kernels(own, kind)  # type: ignore[arg-type]
+    """Lets a model's modules use the kernels from now on, where these can be used; returns the model.
+
+    On a CPU its weights are laid out for use as well; their values stay what they are.
+    """
+    if _exchange(model) is on_cpu.KINDS:
+        model.to(memory_format=torch.channels_last)
     return model
+
+
+def _exchange(model: nn.Module) -> dict[type[nn.Module], Any]:
+    """Exchange the classes of modules for those that stand in for them where the model is."""
+    first = next(model.parameters(), None)
+    if first is None:
+        return {}
+    kinds = _KINDS if available(first.device) else on_cpu.KINDS if first.device.type == "cpu" else {}
+    for module in model.modules():
+        own = type(module)
+        for base, kind in kinds.items():
+            if own.forward is base.forward and kind.fits(module):
+                module.__class__ = _with_kernels(own, kind)  # type: ignore[arg-type]
+    return kinds
 
 
 class _Conv2d(nn.Conv2d):

@@ -43,7 +43,10 @@ class _Conv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # PyTorch's name
         alone = self.padding == (0, 0) and self.dilation == (1, 1)
         if alone and input.ndim == 4 and input.shape[1:] == self.weight.shape[1:]:
-            return F.linear(input.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None]
+            x, weight = input, self.weight
+            if not weight.is_contiguous():  # as it lies in memory, so that it is not copied
+                x, weight = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
+            return F.linear(x.flatten(1), weight.flatten(1), self.bias)[:, :, None, None]
         return super().forward(_laid_out(input))
 
 
@@ -102,10 +105,11 @@ class _LocalResponseNorm(nn.LocalResponseNorm):
             return super().forward(input)
         x = _laid_out(input).permute(0, 2, 3, 1)
         channels = x.shape[-1]
-        squares = F.pad(x * x, (self.size // 2, (self.size - 1) // 2))
-        total = squares[..., :channels].clone()
+        squares = x.new_zeros(*x.shape[:-1], channels + self.size - 1)
+        torch.mul(x, x, out=squares.narrow(-1, self.size // 2, channels))
+        total = squares.narrow(-1, 0, channels).clone()
         for shift in range(1, self.size):
-            total += squares[..., shift : shift + channels]
+            total += squares.narrow(-1, shift, channels)
         root = total.mul_(self.alpha / self.size).add_(self.k).rsqrt_()
         return root.sqrt().mul_(root).mul_(x).permute(0, 3, 1, 2)
 

@@ -68,10 +68,21 @@ def count_of(operation: str, model: nn.Module, x: Tensor) -> int:
 
 def test_maps_keep_their_channels_last() -> None:
     layers = [nn.Conv2d(3, 8, 3), WindowConv2d(8, 8, (3, 1), 3, padding=1), SeparableConv2d(8, 8, 3, padding=1)]
-    model = accelerate(nn.Sequential(*layers, nn.MaxPool2d(2), nn.LocalResponseNorm(5)))
-    x = torch.randn(2, 3, 12, 12)
-    assert run(model, x).is_contiguous(memory_format=torch.channels_last)
-    assert not model(x).is_contiguous(memory_format=torch.channels_last)  # in training nothing changes
+    model, x = nn.Sequential(*layers, nn.MaxPool2d(2), nn.LocalResponseNorm(5)), torch.randn(2, 3, 12, 12)
+    with fused(model):
+        assert run(model, x).is_contiguous(memory_format=torch.channels_last)
+        assert model(x).is_contiguous()  # in training nothing changes
+
+
+def test_weights_are_laid_out_for_use() -> None:
+    """The kernel that covers its input is not copied for that, whose pixels then lie otherwise."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 5)), torch.randn(2, 3, 7, 7)
+    wanted, before = run(model, x), {name: value.clone() for name, value in model.state_dict().items()}
+    torch.testing.assert_close(run(accelerate(model), x), wanted)
+    torch.testing.assert_close(run(accelerate(model), x.to(memory_format=torch.channels_last)), wanted)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model[2].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("size", "beta"), [(5, 0.75), (4, 0.75), (1, 0.75), (3, 0.5)])
