@@ -7,7 +7,7 @@ Every network is run as it is built, as `lrnas.fused.accelerate` leaves it and, 
 its baseline. The networks of a family take turns. Times are the least of several rounds by two clocks: seconds on the
 wall, which others who use the machine lengthen, and seconds that its cores worked for this process, which they lengthen
 less if waiting threads sleep (OMP_WAIT_POLICY=passive; the wall's are then longer). Writes results/composite_cpu.json,
-in which `bar` is the share of time over the share of multiply-accumulates.
+family by family, in which `bar` is the share of time over the share of multiply-accumulates.
 """
 
 from __future__ import annotations
@@ -109,16 +109,16 @@ def main() -> None:
     families: dict[str, list[Point]] = {}
     for point in paper_points().values():
         families.setdefault(point.table.baseline, []).append(point)
-    rows, load = [], [os.getloadavg()[0]]
-    for name in args.families or families:
-        points = sorted(families[name], key=lambda point: point.name != name)
-        for batch in args.batches:
-            rows += family(points, batch, args.compile, args.rounds, args.limit)
-            load.append(os.getloadavg()[0])
     waiting = os.environ.get("OMP_WAIT_POLICY", "default")
-    facts = {"threads": args.threads, "waiting": waiting, "bar": BAR, "load": [round(value, 2) for value in load]}
-    record = {"provenance": provenance(seeds=[0], **facts), "rows": rows}
-    args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for name in args.families or families:
+        points, rows, load = sorted(families[name], key=lambda point: point.name != name), [], []
+        for batch in args.batches:
+            load.append(round(os.getloadavg()[0], 2))
+            rows += family(points, batch, args.compile, args.rounds, args.limit)
+        facts = {"threads": args.threads, "waiting": waiting, "bar": BAR, "load_before": load}
+        known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+        known[name] = {"provenance": provenance(seeds=[0], **facts), "rows": rows}
+        args.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
