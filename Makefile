@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# As many processes as cores, so one thread for each: threads that wait for one another on busy cores take twice as long.
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-slow test-all lint figures clean
 
@@ -10,10 +12,10 @@ demo: $(READY)  ## a small search on a CPU, ending in a picture of the front
 	$(BIN)/lrnas search --space nin --budget 20
 
 test: $(READY)  ## the fast tests
-	$(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal
+	$(PARALLEL)
 
 test-slow: $(READY)  ## the slow tests that CI runs too
-	$(BIN)/pytest -q -m "slow and ci and not gpu"
+	$(PARALLEL) -m "slow and ci and not gpu"
 
 test-all: $(READY)  ## all that runs without a GPU
 	$(BIN)/pytest -q -m "not gpu"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -28,11 +27,12 @@ from lrnas.arch import Architecture
 from lrnas.batches import DataSet
 from lrnas.errors import UnknownName, in_a_line
 from lrnas.fold import plain
-from lrnas.forms import Fusion, Timer, choose_forms, race, torch_timer
+from lrnas.forms import Fusion, Timer, choose_forms, torch_timer
 from lrnas.inputs import Inputs, find_data, find_inputs
 from lrnas.onnx_models import check_extras, has_cuda, onnx_timer
 from lrnas.provenance import hardware
 from lrnas.sources import ExportError, Source, find_source
+from lrnas.timing import measure
 from lrnas.writers import ARCHITECTURE, CONFIG, WEIGHTS, WRITERS, Network, Written, registered_name
 
 __all__ = ["Check", "Export", "Format", "export"]
@@ -281,10 +281,9 @@ def _latency(
     """Seconds for a batch: in PyTorch before, and as exported."""
     there, x = model.to(device), images.to(device)
     before, after = ("PyTorch", "onnxruntime") if wanted_format == "onnx" else ("before", "exported")
-    calls = {before: lambda _: there(x), after: written.caller(images, device)}
     with torch.inference_mode():
-        taken = race(calls, None, device, seconds=1.0)
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+        taken = measure([lambda: there(x), written.caller(images, device)], device, sample=0.03, capture=False)
+    return dict(zip((before, after), taken, strict=True))
 
 
 def _how_to_load(

@@ -9,8 +9,7 @@ dense, and the fastest of these is kept.
 from __future__ import annotations
 
 import copy
-import math
-import time
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +20,9 @@ from torch import Tensor, nn
 from lrnas.batch_norms import find_norms
 from lrnas.fold import Folding, dense_form, fold, foldable_layers, merged_form, reason_to_keep
 from lrnas.layers import CompositeConv2d, SeparableConv2d
+from lrnas.timing import Call, measure
 
-__all__ = ["Choice", "Fusion", "Timer", "choose_forms", "race", "torch_timer"]
+__all__ = ["Choice", "Fusion", "Timer", "choose_forms", "fastest", "torch_timer"]
 
 MARGIN = 0.02
 """A whole network takes the place of the one of the fastest layers if it is faster by more."""
@@ -110,41 +110,15 @@ def torch_timer(device: torch.device) -> Timer:
         x = x.to(device)
         there = {name: copy.deepcopy(form).to(device).eval() for name, form in forms.items()}
         with torch.inference_mode():
-            return {name: min(seconds) for name, seconds in race(there, x, device).items()}
+            return fastest({name: functools.partial(form, x) for name, form in there.items()}, device)
 
     return time_forms
 
 
-def race(
-    calls: Mapping[str, Callable[[Any], object]],
-    x: object,
-    device: torch.device | None = None,
-    seconds: float = 0.5,
-    rounds: int = 7,
-) -> dict[str, list[float]]:
-    """Seconds per call, over some rounds in which the calls take turns, so that what disturbs one disturbs all.
-
-    About so many seconds in all, but never fewer rounds.
-    """
-
-    def run(call: Callable[[Any], object], times: int) -> float:
-        started = time.perf_counter()
-        for _ in range(times):
-            call(x)
-        if device is not None and device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return (time.perf_counter() - started) / times
-
-    for call in calls.values():
-        run(call, 2)
-    first = {name: run(call, 1) for name, call in calls.items()}
-    share = seconds / rounds / max(1, len(calls))
-    times = {name: min(1000, max(1, math.ceil(share / max(single, 1e-7)))) for name, single in first.items()}
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            taken[name].append(run(call, times[name]))
-    return taken
+def fastest(calls: Mapping[str, Call], device: torch.device) -> dict[str, float]:
+    """Seconds of each call where nothing disturbs it: the least of some rounds."""
+    taken = measure(list(calls.values()), device, rounds=7, sample=0.02, quantile=0.0, capture=False)
+    return dict(zip(calls, taken, strict=True))
 
 
 def _forms(layer: nn.Module) -> dict[str, nn.Module]:

@@ -2,8 +2,8 @@
 
 Inside `with fused(model):` its convolutions, batch norms, pools and the sequences of them use `lrnas.kernels` on a
 GPU: their classes are exchanged for ones that differ in `forward` alone. Parameters, names and results stay what they
-are; outside, so does every line that runs. On a CPU this concerns one kind of convolution alone. `accelerate(model)`
-does the same for good, for a model that is trained and only used.
+are; outside, so does every line that runs. On a CPU other classes take their place (`lrnas.on_cpu`).
+`accelerate(model)` does the same for good, for a model that is trained and only used.
 
 A convolution takes in what follows it: the ReLU and, after filters of different shapes, a pool of 2 × 2; in evaluation
 the batch norm before them too.
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
+from lrnas import on_cpu
 from lrnas.backbones import ConvBlock
 from lrnas.joins import Form, best_form, join, joined_bias
 from lrnas.kernels import FEW_CHANNELS, available, usable
@@ -38,7 +39,7 @@ def fused(model: nn.Module) -> Iterator[None]:
     """Inside, the model's modules use the kernels where these can be used."""
     before = {module: type(module) for module in model.modules()}
     try:
-        accelerate(model)
+        _exchange(model)
         yield
     finally:
         for module, own in before.items():
@@ -46,16 +47,27 @@ def fused(model: nn.Module) -> Iterator[None]:
 
 
 def accelerate(model: nn.Module) -> nn.Module:
-    """Lets a model's modules use the kernels from now on, where these can be used; returns the model."""
-    first = next(model.parameters(), None)
-    if first is not None:
-        kinds = _KINDS if available(first.device) else _KINDS_ON_CPU if first.device.type == "cpu" else {}
-        for module in model.modules():
-            own = type(module)
-            for base, kind in kinds.items():
-                if own.forward is base.forward and kind.fits(module):
-                    module.__class__ = _with_kernels(own, kind)  # type: ignore[arg-type]
+    """Lets a model's modules use the kernels from now on, where these can be used; returns the model.
+
+    On a CPU its weights are laid out for use as well; their values stay what they are.
+    """
+    if _exchange(model) is on_cpu.KINDS:
+        model.to(memory_format=torch.channels_last)
     return model
+
+
+def _exchange(model: nn.Module) -> dict[type[nn.Module], Any]:
+    """Exchange the classes of modules for those that stand in for them where the model is."""
+    first = next(model.parameters(), None)
+    if first is None:
+        return {}
+    kinds = _KINDS if available(first.device) else on_cpu.KINDS if first.device.type == "cpu" else {}
+    for module in model.modules():
+        own = type(module)
+        for base, kind in kinds.items():
+            if own.forward is base.forward and kind.fits(module):
+                module.__class__ = _with_kernels(own, kind)  # type: ignore[arg-type]
+    return kinds
 
 
 class _Conv2d(nn.Conv2d):
@@ -93,22 +105,6 @@ class _Conv2d(nn.Conv2d):
         assert not isinstance(self.padding, str)
         shift = bias.get("bias", self.bias)
         return ops.conv(x, self.weight, shift, self.stride, self.padding, self.dilation, relu)
-
-
-class _CoveringConv2d(nn.Conv2d):
-    """A matrix product where the kernel covers the whole input, as in VGG's classifier.
-
-    On some processors oneDNN takes ten times as long for the gradients of such a convolution.
-    """
-
-    @staticmethod
-    def fits(module: nn.Conv2d) -> bool:
-        return module.groups == 1 and module.padding == (0, 0) and module.dilation == (1, 1)
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if input.ndim != 4 or input.shape[1:] != self.weight.shape[1:]:
-            return super().forward(input)
-        return F.linear(input.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None]
 
 
 def _num_positions(x: Tensor) -> int:
@@ -384,7 +380,6 @@ _KINDS: dict[type[nn.Module], Any] = {
 }
 """By whose `forward` a module has, what stands in for it."""
 _LEADERS = (_Conv2d, _BatchNorm2d, _Composite, _Separable, WindowConv2d)
-_KINDS_ON_CPU: dict[type[nn.Module], Any] = {nn.Conv2d: _CoveringConv2d}
 
 
 @functools.cache

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lrnas.errors import in_a_line
-from lrnas.forms import Timer, race
+from lrnas.forms import Timer, fastest
 from lrnas.sources import ExportError
 
 __all__ = ["check_extras", "has_cuda", "make_session", "onnx_timer", "run_session", "to_onnx"]
@@ -84,14 +85,12 @@ def onnx_timer(device: torch.device) -> Timer:
 
     def time_forms(forms: Mapping[str, nn.Module], x: Tensor) -> dict[str, float]:
         models = _write(forms, x)
-        calls = {name: _caller(make_session(model, device)) for name, model in models.items()}
-        return {name: min(seconds) for name, seconds in race(calls, {INPUT: x.numpy()}).items()}
+        sessions = {name: make_session(model, device) for name, model in models.items()}
+        inputs = {INPUT: x.numpy()}
+        calls = {name: functools.partial(session.run, None, inputs) for name, session in sessions.items()}
+        return fastest(calls, torch.device("cpu"))  # a session waits for its device by itself
 
     return time_forms
-
-
-def _caller(session: Any) -> Callable[[Any], object]:
-    return lambda inputs: session.run(None, inputs)
 
 
 def _write(forms: Mapping[str, nn.Module], x: Tensor) -> dict[str, bytes]:

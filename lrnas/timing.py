@@ -2,8 +2,9 @@
 
 On a GPU a call is captured in a CUDA graph as often as makes a sample of some milliseconds, so that no launch from
 Python is in it; kernels find in the second-level cache what the one before left there, as in a network. On a CPU calls
-are repeated as often. Samples are taken in rounds, all calls in each round; a round that is not counted comes first,
-and before every sample of a short call one call, so that caches hold what they hold when nothing else runs.
+are repeated as often, and so are calls on a GPU that no graph can hold, or whose launches are to count. Samples are
+taken in rounds, all calls in each round; a round that is not counted comes first, and before every sample of a short
+call one call, so that caches hold what they hold when nothing else runs.
 """
 
 from __future__ import annotations
@@ -40,19 +41,21 @@ def measure(
     limit: float = LIMIT,
     quantile: float = 0.5,
     clock: Callable[[], float] = time.perf_counter,
+    capture: bool = True,
 ) -> list[float]:
     """Seconds of each call: the median of its samples, or another quantile where others use the machine meanwhile.
 
-    On a CPU they are those of a clock: `time.thread_time` for calls that stay in this thread, whoever else runs.
+    On a CPU they are those of a clock: `time.thread_time` for calls that stay in this thread, whoever else runs. On a
+    GPU, without `capture`, they are what a caller waits for: launches and copies count.
     """
     device = torch.device(device)
-    if device.type == "cuda":
+    if device.type == "cuda" and capture:
         with torch.cuda.device(device):
             try:
                 return _measure([_gpu_clock(call, sample) for call in calls], rounds, limit, quantile)
             finally:
                 torch.cuda.empty_cache()  # graphs keep memory to themselves; others may train here
-    return _measure([_cpu_clock(call, sample, clock) for call in calls], rounds, limit, quantile)
+    return _measure([_cpu_clock(call, sample, clock, device) for call in calls], rounds, limit, quantile)
 
 
 def _measure(clocks: Sequence[Callable[[], float]], rounds: int, limit: float, quantile: float) -> list[float]:
@@ -75,20 +78,22 @@ def _repetitions(seconds: float, sample: float) -> int:
     return max(1, min(MOST, math.ceil(sample / max(seconds, 1e-9))))
 
 
-def _cpu_clock(call: Call, sample: float, clock: Callable[[], float]) -> Callable[[], float]:
+def _cpu_clock(call: Call, sample: float, clock: Callable[[], float], device: torch.device) -> Callable[[], float]:
     def run(number: int) -> float:
         started = clock()
         for _ in range(number):
             call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return (clock() - started) / number
 
-    call()
+    run(1)  # libraries choose their algorithms
     seconds = run(1)
     number = _repetitions(seconds, sample)
 
     def take() -> float:
         if seconds < SHORT:
-            call()
+            run(1)
         return run(number)
 
     return take

@@ -24,6 +24,7 @@ from lrnas.onnx_models import INPUT, make_session, run_session, to_onnx
 from lrnas.plan import TIMM, canonical_id
 from lrnas.points import named_networks
 from lrnas.sources import ExportError
+from lrnas.timing import Call
 
 __all__ = ["WRITERS", "Network", "Written", "registered_name"]
 
@@ -54,7 +55,7 @@ class Written(Protocol):
     def run(self, images: Tensor) -> Tensor:
         """Its outputs, on the CPU."""
 
-    def caller(self, images: Tensor, device: torch.device) -> Callable[[Any], object]:
+    def caller(self, images: Tensor, device: torch.device) -> Call:
         """Runs it on a device; for measuring."""
 
 
@@ -70,7 +71,7 @@ class _Module:
             outputs: Tensor = self.model(images)
         return outputs
 
-    def caller(self, images: Tensor, device: torch.device) -> Callable[[Any], object]:
+    def caller(self, images: Tensor, device: torch.device) -> Call:
         if self.program is None:
             there = copy.deepcopy(self.model).to(device)
         else:
@@ -79,7 +80,7 @@ class _Module:
             moved = self.program if device.type == "cpu" else move_to_device_pass(self.program, str(device))
             there = moved.module()
         x = images.to(device)
-        return lambda _: there(x)
+        return lambda: there(x)
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ class _Session:
     def run(self, images: Tensor) -> Tensor:
         return run_session(make_session(self.file, torch.device("cpu")), images)
 
-    def caller(self, images: Tensor, device: torch.device) -> Callable[[Any], object]:
+    def caller(self, images: Tensor, device: torch.device) -> Call:
         session, inputs = make_session(self.file, device), {INPUT: images.numpy()}
-        return lambda _: session.run(None, inputs)
+        return lambda: session.run(None, inputs)
 
 
 def registered_name(architecture: Architecture) -> str | None:

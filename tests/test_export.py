@@ -21,7 +21,7 @@ from lrnas.build import create_model
 from lrnas.checkpoint import described, save_checkpoint
 from lrnas.cli import main
 from lrnas.exporting import SUFFIX
-from lrnas.forms import choose_forms, race, torch_timer
+from lrnas.forms import choose_forms, torch_timer
 from lrnas.layers import CompositeConv2d
 from lrnas.manifest import check_manifest
 from lrnas.objectives import Limits, pick_objectives
@@ -30,6 +30,7 @@ from lrnas.recipes import Recipe
 from lrnas.space import load_space
 from lrnas.storage import open_storage
 from lrnas.study import Study
+from lrnas.timing import measure
 
 NARROW = {name: Allocation(width=0.05) for name in ("cccp1", "cccp2", "cccp3", "cccp4", "cccp5")}
 OWN = Architecture(
@@ -85,8 +86,10 @@ def dense_is_fastest(forms: Mapping[str, nn.Module], x: Tensor) -> dict[str, flo
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a network takes is measured, but not for long."""
-    for module in (exporting, forms, onnx_models):
-        monkeypatch.setattr(module, "race", lambda calls, x, device=None, **_: race(calls, x, device, 0.0, 1))
+    for module in (exporting, forms):
+        monkeypatch.setattr(
+            module, "measure", lambda calls, device, **options: measure(calls, device, rounds=1, sample=0.0)
+        )
 
 
 @pytest.fixture

@@ -55,6 +55,16 @@ def test_on_a_gpu_launches_do_not_count() -> None:
 
 
 @pytest.mark.gpu
+def test_on_a_gpu_without_a_graph_launches_and_waiting_count() -> None:
+    x = torch.zeros(1024, device="cuda")
+    y = torch.randn(4096, 4096, device="cuda")
+    calls = [lambda: x.add_(1), lambda: y @ y]
+    captured, plain = measure(calls, "cuda"), measure(calls, "cuda", capture=False)
+    assert plain[0] > captured[0]  # what Python needs
+    assert plain[1] > 0.8 * captured[1]  # it is waited for
+
+
+@pytest.mark.gpu
 def test_on_a_gpu_what_cannot_be_a_graph_is_measured_too() -> None:
     x = torch.randn(512, 512, device="cuda")
     waits, runs = measure([lambda: (x @ x).sum().item(), lambda: (x @ x).sum()], "cuda")

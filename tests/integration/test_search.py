@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
 @pytest.mark.ci
 def test_a_killed_search_goes_on(tmp_path: Path) -> None:
     """No finished trial is trained again, no row stays RUNNING, the unfinished go on from their checkpoints."""
-    first = Search(tmp_path, "--budget", "4", *SMALL)
+    first = Search(tmp_path, "--budget", "3", *SMALL)
     first.wait_for("trials: ", 1)
     deadline = time.monotonic() + 120
     while not any(t.state == TrialState.RUNNING and t.user_attrs.get("epochs", 0) for t in trials(tmp_path)):
@@ -30,9 +30,9 @@ def test_a_killed_search_goes_on(tmp_path: Path) -> None:
     done = {number: trial for number, trial in before.items() if trial.state.is_finished()}
     begun = next(t for t in before.values() if t.state == TrialState.RUNNING and t.user_attrs.get("epochs", 0))
 
-    log = Search(tmp_path, "--budget", "4", *SMALL).end()
+    log = Search(tmp_path, "--budget", "3", *SMALL).end()
     after = {trial.number: trial for trial in trials(tmp_path)}
-    assert len(after) == 4 and all(trial.state.is_finished() for trial in after.values()), log
+    assert len(after) == 3 and all(trial.state.is_finished() for trial in after.values()), log
     for number, trial in done.items():
         assert after[number].datetime_complete == trial.datetime_complete
     assert after[begun.number].user_attrs["curve"][: begun.user_attrs["epochs"]] == begun.user_attrs["curve"]
@@ -51,7 +51,7 @@ def test_a_killed_search_goes_on(tmp_path: Path) -> None:
     front = json.loads(finished.stdout)["front"]
     assert front and all(entry["epochs"] == 3 for entry in front)
     refused = subprocess.run(
-        [*COMMAND, "--budget", "4", *SMALL, "--set", "lr=0.5"],
+        [*COMMAND, "--budget", "3", *SMALL, "--set", "lr=0.5"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,0 +1,125 @@
+"""Time against multiply-accumulates on a CPU: the paper's networks beside the dense ones they replace.
+
+    python benchmarks/cpu.py                          # all families, inference at batch 1 and 8, with two threads
+    python benchmarks/cpu.py --families nin --compile # with torch.compile as well
+
+Every network is run as it is built, as `lrnas.fused.accelerate` leaves it and, if wanted, compiled after that; so is
+its baseline. The networks of a family take turns. Times are the least of several rounds by two clocks: seconds on the
+wall, which others who use the machine lengthen, and seconds that its cores worked for this process, which they lengthen
+less if waiting threads sleep (OMP_WAIT_POLICY=passive; the wall's are then longer). Writes results/composite_cpu.json,
+family by family, in which `bar` is the share of time over the share of multiply-accumulates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lrnas import create_model
+from lrnas.fused import accelerate
+from lrnas.plan import make_plan
+from lrnas.points import Point, paper_points
+from lrnas.provenance import provenance
+from lrnas.timing import measure
+
+ROOT = Path(__file__).parent.parent
+BAR = 1.3
+Run = Callable[[torch.Tensor], object]
+
+
+def native_size(point: Point) -> int:
+    return 32 if point.table.input_size < 64 else point.table.input_size  # the paper cropped CIFAR's images
+
+
+def forms_of(point: Point, compiled: bool) -> dict[str, Run]:
+    torch.manual_seed(0)
+    plain = create_model(point.architecture, point.table.num_classes).eval()
+    forms: dict[str, Run] = {
+        "plain": plain,
+        "accelerated": accelerate(copy.deepcopy(plain)),
+    }
+    if compiled:
+        forms["compiled"] = torch.compile(accelerate(copy.deepcopy(plain)), dynamic=False)
+    return forms
+
+
+def timed(run: Run, x: torch.Tensor, wall: dict[tuple[str, str], float], key: tuple[str, str]) -> None:
+    started = time.perf_counter()
+    run(x)
+    wall[key] = min(wall[key], time.perf_counter() - started)
+
+
+def family(points: list[Point], batch: int, compiled: bool, rounds: int, limit: float) -> list[dict[str, Any]]:
+    """A baseline first, and what is derived from it: one row for every network."""
+    size = native_size(points[0])
+    x = torch.randn(batch, 3, size, size)
+    forms = {point.name: forms_of(point, compiled) for point in points}
+    kinds = list(forms[points[0].name])
+    macs = {point.name: make_plan(point.architecture, size, point.table.num_classes).cost.macs for point in points}
+    rows: list[dict[str, Any]] = [
+        {
+            "network": point.name,
+            "baseline": points[0].name,
+            "batch": batch,
+            "input": size,
+            "macs_share": macs[point.name] / macs[points[0].name],
+        }
+        for point in points
+    ]
+    wall = {(kind, point.name): math.inf for kind in kinds for point in points}
+    calls = [partial(timed, forms[name][kind], x, wall, (kind, name)) for kind, name in wall]
+    with torch.inference_mode():
+        taken = measure(calls, rounds=rounds, limit=limit, quantile=0.0, clock=time.process_time)
+    for clock, seconds in (("cpu", dict(zip(wall, taken, strict=True))), ("wall", wall)):
+        for kind in kinds:
+            base = seconds[kind, points[0].name]
+            for row in rows:
+                own = seconds[kind, row["network"]]
+                row[f"{kind}_{clock}"] = {"ms": own * 1e3, "share": own / base, "bar": own / base / row["macs_share"]}
+    torch._dynamo.reset()
+    for row in rows:
+        marks = {key: value["bar"] for key, value in row.items() if isinstance(value, dict)}
+        text = "  ".join(f"{key} {value:.2f}{'' if value <= BAR else '*'}" for key, value in marks.items())
+        took = row["accelerated_wall"]["ms"]
+        print(f"{row['network']:22s} batch {batch} MACs {row['macs_share']:.3f} {took:9.2f} ms  {text}", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", choices=["vgg-gmp", "googlenet", "nin"], help="by their baselines")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compile", action="store_true", help="torch.compile as well")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--limit", type=float, default=4.0, help="seconds for one network and clock, 3 rounds at least")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "composite_cpu.json")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    families: dict[str, list[Point]] = {}
+    for point in paper_points().values():
+        families.setdefault(point.table.baseline, []).append(point)
+    waiting = os.environ.get("OMP_WAIT_POLICY", "default")
+    for name in args.families or families:
+        points, rows, load = sorted(families[name], key=lambda point: point.name != name), [], []
+        for batch in args.batches:
+            load.append(round(os.getloadavg()[0], 2))
+            rows += family(points, batch, args.compile, args.rounds, args.limit)
+        facts = {"threads": args.threads, "waiting": waiting, "bar": BAR, "load_before": load}
+        known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+        known[name] = {"provenance": provenance(seeds=[0], **facts), "rows": rows}
+        args.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
