@@ -15,7 +15,7 @@ from lrnas.errors import LrnasError
 from lrnas.layouts import KINDS, SHADES
 from lrnas.manifest import StudyError
 from lrnas.objectives import Objective
-from lrnas.plots import name_points
+from lrnas.plots import name_points, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +55,12 @@ def plot_fronts(report: Report, path: Path) -> None:
             full = [(x, y, network) for network in study.full for x, y in _places(network, cost)]
             colour = f"C{i % 10}"
             axes.scatter(
-                [x for x, _, _ in full], [y for _, y, _ in full], s=22, color=colour, label=_plain(study.name), zorder=3
+                [x for x, _, _ in full],
+                [y for _, y, _ in full],
+                s=22,
+                color=colour,
+                label=plain_text(study.name),
+                zorder=3,
             )
             x, y = zip(*_staircase([(x, y) for x, y, _ in full]), strict=True)
             axes.step(x, y, where="post", color=colour, lw=1.2, zorder=2)
@@ -76,7 +81,7 @@ def plot_history(studies: Sequence[StudyReport], path: Path) -> None:
         for study in some:
             volumes = [moment.volume for moment in study.history]
             over_trials.step(
-                [moment.trials for moment in study.history], volumes, where="post", label=_plain(study.name)
+                [moment.trials for moment in study.history], volumes, where="post", label=plain_text(study.name)
             )
             over_time.step([moment.seconds / 3600 for moment in study.history], volumes, where="post")
         over_trials.set(xlabel="trials that have ended", ylabel="hypervolume of the front")
@@ -107,7 +112,7 @@ def plot_curves(study: StudyReport, path: Path) -> None:
         for label, colour in (("stopped early", "0.75"), ("trained in full", "tab:blue"), ("on the front", "tab:red")):
             axes.plot([], [], color=colour, label=label)
         axes.plot([], [], color="0.5", ls=":", label="rungs")
-        axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=_plain(study.name))
+        axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=plain_text(study.name))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(True, alpha=0.25)
         axes.legend(loc="lower right", fontsize=8)
@@ -160,7 +165,7 @@ def plot_importances(study: StudyReport, path: Path) -> None:
             places = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
             axes.barh(places, [values.get(name, 0.0) for name in names], height, label=goal)
         axes.set_yticks(range(len(names)), names, fontsize=8)
-        axes.set(xlabel="importance (PED-ANOVA), share", title=_plain(study.name))
+        axes.set(xlabel="importance (PED-ANOVA), share", title=plain_text(study.name))
         axes.legend(loc="lower right", fontsize=8)
 
 
@@ -246,11 +251,6 @@ def _varied_layers(networks: Sequence[Network]) -> list[str]:
         if layer.is_varied
     }
     return sorted(depths, key=lambda name: depths[name])
-
-
-def _plain(name: str) -> str:
-    """Without mathematics, which Matplotlib would read between two dollars."""
-    return name.replace("$", r"\$")
 
 
 def _spelt(kind: str) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lrnas.record import Record
     from lrnas.trials import Trial
 
-__all__ = ["name_points", "plot_front", "plot_times"]
+__all__ = ["name_points", "plain_text", "plot_front", "plot_times"]
 
 
 def plot_front(study: Record, path: Path, axis: str | None = None) -> None:
@@ -77,7 +77,7 @@ def plot_front(study: Record, path: Path, axis: str | None = None) -> None:
     axes.set_xscale("log")
     axes.set_xlabel(cost.label)
     axes.set_ylabel("validation accuracy, %")
-    axes.set_title(study.name)
+    axes.set_title(plain_text(study.name))
     if full:  # early accuracies reach far down: the picture is about the others
         low, high = (100 * best(trial.accuracy or 0 for trial in full) for best in (min, max))
         margin = 0.12 * (high - low) + 0.3
@@ -121,6 +121,11 @@ def plot_times(profile: Profile, path: Path) -> None:
     figure.suptitle(str(profile.conditions), fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def plain_text(name: str) -> str:
+    """A name without mathematics, which Matplotlib would read between two dollars."""
+    return name.replace("$", r"\$")
 
 
 def name_points(axes: Axes, named: dict[str, tuple[float, float]]) -> None:

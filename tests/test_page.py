@@ -207,7 +207,7 @@ def test_a_page_of_2000_trials_in_a_browser(browser: Any, tmp_path: Path) -> Non
     file = write_page(tmp_path, 2000)
     assert file.stat().st_size < 8e6
     tab = Tab(browser, file, 1400, 900)
-    assert tab.seconds < 10  # 1.8 s on two cores that had other work
+    assert tab.seconds < 10  # docs/report.md has what it takes; a machine may have other work
     assert tab.points().count() < 300  # the others are drawn as one
     tab.see_all()
     assert tab.page.locator("#number").inner_text() == "2,000 trials"
