@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial
@@ -22,24 +22,12 @@ from lrnas.pareto import front_indices, hypervolume
 from lrnas.record import Record, Summary
 from lrnas.shell_lines import ShellLine, Whereabouts, shell_lines
 from lrnas.trials import Trial
+from lrnas.verdicts import TEST, Verdict
 
-__all__ = ["Moment", "Network", "Report", "StudyReport", "Verdict", "make_report", "pick_axis"]
+__all__ = ["Moment", "Network", "Report", "StudyReport", "make_report", "pick_axis"]
 
 TRIED = 5
 """Networks whose counts are looked at to tell what images a study has."""
-
-
-class Verdict(Protocol):
-    """What is said of one of the paper's networks beside those that were found."""
-
-    @property
-    def point(self) -> str: ...
-    @property
-    def kind(self) -> str:
-        """dominated, matched, not reached or unknown."""
-
-    @property
-    def sentence(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +185,9 @@ class Report:
             "studies": [study.to_dict() for study in self.studies],
             "finals": [_final_as_data(final) for final in self.finals],
             "verdicts": [
-                {"point": verdict.point, "kind": verdict.kind, "sentence": verdict.sentence}
-                for verdict in self.verdicts
+                {"point": verdict.point, "kind": verdict.kind, "sentence": str(verdict)} for verdict in self.verdicts
             ],
+            "test": TEST,
         }
 
 
@@ -211,7 +199,7 @@ def make_report(
     finals: Sequence[Final] = (),
     verdicts: Sequence[Verdict] = (),
 ) -> Report:
-    """Look at studies once and gather what there is to show."""
+    """Look at studies once and gather what there is to show; `finals` are networks of theirs, trained again."""
     where = where or Whereabouts()
     studies = tuple(_report_study(record, where) for record in records)
     chosen = OBJECTIVES[pick_axis(records, axis)]

@@ -124,10 +124,16 @@ def _open(options: argparse.Namespace, name: str) -> Record:
 
 
 def _gather(options: argparse.Namespace, records: list[Record]) -> Report:
+    from lrnas.finals import read_finals
     from lrnas.report import make_report
     from lrnas.shell_lines import Whereabouts
+    from lrnas.verdicts import judge
 
-    return make_report(records, where=Whereabouts(options.studies, options.storage), axis=options.axis)
+    where = Whereabouts(options.studies, options.storage)
+    finals = {record.name: read_finals(record) for record in records}
+    verdicts = [verdict for some in finals.values() for verdict in judge(some)]
+    everything = [final for some in finals.values() for final in some]
+    return make_report(records, where=where, axis=options.axis, finals=everything, verdicts=verdicts)
 
 
 def _missing(what: str, error: ImportError, extra: str) -> LrnasError:

@@ -1,4 +1,4 @@
-"""Lines for a shell that train a network of a study again, or export it."""
+"""Lines for a shell that train a network of a study again, alone or beside the paper's, or export it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def shell_lines(record: Record, trial: Trial, where: Whereabouts) -> list[ShellL
     file = shlex.quote(f"{_file_name(record.name)}-{trial.number}.json")
     lines = [ShellLine("Write its description to a file", f"echo {shlex.quote(trial.description)} > {file}")]
     if record.manifest.get("trainable") is None:  # else only a search can train it
-        lines += _training_lines(record.manifest, file)
+        retrain = f"lrnas retrain {shlex.quote(record.name)} --trials {trial.number}{where.options()}"
+        lines += _training_lines(record.manifest, file, retrain)
     if ":" not in record.name:
         lines += _export_lines(record.name, trial, where)
     return lines
@@ -59,17 +60,18 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name).lstrip(".-") or "study"
 
 
-def _training_lines(manifest: Mapping[str, Any], file: str) -> list[ShellLine]:
+def _training_lines(manifest: Mapping[str, Any], file: str, retrain: str) -> list[ShellLine]:
     data = manifest["data"]
     known = data in SETS
     images = f"--data {data}" if known else f'--data "$DATA" --image-size {manifest["image_size"]}'
+    same = "" if known else ' --data "$DATA"'
     hint = "" if known else " (DATA is where the images are, as in the search)"
     again = "Train it again as the study did, and test it" + hint
     return [
         ShellLine(again, f"lrnas reproduce {file} {images} {_recipe_options(manifest)}"),
         ShellLine(
-            "Train it by the paper's recipe, over three seeds" + hint,
-            f"lrnas reproduce {file} {images} --recipe paper --seeds 3",
+            "Train it and the paper's networks by the paper's recipe, over three seeds, and compare them" + hint,
+            f"{retrain}{same} --recipe paper --seeds 3",
         ),
     ]
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from filled_studies import fill_study
-from test_report import Said, some_finals
+from test_report import some_finals
 
 from lrnas.page import make_page, pack
 from lrnas.report import make_report
+from lrnas.verdicts import Verdict
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -34,7 +35,7 @@ def write_page(
     where = f"journal:{folder / 'journal'}"
     records = [fill_study(folder, trials, name=name, storage=where, seed=i, **more) for i, name in enumerate(names)]
     finals = some_finals(records[0]) if tested else []
-    verdicts = [Said("nin", "dominated", f"nin is dominated by {EVIL}.")] if tested else []
+    verdicts = [Verdict(EVIL, "not reached")] if tested else []
     file = folder / "report.html"
     file.write_text(make_page(make_report(records, finals=finals, verdicts=verdicts)), encoding="utf-8")
     return file
@@ -149,7 +150,8 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     for chart in ("finals", "history", "allocation", "curves", "importances"):
         assert page.locator(f"#{chart} .main-svg").count(), chart
     assert page.locator("#finals .errorbar").count() == 3
-    assert f"dominated by {EVIL}" in page.locator("#verdicts").inner_text()
+    assert f"{EVIL}: not reached" in page.locator("#verdicts").inner_text()
+    assert "Welch" in page.locator("#verdict-test").inner_text()
     page.get_by_role("button", name="linear").click()
     assert page.evaluate("document.getElementById('front').layout.xaxis.type") == "linear"
     page.select_option("#axis", "params")

@@ -1,7 +1,6 @@
 """What a report is about: taken from studies as they are, also from those that have little to show."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,7 @@ from lrnas.manifest import StudyError
 from lrnas.page import pack
 from lrnas.record import Record
 from lrnas.report import Report, make_report
-
-
-@dataclass(frozen=True)
-class Said:
-    point: str
-    kind: str
-    sentence: str
+from lrnas.verdicts import Verdict
 
 
 def fill(folder: Path, trials: int, **more: str) -> Record:
@@ -115,9 +108,10 @@ def test_counts_of_another_version_leave_the_layers_out(tmp_path: Path) -> None:
 
 
 def test_finals_and_verdicts_are_shown(record: Record) -> None:
-    said = Said("nin", "dominated", "nin is dominated.")
-    data = make_report([record], finals=some_finals(record), verdicts=[said]).to_dict()
-    assert data["verdicts"] == [{"point": "nin", "kind": "dominated", "sentence": "nin is dominated."}]
+    data = make_report([record], finals=some_finals(record), verdicts=[Verdict("nin", "not reached")]).to_dict()
+    sentence = "nin: not reached, no network found costs no more."
+    assert data["verdicts"] == [{"point": "nin", "kind": "not reached", "sentence": sentence}]
+    assert data["test"].startswith("Welch's t-test")
     first, second, *_ = data["finals"]
     assert first["mean"] == pytest.approx(0.92) and first["deviation"] == pytest.approx(0.02645, abs=1e-4)
     assert second["deviation"] is None

@@ -34,6 +34,8 @@ def test_lines_are_commands(record: Record, tmp_path: Path) -> None:
         assert _parser().parse_args(shlex.split(line.line)[1:])
     options = _parser().parse_args(shlex.split(again.line)[1:])
     assert (options.source, options.data) == (file.name, "cifar10")
+    options = _parser().parse_args(shlex.split(full.line)[1:])
+    assert (options.study, options.trials, options.storage) == ("it's <b>", [4], "journal:a b")
     options = _parser().parse_args(shlex.split(export.line)[1:])
     assert (options.source, options.studies, options.storage) == ("it's <b>:4", "my studies", "journal:a b")
     assert options.fresh  # nobody kept its weights

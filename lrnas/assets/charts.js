@@ -200,6 +200,7 @@ function drawFinals() {
   }
   byId("verdicts").replaceChildren(...verdicts.map((verdict) =>
     make("tr", {}, make("td", {}, verdict.point), make("td", {}, verdict.kind), make("td", { class: "wide" }, verdict.sentence))));
+  byId("verdict-test").textContent = verdicts.length ? `The test: ${page.data.test}.` : "";
 }
 
 function drawHistory() {
