@@ -144,7 +144,7 @@ def _print_finals(record: Record, finals: list[Final], verdicts: list[Verdict], 
     whole = next((final for final in finals if final.point == manifest["space"]["baseline"]), None)
     front = {final.identity for final in final_front(finals)}
     epochs = manifest["recipe"]["epochs"]
-    table = make_table(f"{record.name}: test images of {manifest['data']}, after {epochs} epochs at most")
+    table = make_table(f"{record.name}: test images of {manifest['data']}, of a recipe of {epochs} epochs at most")
     table.add_column("network", no_wrap=True)
     for column in ("trial", "MACs", "share", "parameters", "test accuracy", "n", "diverged"):
         table.add_column(column, justify="right", no_wrap=True)
