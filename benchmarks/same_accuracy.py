@@ -49,6 +49,8 @@ def main() -> None:
     args = parser.parse_args()
     data = load_set(args.data, args.data_dir, min_size=32)
     assert isinstance(data, ImageSet)
+    args.out.mkdir(parents=True, exist_ok=True)
+    facts = provenance(seeds=list(range(args.seeds)), data=args.data, epochs=args.epochs)
     rows: list[dict[str, Any]] = []
     for name in args.networks:
         for kernels in ("on", "off"):
@@ -58,8 +60,8 @@ def main() -> None:
             rows.append(row | {"sd": statistics.stdev(found) if len(found) > 1 else None})
             listed = ", ".join(f"{100 * accuracy:.2f}" for accuracy in found)
             print(f"{name:22s} kernels {kernels:3s} {100 * row['mean']:.2f} % ({listed})", flush=True)
-    record = {"provenance": provenance(seeds=list(range(args.seeds)), data=args.data, epochs=args.epochs), "rows": rows}
-    (args.out / "same_accuracy.json").write_text(json.dumps(record, indent=1) + "\n")
+            record = {"provenance": facts, "rows": rows}
+            (args.out / "same_accuracy.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -97,8 +97,8 @@ def choose_forms(model: nn.Module, images: Tensor, time_forms: Timer) -> Fusion:
             models[name] = fold(copy.deepcopy(base), Folding({}, wanted))
     seconds = time_forms(models, images)
     preferred = next(name for name, wanted in distinct.items() if wanted == picked)
-    fastest = min(distinct, key=seconds.__getitem__)
-    chosen = fastest if seconds[fastest] < (1 - MARGIN) * seconds[preferred] else preferred
+    quickest = min(distinct, key=seconds.__getitem__)
+    chosen = quickest if seconds[quickest] < (1 - MARGIN) * seconds[preferred] else preferred
     network = Choice("whole network", "", seconds, chosen)
     return Fusion(models[chosen], Folding(norms, distinct[chosen]), choices, network)
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lrnas import on_cpu
 from lrnas.backbones import ConvBlock
-from lrnas.joins import Form, best_form, join, joined_bias
+from lrnas.joins import Form, best_form, join, joined_bias, num_positions
 from lrnas.kernels import FEW_CHANNELS, available, usable
 from lrnas.layers import CompositeConv2d, SeparableConv2d, WindowConv2d, is_watched, joint_bias, layer_of
 
@@ -48,10 +48,13 @@ def fused(model: nn.Module) -> Iterator[None]:
 def accelerate(model: nn.Module) -> nn.Module:
     """Lets a model's modules use the kernels from now on, where these can be used; returns the model.
 
-    On a CPU its weights are laid out for use as well; their values stay what they are.
+    On a CPU the weights of its convolutions are laid out for use as well, channels last; their values stay what they
+    are. So do its maps, which `flatten` and `reshape` take, but not `view`.
     """
     if _exchange(model) is on_cpu.KINDS:
-        model.to(memory_format=torch.channels_last)
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
     return model
 
 
@@ -62,10 +65,9 @@ def _exchange(model: nn.Module) -> dict[type[nn.Module], Any]:
         return {}
     kinds = _KINDS if available(first.device) else on_cpu.KINDS if first.device.type == "cpu" else {}
     for module in model.modules():
-        own = type(module)
-        for base, kind in kinds.items():
-            if own.forward is base.forward and kind.fits(module):
-                module.__class__ = _with_kernels(own, kind)  # type: ignore[arg-type]
+        own: Any = getattr(type(module), "stands_for", type(module))  # it may have been exchanged before, elsewhere
+        fitting = [kind for base, kind in kinds.items() if own.forward is base.forward and kind.fits(module)]
+        module.__class__ = _with_kernels(own, fitting[0]) if fitting else own
     return kinds
 
 
@@ -104,10 +106,6 @@ class _Conv2d(nn.Conv2d):
         assert not isinstance(self.padding, str)
         shift = bias.get("bias", self.bias)
         return ops.conv(x, self.weight, shift, self.stride, self.padding, self.dilation, relu)
-
-
-def _num_positions(x: Tensor) -> int:
-    return x.shape[0] * x.shape[2] * x.shape[3]
 
 
 def _area(conv: nn.Conv2d) -> int:
@@ -221,8 +219,8 @@ class _Composite(CompositeConv2d):
         if self.join is None:
             return super().compute(x, **then)
         then.setdefault("bias", self.join.bias)
-        form = best_form(self, pools="pool" in then)
-        if form is Form.APART and _num_positions(x) < MANY_POSITIONS:
+        form = best_form(self, num_positions(x), pools="pool" in then)
+        if form is Form.APART and num_positions(x) < MANY_POSITIONS:
             return self._compute_join(super().compute(x), **then)
         then["bias"] = joined_bias(self, then)  # of its own it is one more pass over the map, backward
         if form is Form.APART:
@@ -280,7 +278,7 @@ class _Separable(SeparableConv2d):
 
     def takes(self, x: Tensor) -> bool:
         first, second = self.halves()
-        return first.takes(x) and not is_watched(second)
+        return first.takes(x) and not is_watched(second) and min(layer_of([second], x).size) > 0
 
     def compute(self, x: Tensor, **then: Any) -> Tensor:
         first, second = self.halves()
@@ -300,7 +298,9 @@ class _InOrder(nn.Module):
         x = input
         # not children(), which leaves out what stands here twice
         modules = [
-            module for module in self._modules.values() if module is not None and type(module) is not nn.Identity
+            module
+            for module in self._modules.values()
+            if module is not None and (type(module) is not nn.Identity or is_watched(module))
         ]
         while modules:
             module = modules.pop(0)
@@ -384,7 +384,7 @@ _LEADERS = (_Conv2d, _BatchNorm2d, _Composite, _Separable, WindowConv2d)
 @functools.cache
 def _with_kernels(own: Any, kind: Any) -> Any:
     """A class like a module's own, whose `forward` is that of `kind`."""
-    return type(f"Fused{own.__name__}", (kind, own), {})
+    return type(f"Fused{own.__name__}", (kind, own), {"stands_for": own})
 
 
 def _takes_pool(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:

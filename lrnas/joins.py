@@ -17,7 +17,7 @@ from torch import Tensor
 from lrnas.kernels import FEW_CHANNELS
 from lrnas.layers import CompositeConv2d, WindowConv2d, joint_bias
 
-__all__ = ["Form", "Joined", "best_form", "join", "joined_bias"]
+__all__ = ["Form", "Joined", "best_form", "join", "joined_bias", "num_positions", "window"]
 
 PRODUCTS_PER_BYTE = 75
 """What a GPU multiplies while it moves a byte of a map, in half precision, roughly (an H200: 300 TMAC/s, 4 TB/s)."""
@@ -68,8 +68,12 @@ def joined_bias(composite: CompositeConv2d, then: dict[str, Any]) -> Tensor | No
         return bias + scale * (mix @ own)
 
 
-def best_form(composite: CompositeConv2d, pools: bool) -> Form:
-    """By what a position costs in each: products, and the maps that are written and read again.
+def num_positions(x: Tensor) -> int:
+    return x.shape[0] * x.shape[2] * x.shape[3]
+
+
+def best_form(composite: CompositeConv2d, positions: int, pools: bool) -> Form:
+    """By what a position costs in each: products, those that join the weights, and maps that are written and read.
 
     In training a convolution's gradients take twice its products, so the groups stay apart there, but where the
     products are few anyway.
@@ -83,15 +87,16 @@ def best_form(composite: CompositeConv2d, pools: bool) -> Form:
     groups = [(conv.out_channels, conv.kernel_size[0] * conv.kernel_size[1]) for conv in composite.group_convs()]
     mixed = sum(num for num, _ in groups)
     products = sum((num + -num % 64) * area for num, area in groups) * channels  # filters go by blocks
-    taps, margins = _taps(composite), _margins(composite)
+    taps, margins, (rows, cols) = _taps(composite), _margins(composite), window(composite)
+    joining = mixed * outputs * channels * rows * cols / positions
+    as_one = len(taps) * channels * outputs
     times: dict[Form, float] = {
         Form.APART: products + mixed * outputs + 4 * mixed * PRODUCTS_PER_BYTE,
-        Form.JOINED: len(taps) * channels * outputs,
+        Form.JOINED: as_one + joining,
     }
-    full = len(taps) == _window(composite)[0] * _window(composite)[1]
-    if full and all(before == after >= 0 for before, after in margins):
+    if len(taps) == rows * cols and all(before == after >= 0 for before, after in margins):
         pool = 2.5 * outputs * PRODUCTS_PER_BYTE if pools else 0
-        times[Form.LIBRARY] = LIBRARY * times[Form.JOINED] + pool
+        times[Form.LIBRARY] = LIBRARY * as_one + joining + pool
     return min(times, key=lambda form: times[form])
 
 
@@ -109,7 +114,7 @@ def _room(conv: WindowConv2d, margins: tuple[tuple[int, int], ...]) -> list[int]
     ]
 
 
-def _window(composite: CompositeConv2d) -> tuple[int, int]:
+def window(composite: CompositeConv2d) -> tuple[int, int]:
     """Rows and columns of the joined kernel."""
     conv, margins = next(composite.group_convs()), _margins(composite)
     left, right, above, below = _room(conv, margins)
@@ -117,7 +122,7 @@ def _window(composite: CompositeConv2d) -> tuple[int, int]:
 
 
 def _taps(composite: CompositeConv2d) -> tuple[int, ...]:
-    margins, (_, width) = _margins(composite), _window(composite)
+    margins, (_, width) = _margins(composite), window(composite)
     seen = set()
     for conv in composite.group_convs():
         left, _, above, _ = _room(conv, margins)

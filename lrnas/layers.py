@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import pad_same
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 
 from lrnas.arch import Filters, Mix, concatenation_order
 from lrnas.errors import ConversionError
@@ -105,7 +106,8 @@ class WindowConv2d(nn.Conv2d):
 def is_watched(module: nn.Module) -> bool:
     """Whether somebody wants to know when a module is called, or changed what it does: then it must be called."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or "forward" in module.__dict__
+    everywhere = (modules._global_forward_hooks, modules._global_forward_pre_hooks, modules._global_backward_hooks)
+    return any(hooks) or any(everywhere) or "forward" in module.__dict__
 
 
 def _kernels_take(convs: Sequence[WindowConv2d], x: Tensor) -> bool:

@@ -1,8 +1,8 @@
 """What stands in for a model's modules on a CPU; `lrnas.fused` puts it there.
 
 Where no gradient is wanted, maps have their channels last: the library behind PyTorch's convolutions wants them so, and
-of a map in another order it makes a copy for every group of filters. It never makes a difference to results but in
-their last digits.
+of a map in another order it makes a copy for every group of filters. Results differ in their last digits at most; who
+takes a map apart by `view`, for which it must lie in PyTorch's own order, has to take `reshape`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrnas.joins import join, joined_bias
+from lrnas.joins import join, joined_bias, num_positions, window
 from lrnas.layers import CompositeConv2d, WindowConv2d, is_watched
 
 __all__ = ["KINDS"]
+
+LARGE_MAP = 1 << 16
+"""Values from which on a pool of several passes is faster than one that takes them one by one."""
 
 
 def _in_use(x: Tensor) -> bool:
@@ -82,10 +85,10 @@ class _Composite(CompositeConv2d):
 
     def _joins_first(self, x: Tensor) -> bool:
         assert self.join is not None
-        filters, wide = self.join.in_channels, self.kernel_size[0] * self.kernel_size[1]
+        filters, (rows, cols) = self.join.in_channels, window(self)
         apart = sum(conv.weight.numel() for conv in self.group_convs()) + self.join.weight.numel()
-        as_one = self.in_channels * self.out_channels * wide
-        positions = x.shape[0] * x.shape[2] * x.shape[3] // (self.stride[0] * self.stride[1])
+        as_one = self.in_channels * self.out_channels * rows * cols
+        positions = num_positions(x) // (self.stride[0] * self.stride[1])
         return positions * as_one + filters * as_one <= positions * apart
 
 
@@ -104,8 +107,7 @@ class _LocalResponseNorm(nn.LocalResponseNorm):
             return super().forward(input)
         x = _laid_out(input).permute(0, 2, 3, 1)
         channels = x.shape[-1]
-        squares = x.new_zeros(*x.shape[:-1], channels + self.size - 1)
-        torch.mul(x, x, out=squares.narrow(-1, self.size // 2, channels))
+        squares = F.pad(x * x, (self.size // 2, (self.size - 1) // 2))
         total = squares.narrow(-1, 0, channels).clone()
         for shift in range(1, self.size):
             total += squares.narrow(-1, shift, channels)
@@ -114,7 +116,8 @@ class _LocalResponseNorm(nn.LocalResponseNorm):
 
 
 class _MaxPool2d(nn.MaxPool2d):
-    """Largest values of rows and then of columns: half the time of PyTorch's, which notes where they stood."""
+    """Largest values of rows and then of columns: on large maps half the time of PyTorch's, which notes where they
+    stood."""
 
     @staticmethod
     def fits(module: nn.MaxPool2d) -> bool:
@@ -124,7 +127,7 @@ class _MaxPool2d(nn.MaxPool2d):
         return plain and all(isinstance(number, int) for number in numbers) and numbers in ((2, 2, 0), (3, 1, 1))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not _in_use(input) or min(input.shape[2:]) < 2:
+        if not _in_use(input) or min(input.shape[2:]) < 2 or input.numel() < LARGE_MAP:
             return cast(Tensor, super().forward(input))
         x, (size, stride) = _laid_out(input), cast(tuple[int, int], (self.kernel_size, self.stride))
         if self.padding:

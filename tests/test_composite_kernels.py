@@ -178,6 +178,32 @@ def test_a_layer_of_more_groups_than_boxes() -> None:
     compare(Case(Layer((8, 8, 16, 8, 8), kernels, margins, (1, 1), (1, 1), (7, 6)), 16, 7, 6), HALF)
 
 
+@pytest.mark.parametrize(("channels", "filters", "pool"), [(16, 8, 1), (40, 72, 2), (24, 20, 1)])
+def test_a_cross(channels: int, filters: int, pool: int) -> None:
+    """Of a window whose corners are zero, only the other positions are looked at."""
+    layer = Layer((filters,), ((3, 3),), ((1, 1),), (1, 1), (1, 1), (7, 6), taps=(1, 3, 4, 5, 7))
+    torch.manual_seed(0)
+    x = torch.randn(2, channels, 7, 6, device=DEVICE).to(HALF)
+    weight = torch.randn(filters, channels, 3, 3, device=DEVICE) / (5 * channels) ** 0.5
+    weight[:, :, ::2, ::2] = 0
+    exact = composite_conv(x.double(), [weight.to(HALF).double()], None, layer, pool=pool)
+    for given in (weight, weight.to(HALF).contiguous(memory_format=torch.channels_last)):
+        with torch.no_grad():
+            out = composite_conv(x, [given], None, layer, pool=pool)
+        assert (out.double() - exact).norm() <= TOLERANCE[HALF] * exact.norm()
+        filled = given.clone()
+        filled[:, :, ::2, ::2] = 9  # nobody looks there
+        with torch.no_grad():
+            assert torch.equal(composite_conv(x, [filled], None, layer, pool=pool), out)
+
+
+def test_pools_are_powers_of_two() -> None:
+    x, weight = torch.randn(1, 8, 6, 6, device=DEVICE), torch.randn(8, 8, 1, 1, device=DEVICE)
+    layer = Layer((8,), ((1, 1),), ((0, 0),), (1, 1), (1, 1), (6, 6))
+    with pytest.raises(RuntimeError, match=r"1, 2, 4.*got 3x3 of 6x6"):
+        composite_conv(x, [weight], None, layer, pool=3)
+
+
 def test_gradients_by_differences() -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(shape).double().requires_grad_() for shape in ((2, 4, 4, 5), (2, 4, 3, 1), (3, 4, 1, 3), 5)]
@@ -284,7 +310,7 @@ def test_in_evaluation_a_layer_takes_in_what_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if form is not None:
-        monkeypatch.setattr(fused_module, "best_form", lambda composite, pools: form)
+        monkeypatch.setattr(fused_module, "best_form", lambda composite, positions, pools: form)
     torch.manual_seed(0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(fused_module, "MANY_POSITIONS", 100)  # biases go into the join's on the larger maps
@@ -334,7 +360,7 @@ def test_in_training_a_layer_takes_in_relu_and_pool(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["vgg-gmp-lr", "vgg-gmp-lr-join-wfull", "vgg-gmp-sf", "nin-c3-lr", "googlenet-lr"])
+@pytest.mark.parametrize("name", ["vgg-gmp-lr", "vgg-gmp-lr-join", "vgg-gmp-lr-join-wfull", "vgg-gmp-sf", "nin-c3-lr"])
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_networks_in_half_precision(name: str, batch_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -366,6 +392,44 @@ def test_what_is_watched_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
         module(torch.randn(1, 8, 5, 5, device=DEVICE))
     assert seen == ["conv3x1"]
     assert len(calls) == 1  # the other one
+
+
+def test_identities_and_hooks_for_all_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_everywhere(monkeypatch)
+    model = nn.Sequential(CompositeConv2d(8, {(3, 1): 8, (1, 3): 8}, 3, padding=1), nn.Identity(), nn.ReLU())
+    model.to(DEVICE)
+    x, seen = torch.randn(1, 8, 5, 5, device=DEVICE), []
+    model[1].register_forward_hook(lambda module, *args: seen.append(type(module).__name__))
+    with fused(model), torch.no_grad():
+        model(x)
+    assert seen == ["Identity"]
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *args: seen.append(type(module).__name__))
+    try:
+        with fused(model), torch.no_grad():
+            model(x)
+    finally:
+        handle.remove()
+    assert {"FusedCompositeConv2d", "ReLU", "FusedSequential"} <= set(seen)
+
+
+def test_a_model_may_be_exchanged_twice_and_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_network("separable", False)
+    on_cpu = type(accelerate(model)[0].halves()[0])
+    assert on_cpu.__mro__[1].__module__ == "lrnas.on_cpu"
+    use_everywhere(monkeypatch)  # as if it had been moved to a GPU
+    for _ in range(2):
+        accelerate(model)
+        assert type(model[0]).__mro__[1:] == (fused_module._Separable, *SeparableConv2d.__mro__)
+        with fused(model):
+            pass
+    assert "lrnas.on_cpu" not in {base.__module__ for module in model.modules() for base in type(module).__mro__}
+
+
+def test_a_map_that_is_too_small_is_refused_in_pytorch_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_everywhere(monkeypatch)
+    model = nn.Sequential(SeparableConv2d(8, 8, 3), nn.ReLU()).to(DEVICE)
+    with fused(model), pytest.raises(RuntimeError, match="Kernel size"):
+        model(torch.randn(1, 8, 2, 5, device=DEVICE))
 
 
 @pytest.mark.gpu

@@ -166,9 +166,10 @@ def composite_conv(
 ) -> Tensor:
     """Groups of filters side by side; then, if wanted, scaled by filter, with a bias, pooled (maxima of pool × pool)
     and with a ReLU. Weights and bias may have a higher precision than the map."""
-    if min(layer.size) < pool:
+    if min(layer.size) < pool or pool & (pool - 1):
         raise RuntimeError(
-            f"a pool of {pool}x{pool} needs as many rows and columns; got {layer.size[0]}x{layer.size[1]}"
+            f"windows of a pool are 1, 2, 4, ... rows and columns of the map, which has at least one of them; got "
+            f"{pool}x{pool} of {layer.size[0]}x{layer.size[1]}"
         )
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))

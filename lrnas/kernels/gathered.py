@@ -10,8 +10,7 @@ nothing is written out but results:
   partial sums are added in a fixed order.
 
 Maps are [N, H, W, C] in one piece. Weights are rows of channels: group after group, tap after tap, filter after
-filter, each tap with rows of zeros up to a multiple of
-`Layer.filter_block`.
+filter, each tap with rows of zeros up to a multiple of `Layer.filter_block`.
 """
 
 from __future__ import annotations

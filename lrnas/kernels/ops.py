@@ -131,10 +131,13 @@ def _(grad: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor,
 def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, bias, _, ctx.relu = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # statistics and winners have none: no zeros for them
     ctx.save_for_backward(x, output[1], weight, bias)
 
 
-def _norm_autograd(ctx: Any, grad: Tensor, statistics: Tensor) -> tuple[Tensor | None, ...]:
+def _norm_autograd(ctx: Any, grad: Tensor | None, statistics: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 5
     grad_x, grads = _batch_norm_backward(grad, *ctx.saved_tensors, ctx.relu)
     return grad_x, grads[0], grads[1], None, None
 
@@ -176,10 +179,13 @@ def _max_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
     x, ctx.window, _ = inputs
     ctx.size = x.shape[2:]
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1])
 
 
-def _max_autograd(ctx: Any, grad: Tensor, winner: None) -> tuple[Tensor | None, ...]:
+def _max_autograd(ctx: Any, grad: Tensor | None, winner: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return None, None, None
     return _max_pool_backward(grad, *ctx.saved_tensors, *ctx.size, ctx.window), None, None
 
 
@@ -253,12 +259,12 @@ def _(grad: Tensor, winner: Tensor, height: int, width: int) -> Tensor:
 def _whole_setup(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
     ctx.size = inputs[0].shape[2:]
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1])
 
 
-def _whole_autograd(ctx: Any, grad: Tensor, winner: None) -> Tensor:
-    result: Tensor = _whole_max_backward(grad, *ctx.saved_tensors, *ctx.size)
-    return result
+def _whole_autograd(ctx: Any, grad: Tensor | None, winner: None) -> Tensor | None:
+    return None if grad is None else _whole_max_backward(grad, *ctx.saved_tensors, *ctx.size)
 
 
 _whole_max.register_autograd(_whole_autograd, setup_context=_whole_setup)
