@@ -25,7 +25,18 @@ from lrnas.readers import find_hfds, find_tfds, find_wds
 from lrnas.splits import stratified
 from lrnas.streams import StreamSet, make_stream
 
-__all__ = ["SETS", "STREAMS", "DataSet", "ImageSet", "Split", "data_folder", "is_stream", "load_set", "short_name"]
+__all__ = [
+    "SETS",
+    "STREAMS",
+    "DataSet",
+    "ImageSet",
+    "Split",
+    "data_folder",
+    "from_anywhere",
+    "is_stream",
+    "load_set",
+    "short_name",
+]
 
 SETS = {
     "digits": "scikit-learn's 1,797 handwritten digits; comes with the package, trains in seconds",
@@ -46,6 +57,14 @@ def data_folder(folder: str | Path | None = None) -> Path:
 def is_stream(name: str) -> bool:
     """Whether a set of this name is read as it is needed."""
     return _kind(name)[0] in STREAMS
+
+
+def from_anywhere(name: str, folder: str | None) -> tuple[str, str | None]:
+    """A set's name and the folder for sets as workers need them, whose current folder is another."""
+    kind, rest = _kind(name)
+    if (kind == "folder" or (kind == "wds" and folder is None)) and rest and not rest.startswith("~"):
+        name = name.removesuffix(rest) + str(Path(rest).absolute())  # links stay: each machine may have its own
+    return name, None if folder is None else str(Path(folder).absolute())
 
 
 def short_name(name: str) -> str:

@@ -17,8 +17,9 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from lrnas.batches import DataSet, ImageSet, Preprocessing
-from lrnas.data import SETS, data_folder, is_stream, load_set
+from lrnas.data import SETS, STREAMS, data_folder, is_stream, load_set
 from lrnas.errors import DataError, LrnasError
+from lrnas.loading import CROP_SHARE
 from lrnas.plan import resolve_backbone
 from lrnas.recipes import Recipe
 from lrnas.reproduce import SMALLEST_INPUT
@@ -40,6 +41,8 @@ class Inputs:
     mean: tuple[float, ...] | None = None
     """Of every channel, that of a pixel between 0 and 1; None where it is not known, or not all that is done."""
     std: tuple[float, ...] | None = None
+    crop_share: float | None = None
+    """Of the shorter side of an image, what is cut out of its middle; None where it is not known."""
     classes: tuple[str, ...] = ()
 
     def batch(self, number: int) -> Tensor:
@@ -51,6 +54,8 @@ class Inputs:
         data: dict[str, Any] = {"input_size": list(self.images.shape[1:])}
         if self.mean is not None and self.std is not None:
             data |= {"mean": list(self.mean), "std": list(self.std)}
+        if self.crop_share is not None:
+            data["crop_pct"] = self.crop_share  # as timm calls it
         return data | ({"classes": list(self.classes)} if self.classes else {})
 
 
@@ -60,7 +65,9 @@ def find_data(
     """The set a network is for: the one asked for, else the one it was trained on where that is at hand."""
     smallest = source.identity.get("min_size") or SMALLEST_INPUT.get(resolve_backbone(source.architecture)[0], 32)
     if name is not None:
-        return load_set(name, data_dir, min_size=smallest, image_size=size if is_stream(name) else None, loaders=0)
+        trained_with = source.identity.get("image_size") if size is None else size
+        image_size = trained_with if is_stream(name) else None
+        return load_set(name, data_dir, min_size=smallest, image_size=image_size, loaders=0)
     trained_on = source.identity.get("data")
     if trained_on not in SETS:
         if trained_on:
@@ -90,7 +97,10 @@ def find_inputs(
             rows = columns = size
         number = FEW if rows * columns > LARGE else IMAGES
         drawn = torch.randn(number, channels, rows, columns, generator=torch.Generator().manual_seed(0))
-        return Inputs(drawn, f"{number} random images of {rows}×{columns} pixels")
+        what = f"{number} random images of {rows}×{columns} pixels"
+        if _is_of_files(source):  # all of these are normalised and cropped alike
+            return Inputs(drawn, what, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, CROP_SHARE)
+        return Inputs(drawn, what)
     recipe = _recipe(source)
     if size is not None and not is_stream(data.name) and size != (recipe.crop or data.image_size):
         raise ExportError(f"the images of {data.name} have {data.image_size} pixels a side; got {size}; leave it out")
@@ -104,7 +114,13 @@ def find_inputs(
     images = next(iter(batches))[0][:number].float().contiguous()
     mean, std = _pixels(data, recipe)
     what = f"{len(images)} validation images of {data.name}, {images.shape[2]}×{images.shape[3]} pixels"
-    return Inputs(images, what, mean, std, tuple(data.classes))
+    share = min(1.0, images.shape[2] / data.image_size) if isinstance(data, ImageSet) else CROP_SHARE
+    return Inputs(images, what, mean, std, share, tuple(data.classes))
+
+
+def _is_of_files(source: Source) -> bool:
+    """Whether a network was trained on images that are read as they are needed, whose set is known by its content."""
+    return str(source.identity.get("data", "")).partition(":")[0] in STREAMS
 
 
 def _recipe(source: Source) -> Recipe:

@@ -16,7 +16,7 @@ from torch import nn
 
 from lrnas.arch import Architecture
 from lrnas.batches import DataSet
-from lrnas.data import data_folder, load_set
+from lrnas.data import data_folder, from_anywhere, load_set
 from lrnas.plan import canonical_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.train import EpochReport, Result, train
@@ -62,6 +62,11 @@ class Job:
     """What trains, if not lrnas."""
     images: Images | None = None
     """With it: what the network is given, so that no data set need be loaded to tell."""
+
+    def __post_init__(self) -> None:
+        data, data_dir = from_anywhere(self.data, self.data_dir)
+        object.__setattr__(self, "data", data)
+        object.__setattr__(self, "data_dir", data_dir)
 
     def identity(self, data: DataSet | Images) -> dict[str, Any]:
         """What must be the same for a checkpoint to be this job's."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 __all__ = [
+    "CROP_SHARE",
     "TRIES",
     "Batch",
     "Loaded",

@@ -25,7 +25,9 @@ def add_profile_command(commands: Any) -> argparse.ArgumentParser:
         description="Measure networks and their layers on this machine, forward and in training, beside the dense "
         "networks that they are derived from (see docs/profile.md).",
     )
-    parser.add_argument("sources", nargs="*", metavar="NETWORK", help="as in `lrnas count`, or STUDY:TRIAL")
+    parser.add_argument(
+        "sources", nargs="*", metavar="NETWORK", help="as in `lrnas count`, or STUDY:TRIAL (a number, or best)"
+    )
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda if there is one)")
     parser.add_argument("--batch", type=int, metavar="N", help="images at a time (default: 128 on a GPU, 8 on a CPU)")
     parser.add_argument("--size", type=int, metavar="PIXELS", help="rows and columns of images (default: the paper's)")
@@ -90,11 +92,15 @@ def _find(source: str, studies: str) -> tuple[str, Architecture]:
     from lrnas.summary import read_source
 
     study, _, number = source.rpartition(":")
-    if study in ("", "timm") or not number.isdecimal():
+    if study in ("", "timm") or not (number.isdecimal() or number == "best"):
         return read_source(source)
     from lrnas.driver import open_study
 
-    for trial in open_study(study, studies=studies).trials():
+    record = open_study(study, studies=studies)
+    if number == "best":
+        best = record.best()
+        return f"{study}:{best.number}", best.architecture
+    for trial in record.trials():
         if trial.number == int(number):
             return source, trial.architecture
     raise LrnasError(f"{study} has no network of trial {number}; `lrnas front {study}` shows some")

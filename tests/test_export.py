@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from pictures import write_set
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from lrnas.arch import Allocation, Architecture
 from lrnas.build import create_model
 from lrnas.checkpoint import described, save_checkpoint
 from lrnas.cli import main
+from lrnas.data import load_set
 from lrnas.exporting import SUFFIX
 from lrnas.forms import choose_forms, torch_timer
 from lrnas.layers import CompositeConv2d
@@ -63,12 +65,14 @@ def trained(architecture: Architecture = OWN, num_classes: int = 10, in_chans: i
     return model
 
 
-def write_checkpoint(folder: Path, model: nn.Module, told: bool = True, data: str = "digits") -> Path:
+def write_checkpoint(
+    folder: Path, model: nn.Module, told: bool = True, data: str = "digits", image_size: int | None = None
+) -> Path:
     """As training does it."""
     identity = {
         "architecture": canonical_id(model.architecture),  # type: ignore[arg-type]
         "data": data,
-        "image_size": None,
+        "image_size": image_size,
         "min_size": 8,
         "recipe": Recipe().to_dict(),
         "seed": 0,
@@ -279,6 +283,24 @@ def test_own_pictures(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["num_classes"] == 3 and config["label_names"] == ["blue", "green", "red"]
     assert config["pretrained_cfg"]["mean"] == [0.485, 0.456, 0.406]
+    assert config["pretrained_cfg"]["crop_pct"] == 0.875  # of a folder, whatever NiN has on CIFAR-10
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_pictures_are_prepared_as_in_training(tmp_path: Path, at_hand: bool) -> None:
+    """In the size that the checkpoint says, whether the pictures are there to try or not."""
+    pictures = write_set(tmp_path / "pictures", {"train": 3, "val": 2, "test": 2}, size=20)
+    data = load_set(f"folder:{pictures}", image_size=16, loaders=0)
+    source = write_checkpoint(tmp_path / "own", trained(OWN, 3, 3), data=data.identity, image_size=16)
+    given = data.name if at_hand else None
+    result = lrnas.export(str(source), out=tmp_path / "out", data=given, say=str)
+    assert ("6 validation images" if at_hand else "64 random images") in result.check.images
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(loaded))
+    with Image.open(pictures / "val" / "blue" / "000.png") as image:
+        prepared = transform(image)
+    batch = next(iter(data.eval_batches(data.val, Recipe(), torch.device("cpu"), tmp_path)))[0]
+    torch.testing.assert_close(prepared, batch[0].contiguous(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu

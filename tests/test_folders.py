@@ -9,10 +9,13 @@ import pytest
 from pictures import spoil, write_set
 from PIL import Image
 
+from lrnas.arch import Architecture
 from lrnas.cli import main
-from lrnas.data import load_set, short_name
+from lrnas.data import from_anywhere, load_set, short_name
 from lrnas.errors import DataError, UnknownName
 from lrnas.images import read_rgb
+from lrnas.job import Job
+from lrnas.recipes import Recipe
 from lrnas.streams import StreamSet
 
 
@@ -183,3 +186,32 @@ def test_what_has_no_rgb_form_is_refused() -> None:
         read_rgb(encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"))
     with pytest.raises(ValueError, match="mode I with values from -5 to -5"):
         read_rgb(encoded(Image.fromarray(np.full((4, 4), -5, np.int32)), "TIFF"))
+
+
+def test_a_job_finds_its_images_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of a search have current folders of their own."""
+    write_set(tmp_path / "here" / "set", {"train": 2, "test": 1})
+    monkeypatch.chdir(tmp_path / "here")
+    job = Job(Architecture("nin"), "folder:set", Recipe(), 0, data_dir="kept", image_size=8, loaders=0)
+    monkeypatch.chdir(tmp_path)
+    assert len(job.load_data().test()) == 3 and job.cache == tmp_path / "here" / "kept"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("folder:set", None), ("folder:/here/set", None)),
+        (("folder:../set", "kept"), ("folder:/here/../set", "/here/kept")),
+        (("folder:~/set", None), ("folder:~/set", None)),
+        (("wds/shards", None), ("wds//here/shards", None)),
+        (("wds/shards", "kept"), ("wds/shards", "/here/kept")),  # within it
+        (("hfds/name", None), ("hfds/name", None)),
+        (("digits", "/kept"), ("digits", "/kept")),
+    ],
+)
+def test_names_from_anywhere(
+    given: tuple[str, str | None], expected: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, folder = from_anywhere(*given)
+    assert (name.replace(str(tmp_path), "/here"), folder and folder.replace(str(tmp_path), "/here")) == expected

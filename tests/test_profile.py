@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from small_studies import make_search
 
 from lrnas import latency, profile, timing
 from lrnas.arch import Architecture
@@ -131,3 +132,13 @@ def test_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
         assert 0 < network["forward_ms"] < network["training_ms"]
         layers = sum(layer["forward_ms"] for layer in network["layers"])
         assert layers == pytest.approx(network["forward_ms"], rel=0.5)
+
+
+def test_networks_of_a_study(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_search(tmp_path / "s")
+    options = ["--size", "8", "--batch", "1", "--device", "cpu", "--no-layers", "--no-training", "--json"]
+    assert main(["profile", "s:0", "s:best", "--studies", str(tmp_path), *options]) == 0
+    names = [network["name"] for network in json.loads(capsys.readouterr().out)["networks"]]
+    assert names[1:] == ["s:0", "s:2"]  # the third is the most accurate
+    assert main(["profile", "s:9", "--studies", str(tmp_path)]) == 2
+    assert "s has no network of trial 9" in capsys.readouterr().err
