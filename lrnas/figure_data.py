@@ -14,7 +14,19 @@ from typing import Any, Literal
 from lrnas.errors import DataError, LrnasError
 from lrnas.measured import Runs, read_json, read_runs
 
-__all__ = ["PAPER", "Mark", "NothingToDraw", "Panel", "PaperFigure", "Places", "Series", "read_result", "told", "where"]
+__all__ = [
+    "PAPER",
+    "Mark",
+    "NothingToDraw",
+    "Panel",
+    "PaperFigure",
+    "Places",
+    "Series",
+    "commit_of",
+    "read_result",
+    "told",
+    "where",
+]
 
 Style = Literal["published", "measured", "beside", "line"]
 PAPER = "Ioannou et al., ICLR 2016; single runs"
@@ -115,6 +127,10 @@ def where(data: Mapping[str, Any]) -> str:
     return str(data["provenance"].get("hardware", "unknown hardware")).split(",")[0]
 
 
-def told(file: str, data: Mapping[str, Any]) -> str:
-    facts = data["provenance"]
-    return f"Measured: results/{file}, commit {facts['commit'][:7]}, {facts['hardware']}."
+def commit_of(data: Mapping[str, Any]) -> str:
+    return str(data["provenance"].get("commit", "unknown"))[:7]
+
+
+def told(file: Path, data: Mapping[str, Any]) -> str:
+    hardware = data["provenance"].get("hardware", "unknown hardware")
+    return f"Measured: {file.as_posix()}, commit {commit_of(data)}, {hardware}."

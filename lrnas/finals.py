@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -22,7 +22,17 @@ from lrnas.manifest import MANIFEST, RETRAINS
 from lrnas.pareto import front_indices
 from lrnas.record import Record
 
-__all__ = ["Final", "final_front", "read_finals", "retrained_recipes", "run_key"]
+__all__ = [
+    "Final",
+    "Retrained",
+    "final_front",
+    "has_failed",
+    "is_done",
+    "read_finals",
+    "read_retrained",
+    "retrained_recipes",
+    "run_key",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,12 @@ class Final:
     """The trials of SEARCH@RECIPE, one per seed, by which `lrnas export` finds their weights."""
     diverged: int = 0
     """Further runs, whose loss became infinite."""
+    open: int = 0
+    """Further runs, which wait or are being trained."""
+    failed: int = 0
+    """Further runs, which ended in an error; the command that began them tries them again."""
+    reason: str = ""
+    """Of the last one that failed."""
 
     @property
     def architecture(self) -> Architecture:
@@ -73,28 +89,80 @@ class Final:
         return {**own, **numbers, "architecture": self.architecture.to_dict()}
 
 
+@dataclass(frozen=True, slots=True)
+class Retrained:
+    """The networks of one search under one recipe, as far as they are trained."""
+
+    study: str
+    """The search."""
+    recipe: str
+    """Its name, with what is changed in it."""
+    fields: Mapping[str, Any]
+    """All of the recipe."""
+    data: str
+    finals: tuple[Final, ...]
+    """Cheapest first."""
+    has_points: bool = True
+    """Whether the space has networks of the paper."""
+    others: tuple[str, ...] = ()
+    """The names of further retrainings of the search."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.study}@{self.recipe}"
+
+    @property
+    def left(self) -> int:
+        """Runs that were asked for and are not done."""
+        return sum(final.open + final.failed for final in self.finals)
+
+    def __str__(self) -> str:
+        tested = sum(bool(final.accuracies) for final in self.finals)
+        failed = sum(final.failed for final in self.finals)
+        parts = [f"{self.name}, on {self.data}: {tested} of {len(self.finals)} networks tested"]
+        if self.left:
+            parts.append(f"{self.left} runs not done" + (f", {failed} of them after errors" if failed else ""))
+        if not self.has_points:
+            parts.append("the space has no networks of the paper to compare with")
+        if self.others:
+            parts.append(f"not shown: {', '.join(self.others)}")
+        return "; ".join(parts) + "."
+
+
 def read_finals(study: Record, recipe: str | None = None) -> list[Final]:
-    """The networks of a search that were trained again with a recipe, cheapest first; without a name, the last one.
+    """The networks of a search that are trained again with a recipe, cheapest first; without a name, the last one.
 
     The study may be the record of a retraining itself. A network has what its finished runs came to, be they all that
-    were asked for or not; one with none is left out.
+    were asked for, some or none.
     """
-    record = study.study
-    if RETRAINS in study.manifest:
-        recipe = study.name.partition("@")[2]
+    found = read_retrained(study, recipe)
+    return [] if found is None else list(found.finals)
+
+
+def read_retrained(study: Record, recipe: str | None = None) -> Retrained | None:
+    """A retraining as `read_finals` finds it, and what there is to know about it; None where there is none."""
+    record, search = study.study, study.manifest.get(RETRAINS)
+    if search is not None:
+        recipe, known = study.name.partition("@")[2], []
     else:
-        known = retrained_recipes(study)
+        search, known = study.name, retrained_recipes(study)
         if recipe is not None and recipe not in known:
             raise UnknownName(f"retraining of {study.name} with recipe", recipe, known)
         if not known:
-            return []
+            return None
         recipe = recipe or known[-1]
         record = optuna.load_study(study_name=f"{study.name}@{recipe}", storage=record._storage)
-    runs: dict[str, list[FrozenTrial]] = {}
+    runs: dict[str, dict[int, list[FrozenTrial]]] = {}
     for run in record.get_trials(deepcopy=False):
-        if run.user_attrs.get("status") in ("completed", "diverged"):
-            runs.setdefault(run.user_attrs["id"], []).append(run)
-    return sorted((_final(recipe, some) for some in runs.values()), key=lambda final: (final.macs, final.identity))
+        # "params" comes last: another driver may just be writing a row; what is a duplicate has another row
+        if "params" in run.user_attrs and run.user_attrs.get("status") != "duplicate":
+            network, seed = run_key(run)
+            runs.setdefault(network, {}).setdefault(seed, []).append(run)
+    finals = sorted((_final(recipe, some) for some in runs.values()), key=lambda final: (final.macs, final.identity))
+    manifest = record.user_attrs[MANIFEST]
+    others = tuple(f"{search}@{other}" for other in known if other != recipe)
+    has_points = bool(manifest["space"]["points"])
+    return Retrained(search, recipe, manifest["recipe"], manifest["data"], tuple(finals), has_points, others)
 
 
 def retrained_recipes(study: Record) -> list[str]:
@@ -115,6 +183,16 @@ def run_key(run: FrozenTrial) -> tuple[str, int]:
     return run.user_attrs["id"], run.user_attrs["seed"]
 
 
+def is_done(run: FrozenTrial) -> bool:
+    """Whether a run came to its end: the network was tested, or its loss became infinite."""
+    return run.state.is_finished() and run.user_attrs.get("status") in ("completed", "diverged")
+
+
+def has_failed(run: FrozenTrial) -> bool:
+    """Whether a run ended and came to nothing: what was asked for is still to be done."""
+    return run.state.is_finished() and not is_done(run)
+
+
 def final_front(finals: Iterable[Final]) -> list[Final]:
     """Those that no other one dominates by its mean accuracy and its multiply-accumulates, cheapest first."""
     tested = [final for final in finals if final.accuracies and math.isfinite(final.mean)]
@@ -122,11 +200,13 @@ def final_front(finals: Iterable[Final]) -> list[Final]:
     return sorted(best, key=lambda final: (final.macs, final.identity))
 
 
-def _final(recipe: str, runs: Sequence[FrozenTrial]) -> Final:
-    """Of one network's runs."""
-    first = runs[0].user_attrs
-    runs = sorted(runs, key=lambda run: run.user_attrs["seed"])
-    tested = [run for run in runs if run.user_attrs["status"] == "completed"]
+def _final(recipe: str, runs: Mapping[int, Sequence[FrozenTrial]]) -> Final:
+    """Of one network's runs by seed; of a seed, what is done counts, then what is open."""
+    best = [min(runs[seed], key=lambda run: (not is_done(run), has_failed(run), -run.number)) for seed in sorted(runs)]
+    first = best[0].user_attrs
+    done = [run for run in best if is_done(run)]
+    tested = [run for run in done if run.user_attrs["status"] == "completed"]
+    failed = [run for run in best if has_failed(run)]
     return Final(
         identity=first["id"],
         description=first["architecture"],
@@ -138,5 +218,8 @@ def _final(recipe: str, runs: Sequence[FrozenTrial]) -> Final:
         seeds=tuple(run.user_attrs["seed"] for run in tested),
         accuracies=tuple(run.user_attrs["test_accuracy"] for run in tested),
         runs=tuple(run.number for run in tested),
-        diverged=len(runs) - len(tested),
+        diverged=len(done) - len(tested),
+        open=len(best) - len(done) - len(failed),
+        failed=len(failed),
+        reason=max(failed, key=lambda run: run.number).user_attrs.get("reason", "") if failed else "",
     )

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from lrnas.drawing import add_footer, make_figure, save_figure
 from lrnas.errors import UnknownName
 from lrnas.figure_data import Panel, PaperFigure, Places, Series
-from lrnas.plots import name_points
+from lrnas.plots import name_points, plain_text
 from lrnas.table_figures import other_data, state_of_the_art, table_figure
 from lrnas.time_figures import gradients, times
 
@@ -99,17 +99,17 @@ def _label_ticks(axis: Axis) -> None:
 
 
 def _draw_series(axes: Axes, series: Series, number: int) -> None:
-    marks = series.marks
+    marks, label = series.marks, plain_text(series.label)
     if not marks:
-        axes.plot([], [], " ", label=series.label)
+        axes.plot([], [], " ", label=label)
         return
     x, y = [mark.x for mark in marks], [mark.y for mark in marks]
     if series.style == "published":
-        axes.scatter(x, y, s=44, color="tab:red", marker="D", label=series.label, zorder=3)
+        axes.scatter(x, y, s=44, color="tab:red", marker="D", label=label, zorder=3)
     elif series.style == "beside":
-        axes.scatter(x, y, s=30, color="0.45", marker="s", label=series.label, zorder=2)
+        axes.scatter(x, y, s=30, color="0.45", marker="s", label=label, zorder=2)
     elif series.style == "line":
-        axes.plot(x, y, marker=".", color=COLOURS[number], lw=max(3.5 - 0.8 * number, 1), label=series.label)
+        axes.plot(x, y, marker=".", color=COLOURS[number], lw=max(3.5 - 0.8 * number, 1), label=label)
     else:
         errors = [math.nan if mark.error is None else mark.error for mark in marks]
         axes.errorbar(
@@ -121,7 +121,7 @@ def _draw_series(axes: Axes, series: Series, number: int) -> None:
             color=COLOURS[number],
             capsize=3,
             zorder=4,
-            label=_with_seeds(series),
+            label=plain_text(_with_seeds(series)),
         )
 
 

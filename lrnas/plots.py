@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from lrnas.trials import Trial
 
 __all__ = ["name_points", "plain_text", "plot_front", "plot_times"]
+
+Place = tuple[float, float]
 
 
 def plot_front(study: Record, path: Path, axis: str | None = None) -> None:
@@ -101,7 +104,8 @@ def plot_times(profile: Profile, path: Path) -> None:
         axes = panels[0, 0]
         for network in networks:
             convs = [layer for layer in network.layers if layer.macs]
-            axes.scatter([layer.macs / 1e6 for layer in convs], [layer.forward for layer in convs], label=network.name)
+            x, y = [layer.macs / 1e6 for layer in convs], [layer.forward for layer in convs]
+            axes.scatter(x, y, label=plain_text(network.name))
         axes.set(xscale="log", yscale="log", title="layers", xlabel="multiply-accumulates of an image, millions")
         axes.legend(fontsize=8)
     axes = panels[0, -1]
@@ -128,14 +132,15 @@ def plain_text(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def name_points(axes: Axes, named: dict[str, tuple[float, float]]) -> None:
+def name_points(axes: Axes, named: Mapping[str, Place] | Iterable[tuple[str, Place]]) -> None:
     """Write names beside points, the rightmost first, where they hide neither points nor names."""
+    named = list(named.items() if isinstance(named, Mapping) else named)
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
-    taken = [Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in map(axes.transData.transform, named.values())]
-    for name, point in sorted(named.items(), key=lambda item: -item[1][0]):
-        _label(axes, name, point, taken)
+    taken = [Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in (axes.transData.transform(place) for _, place in named)]
+    for name, point in sorted(named, key=lambda item: -item[1][0]):
+        _label(axes, plain_text(name), point, taken)
 
 
 def _label(axes: Axes, text: str, point: tuple[float, float], taken: list[Bbox]) -> None:

@@ -134,6 +134,10 @@ class Record:
         free = (TrialState.FAIL, TrialState.WAITING)  # one that waits will be asked for, and counted, again
         return sum(bool(trial.user_attrs.get("trained")) and trial.state not in free for trial in self._trials())
 
+    def running(self) -> int:
+        """Trials that are being trained, by whomever."""
+        return sum(bool(trial.user_attrs.get("trained")) for trial in self._trials((TrialState.RUNNING,)))
+
     def waiting(self) -> int:
         """Trials whose training began and that nobody trains now."""
         return sum(bool(trial.user_attrs.get("trained")) for trial in self._trials((TrialState.WAITING,)))

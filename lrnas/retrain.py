@@ -24,7 +24,7 @@ from lrnas.cluster import running_ray
 from lrnas.data import SETS, is_stream, load_set
 from lrnas.driver import FACTOR, SearchEvents, name_metrics, open_study, pick_workers, trials_folder
 from lrnas.errors import LrnasError
-from lrnas.finals import run_key
+from lrnas.finals import has_failed, is_done, run_key
 from lrnas.job import Job
 from lrnas.ledger import Ledger, Proposal
 from lrnas.manifest import RETRAINS, StudyError, check_manifest
@@ -59,7 +59,7 @@ class Retraining(Ledger):
     def enqueue(self, networks: Sequence[Chosen], seeds: Sequence[int], costs: Mapping[str, Mapping[str, int]]) -> None:
         """Have networks trained over seeds, all on the first seed first; runs that are there already are left alone."""
         self.wanted = [(network.identity, seed) for seed in seeds for network in networks]
-        known = {run_key(run) for run in self._trials() if run.state != TrialState.FAIL}
+        known = {run_key(run) for run in self._trials() if not has_failed(run)}
         for seed in seeds:
             for network in networks:
                 if (network.identity, seed) in known:
@@ -76,14 +76,20 @@ class Retraining(Ledger):
 
     def spent(self) -> int:
         """Runs that are asked for and done, or being trained."""
-        wanted = set(self.wanted)
-        free = (TrialState.FAIL, TrialState.WAITING)
-        return len({run_key(run) for run in self._trials() if run.state not in free} & wanted)
+        found = {run_key(run) for run in self._trials() if run.state != TrialState.WAITING and not has_failed(run)}
+        return len(found & set(self.wanted))
 
     def left(self) -> int:
         """Runs that are asked for and not done; those that diverged are done."""
-        done = (TrialState.COMPLETE, TrialState.PRUNED)
-        return len(set(self.wanted) - {run_key(run) for run in self._trials(done)})
+        return len(set(self.wanted) - self._done())
+
+    def running(self) -> int:
+        """Runs that are asked for and being trained, by whomever."""
+        found = {run_key(run) for run in self._trials((TrialState.RUNNING,))}
+        return len((found & set(self.wanted)) - self._done())
+
+    def _done(self) -> set[tuple[str, int]]:
+        return {run_key(run) for run in self._trials() if is_done(run)}
 
     def ask(self, budget: int | None = None) -> Proposal | None:
         """The next run; none where all that are asked for are done or in other hands."""
@@ -101,6 +107,14 @@ class Retraining(Ledger):
             return Proposal(run.number, network, known.get("point"), costs, known["seed"])
         return None
 
+    def end_duplicates(self) -> None:
+        """End rows that two drivers which began together wrote, and that nobody asked for once the run was done."""
+        done = self._done()
+        for run in self._trials((TrialState.WAITING,)):
+            if run_key(run) in done and self._claim(run):
+                self._set(run.number, {"owner": self.driver})
+                self._is_known(run)
+
     def _claim(self, run: FrozenTrial) -> bool:
         """Whether no other driver was quicker."""
         try:
@@ -111,7 +125,8 @@ class Retraining(Ledger):
     def _is_known(self, run: FrozenTrial) -> bool:
         """Whether two drivers that began together both asked for this run: the first row counts, the other is told."""
         for other in self._trials():
-            if other.number < run.number and run_key(other) == run_key(run) and other.state != TrialState.FAIL:
+            is_first = is_done(other) or (other.number < run.number and not has_failed(other))
+            if is_first and run_key(other) == run_key(run):
                 reason = f"the same run as trial {other.number}"
                 self._end(run.number, TrialState.FAIL, "duplicate", reason, trained=False)
                 return True
@@ -183,6 +198,7 @@ def retrain(
                 notify=events.changed,
                 test=True,
             )
+    retraining.end_duplicates()
     return retraining
 
 

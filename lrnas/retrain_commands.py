@@ -9,7 +9,7 @@ from lrnas.errors import LrnasError
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
 if TYPE_CHECKING:
-    from lrnas.finals import Final
+    from lrnas.finals import Final, Retrained
     from lrnas.record import Record
     from lrnas.verdicts import Verdict
 
@@ -70,18 +70,23 @@ def _retrain(options: argparse.Namespace) -> None:
         from lrnas.driver import open_record
     except ImportError as error:
         raise LrnasError(f"retraining needs {error.name}; it is not installed; pip install 'lrnas[search]'") from None
-    from lrnas.finals import read_finals
+    from lrnas.finals import read_retrained
     from lrnas.verdicts import judge
 
     if "@" in options.study:
         record = open_record(options.study, storage=options.storage, studies=options.studies)
-        counts = record.counts()
-        left = counts.get("waiting", 0) + counts.get("running", 0)
+        retrained = read_retrained(record)
+        assert retrained is not None
+        left, command = retrained.left, f"`lrnas retrain {retrained.study}` with its options"
     else:
         record, left = _train(options)
-    finals = read_finals(record)
-    show = _print_json if options.json else _print_finals
-    show(record, finals, judge(finals), left)
+        retrained, command = read_retrained(record), "the same command"
+        assert retrained is not None
+    verdicts = judge(retrained.finals)
+    if options.json:
+        _print_json(record, retrained, verdicts, left)
+    else:
+        _print_finals(record, retrained, verdicts, f"{left}; {command} goes on with them" if left else "")
 
 
 def _train(options: argparse.Namespace) -> tuple[Record, int]:
@@ -112,7 +117,7 @@ def _train(options: argparse.Namespace) -> tuple[Record, int]:
     return retraining, retraining.left()
 
 
-def _print_json(record: Record, finals: list[Final], verdicts: list[Verdict], left: int) -> None:
+def _print_json(record: Record, retrained: Retrained, verdicts: list[Verdict], left: int) -> None:
     from lrnas.finals import final_front
     from lrnas.verdicts import TEST
 
@@ -122,31 +127,37 @@ def _print_json(record: Record, finals: list[Final], verdicts: list[Verdict], le
             "manifest": record.manifest,
             "counts": record.counts(),
             "left": left,
-            "networks": [final.to_dict() for final in finals],
-            "final_front": [final.identity for final in final_front(finals)],
+            "networks": [final.to_dict() for final in retrained.finals],
+            "final_front": [final.identity for final in final_front(retrained.finals)],
             "test": TEST,
             "verdicts": [verdict.to_dict() for verdict in verdicts],
         }
     )
 
 
-def _print_finals(record: Record, finals: list[Final], verdicts: list[Verdict], left: int) -> None:
+def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict], left: str) -> None:
+    """With `left` in words, if there is anything left."""
     from lrnas.finals import final_front
     from lrnas.verdicts import TEST
 
     console = make_console()
-    manifest = record.manifest
+    manifest, finals = record.manifest, retrained.finals
     if left:
-        console.print(f"Runs that are not done: {left}; the same command goes on with them.")
-    if not finals:
+        console.print(f"Runs that are not done: {left}.")
+    for final in finals:
+        if final.failed:
+            console.print(f"{final.name}: runs that failed: {final.failed}, the last one: {final.reason or 'unknown'}")
+    if not any(final.accuracies or final.diverged for final in finals):
         console.print(f"{record.name} has no network that was tested yet.")
         return
-    whole = next((final for final in finals if final.point == manifest["space"]["baseline"]), None)
+    baseline = manifest["space"]["baseline"]
+    whole = next((final for final in finals if final.point is not None and final.point == baseline), None)
     front = {final.identity for final in final_front(finals)}
     epochs = manifest["recipe"]["epochs"]
     table = make_table(f"{record.name}: test images of {manifest['data']}, of a recipe of {epochs} epochs at most")
     table.add_column("network", no_wrap=True)
-    for column in ("trial", "MACs", "share", "parameters", "test accuracy", "n", "diverged"):
+    further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
+    for column in ("trial", "MACs", "share", "parameters", "test accuracy", "n", *further):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("")
     for final in finals:
@@ -159,11 +170,13 @@ def _print_finals(record: Record, finals: list[Final], verdicts: list[Verdict], 
             f"{final.params:,}",
             _accuracy(final),
             str(len(final.accuracies)),
-            str(final.diverged),
+            *(str(getattr(final, name)) for name in further),
             ", ".join(marks),
         )
     console.print(table)
     console.print("Accuracy on the test images, looked at once per run, when it was trained; mean ± sd of n seeds.")
+    if not retrained.has_points:
+        console.print(f"{manifest['source']} has no networks of the paper: there is nothing to compare these with.")
     for verdict in verdicts:
         console.print(str(verdict))
     if verdicts:

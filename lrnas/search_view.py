@@ -45,7 +45,6 @@ class _View(SearchEvents):
         self.status = status
         self.study: Ledger | None = None
         self.budget = 0
-        self.before = 0
         self.last = time.monotonic()
         self.ends: deque[tuple[float, int]] = deque(maxlen=RECENT)
         """When trials ended, and how many had by then."""
@@ -57,15 +56,16 @@ class _View(SearchEvents):
             print(line, file=sys.stderr, flush=True)
 
     def started(self, study: Ledger, budget: int) -> None:
-        self.study, self.budget, self.before = study, budget, study.spent()
+        self.study, self.budget = study, budget
         what = "runs" if RETRAINS in study.manifest else "trials"
         recipe = study.manifest["recipe"]
         rungs = study.manifest["rungs"]
         looks = f", looked at after {', '.join(map(str, rungs))}" if rungs else ""
         trainable = study.manifest.get("trainable") or ""
         how = f" with {trainable}" if trainable not in study.manifest["data"] else ""  # "" is in all
+        done = study.spent() - study.running()
         self.say(
-            f"{study.name}: {budget} {what} in all, {self.before} done; training{how} on {study.manifest['data']}, "
+            f"{study.name}: {budget} {what} in all, {done} done; training{how} on {study.manifest['data']}, "
             f"epochs: {recipe['epochs']}{looks}"
         )
 
@@ -88,7 +88,7 @@ class _View(SearchEvents):
         summary = self.study.summary()
         counts = summary.counts
         bad = "".join(f", {counts[status]} {status}" for status in ("diverged", "faulty", "lost") if counts.get(status))
-        running = counts.get("running", 0)
+        running = self.study.running()
         done = self.study.spent() - running
         if not self.ends or self.ends[-1][1] != done:
             self.ends.append((now, done))

@@ -39,8 +39,8 @@ class Whereabouts:
         studies = "" if self.studies == "studies" else f" --studies {shlex.quote(self.studies)}"
         if self.storage is None:
             return studies
-        has_password = re.search(r"//[^/@]*:[^@]*@", self.storage)
-        return f'{studies} --storage "$STORAGE"' if has_password else f"{studies} --storage {shlex.quote(self.storage)}"
+        may_tell = re.search(r"//.*[@?]", self.storage)  # a user, or options: either may have a password
+        return f'{studies} --storage "$STORAGE"' if may_tell else f"{studies} --storage {shlex.quote(self.storage)}"
 
 
 def shell_lines(record: Record, trial: Trial, where: Whereabouts) -> list[ShellLine]:
@@ -66,11 +66,13 @@ def _training_lines(manifest: Mapping[str, Any], file: str, retrain: str) -> lis
     images = f"--data {data}" if known else f'--data "$DATA" --image-size {manifest["image_size"]}'
     same = "" if known else ' --data "$DATA"'
     hint = "" if known else " (DATA is where the images are, as in the search)"
+    beside = " and the paper's networks" if manifest["space"]["points"] else ""
+    compare = ", and compare them" if beside else ", and test it"
     again = "Train it again as the study did, and test it" + hint
     return [
         ShellLine(again, f"lrnas reproduce {file} {images} {_recipe_options(manifest)}"),
         ShellLine(
-            "Train it and the paper's networks by the paper's recipe, over three seeds, and compare them" + hint,
+            f"Train it{beside} by the paper's recipe, over three seeds{compare}{hint}",
             f"{retrain}{same} --recipe paper --seeds 3",
         ),
     ]

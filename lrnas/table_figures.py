@@ -19,6 +19,8 @@ __all__ = ["other_data", "state_of_the_art", "table_figure"]
 
 AUGMENTED = {"vgg-11": "vgg-11, augmented"}
 """The network that is in tables 1 and 5, in the one tested on one crop."""
+AUGMENTED_COLUMN = "test_multiply_acc_with_augmentation"
+"""Of table 5 alone."""
 
 
 # tables 1 to 4
@@ -49,7 +51,7 @@ def _read_rows(file: str) -> list[_Row]:
                 int(row.get("params") or row["test_params"]),
                 number(row, "top1", "accuracy"),
                 number(row, "top5"),
-                int(row["test_multiply_acc_with_augmentation"]) if len(row) == 6 and "stride" not in row else None,
+                int(row[AUGMENTED_COLUMN]) if AUGMENTED_COLUMN in row else None,
             )
             for row in csv.DictReader(stream)
         ]
@@ -80,7 +82,7 @@ def table_figure(name: str) -> Callable[[Places], PaperFigure]:
             ):
                 series = [_published(rows, cost, unit, accuracy)]
                 if accuracy == "top1":
-                    series += _measured(runs, table, cost, unit)
+                    series += _measured(runs, name, table, cost, unit)
                 else:
                     series.append(Series("lrnas does not measure top-5", "measured", ()))
                 x_label = f"{what}, {'millions' if unit == 1e6 else 'billions'}"
@@ -126,7 +128,7 @@ def _published(rows: Sequence[_Row], cost: str, unit: float, accuracy: str, labe
     return Series(label, "published", tuple(marks), True)
 
 
-def _measured(runs: Sequence[Runs], table: Table, cost: str, unit: float) -> list[Series]:
+def _measured(runs: Sequence[Runs], name: str, table: Table, cost: str, unit: float) -> list[Series]:
     """A series for each recipe, at the counts of the table's convention."""
     if not runs:
         return [Series("nothing measured here on these images", "measured", ())]
@@ -134,15 +136,15 @@ def _measured(runs: Sequence[Runs], table: Table, cost: str, unit: float) -> lis
         Series(
             f"measured here, recipe {recipe}",
             "measured",
-            tuple(_mark(each, getattr(_counted(each, table), cost) / unit) for each in found),
+            tuple(_mark(each, getattr(_counted(each, name, table), cost) / unit) for each in found),
         )
         for recipe, found in by_recipe(runs).items()
     ]
 
 
-def _counted(runs: Runs, table: Table) -> Any:
+def _counted(runs: Runs, name: str, table: Table) -> Any:
     """As the table counts: at its own input size and number of classes."""
-    if table.num_classes == 205:
+    if name == "table2":  # whose networks are those of table 1
         cost = make_plan(runs.architecture, table.input_size, table.num_classes).cost
         return _Row(runs.network, cost.paper_multiply_acc(table.convention), cost.paper_params(table.convention), 0, 0)
     return summarise(runs.network, runs.architecture, table.input_size, table.num_classes).paper
@@ -161,6 +163,8 @@ def _sources(runs: Sequence[Runs]) -> list[str]:
     hardware = "; ".join(dict.fromkeys(name for each in runs for name in each.hardware))
     diverged = sum(each.diverged for each in runs)
     more = f", {diverged} more diverged" if diverged else ""
+    repeated = sum(each.repeated for each in runs)
+    more += f", {repeated} more with the same seeds left out" if repeated else ""
     return [f"Measured: test images, {number} runs{more}, records of lrnas reproduce; commit {commits}; {hardware}."]
 
 

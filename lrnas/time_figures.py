@@ -14,6 +14,7 @@ from lrnas.figure_data import (
     PaperFigure,
     Places,
     Series,
+    commit_of,
     read_result,
     told,
     where,
@@ -60,7 +61,8 @@ def times(places: Places) -> PaperFigure:
 
 
 def _layer_times(results: Path) -> tuple[list[Panel], list[str]]:
-    data = read_result(results / "composite_layers.json")
+    file = results / "composite_layers.json"
+    data = read_result(file)
     if data is None:
         return [], []
     plan = make_plan(get_point("vgg-gmp").architecture, 224, 1000)
@@ -76,29 +78,25 @@ def _layer_times(results: Path) -> tuple[list[Panel], list[str]]:
     series += [Series(name, "measured", tuple(marks)) for name, marks in found.items()]
     title = f"here: layers, forward, {where(data)}"
     panel = Panel(MACS, "ms", tuple(series), title, log="xy", named=False)
-    return [panel], [told("composite_layers.json", data)]
+    return [panel], [told(file, data)]
 
 
 def _network_times(results: Path) -> tuple[list[Panel], list[str]]:
-    """Shares of the dense network's time; of inference the newer file's, where there is one."""
-    found: dict[str, Series] = {}
-    footer, place = [], ""
-    for file in ("composite_inference.json", "composite_networks.json"):
-        data = read_result(results / file)
-        if data is None:
-            continue
-        place = where(data)
-        footer.append(told(file, data))
-        for key, what in (("inference_share", "inference"), ("training_share", "training step")):
-            marks = [Mark(row["network"], row["macs_share"], row[key]) for row in data["rows"] if key in row]
-            if marks:
-                label = f"{what}, commit {data['provenance']['commit'][:7]}"
-                found.setdefault(what, Series(label, "measured", tuple(marks)))
-    if not found:
+    """Shares of the dense network's time."""
+    file = results / "composite_networks.json"
+    data = read_result(file)
+    if data is None:
         return [], []
-    title = f"here: networks, {place}"
-    panel = Panel("share of vgg-gmp's MACs", "share of its time", tuple(found.values()), title, shares=True)
-    return [panel], footer
+    series = []
+    for key, what in (("inference_share", "inference"), ("training_share", "training step")):
+        marks = [Mark(row["network"], row["macs_share"], row[key]) for row in data["rows"] if key in row]
+        if marks:
+            series.append(Series(f"{what}, commit {commit_of(data)}", "measured", tuple(marks)))
+    if not series:
+        return [], []
+    title = f"here: networks, {where(data)}"
+    panel = Panel("share of vgg-gmp's MACs", "share of its time", tuple(series), title, shares=True)
+    return [panel], [told(file, data)]
 
 
 def _profile_panels(path: Path) -> list[Panel]:
@@ -166,4 +164,4 @@ def gradients(places: Places) -> PaperFigure:
         panels.append(Panel("layer", label, tuple(series), stack, log="y", named=False, band=(0.5, 2)))
     what = f"{depth} layers of {facts['width']} channels, circular padding, geometric mean of {facts['n']} seeds"
     title = "Gradients by initialisation"
-    return PaperFigure("gradients", title, tuple(panels), (f"{told(file.name, data)} {what}.",))
+    return PaperFigure("gradients", title, tuple(panels), (f"{told(file, data)} {what}.",))

@@ -333,6 +333,8 @@ class _StudySearcher(Searcher):
         elif status == "diverged":
             self.study.prune(number, "diverged", "the loss became infinite")
             self._forget(number)
+        elif status == "faulty" and self.test:  # what is trained again was chosen for what it came to before
+            self._lose(number, result["reason"])
         elif status == "faulty":
             self.study.prune(number, "faulty", result["reason"])
             self._forget(number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,8 +21,9 @@ __all__ = ["LEVEL", "TEST", "Verdict", "judge"]
 LEVEL = 0.05
 """Below which a p-value means something; intervals hold with the rest of the probability."""
 TEST = (
-    "Welch's t-test on test accuracies over seeds, one-sided, Holm-corrected over the networks found that cost no "
-    f"more, level {LEVEL:g}; intervals are Welch's, two-sided, 95 %, for one comparison"
+    f"Welch's t-test on test accuracies over seeds, one-sided, level {LEVEL:g}, Holm-corrected for `dominated` over "
+    "the networks found that cost no more, within each of the paper's networks; intervals are Welch's, two-sided, "
+    "95 %, for one comparison"
 )
 """In words, to stand beside verdicts."""
 
@@ -37,7 +38,7 @@ class Verdict:
     kind: Kind
     """Dominated: some network found that costs no more is better beyond noise. Matched: between the best of them and
     the point there is no difference beyond noise. Not reached: the point is better than the best of them, beyond noise,
-    or there is none. Unknown: too few runs to know the noise."""
+    or there is none. Unknown: too few runs to know the noise, or runs that show none."""
     rival: Final | None = None
     """Where dominated: the cheapest of those that do so. Otherwise the best of those that cost no more."""
     share: float | None = None
@@ -47,15 +48,19 @@ class Verdict:
     interval: tuple[float, float] | None = None
     """Of the difference; None where the noise is unknown."""
     p: float | None = None
-    """Of the test that the rival is better, corrected; where not reached, of the test that the point is."""
+    """Of the test that the rival is better, corrected; where not reached, of the one test that the point is."""
     compared: int = 0
     """Networks found that cost no more and have runs enough."""
     runs: int = 0
     """Of the point or the rival, whichever has fewer."""
+    untested: int = 0
+    """Networks found that cost no more of which no run was tested, or none yet."""
 
     def __str__(self) -> str:
         if self.rival is None:
             why = "no run of it was tested" if self.kind == "unknown" else "no network found costs no more"
+            if self.untested:
+                why = f"none of the {self.untested} that cost no more was tested"
             return f"{self.point}: {self.kind}, {why}."
         assert self.share is not None and self.difference is not None
         numbers = [f"{100 * self.difference:+.2f} points"]
@@ -72,7 +77,8 @@ class Verdict:
             "not reached": f"not reached; the best that costs no more is {rival}",
             "unknown": f"no verdict, the noise between seeds is unknown; {rival}",
         }
-        return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}."
+        more = f"; of those that cost no more, {self.untested} not tested" if self.untested else ""
+        return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{more}."
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -86,14 +92,27 @@ class Verdict:
             "p": self.p,
             "compared": self.compared,
             "runs": self.runs,
+            "untested": self.untested,
         }
 
 
 def judge(finals: Sequence[Final]) -> list[Verdict]:
-    """On every network of the paper among networks trained under one recipe, cheapest first."""
-    found = [final for final in finals if final.point is None and _known(final)]
+    """On every network of the paper among networks trained under one recipe, cheapest first.
+
+    Networks that were not tested yet belong here too: without them, a point might seem beyond reach.
+    """
+    found = [final for final in finals if final.point is None]
     points = sorted((final for final in finals if final.point is not None), key=lambda final: final.macs)
-    return [_judge(point, [final for final in found if final.macs <= point.macs]) for point in points]
+    verdicts = []
+    for point in points:
+        cheaper = [final for final in found if final.macs <= point.macs]
+        tested = [final for final in cheaper if _known(final)]
+        verdict = _judge(point, tested)
+        if _known(point) and len(tested) < len(cheaper):
+            kind: Kind = verdict.kind if tested else "unknown"
+            verdict = replace(verdict, kind=kind, untested=len(cheaper) - len(tested))
+        verdicts.append(verdict)
+    return verdicts
 
 
 def _judge(point: Final, cheaper: Sequence[Final]) -> Verdict:
@@ -111,6 +130,8 @@ def _judge(point: Final, cheaper: Sequence[Final]) -> Verdict:
         i = min(better, key=lambda i: (able[i].macs, -_mean(able[i])))
         return _verdict(point, "dominated", able[i], corrected[i], len(able))
     i = max(range(len(able)), key=lambda i: _mean(able[i]))
+    if not _vary(able[i], point) and _known(able[i])[0] != _known(point)[0]:
+        return _verdict(point, "unknown", able[i], None, len(able))
     behind = _p_better(point, able[i])
     if behind < LEVEL:
         return _verdict(point, "not reached", able[i], behind, len(able))

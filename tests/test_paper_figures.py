@@ -47,13 +47,17 @@ def test_seeds_are_put_together_and_recipes_kept_apart(tmp_path: Path) -> None:
     for seed, accuracy in enumerate((0.5, 0.7, None)):
         write_record(tmp_path / "a", "nin", seed, accuracy)
     write_record(tmp_path / "a", "nin", 0, 0.9, lr=0.5)
-    write_record(tmp_path / "b", "nin", 1, 0.1)  # the same run once more
+    write_record(tmp_path / "b", "nin", 0, 0.5)  # the same run once more
+    write_record(tmp_path / "b", "nin", 1, 0.1)  # another one with a seed that is there
     write_record(tmp_path / "b", "nin-c3", 0, None)  # no run came to its end
     (tmp_path / "a" / "summary.json").write_text("[]")
     one, other = read_runs([tmp_path / "a", tmp_path / "b"])
     assert {one.accuracies, other.accuracies} == {(0.5, 0.7), (0.9,)}
     both = max(one, other, key=lambda runs: len(runs.accuracies))
     assert (both.mean, both.diverged, both.commits) == (pytest.approx(0.6), 1, ("0123456",))
+    assert (both.repeated, other.repeated + one.repeated) == (1, 1)
+    figure = make_paper_figure("table4", Places(Path("nowhere"), (tmp_path / "a", tmp_path / "b")))
+    assert "3 runs, 1 more diverged, 1 more with the same seeds left out" in figure.footer[1]
     assert both.deviation == pytest.approx(0.1414, abs=1e-4)
 
 
@@ -63,6 +67,12 @@ def test_recipes_of_one_name_are_told_apart(tmp_path: Path) -> None:
     (panel,) = make_paper_figure("other-data", Places(Path("nowhere"), (tmp_path,))).panels
     wanted = {f"measured here, recipe own, epochs {Recipe().epochs}": 50, "measured here, recipe own, epochs 99": 60}
     assert {series.label: series.marks[0].y for series in panel.series} == wanted
+    more = tmp_path / "more"
+    for pad in (1, 2):  # the fourth of the fields that differ
+        write_record(more / str(pad), "nin", 0, pad / 10, data="digits", epochs=9, batch_size=64, lr=0.2, pad=pad)
+    (panel,) = make_paper_figure("other-data", Places(Path("nowhere"), (tmp_path, more / "1", more / "2"))).panels
+    assert [series.marks[0].y for series in panel.series] == [50, 60, 10, 20]
+    assert panel.series[3].label == "measured here, recipe own, epochs 9, batch_size 64, lr 0.2, pad 2"
 
 
 def test_records_that_cannot_be_read(tmp_path: Path) -> None:
@@ -75,6 +85,11 @@ def test_records_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_text(json.dumps({"identity": {}, "architecture": {}, "test_accuracy": 1}))
     with pytest.raises(DataError, match="is no record of a run"):
         read_runs([tmp_path])
+    whole = json.loads(write_record(tmp_path, "nin", 0, 0.5).read_text())
+    for part in ("macs", "network"):
+        file.write_text(json.dumps({key: value for key, value in whole.items() if key != part}))
+        with pytest.raises(DataError, match=rf"{file.name} is no record of a run \('{part}'\); move it away"):
+            read_runs([tmp_path])
 
 
 def test_table_4_has_ours_beside_the_published_ones() -> None:
@@ -133,9 +148,11 @@ def test_times_of_the_paper_and_of_ours() -> None:
     assert len(paper.series[0].marks) == 16 and paper.series[1].marks[0].y == pytest.approx(2.23236)
     dense = {mark.name: mark.x for mark in layers.series[0].marks}
     assert dense["conv2_1"] == pytest.approx(64 * 128 * 9 * 112 * 112 / 1e6)
-    assert networks.series[0].label == "inference, commit 08ebf9c"
-    assert [mark.y for mark in networks.series[0].marks if mark.name == "vgg-gmp-lr"] == [0.437]
-    assert len(figure.footer) == 4
+    assert networks.series[0].label == "inference, commit e696551"
+    vgg = [mark.y for mark in networks.series[0].marks if mark.name == "vgg-gmp-lr"]
+    assert vgg == [pytest.approx(0.3376, abs=1e-4)]
+    assert len(figure.footer) == 3
+    assert figure.footer[2].startswith(f"Measured: {RESULTS.as_posix()}/composite_networks.json, commit e696551, ")
     alone = make_paper_figure("times", Places(Path("nowhere")))
     assert len(alone.panels) == 1 and "Nothing measured here" in alone.footer[1]
 
@@ -171,6 +188,10 @@ def test_gradients_are_those_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "gradient_variance.json").write_text("{}")
     with pytest.raises(DataError, match="nothing of its provenance"):
         make_paper_figure("gradients", Places(tmp_path))
+    known = {name: value for name, value in kept["provenance"].items() if name not in ("commit", "hardware")}
+    (tmp_path / "gradient_variance.json").write_text(json.dumps({**kept, "provenance": known}))
+    told = make_paper_figure("gradients", Places(tmp_path)).footer[0]
+    assert told.startswith(f"Measured: {tmp_path.as_posix()}/gradient_variance.json, commit unknown, unknown hardware.")
 
 
 def is_drawn(name: str, folder: Path) -> bool:

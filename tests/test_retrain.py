@@ -9,13 +9,16 @@ from optuna.trial import TrialState
 from small_studies import SPACE, Study, make_search, make_study
 
 from lrnas.cli import main
+from lrnas.cluster import Workers
 from lrnas.driver import open_record, open_study, search, trials_folder
-from lrnas.finals import read_finals, retrained_recipes
-from lrnas.ledger import Proposal
+from lrnas.finals import read_finals, read_retrained, retrained_recipes
+from lrnas.ledger import MOST_LOSSES, Proposal
 from lrnas.manifest import MANIFEST, RETRAINS, StudyError
 from lrnas.objectives import RETRAINED, InvalidObjectives, UnknownName, pick_objectives
 from lrnas.plan import canonical_id
 from lrnas.retrain import Chosen, Retraining, _choose, _Training
+from lrnas.search_view import _View
+from lrnas.tuning import _StudySearcher
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -33,7 +36,7 @@ def retraining(study: Study, label: str = "fast") -> Retraining:
         directions=[goal.direction for goal in RETRAINED],
         load_if_exists=True,
     )
-    manifest = {**study.manifest, RETRAINS: study.name}
+    manifest = {**study.manifest, RETRAINS: study.name, "rungs": []}
     record.set_user_attr(MANIFEST, manifest)
     return Retraining(name, record, RETRAINED, manifest)
 
@@ -125,7 +128,8 @@ def test_runs_are_done_once_and_more_seeds_extend() -> None:
     assert [finish(again, accuracy).seed for accuracy in (0.92, 0.93, 0.94)] == [2, 2, 3]
     finals = {final.trial: final for final in read_finals(study)}
     assert (finals[0].accuracies, finals[0].seeds, finals[0].runs) == ((0.91, 0.92, 0.94), (1, 2, 3), (0, 2, 4))
-    assert (finals[1].accuracies, finals[1].diverged) == ((0.93,), 1)
+    assert (finals[1].accuracies, finals[1].diverged, finals[1].open) == ((0.93,), 1, 1)
+    assert (finals[0].diverged, finals[0].open, finals[0].failed) == (0, 0, 0)
     assert finals[0].to_dict()["n"] == 3 and finals[0].recipe == "fast"
     assert again.study.trials[0].values == [0.91, 5.0]
     assert "accuracy" not in again.study.trials[0].user_attrs  # what a search would choose by
@@ -166,6 +170,25 @@ def test_drivers_that_begin_together_train_each_run_once(monkeypatch: pytest.Mon
     assert [final.accuracies for final in read_finals(study)] == [(0.5, 0.6)]
 
 
+def test_rows_that_nobody_asks_for_any_more_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_search()
+    networks = _choose(study, (0,), False, False)
+    one, two = retraining(study), retraining(study)
+    with monkeypatch.context() as blind:
+        blind.setattr(two, "_trials", lambda states=None: [])
+        enqueue(one, networks, range(1, 3))
+        enqueue(two, networks, range(1, 3))
+    finish(one, 0.5)
+    one.end_duplicates()
+    assert one.counts() == {"completed": 1, "waiting": 2, "duplicate": 1}  # the second seed is still to be trained
+    finish(one, 0.6)  # a driver that has spent its budget asks for no more
+    before = read_retrained(study)
+    one.end_duplicates()
+    after = read_retrained(study)
+    assert before is not None and after is not None and before.left == after.left == one.left() == 0
+    assert one.counts() == {"completed": 2, "duplicate": 2} and after.finals[0].accuracies == (0.5, 0.6)
+
+
 def test_a_lost_run_is_tried_again_by_the_next_command() -> None:
     study = make_search()
     networks = _choose(study, (0,), False, False)
@@ -176,6 +199,61 @@ def test_a_lost_run_is_tried_again_by_the_next_command() -> None:
     assert runs.ask() is None and runs.left() == 1
     enqueue(runs, networks, range(1, 2))
     assert ask(runs).number == 1
+
+
+def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path) -> None:
+    """What is trained again was trained before, or published: an error is more likely the machine's."""
+    study = make_search()
+    networks = _choose(study, (0,), False, True)
+    runs = retraining(study)
+    enqueue(runs, networks, range(1, 2))
+    told: list[str] = []
+    searcher = _StudySearcher(
+        runs, lambda proposal: training(study).job(proposal), tmp_path, "", 9, Workers(1, 0, None), told.append, True
+    )
+    finish(runs, 0.9)
+    failed = canonical_id(SPACE.points["nin-c3"])
+    for _ in range(MOST_LOSSES):
+        proposal = ask(runs)
+        assert canonical_id(proposal.architecture) == failed
+        searcher.running["one"] = proposal.number
+        searcher.on_trial_complete("one", {"status": "faulty", "reason": "out of memory"})
+    assert not searcher.over and "a trial was lost (out of memory); it is tried again, 3 times in all" in told
+    assert canonical_id(ask(runs).architecture) != failed and runs.left() == 3
+    found = next(final for final in read_finals(study) if final.failed)
+    assert (found.point, found.failed, found.reason) == ("nin-c3", 1, "out of memory, 3 times")
+    assert found.to_dict()["reason"] == found.reason
+    enqueue(runs, networks, range(1, 2))  # the same command
+    assert len(runs.study.trials) == len(networks) + 1
+    assert [(final.open, final.failed) for final in read_finals(study) if final.point == "nin-c3"] == [(1, 0)]
+
+
+def test_runs_that_were_given_up_before_are_asked_for_again() -> None:
+    study = make_search()
+    networks = _choose(study, (0,), False, False)
+    runs = retraining(study)
+    enqueue(runs, networks, range(1, 2))
+    runs.prune(ask(runs).number, "faulty", "out of memory")
+    assert (runs.left(), runs.spent()) == (1, 0)
+    enqueue(runs, networks, range(1, 2))
+    assert finish(runs, 0.5).number == 1 and runs.left() == 0
+
+
+def test_progress_is_that_of_what_is_asked_for() -> None:
+    study = make_search()
+    both = _choose(study, (0, 1), False, False)
+    other, mine = retraining(study), retraining(study)
+    enqueue(other, both[1:], range(1, 4))
+    enqueue(mine, both[:1], range(1, 3))
+    for _ in range(3):
+        ask(other)
+    view = _View(None)
+    view.started(mine, 2)
+    assert view._summary(0.0) == "0/2 runs: 0 running"
+    ask(mine)
+    assert view._summary(1.0) == "0/2 runs: 1 running"
+    finish(mine, 0.5)
+    assert view._summary(2.0).startswith("1/2 runs: 1 running")
 
 
 def test_the_last_retraining_is_read_unless_one_is_named() -> None:
@@ -189,6 +267,9 @@ def test_the_last_retraining_is_read_unless_one_is_named() -> None:
     assert retrained_recipes(study) == ["paper", "fast"]
     assert [final.mean for final in read_finals(study)] == [0.8]
     assert [final.mean for final in read_finals(study, "paper")] == [0.9]
+    last = read_retrained(study)
+    assert last is not None and (last.name, last.others, last.left) == ("s@fast", ("s@paper",), 0)
+    assert str(last) == "s@fast, on digits: 1 of 1 networks tested; not shown: s@paper."
     with pytest.raises(UnknownName, match="unknown retraining of s with recipe 'papr'; did you mean paper"):
         read_finals(study, "papr")
 
@@ -223,9 +304,23 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     assert shown["left"] == 4 and len(shown["networks"]) == 5 and len(shown["verdicts"]) == 3
     assert main(["retrain", "s@fast", "--studies", str(studies)]) == 0
     out = capsys.readouterr().out
-    assert "Runs that are not done: 4" in out and "Test: Welch's t-test" in out and "front, paper" in out
+    assert "Runs that are not done: 4; `lrnas retrain s` with its options goes on with them." in out
+    assert "Test: Welch's t-test" in out and "front, paper" in out
+    assert "nothing to compare" not in out
     assert main(["export", "s@fast:best", "--studies", str(studies)]) == 2
     assert "nothing is chosen by test accuracy; got s@fast:best" in capsys.readouterr().err
+
+
+def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No network is the baseline, also not the first one that has no name."""
+    study = make_search(tmp_path / "s")
+    study.manifest["space"] |= {"points": {}, "baseline": None}
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0, 1), False, False), range(1, 2))
+    finish(runs, 0.9)
+    assert main(["retrain", "s@fast", "--studies", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "1.000" not in out and "has no networks of the paper: there is nothing to compare these with" in out
 
 
 @pytest.mark.parametrize(

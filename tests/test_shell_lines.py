@@ -60,9 +60,27 @@ def test_the_recipe_is_the_study_s(record: Record) -> None:
 
 
 def test_passwords_stay_at_home(record: Record) -> None:
-    where = Whereabouts(storage="postgresql://me:secret@host/db")
-    lines = [line.line for line in shell_lines(record, record.trials()[0], where)]
-    assert not any("secret" in line for line in lines) and any('--storage "$STORAGE"' in line for line in lines)
+    for url in (
+        "postgresql://me:secret@host/db",
+        "postgresql://me:se/secret@host/db",
+        "postgresql://h/db?user=u&password=secret",
+        "postgresql:///db?host=h&password=secret",
+    ):
+        lines = [line.line for line in shell_lines(record, record.trials()[0], Whereabouts(storage=url))]
+        assert not any("secret" in line for line in lines) and any('--storage "$STORAGE"' in line for line in lines)
+    lines = [line.line for line in shell_lines(record, record.trials()[0], Whereabouts(storage="mysql://host/db"))]
+    assert any("--storage mysql://host/db" in line for line in lines)
+
+
+def test_a_space_without_the_paper_s_networks_promises_none(record: Record) -> None:
+    title = shell_lines(record, record.trials()[0], Whereabouts())[2].title
+    assert title == "Train it and the paper's networks by the paper's recipe, over three seeds, and compare them"
+    points, record.manifest["space"]["points"] = record.manifest["space"]["points"], {}
+    try:
+        title = shell_lines(record, record.trials()[0], Whereabouts())[2].title
+    finally:
+        record.manifest["space"]["points"] = points
+    assert title == "Train it by the paper's recipe, over three seeds, and test it"
 
 
 def test_weights_that_are_kept_are_exported(record: Record, tmp_path: Path) -> None:

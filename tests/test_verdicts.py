@@ -79,7 +79,12 @@ def test_ties_and_runs_that_all_come_out_the_same() -> None:
     tie = verdict(POINT, final("tie", 50, 0.90, 0.91, 0.92))
     assert tie.kind == "matched" and tie.difference == pytest.approx(0)
     still = verdict(final("p", 100, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.95))
-    assert (still.kind, still.p, still.interval) == ("matched", 1.0, None)
+    assert (still.kind, still.p, still.interval) == ("unknown", None, None)
+    assert still.difference == pytest.approx(0.05) and "the noise between seeds is unknown; r" in str(still)
+    same = verdict(final("p", 100, 0.9, 0.9, 0.9, point="n"), final("r", 50, 0.9, 0.9))
+    assert (same.kind, same.p, same.interval) == ("matched", 1.0, None)
+    far = final("far", 40, 0.5, 0.51)  # shows noise, and is not the best
+    assert verdict(final("p", 100, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.95), far).kind == "unknown"
     half = verdict(final("p", 100, 0.9, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.951, 0.952))  # no warnings either
     assert half.kind == "dominated"
 
@@ -104,6 +109,17 @@ def test_runs_that_diverged_or_are_not_numbers_count_for_nothing() -> None:
     assert [final.identity for final in final_front([lost, POINT, broken])] == ["p"]
 
 
+def test_what_was_not_tested_is_not_beaten() -> None:
+    """The paper's networks are trained first: while the others wait, nothing is known."""
+    waiting = verdict(POINT, final("a", 10), final("b", 20, math.nan), final("dear", 101))
+    assert (waiting.kind, waiting.rival, waiting.untested) == ("unknown", None, 2)
+    assert str(waiting) == "paper-net: unknown, none of the 2 that cost no more was tested."
+    some = verdict(POINT, final("a", 10), final("far", 40, 0.5, 0.51, 0.52))
+    assert (some.kind, some.untested, some.to_dict()["untested"]) == ("not reached", 1, 1)
+    assert str(some).endswith("; of those that cost no more, 1 not tested.")
+    assert str(verdict(final("p", 100, point="n"), final("a", 10))) == "n: unknown, no run of it was tested."
+
+
 def test_the_front_by_means() -> None:
     cheap, beaten, good = final("a", 10, 0.5, 0.7), final("b", 20, 0.55), final("c", 30, 0.9)
     assert final_front([good, beaten, cheap]) == [cheap, good]
@@ -111,6 +127,6 @@ def test_the_front_by_means() -> None:
 
 
 def test_the_test_is_stated() -> None:
-    assert "Welch" in TEST and "Holm" in TEST and "level 0.05" in TEST
+    assert "Welch" in TEST and "level 0.05, Holm-corrected for `dominated` over" in TEST
     data = verdict(POINT, final("cheap", 20, 0.95, 0.96, 0.97, trial=7)).to_dict()
     assert (data["verdict"], data["rival"], data["rival_trial"], data["share"]) == ("dominated", "cheap", 7, 0.2)
