@@ -7,7 +7,8 @@ Every network is run as it is built, as `lrnas.fused.accelerate` leaves it and, 
 its baseline. The networks of a family take turns. Times are the least of several rounds by two clocks: seconds on the
 wall, which others who use the machine lengthen, and seconds that its cores worked for this process, which they lengthen
 less if waiting threads sleep (OMP_WAIT_POLICY=passive; the wall's are then longer). Writes results/composite_cpu.json,
-family by family, in which `bar` is the share of time over the share of multiply-accumulates.
+family by family, with how many cores others used meanwhile; in it `bar` is the share of
+time over the share of multiply-accumulates.
 """
 
 from __future__ import annotations
@@ -95,6 +96,14 @@ def family(points: list[Point], batch: int, compiled: bool, rounds: int, limit: 
     return rows
 
 
+def busy() -> tuple[float, float]:
+    """Seconds that the cores worked for others so far, and the time."""
+    fields = Path("/proc/stat").read_text(encoding="utf-8").split()[1:9]
+    idle = int(fields[3]) + int(fields[4])
+    ticks = (sum(map(int, fields)) - idle) / os.sysconf("SC_CLK_TCK")
+    return ticks - time.process_time(), time.perf_counter()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", choices=["vgg-gmp", "googlenet", "nin"], help="by their baselines")
@@ -111,14 +120,16 @@ def main() -> None:
         families.setdefault(point.table.baseline, []).append(point)
     waiting = os.environ.get("OMP_WAIT_POLICY", "default")
     for name in args.families or families:
-        points, rows, load = sorted(families[name], key=lambda point: point.name != name), [], []
+        points = sorted(families[name], key=lambda point: point.name != name)
         for batch in args.batches:
-            load.append(round(os.getloadavg()[0], 2))
-            rows += family(points, batch, args.compile, args.rounds, args.limit)
-        facts = {"threads": args.threads, "waiting": waiting, "bar": BAR, "load_before": load}
-        known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
-        known[name] = {"provenance": provenance(seeds=[0], **facts), "rows": rows}
-        args.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            before = busy()
+            rows = family(points, batch, args.compile, args.rounds, args.limit)
+            others = [now - then for now, then in zip(busy(), before, strict=True)]
+            facts = {"threads": args.threads, "waiting": waiting, "cores_others_used": round(others[0] / others[1], 2)}
+            known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+            known[f"{name}, batch {batch}"] = {"provenance": provenance(seeds=[0], **facts), "rows": rows}
+            args.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            print(f"others used {facts['cores_others_used']:.2f} cores meanwhile", flush=True)
 
 
 if __name__ == "__main__":
