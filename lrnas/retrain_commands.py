@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import LrnasError
+from lrnas.search_commands import add_worker_options
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
 if TYPE_CHECKING:
@@ -44,12 +45,7 @@ def add_retrain_command(commands: Any, data_help: str) -> argparse.ArgumentParse
     )
     retrain.add_argument("--data", metavar="NAME", help=f"the study's, to say where its images are: {data_help}")
     retrain.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
-    retrain.add_argument("--cpus-per-trial", type=float, default=1, metavar="N", help="default: 1")
-    retrain.add_argument("--gpus-per-trial", type=float, metavar="N", help="default: 0.25 with a GPU")
-    retrain.add_argument(
-        "--concurrency", type=int, metavar="N", help="runs at a time (default: as many as there is room)"
-    )
-    retrain.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster (default: this machine)")
+    add_worker_options(retrain)
     retrain.add_argument("--storage", metavar="URL", help="where the study is kept, if not in its folder")
     retrain.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
     retrain.set_defaults(run=_retrain)

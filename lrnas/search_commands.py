@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lrnas.record import Record
     from lrnas.trials import Trial
 
-__all__ = ["add_search_commands"]
+__all__ = ["add_search_commands", "add_worker_options"]
 
 
 def add_search_commands(commands: Any, data_help: str) -> list[argparse.ArgumentParser]:
@@ -63,12 +63,7 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
         "--latency-device", metavar="NAME", help="cpu or cuda: where latencies are measured (default: a GPU if any)"
     )
     search.add_argument("--latency-batch", type=int, default=1, metavar="N", help="images at a time (default: 1)")
-    search.add_argument("--cpus-per-trial", type=float, default=1, metavar="N", help="default: 1")
-    search.add_argument("--gpus-per-trial", type=float, metavar="N", help="default: 0.25 with a GPU")
-    search.add_argument(
-        "--concurrency", type=int, metavar="N", help="trials at a time (default: as many as there is room)"
-    )
-    search.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster (default: this machine)")
+    add_worker_options(search)
     search.add_argument("--storage", metavar="URL", help="a database, or journal:FILE (default: SQLite in the study)")
     search.add_argument("--warm-start", metavar="STUDY", help="take over what another study trained in full")
     search.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampler and of every training")
@@ -90,6 +85,16 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     for command in parsers:
         command.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
     return parsers
+
+
+def add_worker_options(command: argparse.ArgumentParser) -> None:
+    """What trials get, and where they run."""
+    command.add_argument("--cpus-per-trial", type=float, default=1, metavar="N", help="default: 1")
+    command.add_argument("--gpus-per-trial", type=float, metavar="N", help="default: 0.25 with a GPU")
+    command.add_argument(
+        "--concurrency", type=int, metavar="N", help="trials at a time (default: as many as there is room)"
+    )
+    command.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster (default: this machine)")
 
 
 def _number(text: str) -> int:
