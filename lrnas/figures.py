@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib
+from matplotlib.collections import LineCollection
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lrnas.errors import LrnasError
 from lrnas.layouts import KINDS, SHADES
 from lrnas.manifest import StudyError
 from lrnas.objectives import Objective
-from lrnas.plots import name_points, plain_text
+from lrnas.plots import Files, Place, name_points, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +46,7 @@ def check_figure_file(path: Path) -> None:
         raise LrnasError(f"a figure is a .pdf, .png or .svg; got {str(path)!r}; give one of these")
 
 
-def plot_fronts(report: Report, path: Path) -> None:
+def plot_fronts(report: Report, path: Files) -> None:
     """Accuracy against cost of several studies, each in its colour, each with its staircase."""
     cost = report.axis
     some = _some(report.studies, lambda study: study.full)
@@ -73,7 +75,7 @@ def plot_fronts(report: Report, path: Path) -> None:
         name_points(axes, named)
 
 
-def plot_history(studies: Sequence[StudyReport], path: Path) -> None:
+def plot_history(studies: Sequence[StudyReport], path: Files) -> None:
     """How the front grew: hypervolume over trials, and over the time they took."""
     some = _some(studies, lambda study: study.history)
     with _figure(path, (9, 4)) as figure:
@@ -92,25 +94,28 @@ def plot_history(studies: Sequence[StudyReport], path: Path) -> None:
             axes.grid(True, alpha=0.25)
 
 
-def plot_curves(study: StudyReport, path: Path) -> None:
+def plot_curves(study: StudyReport, path: Files) -> None:
     """Accuracy after every epoch, and the rungs at which trials may be stopped."""
     trained = [network for network in study.networks if network.trial.curve and (network.is_full or network.is_partial)]
     if not trained:
         raise StudyError(f"{study.name} has no curve to show: no network was trained; let the search run")
     with _figure(path, (7, 4.5)) as figure:
         axes = figure.subplots()
-        for network in sorted(trained, key=lambda network: network.trial.on_front):
-            curve = [100 * value for value in network.trial.curve]
-            style = {"color": "0.75", "lw": 0.7}
-            if network.trial.on_front:
-                style = {"color": "tab:red", "lw": 1.4}
-            elif network.is_full:
-                style = {"color": "tab:blue", "lw": 0.9}
-            axes.plot(range(1, len(curve) + 1), curve, marker="." if len(curve) == 1 else "", **style)  # type: ignore[arg-type]
+        looks = {
+            "stopped early": ("0.75", 0.7, [one for one in trained if not one.is_full]),
+            "trained in full": ("tab:blue", 0.9, [one for one in trained if one.is_full and not one.trial.on_front]),
+            "on the front": ("tab:red", 1.4, [one for one in trained if one.trial.on_front]),
+        }
+        for label, (colour, width, some) in looks.items():
+            curves = [[(epoch, 100 * value) for epoch, value in enumerate(one.trial.curve, 1)] for one in some]
+            # thousands of lines at once, not one by one
+            axes.add_collection(LineCollection(curves, colors=colour, linewidths=width, zorder=2))
+            dots = [curve[0] for curve in curves if len(curve) == 1]
+            axes.plot([x for x, _ in dots], [y for _, y in dots], ".", color=colour)
+            axes.plot([], [], color=colour, label=label)
+        axes.autoscale_view()
         for rung in study.rungs:
             axes.axvline(rung, color="0.5", lw=0.8, ls=":")
-        for label, colour in (("stopped early", "0.75"), ("trained in full", "tab:blue"), ("on the front", "tab:red")):
-            axes.plot([], [], color=colour, label=label)
         axes.plot([], [], color="0.5", ls=":", label="rungs")
         axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=plain_text(study.name))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -118,7 +123,7 @@ def plot_curves(study: StudyReport, path: Path) -> None:
         axes.legend(loc="lower right", fontsize=8)
 
 
-def plot_allocation(study: StudyReport, path: Path, axis: Objective) -> None:
+def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
     """Of every network along the front, layer by layer, the shares of the shapes; a dot is a join."""
     front = [network for network in study.front if network.layers]
     if not front:
@@ -152,7 +157,7 @@ def plot_allocation(study: StudyReport, path: Path, axis: Objective) -> None:
         )
 
 
-def plot_importances(study: StudyReport, path: Path) -> None:
+def plot_importances(study: StudyReport, path: Files) -> None:
     """What decides: the parameters that tell networks that are good in an objective from others."""
     if not study.importances:
         raise StudyError(f"{study.name} has too few networks trained in full to tell which parameters matter")
@@ -164,40 +169,50 @@ def plot_importances(study: StudyReport, path: Path) -> None:
         for i, (goal, values) in enumerate(study.importances.items()):
             places = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
             axes.barh(places, [values.get(name, 0.0) for name in names], height, label=goal)
-        axes.set_yticks(range(len(names)), names, fontsize=8)
+        axes.set_yticks(range(len(names)), [plain_text(name) for name in names], fontsize=8)
         axes.set(xlabel="importance (PED-ANOVA), share", title=plain_text(study.name))
         axes.legend(loc="lower right", fontsize=8)
 
 
-def plot_finals(report: Report, path: Path) -> None:
-    """Networks trained in full and tested: mean and standard deviation over seeds, the front as a staircase."""
+def plot_finals(report: Report, path: Files) -> None:
+    """Networks trained in full and tested: mean and standard deviation over seeds, a staircase for each retraining."""
     cost = report.axis if report.axis.name != "latency" else report.axes[0]
-    tested = [final for final in report.finals if final.accuracies]
+    shown = [one for one in report.tested if one.finals]
+    if not shown:
+        raise StudyError(f"{report.title}: no network was trained again and tested; `lrnas retrain` does")
+    several = len(shown) > 1
+    named: list[tuple[str, Place]] = []
     with _figure(path, (7.5, 5)) as figure:
         axes = figure.subplots()
-        places = {final.identity: (getattr(final, cost.name) / cost.unit, 100 * final.mean) for final in tested}
-        for is_paper, colour, marker, label in (
-            (False, "tab:blue", "o", "found"),
-            (True, "tab:red", "D", "the paper's"),
-        ):
-            some = [final for final in tested if (final.point is not None) == is_paper]
-            if some:
-                x, y = zip(*(places[final.identity] for final in some), strict=True)
-                bars = [100 * (final.deviation or 0.0) for final in some]
-                axes.errorbar(x, y, bars, fmt=marker, color=colour, capsize=3, ms=5, label=label)
-        if places:
-            x, y = zip(*_staircase(list(places.values())), strict=True)
-            axes.step(x, y, where="post", color="0.5", lw=1, zorder=1, label="front")
-            axes.legend(loc="lower right", fontsize=8)
-        axes.set(xscale="log", xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds")
+        for i, one in enumerate(shown):
+            places = [(getattr(final, cost.name) / cost.unit, 100 * final.mean) for final in one.finals]
+            colours = (f"C{i % 10}",) * 3 if several else ("tab:blue", "tab:red", "0.5")
+            for is_paper, marker, label in ((False, "o", "found"), (True, "D", "the paper's")):
+                some = [k for k, final in enumerate(one.finals) if (final.point is not None) == is_paper]
+                if some:
+                    x, y = zip(*(places[k] for k in some), strict=True)
+                    deviations = [one.finals[k].deviation for k in some]
+                    bars = [math.nan if deviation is None else 100 * deviation for deviation in deviations]
+                    label = f"{plain_text(one.retrained.name)}, {label}" if several else label
+                    axes.errorbar(x, y, bars, fmt=marker, color=colours[is_paper], capsize=3, ms=5, label=label)
+            x, y = zip(*_staircase(places), strict=True)
+            axes.step(x, y, where="post", color=colours[2], lw=1, zorder=1, label=None if several else "front")
+            named += [
+                (final.point, place) for final, place in zip(one.finals, places, strict=True) if final.point is not None
+            ]
+        axes.legend(loc="lower right", fontsize=8)
+        title = "" if several else plain_text(shown[0].retrained.name)
+        axes.set(xscale="log", xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds", title=title)
         axes.grid(True, which="both", alpha=0.25)
-        name_points(axes, {final.point: places[final.identity] for final in tested if final.point is not None})
+        name_points(axes, named)
 
 
 @contextmanager
-def _figure(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
+def _figure(path: Files, size: tuple[float, float]) -> Iterator[Figure]:
     """A figure that is written when it is done."""
-    check_figure_file(path)
+    files = [path] if isinstance(path, Path) else path
+    for file in files:
+        check_figure_file(file)
     matplotlib.use("Agg", force=False)
     from matplotlib import pyplot as plt
 
@@ -205,7 +220,8 @@ def _figure(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
         figure = plt.figure(figsize=size, layout="constrained")
         try:
             yield figure
-            figure.savefig(path, dpi=150)
+            for file in files:
+                figure.savefig(file, dpi=150)
         finally:
             plt.close(figure)
 
@@ -270,6 +286,6 @@ def _draw_layer(panel: matplotlib.axes.Axes, networks: Sequence[Network], name: 
     panel.set_yticks([0, 1])
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     panel.tick_params(labelsize=7)
-    panel.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+    panel.set_ylabel(plain_text(name), rotation=0, ha="right", va="center", fontsize=8)
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)

@@ -40,7 +40,10 @@ def pack(data: dict[str, Any]) -> str:
 
     Numbers that JSON does not have become null, which the page shows as not known.
     """
-    text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
+    try:
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # rarely: to look for them takes longer than to write all the rest
+        text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from lrnas.record import Record
     from lrnas.trials import Trial
 
-__all__ = ["name_points", "plain_text", "plot_front", "plot_times"]
+__all__ = ["Files", "Place", "name_points", "plain_text", "plot_front", "plot_times"]
 
 Place = tuple[float, float]
+Files = Path | Sequence[Path]
+"""One, or several for the same figure in several forms."""
 
 
-def plot_front(study: Record, path: Path, axis: str | None = None) -> None:
+def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     """Accuracy against a cost: trained networks, the front as a staircase, the paper's by name.
 
     The cost is that of the objectives, multiply-accumulates before others, if no `axis` names another; a second one
@@ -88,7 +90,8 @@ def plot_front(study: Record, path: Path, axis: str | None = None) -> None:
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
     name_points(axes, {str(trial.point): place(trial) for trial in paper})
-    figure.savefig(path, dpi=150)
+    for file in [path] if isinstance(path, Path) else path:
+        figure.savefig(file, dpi=150)
     plt.close(figure)
 
 

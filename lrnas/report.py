@@ -5,16 +5,18 @@ The page (`lrnas.page`) and the figures for print (`lrnas.figures`) draw this an
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial
 
-from lrnas.finals import Final
+from lrnas.finals import Final, Retrained
 from lrnas.layouts import ImageShape, Layer, find_image_shape, lay_out
 from lrnas.manifest import StudyError
 from lrnas.objectives import OBJECTIVES, Objective
@@ -22,24 +24,29 @@ from lrnas.pareto import front_indices, hypervolume
 from lrnas.record import Record, Summary
 from lrnas.shell_lines import ShellLine, Whereabouts, shell_lines
 from lrnas.trials import Trial
-from lrnas.verdicts import TEST, Verdict
+from lrnas.verdicts import TEST, Verdict, judge
 
-__all__ = ["Moment", "Network", "Report", "StudyReport", "make_report", "pick_axis"]
+__all__ = ["Moment", "Network", "Report", "StudyReport", "Tested", "make_report", "pick_axis"]
 
 TRIED = 5
 """Networks whose counts are looked at to tell what images a study has."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Network:
     """A trial of a study and all that can be shown of it."""
 
     trial: Trial
     is_paper: bool
     """Whether it is one of the paper's."""
-    layers: tuple[Layer, ...]
-    """None where the study's counts are not those of this lrnas."""
+    shape: ImageShape | None
+    """Of the study's images."""
     lines: tuple[ShellLine, ...]
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """None where the study's counts are not those of this lrnas."""
+        return () if self.shape is None else lay_out(self.trial.architecture, self.shape)
 
     @property
     def name(self) -> str:
@@ -91,7 +98,7 @@ class Moment:
         return [self.trials, round(self.seconds, 3), round(self.volume, 6)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StudyReport:
     """What is shown of one study."""
 
@@ -108,9 +115,13 @@ class StudyReport:
     volume: float
     networks: tuple[Network, ...]
     history: tuple[Moment, ...]
-    importances: dict[str, dict[str, float]]
-    """By objective, by parameter, the largest first; they sum to 1."""
     shape: ImageShape | None
+    record: Record = field(repr=False)
+
+    @cached_property
+    def importances(self) -> dict[str, dict[str, float]]:
+        """By objective, by parameter, the largest first; they sum to 1."""
+        return _importances(self.record)
 
     @property
     def full(self) -> list[Network]:
@@ -141,14 +152,39 @@ class StudyReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Tested:
+    """Networks of a study that are trained again with one recipe and tested, and what that says of the paper's."""
+
+    retrained: Retrained
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def finals(self) -> list[Final]:
+        """Those that have a mean to show."""
+        return [final for final in self.retrained.finals if math.isfinite(final.mean)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.retrained.name,
+            "study": self.retrained.study,
+            "recipe": self.retrained.recipe,
+            "head": str(self.retrained),
+            "left": self.retrained.left,
+            "finals": [_final_as_data(final) for final in self.finals],
+            "verdicts": [
+                {"point": verdict.point, "kind": verdict.kind, "sentence": str(verdict)} for verdict in self.verdicts
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything on one page."""
 
     studies: tuple[StudyReport, ...]
     axis: Objective
     """The cost that accuracies are shown against, to begin with."""
-    finals: tuple[Final, ...]
-    verdicts: tuple[Verdict, ...]
+    tested: tuple[Tested, ...]
     made: str
 
     @property
@@ -173,6 +209,10 @@ class Report:
         if len(conditions) > 1:
             listed = "; ".join(f"{study.name}: {study.data}, {study.epochs} epochs" for study in self.studies)
             found.append(f"The studies were trained under different conditions; compare with care ({listed}).")
+        again = [one.retrained for one in self.tested]
+        if any((one.data, one.fields) != (again[0].data, again[0].fields) for one in again):
+            listed = "; ".join(f"{one.name}: {one.data}, {one.fields['epochs']} epochs" for one in again)
+            found.append(f"Networks were trained again with different recipes or data; compare with care ({listed}).")
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -183,10 +223,7 @@ class Report:
             "axes": [{"name": axis.name, "label": axis.label, "unit": axis.unit} for axis in self.axes],
             "remarks": self.remarks(),
             "studies": [study.to_dict() for study in self.studies],
-            "finals": [_final_as_data(final) for final in self.finals],
-            "verdicts": [
-                {"point": verdict.point, "kind": verdict.kind, "sentence": str(verdict)} for verdict in self.verdicts
-            ],
+            "tested": [one.to_dict() for one in self.tested],
             "test": TEST,
         }
 
@@ -196,15 +233,15 @@ def make_report(
     *,
     where: Whereabouts | None = None,
     axis: str | None = None,
-    finals: Sequence[Final] = (),
-    verdicts: Sequence[Verdict] = (),
+    retrained: Sequence[Retrained] = (),
 ) -> Report:
-    """Look at studies once and gather what there is to show; `finals` are networks of theirs, trained again."""
+    """Look at studies once and gather what there is to show; `retrained` are networks of theirs, trained again."""
     where = where or Whereabouts()
     studies = tuple(_report_study(record, where) for record in records)
     chosen = OBJECTIVES[pick_axis(records, axis)]
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
-    return Report(studies, chosen, tuple(finals), tuple(verdicts), made)
+    tested = tuple(Tested(one, tuple(judge(one.finals))) for one in retrained)
+    return Report(studies, chosen, tested, made)
 
 
 def pick_axis(records: Sequence[Record], wanted: str | None) -> str:
@@ -230,7 +267,7 @@ def _report_study(record: Record, where: Whereabouts) -> StudyReport:
         Network(
             trial,
             trial.point in points,
-            () if shape is None else lay_out(trial.architecture, shape),
+            shape,
             tuple(shell_lines(record, trial, where)),
         )
         for trial in summary.trials
@@ -248,8 +285,8 @@ def _report_study(record: Record, where: Whereabouts) -> StudyReport:
         summary.hypervolume,
         tuple(networks),
         tuple(_history(record, summary, rows)),
-        _importances(record, rows),
         shape,
+        record,
     )
 
 
@@ -272,9 +309,10 @@ def _history(record: Record, summary: Summary, rows: Sequence[FrozenTrial]) -> l
     return moments
 
 
-def _importances(record: Record, rows: Sequence[FrozenTrial]) -> dict[str, dict[str, float]]:
+def _importances(record: Record) -> dict[str, dict[str, float]]:
     """Optuna's (PED-ANOVA): how much each parameter decides whether a network is among the best in an objective."""
     found = {}
+    rows = record.study.get_trials(deepcopy=False)
     for place, goal in enumerate(record.objectives):
         sign = -1.0 if goal.maximise else 1.0
         if len({row.values[place] for row in rows if row.values is not None}) < 2:
@@ -293,7 +331,7 @@ def _importances(record: Record, rows: Sequence[FrozenTrial]) -> dict[str, dict[
 
 def _final_as_data(final: Final) -> dict[str, Any]:
     return {
-        "name": final.point or final.identity,
+        "name": final.name,
         "is_paper": final.point is not None,
         "trial": final.trial,
         "macs": final.macs,
@@ -301,6 +339,6 @@ def _final_as_data(final: Final) -> dict[str, Any]:
         "recipe": final.recipe,
         "seeds": list(final.seeds),
         "accuracies": list(final.accuracies),
-        "mean": final.mean if final.accuracies else None,
+        "mean": final.mean,
         "deviation": final.deviation,
     }

@@ -78,6 +78,8 @@ def _report(options: argparse.Namespace) -> None:
         return
     _print_overview(report)
     console = make_console()
+    for one in report.tested:
+        console.print(f"Trained again: {one.retrained}")
     for remark in report.remarks():
         console.print(remark)
     figures = f", and {len(files) - 1} figures beside it" if len(files) > 1 else ""
@@ -124,16 +126,15 @@ def _open(options: argparse.Namespace, name: str) -> Record:
 
 
 def _gather(options: argparse.Namespace, records: list[Record]) -> Report:
-    from lrnas.finals import read_finals
+    from lrnas.finals import read_retrained
     from lrnas.report import make_report
     from lrnas.shell_lines import Whereabouts
-    from lrnas.verdicts import judge
 
     where = Whereabouts(options.studies, options.storage)
-    finals = {record.name: read_finals(record) for record in records}
-    verdicts = [verdict for some in finals.values() for verdict in judge(some)]
-    everything = [final for some in finals.values() for final in some]
-    return make_report(records, where=where, axis=options.axis, finals=everything, verdicts=verdicts)
+    found = [read_retrained(record) for record in records]
+    return make_report(
+        records, where=where, axis=options.axis, retrained=[retrained for retrained in found if retrained is not None]
+    )
 
 
 def _missing(what: str, error: ImportError, extra: str) -> LrnasError:
@@ -167,15 +168,15 @@ def _write_figures(report: Report, records: list[Record], folder: Path) -> list[
     except ImportError as error:
         print(f"lrnas: no figures without {error.name}; pip install 'lrnas[plot]'", file=sys.stderr)
         return []
-    draw: dict[str, Callable[[Path], None]] = {}
+    draw: dict[str, Callable[[list[Path]], None]] = {}
     if any(study.full for study in report.studies):
         one = len(records) == 1
         axis = report.axis.name
         draw["front"] = (
-            (lambda file: plot_front(records[0], file, axis)) if one else partial(figures.plot_fronts, report)
+            (lambda files: plot_front(records[0], files, axis)) if one else partial(figures.plot_fronts, report)
         )
         draw["history"] = partial(figures.plot_history, report.studies)
-    if any(final.accuracies for final in report.finals):
+    if any(one.finals for one in report.tested):
         draw["finals"] = partial(figures.plot_finals, report)
     for study in report.studies:
         ending = f"-{study.name}" if len(records) > 1 else ""
@@ -188,9 +189,9 @@ def _write_figures(report: Report, records: list[Record], folder: Path) -> list[
     files = []
     with _writing(folder):
         for name, picture in draw.items():
-            for form in FORMS:
-                files.append(folder / f"{name}.{form}")
-                picture(files[-1])
+            forms = [folder / f"{name}.{form}" for form in FORMS]
+            picture(forms)
+            files += forms
     return files
 
 

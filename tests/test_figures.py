@@ -1,9 +1,11 @@
 """Figures for print: that they are written in every form, show what they should, and say when there is nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from filled_studies import fill_study
+from matplotlib.axes import Axes
 from PIL import Image
 from test_report import some_finals
 
@@ -17,7 +19,7 @@ from lrnas.figures import (
     plot_history,
     plot_importances,
 )
-from lrnas.plots import plot_front
+from lrnas.plots import name_points, plot_front
 from lrnas.record import Record
 from lrnas.report import Report, make_report
 
@@ -32,7 +34,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
 
 @pytest.fixture(scope="module")
 def report(records: list[Record]) -> Report:
-    return make_report(records, finals=some_finals(records[0]))
+    return make_report(records, retrained=[some_finals(records[0])])
 
 
 @pytest.mark.slow
@@ -56,6 +58,27 @@ def test_figures_tell_what_they_show(report: Report, records: list[Record], tmp_
     assert "mean ± sd over seeds" in texts["finals"]
     plot_front(records[0], tmp_path / "one.svg", "params")
     assert "parameters, millions" in (tmp_path / "one.svg").read_text(encoding="utf-8")
+
+
+def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same networks in two retrainings, with other accuracies; one seed has no bar, and names no mathematics."""
+    first = some_finals(records[0], point="$x$ and $y$")
+    lower = [replace(final, accuracies=tuple(value / 2 for value in final.accuracies)) for final in first.finals]
+    two = make_report(records, retrained=[first, replace(first, study="two", finals=tuple(lower))])
+    drawn: list[Axes] = []
+    monkeypatch.setattr("lrnas.figures.name_points", lambda axes, named: drawn.append(axes) or name_points(axes, named))
+    plot_finals(two, tmp_path / "finals.svg")
+    (axes,) = drawn
+    tested = [final for final in first.finals if final.accuracies]
+    places = [(final.macs / 1e6, share * final.mean) for share in (100, 50) for final in tested]
+    assert [tuple(note.xy) for note in sorted(axes.texts, key=lambda note: (-note.xy[1] // 60, note.xy[0]))] == [
+        pytest.approx(place) for place in places
+    ]
+    bars = [bar for container in axes.containers for bar in container.lines[2][0].get_segments()]
+    assert [len(bar) for bar in bars] == [2, 0, 2, 2, 0, 2]
+    assert len([line for line in axes.lines if line.get_drawstyle() == "steps-post"]) == 2
+    text = (tmp_path / "finals.svg").read_text(encoding="utf-8")
+    assert text.count("$x$ and $y$") == len(places) and "two@paper, the paper&#x27;s" in text.replace("'", "&#x27;")
 
 
 def test_figures_come_in_three_forms(report: Report, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from test_report import some_finals
 
 from lrnas.page import make_page, pack
 from lrnas.report import make_report
-from lrnas.verdicts import Verdict
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -34,10 +34,9 @@ def write_page(
 ) -> Path:
     where = f"journal:{folder / 'journal'}"
     records = [fill_study(folder, trials, name=name, storage=where, seed=i, **more) for i, name in enumerate(names)]
-    finals = some_finals(records[0]) if tested else []
-    verdicts = [Verdict(EVIL, "not reached")] if tested else []
+    retrained = [some_finals(record, point=EVIL) for record in records] if tested else []
     file = folder / "report.html"
-    file.write_text(make_page(make_report(records, finals=finals, verdicts=verdicts)), encoding="utf-8")
+    file.write_text(make_page(make_report(records, retrained=retrained)), encoding="utf-8")
     return file
 
 
@@ -149,8 +148,14 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     tab.see_all()
     for chart in ("finals", "history", "allocation", "curves", "importances"):
         assert page.locator(f"#{chart} .main-svg").count(), chart
-    assert page.locator("#finals .errorbar").count() == 3
-    assert f"{EVIL}: not reached" in page.locator("#verdicts").inner_text()
+    assert page.locator("#finals .points path").count() == 3
+    assert page.locator("#finals .errorbar path.yerror").count() == 2  # one seed has no deviation
+    assert (
+        page.locator("#tested").inner_text().startswith("s@paper, on cifar10: 3 of 4 networks tested; 5 runs not done")
+    )
+    assert f"{EVIL}: not reached, no network found" in page.locator("#verdicts").inner_text()
+    low, high = page.evaluate("document.getElementById('finals').layout.yaxis.range")
+    assert low < 89.3 and high > 94.7  # means of 90 to 92, and the bars
     assert "Welch" in page.locator("#verdict-test").inner_text()
     page.get_by_role("button", name="linear").click()
     assert page.evaluate("document.getElementById('front').layout.xaxis.type") == "linear"
@@ -193,6 +198,35 @@ def test_the_table_in_a_browser(browser: Any, tmp_path: Path) -> None:
     rows.first.locator("button").focus()
     page.keyboard.press("Enter")
     assert page.locator("#card").is_visible()
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_several_retrainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    tab = Tab(browser, write_page(tmp_path, 12, ("one", EVIL), tested=True), 1400, 900)
+    page = tab.page
+    tab.see_all()
+    assert page.locator("#tested p").count() == 2
+    steps = "document.getElementById('finals').data.filter((trace) => trace.mode === 'lines').length"
+    assert page.evaluate(steps) == 2  # a staircase each
+    assert page.locator("#verdicts tr").first.inner_text().startswith("one@paper")
+    assert f"{EVIL}@paper, the paper's" in page.locator("#finals .legend").text_content()
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_networks_that_were_all_stopped_can_be_hidden_and_shown(browser: Any, tmp_path: Path) -> None:
+    record = fill_study(tmp_path, 12, storage=f"journal:{tmp_path / 'journal'}", stopped=1.0)
+    report = make_report([record])
+    (study,) = report.studies
+    networks = tuple(network for network in study.networks if not network.is_full)
+    file = tmp_path / "report.html"
+    file.write_text(make_page(replace(report, studies=(replace(study, networks=networks),))), encoding="utf-8")
+    tab = Tab(browser, file, 1400, 900)
+    assert tab.points().count() == len(networks)
+    for shown in (0, len(networks)):
+        tab.page.locator("#show-partial").click()
+        assert tab.page.locator("#front-section").is_visible() and tab.points().count() == shown
     assert tab.complaints == []
 
 

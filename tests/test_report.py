@@ -6,34 +6,36 @@ from pathlib import Path
 import pytest
 from filled_studies import fill_study
 
-from lrnas.finals import Final
+from lrnas.finals import Final, Retrained
 from lrnas.manifest import StudyError
 from lrnas.page import pack
 from lrnas.record import Record
 from lrnas.report import Report, make_report
-from lrnas.verdicts import Verdict
+from lrnas.verdicts import judge
 
 
 def fill(folder: Path, trials: int, **more: str) -> Record:
     return fill_study(folder, trials, storage=f"journal:{folder / 'journal'}", **more)  # type: ignore[arg-type]
 
 
-def some_finals(record: Record) -> list[Final]:
+def some_finals(record: Record, recipe: str = "paper", point: str | None = None, **fields: object) -> Retrained:
     """Made up: what networks of a study would come to over three seeds, and one over none."""
-    return [
+    finals = [
         Final(
             trial.identity,
             trial.description,
-            trial.point,
+            point or trial.point,
             trial.number,
             trial.macs,
             trial.params,
-            "paper",
+            recipe,
             (0, 1, 2)[:seeds],
             (0.9, 0.91, 0.95)[:seeds],
+            open=3 - seeds,
         )
         for trial, seeds in zip(record.front(), (3, 1, 3, 0), strict=False)
     ]
+    return Retrained(record.name, recipe, {"epochs": 160, **fields}, "cifar10", tuple(finals), others=("s@other",))
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +110,39 @@ def test_counts_of_another_version_leave_the_layers_out(tmp_path: Path) -> None:
 
 
 def test_finals_and_verdicts_are_shown(record: Record) -> None:
-    data = make_report([record], finals=some_finals(record), verdicts=[Verdict("nin", "not reached")]).to_dict()
-    sentence = "nin: not reached, no network found costs no more."
-    assert data["verdicts"] == [{"point": "nin", "kind": "not reached", "sentence": sentence}]
+    report = make_report([record], retrained=[some_finals(record)])
+    data = report.to_dict()
+    (one,) = data["tested"]
+    assert (one["name"], one["study"], one["recipe"], one["left"]) == ("s@paper", "s", "paper", 5)
+    head = "s@paper, on cifar10: 3 of 4 networks tested; 5 runs not done; not shown: s@other."
+    assert one["head"] == head
+    judged = judge(report.tested[0].retrained.finals)
+    assert [verdict["sentence"] for verdict in one["verdicts"]] == [str(verdict) for verdict in judged]
     assert data["test"].startswith("Welch's t-test")
-    first, second, *_ = data["finals"]
+    first, second, *others = one["finals"]
     assert first["mean"] == pytest.approx(0.92) and first["deviation"] == pytest.approx(0.02645, abs=1e-4)
-    assert second["deviation"] is None
-    assert [final["mean"] for final in data["finals"] if not final["accuracies"]] == [None]
-    assert pack(data)
+    assert second["deviation"] is None and len(others) == 1  # one was not tested
+    assert report.remarks() == [] and pack(data)
+
+
+def test_retrainings_are_kept_apart(record: Record) -> None:
+    two = [some_finals(record, "paper"), some_finals(record, "fast", epochs=10)]
+    report = make_report([record, record], retrained=two)
+    assert [one["name"] for one in report.to_dict()["tested"]] == ["s@paper", "s@fast"]
+    (remark,) = report.remarks()
+    assert "different recipes or data" in remark and "s@paper: cifar10, 160 epochs; s@fast: cifar10, 10" in remark
+    assert make_report([record, record], retrained=[two[0], two[0]]).remarks() == []
+
+
+def test_what_is_not_drawn_is_not_computed(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("lrnas.report._importances", refuse)
+    monkeypatch.setattr("lrnas.report.lay_out", refuse)
+    (study,) = make_report([record]).studies
+    assert study.history and study.front
+    with pytest.raises(AssertionError):
+        _ = study.importances
+    with pytest.raises(AssertionError):
+        _ = study.front[0].layers

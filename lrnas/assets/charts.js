@@ -91,10 +91,11 @@ function dotTrace(study, places, name, marker, more) {
   return places.length > MOST_ELEMENTS ? asDots(trace, marker.color, marker.size, marker.opacity ?? 1) : trace;
 }
 
-/** Ranges of both axes: what was trained in full fills the picture. */
+/** Ranges of both axes: what was trained in full fills the picture, with its error bars. */
 function frontRanges(full, partial) {
   const all = full.length ? full : partial;
-  const [xs, ys] = [[...full, ...partial].map((p) => p.x), all.map((p) => p.y)];
+  const xs = [...full, ...partial].map((p) => p.x);
+  const ys = all.flatMap((p) => [p.y - (p.bar || 0), p.y + (p.bar || 0)]);
   const [low, high] = [Math.min(...xs), Math.max(...xs)];
   const isLog = page.scale === "log";
   const [from, to] = isLog ? [Math.log10(low), Math.log10(high)] : [0, high];
@@ -111,11 +112,11 @@ function drawFront() {
   const every = { full: [], partial: [], paper: [] };
   studies.forEach((study, i) => {
     const full = placesOf(study, i, (network) => network.is_full);
-    const partial = page.showPartial ? placesOf(study, i, (network) => network.is_partial) : [];
+    const partial = placesOf(study, i, (network) => network.is_partial);
     const steps = staircase(full);
     const name = several ? plain(study.name) : "trained in full";
     const group = { legendgroup: String(i), showlegend: false };
-    if (partial.length) {
+    if (partial.length && page.showPartial) {
       const shown = several ? group : {};
       traces.push(dotTrace(study, partial, "stopped early", { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown));
     }
@@ -133,7 +134,7 @@ function drawFront() {
     every.full.push(...full); every.partial.push(...partial); every.paper.push(...paper);
   });
   if (!every.full.length && !every.partial.length) { byId("front-section").hidden = true; return; }
-  const ranges = frontRanges(every.full, every.partial);
+  const ranges = frontRanges(every.full, page.showPartial || !every.full.length ? every.partial : []);
   const named = [...new Map(every.paper.map((p) => [several ? p.network.name + p.x + p.y : p.network.name, p])).values()];
   draw("front", traces, {
     xaxis: { title: { text: currentAxis().label }, type: page.scale, range: ranges.x },
@@ -172,34 +173,46 @@ function nameNotes(id, places, ranges) {
 }
 
 function drawFinals() {
-  const { finals, verdicts } = page.data;
-  const tested = finals.filter((final) => final.mean != null);
-  if (!tested.length && !verdicts.length) return;
-  byId("finals").hidden = !tested.length;
-  if (tested.length) {
-    const axis = currentAxis().name in tested[0] ? currentAxis() : page.data.axes[0];
-    const places = tested.map((final) => ({ x: final[axis.name] / axis.unit, y: 100 * final.mean, final }));
+  const { tested } = page.data;
+  const several = tested.length > 1;
+  byId("tested").replaceChildren(...tested.map((one) => make("p", {}, one.head)));
+  const axis = currentAxis().name === "latency" ? page.data.axes[0] : currentAxis();
+  const every = [];
+  const traces = [];
+  tested.forEach((one) => {
+    const places = one.finals.map((final) => ({ x: final[axis.name] / axis.unit, y: 100 * final.mean, final,
+      bar: final.deviation == null ? NaN : 100 * final.deviation }));
+    if (!places.length) return;
     const steps = staircase(places);
+    const shade = studyColour(page.data.studies.findIndex((study) => study.name === one.study));
+    const group = several ? { legendgroup: one.name } : {};
     const traceOf = (name, some, marker) => ({
-      type: "scatter", mode: "markers", name, x: some.map((p) => p.x), y: some.map((p) => p.y), marker,
-      error_y: { type: "data", array: some.map((p) => 100 * (p.final.deviation ?? 0)), color: marker.color, thickness: 1.2, width: 4 },
-      text: some.map(({ final }) => `<b>${plain(final.name)}</b><br>${percent(final.mean)}${final.deviation == null ? "" : " ± " + (100 * final.deviation).toFixed(2)}, ` +
-        `${final.accuracies.length} seeds, ${plain(final.recipe)}<br>${shortNumber(final.macs)} MACs, ${shortNumber(final.params)} parameters`),
-      hovertemplate: "%{text}<extra></extra>",
+      type: "scatter", mode: "markers", name: several ? `${plain(one.name)}, ${name}` : name, x: some.map((p) => p.x), y: some.map((p) => p.y), marker,
+      error_y: { type: "data", array: some.map((p) => p.bar), color: marker.color, thickness: 1.2, width: 4 },
+      text: some.map(({ final }) => `<b>${plain(final.name)}</b>, ${plain(one.name)}<br>${percent(final.mean)}${final.deviation == null ? "" : " ± " + (100 * final.deviation).toFixed(2)}, ` +
+        `${final.accuracies.length} seeds<br>${shortNumber(final.macs)} MACs, ${shortNumber(final.params)} parameters`),
+      hovertemplate: "%{text}<extra></extra>", ...group,
     });
-    const ranges = frontRanges(places, []);
-    draw("finals", [
-      { type: "scatter", mode: "lines", name: "front", x: steps.map((p) => p.x), y: steps.map((p) => p.y), line: { shape: "hv", color: colour("--muted"), width: 1.4 }, hoverinfo: "skip" },
-      traceOf("found", places.filter((p) => !p.final.is_paper), { color: colour("--found"), size: 9 }),
-      traceOf("the paper's", places.filter((p) => p.final.is_paper), { color: colour("--paper"), size: 10, symbol: "diamond" }),
-    ], {
+    traces.push({ type: "scatter", mode: "lines", name: "front", x: steps.map((p) => p.x), y: steps.map((p) => p.y), showlegend: !several,
+      line: { shape: "hv", color: several ? shade : colour("--muted"), width: 1.4 }, hoverinfo: "skip", ...group });
+    const found = places.filter((p) => !p.final.is_paper);
+    const paper = places.filter((p) => p.final.is_paper);
+    if (found.length) traces.push(traceOf("found", found, { color: several ? shade : colour("--found"), size: 9 }));
+    if (paper.length) traces.push(traceOf("the paper's", paper, { color: several ? shade : colour("--paper"), size: 10, symbol: "diamond" }));
+    every.push(...places);
+  });
+  byId("finals").hidden = !every.length;
+  if (every.length) {
+    const ranges = frontRanges(every, []);
+    draw("finals", traces, {
       xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x },
-      yaxis: { title: { text: "test accuracy, %" } },
-      annotations: nameNotes("finals", places.filter((p) => p.final.is_paper).map((p) => ({ x: p.x, y: p.y, text: p.final.name })), ranges),
+      yaxis: { title: { text: "test accuracy, %" }, range: ranges.y },
+      annotations: nameNotes("finals", every.filter((p) => p.final.is_paper).map((p) => ({ x: p.x, y: p.y, text: p.final.name })), ranges),
     });
   }
-  byId("verdicts").replaceChildren(...verdicts.map((verdict) =>
-    make("tr", {}, make("td", {}, verdict.point), make("td", {}, verdict.kind), make("td", { class: "wide" }, verdict.sentence))));
+  const verdicts = tested.flatMap((one) => one.verdicts.map((verdict) => ({ ...verdict, name: one.name })));
+  byId("verdicts").replaceChildren(...verdicts.map((verdict) => make("tr", {}, ...(several ? [make("td", {}, verdict.name)] : []),
+    make("td", {}, verdict.point), make("td", {}, verdict.kind), make("td", { class: "wide" }, verdict.sentence))));
   byId("verdict-test").textContent = verdicts.length ? `The test: ${page.data.test}.` : "";
 }
 

@@ -28,8 +28,8 @@ function watchCharts() {
 }
 
 function drawOverview() {
-  const { studies, remarks, finals, verdicts } = page.data;
-  byId("finals-section").hidden = !finals.length && !verdicts.length;
+  const { studies, remarks, tested } = page.data;
+  byId("finals-section").hidden = !tested.length;
   byId("remarks").replaceChildren(...remarks.map((remark) => make("p", { class: "remark" }, remark)));
   const names = ["study", "space", "data", "epochs", "in full", "stopped", "on the front", "best", "hypervolume", "training", "hardware"];
   const isText = new Set(["study", "space", "data", "hardware"]);
