@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["front_indices", "hypervolume"]
+__all__ = ["add_to_front", "front_indices", "hypervolume"]
 
 Values = npt.NDArray[np.float64]
+MOST_IN_GRID = 2000
+"""Rows whose volume is taken at once, by memory that grows with their square."""
 
 
 def front_indices(values: Sequence[Sequence[float]] | Values) -> list[int]:
@@ -27,6 +29,15 @@ def front_indices(values: Sequence[Sequence[float]] | Values) -> list[int]:
         if not (no_worse & (rivals < points[i]).any(axis=1)).any():
             front.append(int(i))
     return sorted(front)
+
+
+def add_to_front(front: Values, row: Sequence[float]) -> Values | None:
+    """A front, as an array, with one more row and without those it dominates; None where it is dominated itself."""
+    new = np.asarray(row, dtype=np.float64)
+    if ((front <= new).all(axis=1) & (front < new).any(axis=1)).any():
+        return None
+    beaten = (new <= front).all(axis=1) & (new < front).any(axis=1)
+    return np.vstack([front[~beaten], new])
 
 
 def _staircase(points: Values) -> npt.NDArray[np.bool_]:
@@ -53,9 +64,23 @@ def _volume(points: Values, limit: Values) -> float:
         best = np.minimum.accumulate(points[:, 0])
         heights = np.diff(np.append(points[:, 1], limit[1]))
         return float(((limit[0] - best) * heights).sum())
+    if len(limit) == 3 and len(points) <= MOST_IN_GRID:
+        return _grid_volume(points, limit)
     edges = np.append(points[:, -1], limit[-1])
     total = 0.0
     for i in range(len(points)):
         if edges[i + 1] > edges[i]:
             total += _volume(points[: i + 1, :-1], limit[:-1]) * float(edges[i + 1] - edges[i])
     return total
+
+
+def _grid_volume(points: Values, limit: Values) -> float:
+    """Of three objectives, at once: how far each cell between the first two objectives' values reaches in the third."""
+    points = points[np.argsort(points[:, 0], kind="stable")]
+    order = np.argsort(points[:, 1], kind="stable")
+    depths = np.zeros((len(points), len(points)))
+    depths[order, np.arange(len(points))] = limit[2] - points[order, 2]
+    depths = np.maximum.accumulate(np.maximum.accumulate(depths, axis=0), axis=1)
+    widths = np.diff(np.append(points[:, 0], limit[0]))
+    heights = np.diff(np.append(points[order, 1], limit[1]))
+    return float(widths @ depths @ heights)

@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.trial import FrozenTrial
 
@@ -20,7 +21,7 @@ from lrnas.finals import Final, Retrained
 from lrnas.layouts import ImageShape, Layer, find_image_shape, lay_out
 from lrnas.manifest import StudyError
 from lrnas.objectives import OBJECTIVES, Objective
-from lrnas.pareto import front_indices, hypervolume
+from lrnas.pareto import add_to_front, hypervolume
 from lrnas.record import Record, Summary
 from lrnas.shell_lines import ShellLine, Whereabouts, shell_lines
 from lrnas.trials import Trial
@@ -294,17 +295,15 @@ def _history(record: Record, summary: Summary, rows: Sequence[FrozenTrial]) -> l
     """The front's hypervolume whenever a trial ended that was trained, in the order in which they ended."""
     ended = {row.number: row.datetime_complete for row in rows if row.datetime_complete is not None}
     trained = [trial for trial in summary.trials if trial.number in ended and trial.epochs]
-    front: list[list[float]] = []
+    front = np.empty((0, len(record.objectives)))
     volume, seconds = 0.0, 0.0
     moments = []
     for number, trial in enumerate(sorted(trained, key=lambda trial: (ended[trial.number], trial.number)), 1):
         seconds += trial.seconds
         if trial.status == "completed" and trial.values is not None:
-            grown = [*front, record.as_costs(trial.values)]
-            kept = front_indices(grown)
-            if len(front) in kept:  # the new one is on the front
-                front = [grown[i] for i in kept]
-                volume = hypervolume(front, [1.0] * len(record.objectives))
+            grown = add_to_front(front, record.as_costs(trial.values))
+            if grown is not None:
+                front, volume = grown, hypervolume(grown, [1.0] * len(record.objectives))
         moments.append(Moment(number, seconds, volume))
     return moments
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrnas.pareto import front_indices, hypervolume
+from lrnas.pareto import add_to_front, front_indices, hypervolume
 
-rows = st.integers(2, 3).flatmap(
+rows = st.integers(2, 4).flatmap(
     lambda width: st.lists(st.lists(st.integers(0, 6), min_size=width, max_size=width), min_size=1, max_size=12)
 )
 
@@ -24,8 +24,18 @@ def test_front_is_what_nothing_dominates(values: list[list[int]]) -> None:
 
 
 @given(rows)
+def test_a_front_that_grows_row_by_row_is_the_same(values: list[list[int]]) -> None:
+    front = np.empty((0, len(values[0])))
+    for i, row in enumerate(values):
+        grown = add_to_front(front, row)
+        assert (grown is not None) == (i in front_indices(values[: i + 1]))
+        front = front if grown is None else grown
+    assert front.tolist() == [values[i] for i in front_indices(values)]
+
+
+@given(rows)
 def test_hypervolume_is_the_number_of_dominated_cells(values: list[list[int]]) -> None:
-    limit = 6
+    limit = 5
     cells = itertools.product(range(limit), repeat=len(values[0]))
     wanted = sum(any(all(v <= c for v, c in zip(row, cell, strict=True)) for row in values) for cell in cells)
     assert hypervolume(values, [limit] * len(values[0])) == pytest.approx(wanted)
