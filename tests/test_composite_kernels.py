@@ -459,7 +459,7 @@ def test_maps_of_one_pixel_and_views() -> None:
     exact = composite_conv(flat.double(), [weight.double() for weight in weights], None, layer)
     ours = composite_conv(flat, weights, None, layer)
     assert (ours.double() - exact).norm() <= TOLERANCE[HALF] * exact.norm()
-    with pytest.raises(RuntimeError, match="a pool of 2x2"):
+    with pytest.raises(RuntimeError, match="got 2x2 of 1x1"):
         composite_conv(flat, weights, None, layer, pool=2)
 
 
