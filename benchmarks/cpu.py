@@ -111,7 +111,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true", help="torch.compile as well")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--limit", type=float, default=4.0, help="seconds for one network in one form, 3 rounds at least")
+    parser.add_argument(
+        "--limit", type=float, default=4.0, help="seconds for one network in one form, 3 rounds at least"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "composite_cpu.json")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
