@@ -50,6 +50,8 @@ def random_case(seed: int, *, stride: bool = True) -> Case:
     draw = random.Random(seed)
     kernels = tuple(draw.sample(SHAPES, draw.choice([1, 2, 2, 3])))
     filters = tuple(draw.choice([1, 3, 8, 16, 17, 24, 40]) for _ in kernels)
+    if draw.random() < 0.5:  # whole rows of 16 bytes, and groups that begin anywhere in them
+        filters = (*filters[:-1], filters[-1] + -sum(filters) % 8)
     steps = (draw.choice([1, 1, 2]), draw.choice([1, 1, 2])) if stride else (1, 1)
     dilation = (draw.choice([1, 1, 2]), draw.choice([1, 1, 3]))
     height, width = draw.randint(6, 11), draw.randint(6, 11)
@@ -118,6 +120,14 @@ def test_random_layers_gathered(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("seed", range(NUM_RANDOM))
 def test_random_layers_tiled(seed: int) -> None:
     compare(random_case(seed, stride=seed % 4 == 0), HALF)
+
+
+@pytest.mark.parametrize("filters", [(12, 36), (60, 60), (3, 9, 36), (30, 90, 72), (15, 15, 210)])
+def test_groups_that_begin_within_16_bytes(filters: tuple[int, ...]) -> None:
+    """Boxes may not begin there: on a GPU the whole process ends, and with MPS all that share it."""
+    kernels = ((3, 1), (1, 3), (3, 3))[: len(filters)]
+    margins = tuple((rows // 2, cols // 2) for rows, cols in kernels)
+    compare(Case(Layer(filters, kernels, margins, (1, 1), (1, 1), (8, 8)), 24, 8, 8, relu=False), HALF)
 
 
 @pytest.mark.gpu

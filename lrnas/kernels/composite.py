@@ -11,13 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrnas.kernels import FEW_CHANNELS, gathered, tiled
-from lrnas.kernels.layer import Layer
+from lrnas.kernels.layer import ALIGNMENT, Layer
 from lrnas.kernels.rows import as_rows, bias_backward, empty_map, unpool
 
 __all__ = ["Layer", "backward", "forward"]
 
-ALIGNMENT = 8
-"""Channels are loaded so many at a time; a map with another number of them is filled up with zeros first."""
 LONGEST_WINDOW = 128
 """Rows × columns × channels of a merged layer, at most."""
 
@@ -39,18 +37,21 @@ def _as_map(pixels: Tensor, channels: int) -> Tensor:
     return out.contiguous(memory_format=torch.channels_last)
 
 
-def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> Tensor:
-    """Rows of channels: group after group, tap after tap, filter after filter, zeros up to whole blocks."""
+def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype, *, boxes: bool = False) -> Tensor:
+    """Rows of channels: group after group, tap after tap, filter after filter, zeros up to whole blocks.
+
+    For `boxes` there are zeros too where a box begins before the group it is for.
+    """
     channels = _aligned(weights[0].shape[1])
-    heights = layer.filter_rows
+    leads, heights = (layer.leads, layer.box_rows) if boxes else ((0,) * len(weights), layer.filter_rows)
     sizes = [height * area for height, area in zip(heights, layer.areas, strict=True)]
     full = channels == weights[0].shape[1] and heights == layer.filters
     make = torch.empty if full else torch.zeros
     packed = make(sum(sizes), channels, dtype=dtype, device=weights[0].device)
     places = [
-        part.view(area, height, channels)[:, :num, : weight.shape[1]]
-        for part, area, height, num, weight in zip(
-            packed.split(sizes), layer.areas, heights, layer.filters, weights, strict=True
+        part.view(area, height, channels)[:, lead : lead + num, : weight.shape[1]]
+        for part, area, height, lead, num, weight in zip(
+            packed.split(sizes), layer.areas, heights, leads, layer.filters, weights, strict=True
         )
     ]
     torch._foreach_copy_(places, [weight.permute(2, 3, 0, 1).flatten(0, 1) for weight in weights])
@@ -202,8 +203,8 @@ def backward(
     merged = _merged(layer, x.shape[1])
     grad_x = x.new_empty(0)
     if needs_input:
-        packed = _pack(_merge(weights, layer, merged), merged, x.dtype)
-        kernels = _kernels(merged, packed.shape[1], x) if layer.num_filters % ALIGNMENT == 0 else gathered
+        kernels = _kernels(merged, _aligned(x.shape[1]), x) if layer.num_filters % ALIGNMENT == 0 else gathered
+        packed = _pack(_merge(weights, layer, merged), merged, x.dtype, boxes=kernels is tiled)
         grad_x = _as_map(kernels.input_gradient(grad_pixels, packed, merged, *x.shape[2:]), x.shape[1])
     pixels = _pixels(x)
     kernels = _kernels(merged, pixels.shape[3], pixels)

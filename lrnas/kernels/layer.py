@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
-__all__ = ["Layer", "precision", "unit"]
+__all__ = ["ALIGNMENT", "Layer", "precision", "unit"]
 
 Pair = tuple[int, int]
+ALIGNMENT = 8
+"""Channels are loaded so many at a time: 16 bytes of half precision. A box may begin at no other place, and a map with
+another number of channels is filled up with zeros first."""
 _SPEEDS = {16: 0.5, 32: 0.9, 64: 1.0}
 """Of products over blocks of filters of some lengths, roughly."""
 
@@ -67,12 +71,27 @@ class Layer(NamedTuple):
     @property
     def filter_rows(self) -> tuple[int, ...]:
         """Of one tap of each group: a row for every filter, and zeros up to whole blocks."""
-        return tuple(num + -num % self.filter_block for num in self.filters)
+        return self._in_blocks(self.filters)
+
+    @property
+    def leads(self) -> tuple[int, ...]:
+        """How far before each group's first filter the box begins that holds it."""
+        before = itertools.accumulate(self.filters[:-1], initial=0)
+        return tuple(first % ALIGNMENT for first in before)
+
+    @property
+    def box_rows(self) -> tuple[int, ...]:
+        """As `filter_rows`, for boxes: with zeros before each group's first filter too, where they begin before it."""
+        return self._in_blocks(lead + num for lead, num in zip(self.leads, self.filters, strict=True))
+
+    def _in_blocks(self, lengths: Iterable[int]) -> tuple[int, ...]:
+        block = self.filter_block
+        return tuple(length + -length % block for length in lengths)
 
 
 def unit(number: int) -> int:
     """What a kernel takes for granted to divide a number: it loads eight at a time, or one."""
-    return 1 if number % 8 else 8
+    return 1 if number % ALIGNMENT else ALIGNMENT
 
 
 def precision(dtype: torch.dtype) -> str:

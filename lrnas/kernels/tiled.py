@@ -7,8 +7,9 @@ without a detour through registers. Strides of 1, and rows of channels of a mult
 
 Maps lie in memory as in `gathered`. Forward, the weights of a group are a matrix [filters, taps × channels], which is
 what a convolution's are in memory with channels last, and each group is written by boxes of its own, which end where
-it ends. Backward they are packed as for `gathered`; blocks of filters are as long as the zero rows allow, so that no
-product over filters reaches into the next tap.
+it ends. Backward they are packed as for `gathered`, with rows of zeros before a group that does not begin at whole 16
+bytes too, since a box must; blocks of filters are as long as the zero rows allow, so that no product over filters
+reaches into the next tap.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lrnas.kernels.blocks import Blocks, choose, fitting
 from lrnas.kernels.epilogue import pool_and_clip, scale_and_shift
-from lrnas.kernels.layer import Layer, precision, unit
+from lrnas.kernels.layer import ALIGNMENT, Layer, precision, unit
 
 __all__ = ["MOST_GROUPS", "forward", "input_gradient", "weight_gradient"]
 
 MOST_GROUPS = 4
 """Of a layer, for the forward kernel."""
-_SIZES = ["filter_units", "filter_rows", "channel_units", "number", "height", "width", "tiles_per_split"]
+_ALIGNMENT = tl.constexpr(ALIGNMENT)
+_SIZES = ["filter_units", "box_rows", "channel_units", "number", "height", "width", "tiles_per_split"]
 
 
 @triton.jit
@@ -147,7 +149,7 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def _input_kernel(
-    grad_box, weight_box, out_box, filter_units, filter_rows,
+    grad_box, weight_box, out_box, filter_units, box_rows,
     channel_units, height, width,
     KERNELS: tl.constexpr, MARGINS: tl.constexpr, DILATION: tl.constexpr,
     UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, PRECISION: tl.constexpr,
@@ -159,7 +161,7 @@ def _input_kernel(
     num_blocks = tl.cdiv(channels, BLOCK_COLS)
     num_steps = 0
     for group in tl.static_range(len(KERNELS)):
-        blocks = filter_rows[group] // BLOCK_INNER
+        blocks = box_rows[group] // BLOCK_INNER
         num_steps += KERNELS[group][0] * KERNELS[group][1] * blocks
     program = tl.program_id(0)
     first_col = program % num_blocks * BLOCK_COLS
@@ -169,11 +171,12 @@ def _input_kernel(
         rest, own_blocks, first_filter, kernel_cols, top, left = step, 1, 0, 1, 0, 0
         steps_before, filters_before = 0, 0
         for group in tl.static_range(len(KERNELS)):  # the numbers of the group that this step belongs to
-            blocks = filter_rows[group] // BLOCK_INNER
+            blocks = box_rows[group] // BLOCK_INNER
             mine = step >= steps_before
             rest = tl.where(mine, step - steps_before, rest)
             own_blocks = tl.where(mine, blocks, own_blocks)
-            first_filter = tl.where(mine, filters_before, first_filter)
+            # boxes begin at whole 16 bytes, or the GPU stops; what they hold of the group before meets zeros
+            first_filter = tl.where(mine, filters_before // _ALIGNMENT * _ALIGNMENT, first_filter)
             kernel_cols = tl.where(mine, KERNELS[group][1], kernel_cols)
             top = tl.where(mine, MARGINS[group][0], top)
             left = tl.where(mine, MARGINS[group][1], left)
@@ -363,7 +366,7 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
         box = _box(blocks.rows, number, height, width)
         _input_kernel[(_num_tiles(box, number, height, width) * triton.cdiv(channels, blocks.cols),)](
             _describe(grad, *box, blocks.inner), _describe(packed, blocks.inner, blocks.cols),
-            _describe(out, *box, blocks.cols), layer.filter_units, layer.filter_rows,
+            _describe(out, *box, blocks.cols), layer.filter_units, layer.box_rows,
             channels // unit(channels), height, width,
             layer.kernels, layer.margins, layer.dilation, unit(channels), layer.filter_unit,
             precision(grad.dtype), *box, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
