@@ -7,7 +7,6 @@ per network and seed.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -19,6 +18,7 @@ from optuna.trial import FrozenTrial
 from lrnas.arch import Architecture
 from lrnas.errors import UnknownName
 from lrnas.manifest import MANIFEST, RETRAINS
+from lrnas.over_seeds import OverSeeds
 from lrnas.pareto import front_indices
 from lrnas.record import Record
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Final:
+class Final(OverSeeds):
     """One network under one recipe, over its seeds."""
 
     identity: str
@@ -73,20 +73,9 @@ class Final:
         """For tables and sentences."""
         return self.point or self.identity
 
-    @property
-    def mean(self) -> float:
-        return statistics.mean(self.accuracies) if self.accuracies else float("nan")
-
-    @property
-    def deviation(self) -> float | None:
-        """Between seeds; None for a single one."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
-
     def to_dict(self) -> dict[str, Any]:
         own = {key: value for key, value in asdict(self).items() if key != "description"}
-        mean = self.mean if self.accuracies else None  # JSON has no NaN
-        numbers = {"mean": mean, "sd": self.deviation, "n": len(self.accuracies)}
-        return {**own, **numbers, "architecture": self.architecture.to_dict()}
+        return {**own, **self.numbers(), "architecture": self.architecture.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from lrnas.arch import Architecture
 from lrnas.errors import DataError, LrnasError
+from lrnas.over_seeds import OverSeeds
 from lrnas.plan import canonical_id
 from lrnas.recipes import Recipe
 
@@ -21,7 +21,7 @@ MOST_FIELDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class Runs(OverSeeds):
     """One network on one set of images under one recipe."""
 
     network: str
@@ -41,15 +41,6 @@ class Runs:
     """Further runs with seeds that are there already, which are in no mean."""
     commits: tuple[str, ...]
     hardware: tuple[str, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.mean(self.accuracies)
-
-    @property
-    def deviation(self) -> float | None:
-        """Between seeds; None for a single one."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
 def read_runs(folders: Iterable[Path]) -> list[Runs]:

@@ -9,7 +9,6 @@ it takes to repeat it; a run whose file is there is not trained again.
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from lrnas.checkpoint import difference
 from lrnas.data import is_stream, load_set, short_name
 from lrnas.errors import DataError, LrnasError
 from lrnas.job import Job
+from lrnas.over_seeds import OverSeeds
 from lrnas.plan import native_input_size, resolve_backbone
 from lrnas.points import family_table, find_point, get_point
 from lrnas.progress import download_view, training_view
@@ -39,7 +39,7 @@ SMALLEST_INPUT = {"nin": 8, "nin_3x3": 8}
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(OverSeeds):
     """One network under one recipe, over its seeds."""
 
     name: str
@@ -52,16 +52,8 @@ class Measured:
     diverged: int
     published: float | None
 
-    @property
-    def mean(self) -> float:
-        return statistics.mean(self.accuracies) if self.accuracies else float("nan")
-
-    @property
-    def deviation(self) -> float | None:
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
-
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "mean": self.mean, "sd": self.deviation, "n": len(self.accuracies)}
+        return {**asdict(self), **self.numbers()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ def test_divergence_is_reported(thin: Path, tmp_path: Path, monkeypatch: pytest.
     result = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, out=tmp_path / "out")
     assert [network.diverged for network in result.networks] == [1, 1]
     assert "thin diverged in every run" in result.verdict()
+    assert all(network["mean"] is None and network["n"] == 0 for network in result.to_dict()["networks"])  # no NaN
 
 
 def test_the_command(thin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
