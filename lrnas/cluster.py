@@ -6,14 +6,29 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import ray
+import torch
 from ray.exceptions import AuthenticationError, RayError
 
 from lrnas.errors import LrnasError
 
-__all__ = ["Workers", "running_ray"]
+__all__ = ["WorkerOptions", "Workers", "pick_workers", "running_ray"]
+
+
+class WorkerOptions(TypedDict, total=False):
+    """Who trains, as the command line and callers from Python say it."""
+
+    cpus_per_trial: float
+    """1 where nothing is said."""
+    gpus_per_trial: float | None
+    """Without a number, a quarter of one where there is any."""
+    concurrency: int | None
+    """Without a number, as many trials as there is room for."""
+    address: str | None
+    """Of a Ray cluster; None for this machine alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +39,6 @@ class Workers:
     gpus: float = 0
     concurrency: int | None = None
     address: str | None = None
-    """Of a Ray cluster; None for this machine alone."""
     files: tuple[str, ...] = ()
     """Modules and packages that are sent to it."""
 
@@ -37,9 +51,22 @@ class Workers:
             )
 
 
+def pick_workers(
+    cpus_per_trial: float = 1,
+    gpus_per_trial: float | None = None,
+    concurrency: int | None = None,
+    address: str | None = None,
+    files: tuple[str, ...] = (),
+) -> Workers:
+    """Workers by their options, with what this machine has where nothing is said."""
+    if gpus_per_trial is None:
+        gpus_per_trial = 0.25 if torch.cuda.is_available() else 0
+    return Workers(cpus_per_trial, gpus_per_trial, concurrency, address, files)
+
+
 @contextmanager
-def running_ray(workers: Workers) -> Iterator[int]:
-    """Ray for the time of a search, and how many trials it can train at a time."""
+def running_ray(workers: Workers) -> Iterator[Workers]:
+    """Ray for the time of a search; the workers again, no more at a time than there is room for."""
     quiet = {
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
@@ -75,7 +102,8 @@ def running_ray(workers: Workers) -> Iterator[int]:
                     f"--{kind.lower()}s-per-trial to less"
                 )
         room = min(int(have.get(kind, 0) / share) for kind, share in wanted.items() if share)
-        yield max(1, room if workers.concurrency is None else min(room, workers.concurrency))
+        most = room if workers.concurrency is None else min(room, workers.concurrency)
+        yield replace(workers, concurrency=max(1, most))
     finally:
         if started:
             ray.shutdown()

@@ -14,13 +14,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import optuna
-import torch
 
 from lrnas.arch import Architecture
-from lrnas.cluster import Workers, running_ray
+from lrnas.cluster import WorkerOptions, pick_workers, running_ray
 from lrnas.data import data_folder, load_set
 from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.job import OWN_DATA, Images, Job
@@ -46,7 +45,6 @@ __all__ = [
     "name_metrics",
     "open_record",
     "open_study",
-    "pick_workers",
     "search",
     "study_names",
     "trials_folder",
@@ -99,10 +97,6 @@ def search(
     max_latency: float | None = None,
     latency_device: str | None = None,
     latency_batch: int = 1,
-    cpus_per_trial: float = 1,
-    gpus_per_trial: float | None = None,
-    concurrency: int | None = None,
-    address: str | None = None,
     storage: str | None = None,
     studies: str | Path = "studies",
     warm_start: str | None = None,
@@ -111,6 +105,7 @@ def search(
     input_shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
     events: SearchEvents | None = None,
+    **worker_options: Unpack[WorkerOptions],
 ) -> Study:
     """Search a space for the networks with the best accuracy for their cost; the study that has them.
 
@@ -120,7 +115,7 @@ def search(
     if budget < 1:
         raise LrnasError(f"the budget is a number of trials, at least 1; got {budget}")
     own = None if trainable is None else load_trainable(trainable)
-    workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address, () if own is None else own.files)
+    workers = pick_workers(**worker_options, files=() if own is None else own.files)
     is_timm = space.startswith(TIMM)
     found = load_space(space, granularity=granularity, batch_norm=None if is_timm else batch_norm)
     images = _own_images(own, input_shape, num_classes, data, image_size)
@@ -143,13 +138,14 @@ def search(
     )
     if "latency" in objectives or max_latency is not None:
         begun = record.user_attrs.get(MANIFEST, {})
-        training.open_latency(latency_device, latency_batch, int(cpus_per_trial), begun, events.say)
+        training.open_latency(latency_device, latency_batch, int(workers.cpus), begun, events.say)
     manifest = check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
     training.measure_latency(manifest)
     name_metrics(record, goals)
     limits = Limits(max_macs, min_macs, max_params, max_latency)
     study = Study(name, record, goals, manifest, found, training.cost, limits, training.guess)
-    with _read_ahead(record), running_ray(workers) as room:  # each takes seconds, one of the processor, one of waiting
+    # each takes seconds, one of the processor, one of waiting
+    with _read_ahead(record), running_ray(workers) as workers:
         # a study that goes on must not draw the numbers it began with again
         own_seed = (seed + 1_000_003 * len(record.get_trials(deepcopy=False))) % 2**32
         record.sampler = make_sampler(sampler, own_seed, study)
@@ -172,19 +168,9 @@ def search(
             rungs=rungs,
             factor=FACTOR,
             workers=workers,
-            concurrency=room,
             notify=events.changed,
         )
     return study
-
-
-def pick_workers(
-    cpus: float, gpus: float | None, concurrency: int | None, address: str | None, files: tuple[str, ...] = ()
-) -> Workers:
-    """Who trains, as the command line says it: without a number of GPUs, a quarter of one where there is any."""
-    if gpus is None:
-        gpus = 0.25 if torch.cuda.is_available() else 0
-    return Workers(cpus, gpus, concurrency, address, files)
 
 
 def name_metrics(study: optuna.Study, objectives: Sequence[Objective]) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -20,9 +20,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch import Architecture
 from lrnas.batches import DataSet
-from lrnas.cluster import running_ray
+from lrnas.cluster import WorkerOptions, pick_workers, running_ray
 from lrnas.data import SETS, is_stream, load_set
-from lrnas.driver import FACTOR, SearchEvents, name_metrics, open_study, pick_workers, trials_folder
+from lrnas.driver import FACTOR, SearchEvents, name_metrics, open_study, trials_folder
 from lrnas.errors import LrnasError
 from lrnas.finals import has_failed, is_done, run_key
 from lrnas.job import Job
@@ -145,13 +145,10 @@ def retrain(
     changes: Mapping[str, Any] | None = None,
     data: str | None = None,
     data_dir: str | Path | None = None,
-    cpus_per_trial: float = 1,
-    gpus_per_trial: float | None = None,
-    concurrency: int | None = None,
-    address: str | None = None,
     storage: str | None = None,
     studies: str | Path = "studies",
     events: SearchEvents | None = None,
+    **worker_options: Unpack[WorkerOptions],
 ) -> Retraining:
     """Train networks of a search in full and test them; `read_finals` has what came of it.
 
@@ -161,7 +158,7 @@ def retrain(
     events = events or SearchEvents()
     if seeds < 1:
         raise LrnasError(f"the number of seeds is at least 1; got {seeds}; give 3, say")
-    workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address)
+    workers = pick_workers(**worker_options)
     search = open_study(name, storage=storage, studies=studies)
     networks = _choose(search, trials, not trials if front is None else front, points)
     given = dict(changes or {}) | ({} if epochs is None else {"epochs": epochs})
@@ -185,7 +182,7 @@ def retrain(
     if retraining.spent() < budget:
         from lrnas.tuning import run_trials
 
-        with running_ray(workers) as room:
+        with running_ray(workers) as workers:
             run_trials(
                 retraining,
                 training.job,
@@ -194,7 +191,6 @@ def retrain(
                 rungs=(),
                 factor=FACTOR,
                 workers=workers,
-                concurrency=room,
                 notify=events.changed,
                 test=True,
             )

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import LrnasError
-from lrnas.search_commands import add_worker_options
+from lrnas.search_commands import add_worker_options, worker_options
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
 if TYPE_CHECKING:
@@ -102,13 +102,10 @@ def _train(options: argparse.Namespace) -> tuple[Record, int]:
             changes=read_settings(options.set, None),
             data=options.data,
             data_dir=options.data_dir,
-            cpus_per_trial=options.cpus_per_trial,
-            gpus_per_trial=options.gpus_per_trial,
-            concurrency=options.concurrency,
-            address=options.address,
             storage=options.storage,
             studies=options.studies,
             events=events,
+            **worker_options(options),
         )
     return retraining, retraining.left()
 

@@ -11,10 +11,11 @@ from lrnas.errors import LrnasError
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
 if TYPE_CHECKING:
+    from lrnas.cluster import WorkerOptions
     from lrnas.record import Record
     from lrnas.trials import Trial
 
-__all__ = ["add_search_commands", "add_worker_options"]
+__all__ = ["add_search_commands", "add_worker_options", "worker_options"]
 
 
 def add_search_commands(commands: Any, data_help: str) -> list[argparse.ArgumentParser]:
@@ -97,6 +98,16 @@ def add_worker_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster (default: this machine)")
 
 
+def worker_options(options: argparse.Namespace) -> WorkerOptions:
+    """What was said of workers."""
+    return {
+        "cpus_per_trial": options.cpus_per_trial,
+        "gpus_per_trial": options.gpus_per_trial,
+        "concurrency": options.concurrency,
+        "address": options.address,
+    }
+
+
 def _number(text: str) -> int:
     """A whole number, also as 120M or 1.5e8."""
     units = {"k": 1e3, "m": 1e6, "g": 1e9}
@@ -158,10 +169,6 @@ def _search(options: argparse.Namespace) -> None:
             max_latency=options.max_latency,
             latency_device=options.latency_device,
             latency_batch=options.latency_batch,
-            cpus_per_trial=options.cpus_per_trial,
-            gpus_per_trial=options.gpus_per_trial,
-            concurrency=options.concurrency,
-            address=options.address,
             storage=options.storage,
             studies=options.studies,
             warm_start=options.warm_start,
@@ -170,6 +177,7 @@ def _search(options: argparse.Namespace) -> None:
             input_shape=options.input,
             num_classes=options.classes,
             events=events,
+            **worker_options(options),
         )
     if options.json:
         print_json(_front_as_data(study))

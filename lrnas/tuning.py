@@ -74,7 +74,6 @@ def run_trials(
     rungs: tuple[int, ...],
     factor: int,
     workers: Workers,
-    concurrency: int,
     notify: Callable[[str], None],
     test: bool = False,
 ) -> None:
@@ -90,7 +89,7 @@ def run_trials(
             before = study.spent(), study.waiting()
             try:
                 with _stoppable(searcher):
-                    _fit(searcher, scheduler, workers, concurrency)
+                    _fit(searcher, scheduler, workers)
             except Exception:
                 if searcher.failure is None:
                     raise
@@ -138,7 +137,7 @@ def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _fit(searcher: _StudySearcher, scheduler: TrialScheduler, workers: Workers, concurrency: int) -> None:
+def _fit(searcher: _StudySearcher, scheduler: TrialScheduler, workers: Workers) -> None:
     trainable = tune.with_resources(_train_trial, {"cpu": workers.cpus, "gpu": workers.gpus})
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Tune's own, about its next version
@@ -148,7 +147,7 @@ def _fit(searcher: _StudySearcher, scheduler: TrialScheduler, workers: Workers, 
                 search_alg=searcher,
                 scheduler=scheduler,
                 num_samples=-1,
-                max_concurrent_trials=concurrency,
+                max_concurrent_trials=workers.concurrency,
                 reuse_actors=True,
             ),
             run_config=RunConfig(
