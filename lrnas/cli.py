@@ -213,10 +213,7 @@ def _recipes(options: argparse.Namespace) -> None:
     if options.json:
         print_json({name: recipe.to_dict() for name, recipe in recipes.items()})
         return
-    table = make_table("Recipes")
-    table.add_column("field", no_wrap=True)
-    for name in recipes:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = make_table("Recipes", ["field"], recipes)
     table.add_column("meaning")
     for field, meaning in docs.items():
         values = [getattr(recipe, field) for recipe in recipes.values()]
@@ -259,11 +256,8 @@ def _magnitude(number: int) -> str:
 
 
 def _print_spaces(spaces: list[SearchSpace]) -> None:
-    table = make_table("Search spaces")
-    for column in ("space", "backbone", "granularity"):
-        table.add_column(column, no_wrap=True)
-    for column in ("dimension", "size", "points", "seeds"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("dimension", "size", "points", "seeds")
+    table = make_table("Search spaces", ["space", "backbone", "granularity"], columns)
     for space in spaces:
         numbers = (str(space.dimension), _magnitude(space.size), str(len(space.points)), str(len(space.seeds)))
         table.add_row(space.name, ", ".join(space.backbones), space.granularity, *numbers)
@@ -302,8 +296,7 @@ def _print_models(summaries: list[Summary]) -> None:
     exact = 0
     titles = list(dict.fromkeys(summary.point.table.title for summary in summaries if summary.point))
     for title in titles:
-        table = make_table(title)
-        table.add_column("network", no_wrap=True)
+        table = make_table(title, ["network"])
         for group in ("multiply_acc", "params"):
             for column in ("published", "counted", "difference") if wide else ("published", "difference"):
                 table.add_column(f"{group}\n{column}", justify="right", no_wrap=True)
@@ -339,11 +332,8 @@ def _print_count(summary: Summary, with_layers: bool) -> None:
     cost = summary.cost
     if with_layers:
         data = summary.to_dict()["layers"]
-        table = make_table(f"{summary.name}, layer by layer")
-        for column in ("layer", "kind", "filters", "output"):
-            table.add_column(column, no_wrap=True)
-        for column in ("MACs", "%", "parameters"):
-            table.add_column(column, justify="right", no_wrap=True)
+        texts, numbers = ("layer", "kind", "filters", "output"), ("MACs", "%", "parameters")
+        table = make_table(f"{summary.name}, layer by layer", texts, numbers)
         for layer in data:
             share = f"{100 * layer['macs'] / cost.macs:.1f}" if cost.macs else ""
             output = "×".join(map(str, layer["output"]))
@@ -376,10 +366,9 @@ def _print_count(summary: Summary, with_layers: bool) -> None:
 
 
 def _print_reproduction(result: Reproduction) -> None:
-    table = make_table(f"Measured on the test images of {result.data}, recipe of {result.recipe.epochs} epochs at most")
-    table.add_column("network", no_wrap=True)
-    for column in ("MACs", "share", "published", "measured", "sd", "n", "diverged"):
-        table.add_column(column, justify="right", no_wrap=True)
+    title = f"Measured on the test images of {result.data}, recipe of {result.recipe.epochs} epochs at most"
+    columns = ("MACs", "share", "published", "measured", "sd", "n", "diverged")
+    table = make_table(title, ["network"], columns)
     for network in result.networks:
         table.add_row(
             network.name,

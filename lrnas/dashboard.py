@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, MissingExtra
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -36,9 +36,7 @@ def open_dashboard(study: Record, port: int = 8080) -> WSGIServer:
     try:
         from optuna_dashboard import wsgi
     except ImportError:
-        raise LrnasError(
-            "the dashboard needs optuna-dashboard; it is not installed; pip install 'lrnas[dashboard]'"
-        ) from None
+        raise MissingExtra("the dashboard", "optuna-dashboard", "dashboard") from None
     try:
         return make_server(HOST, port, wsgi(_with_constraints(study.study._storage)), handler_class=_QuietHandler)
     except (OSError, OverflowError) as error:

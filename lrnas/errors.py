@@ -11,6 +11,7 @@ __all__ = [
     "InvalidArchitecture",
     "InvalidSpace",
     "LrnasError",
+    "MissingExtra",
     "OutsideSpace",
     "UnknownName",
     "closest",
@@ -40,6 +41,13 @@ class InvalidSpace(LrnasError, ValueError):
 
 class OutsideSpace(LrnasError, ValueError):
     """A network, or a value of a parameter, that a search space does not have."""
+
+
+class MissingExtra(LrnasError):
+    """Something that wants a package of an extra which is not installed."""
+
+    def __init__(self, what: str, package: str | None, extra: str) -> None:
+        super().__init__(f"{what} needs {package}; it is not installed; pip install 'lrnas[{extra}]'")
 
 
 class UnknownName(LrnasError, LookupError):

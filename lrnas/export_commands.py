@@ -87,11 +87,8 @@ def _export(options: argparse.Namespace) -> None:
 
 def _print_fusion(fusion: Fusion, result: Export) -> None:
     columns = list(dict.fromkeys(name for choice in fusion.layers for name in choice.seconds))
-    table = make_table(f"Forms of every layer, milliseconds for {result.batch} at a time on {result.device}")
-    for column in ("layer", "filters"):
-        table.add_column(column, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    title = f"Forms of every layer, milliseconds for {result.batch} at a time on {result.device}"
+    table = make_table(title, ["layer", "filters"], columns)
     for column in ("chosen", ""):
         table.add_column(column, no_wrap=True)
     for choice in fusion.layers:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, MissingExtra
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _filters(options: argparse.Namespace) -> None:
     try:
         from lrnas.filter_plots import draw_filters
     except ModuleNotFoundError as error:
-        raise LrnasError(f"pictures need {error.name}; it is not installed; pip install 'lrnas[plot]'") from None
+        raise MissingExtra("a picture", error.name, "plot") from None
     from lrnas.sources import find_source
 
     source = find_source(
@@ -118,7 +118,7 @@ def _figures(options: argparse.Namespace) -> None:
     try:
         from lrnas.paper_figures import FIGURES, draw_paper_figure, make_paper_figure
     except ModuleNotFoundError as error:
-        raise LrnasError(f"pictures need {error.name}; it is not installed; pip install 'lrnas[plot]'") from None
+        raise MissingExtra("a picture", error.name, "plot") from None
     from lrnas.drawing import check_format
     from lrnas.figure_data import NothingToDraw, Places
 
@@ -146,10 +146,7 @@ def _figures(options: argparse.Namespace) -> None:
 
 
 def _print_figures(results: list[tuple[PaperFigure, list[Path]]]) -> None:
-    table = make_table("Figures")
-    table.add_column("figure", no_wrap=True)
-    for column in ("panels", "published", "measured"):
-        table.add_column(column, justify="right")
+    table = make_table("Figures", ["figure"], ["panels", "published", "measured"])
     table.add_column("files")
     for figure, files in results:
         marks = {True: 0, False: 0}
@@ -164,9 +161,9 @@ def _print_figures(results: list[tuple[PaperFigure, list[Path]]]) -> None:
 
 
 def _print_filters(result: FilterFigure) -> None:
-    table = make_table(f"Filters of {result.layer.name}")
-    for column in ("filters", "there are", "drawn", "channels", "shown as", ""):
-        table.add_column(column, justify="right" if column in ("there are", "drawn", "channels") else "left")
+    table = make_table(f"Filters of {result.layer.name}", ["filters"], ["there are", "drawn", "channels"])
+    for column in ("shown as", ""):
+        table.add_column(column)
     for each, filters in zip(result.pictures, result.layer.sets, strict=True):
         numbers = (str(each.total), str(len(each.values)), str(each.channels))
         table.add_row(each.label, *numbers, each.shown_as, filters.remark)

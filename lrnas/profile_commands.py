@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, MissingExtra
 from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
     from lrnas.arch import Architecture
-    from lrnas.profile import Check, Profile, Profiled
+    from lrnas.profile import Check, LayerTime, Profile, Profiled
 
 __all__ = ["add_profile_command"]
 
@@ -55,8 +55,8 @@ def _profile(options: argparse.Namespace) -> None:
     if options.plot is not None:
         try:
             from lrnas.plots import plot_times
-        except ImportError:
-            raise LrnasError("--plot needs matplotlib; it is not installed; pip install 'lrnas[plot]'") from None
+        except ImportError as error:
+            raise MissingExtra("--plot", error.name, "plot") from None
     if options.check_table:
         _check(options)
         return
@@ -64,12 +64,7 @@ def _profile(options: argparse.Namespace) -> None:
 
     result = profile(
         [_find(source, options.studies) for source in options.sources],
-        device=options.device,
-        batch=options.batch,
-        input_size=options.size,
-        num_classes=options.classes,
-        dtype=options.dtype,
-        threads=options.threads,
+        **_setting(options),
         compile_networks=options.compile,
         baseline=_find(options.baseline, options.studies) if options.baseline else None,
         training=not options.no_training,
@@ -106,6 +101,18 @@ def _find(source: str, studies: str) -> tuple[str, Architecture]:
     raise LrnasError(f"{study} has no network of trial {number}; `lrnas front {study}` shows some")
 
 
+def _setting(options: argparse.Namespace) -> dict[str, Any]:
+    """How networks are run, be it for a profile or to check the table."""
+    return {
+        "device": options.device,
+        "batch": options.batch,
+        "input_size": options.size,
+        "num_classes": options.classes,
+        "dtype": options.dtype,
+        "threads": options.threads,
+    }
+
+
 def _check(options: argparse.Namespace) -> None:
     from lrnas.data import data_folder
     from lrnas.latency import table_file
@@ -114,12 +121,7 @@ def _check(options: argparse.Namespace) -> None:
     result = check_table(
         options.check_table,
         number=options.number,
-        device=options.device,
-        batch=options.batch,
-        input_size=options.size,
-        num_classes=options.classes,
-        dtype=options.dtype,
-        threads=options.threads,
+        **_setting(options),
         file=table_file(data_folder(options.data_dir)),
     )
     if options.json:
@@ -136,58 +138,56 @@ def _time(milliseconds: float | None) -> str:
     return "–" if milliseconds is None else f"{milliseconds:.3f}"
 
 
+def _columns(trained: bool) -> list[str]:
+    """Of numbers, each with its share of the baseline's."""
+    return ["MACs", "share", "forward", "share", *(["training", "share"] if trained else [])]
+
+
+def _cells(own: LayerTime | Profiled, base: LayerTime | Profiled | None, trained: bool) -> list[str]:
+    """What stands in these columns."""
+    cells = []
+    for name in ("macs", "forward", *(("training",) if trained else ())):
+        value, other = getattr(own, name), None if base is None else getattr(base, name)
+        cells += [f"{value:,}" if name == "macs" else _time(value), _share(value, other)]
+    return cells
+
+
 def _print_layers(result: Profile, network: Profiled) -> None:
     base = result.baseline(network)
     trained = network.training is not None
-    table = make_table(f"{network.name}, layer by layer, {network.input_size}×{network.input_size}; times in ms")
-    for column in ("layer", "filters"):
-        table.add_column(column, no_wrap=True)
-    columns = ("MACs", "share", "forward", "share", *(("training", "share") if trained else ()))
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    title = f"{network.name}, layer by layer, {network.input_size}×{network.input_size}; times in ms"
+    table = make_table(title, ["layer", "filters"], _columns(trained))
     others = {layer.name: layer for layer in base.layers}
     for layer in network.layers:
-        other = others.get(layer.name)
-        cells = [f"{layer.macs:,}", _share(layer.macs, other.macs if other else None)]
-        cells += [_time(layer.forward), _share(layer.forward, other.forward if other else None)]
-        if trained:
-            cells += [_time(layer.training), _share(layer.training, other.training if other else None)]
-        table.add_row(layer.name, layer.filters, *cells)
-    sums = [
-        [sum(getattr(layer, name) or 0 for layer in some) for name in ("macs", "forward", "training")]
-        for some in (network.layers, base.layers)
-    ]
-    (macs, forward, training), (base_macs, base_forward, base_training) = sums
-    cells = [f"{int(macs):,}", _share(macs, base_macs), _time(forward), _share(forward, base_forward)]
-    table.add_row("sum of layers", "", *cells, *([_time(training), _share(training, base_training)] if trained else []))
+        table.add_row(layer.name, layer.filters, *_cells(layer, others.get(layer.name), trained))
+    table.add_row("sum of layers", "", *_cells(_sum(network.layers), _sum(base.layers), trained))
     make_console().print(table)
+
+
+def _sum(layers: list[LayerTime]) -> LayerTime:
+    from lrnas.profile import LayerTime
+
+    macs, forward = sum(layer.macs for layer in layers), sum(layer.forward for layer in layers)
+    return LayerTime("sum of layers", "", macs, forward, sum(layer.training or 0 for layer in layers))
 
 
 def _print_networks(result: Profile) -> None:
     trained = any(network.training is not None for network in result.networks)
     compiled = ", compiled" if result.compiled else ""
-    table = make_table(f"Whole networks on {result.conditions}{compiled}; times in ms for a batch")
-    table.add_column("network", no_wrap=True)
-    for column in ("MACs", "share", "forward", "share", *(("training", "share") if trained else ())):
-        table.add_column(column, justify="right", no_wrap=True)
+    title = f"Whole networks on {result.conditions}{compiled}; times in ms for a batch"
+    table = make_table(title, ["network"], _columns(trained))
     table.add_column("beside", no_wrap=True)
     for network in result.networks:
         base = result.baseline(network)
-        cells = [f"{network.macs:,}", _share(network.macs, base.macs)]
-        cells += [_time(network.forward), _share(network.forward, base.forward)]
-        if trained:
-            cells += [_time(network.training), _share(network.training, base.training)]
-        table.add_row(network.name, *cells, "" if base is network else base.name)
+        table.add_row(network.name, *_cells(network, base, trained), "" if base is network else base.name)
     console = make_console()
     console.print(table)
     console.print("Medians of rounds in which all are measured. MACs are of one image.")
 
 
 def _print_check(result: Check) -> None:
-    table = make_table(f"Networks of {result.space} at {result.input_size}×{result.input_size}; times in ms")
-    table.add_column("network", no_wrap=True)
-    for column in ("MACs", "by the table", "measured", "error"):
-        table.add_column(column, justify="right", no_wrap=True)
+    title = f"Networks of {result.space} at {result.input_size}×{result.input_size}; times in ms"
+    table = make_table(title, ["network"], ["MACs", "by the table", "measured", "error"])
     for (name, macs, predicted, whole), error in zip(result.rows, result.errors, strict=True):
         table.add_row(name, f"{macs:,}", _time(predicted), _time(whole), f"{100 * error:+.1f} %")
     console = make_console()

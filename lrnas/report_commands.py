@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, MissingExtra
 from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _plot(options: argparse.Namespace) -> None:
         from lrnas.figures import check_figure_file, plot_allocation, plot_curves, plot_history
         from lrnas.plots import plot_front
     except ImportError as error:
-        raise _missing("a figure", error, "plot") from None
+        raise MissingExtra("a figure", error.name, "plot") from None
     file = options.out or Path(options.studies) / options.name / f"{options.picture}.pdf"
     check_figure_file(file)
     record = _open(options, options.name)
@@ -121,7 +121,7 @@ def _open(options: argparse.Namespace, name: str) -> Record:
     try:
         from lrnas.driver import open_study
     except ImportError as error:
-        raise _missing("a study", error, "search") from None
+        raise MissingExtra("a study", error.name, "search") from None
     return open_study(name, storage=options.storage, studies=options.studies)
 
 
@@ -135,10 +135,6 @@ def _gather(options: argparse.Namespace, records: list[Record]) -> Report:
     return make_report(
         records, where=where, axis=options.axis, retrained=[retrained for retrained in found if retrained is not None]
     )
-
-
-def _missing(what: str, error: ImportError, extra: str) -> LrnasError:
-    return LrnasError(f"{what} needs {error.name}; it is not installed; pip install 'lrnas[{extra}]'")
 
 
 @contextmanager
@@ -210,10 +206,8 @@ def _overview(report: Report) -> list[dict[str, Any]]:
 
 
 def _print_overview(report: Report) -> None:
-    table = make_table(report.title)
-    table.add_column("study", no_wrap=True)
-    for column in ("trained", "stopped", "on the front", "best", "hypervolume", "hours"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("trained", "stopped", "on the front", "best", "hypervolume", "hours")
+    table = make_table(report.title, ["study"], columns)
     for row in _overview(report):
         best = "–" if row["best"] is None else f"{100 * row['best']:.2f} %"
         numbers = [str(row["counts"].get(status, 0)) for status in ("completed", "stopped")]

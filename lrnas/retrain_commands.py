@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from lrnas.errors import LrnasError
+from lrnas.errors import MissingExtra
 from lrnas.search_commands import add_worker_options, worker_options
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
@@ -65,7 +65,7 @@ def _retrain(options: argparse.Namespace) -> None:
 
         from lrnas.driver import open_record
     except ImportError as error:
-        raise LrnasError(f"retraining needs {error.name}; it is not installed; pip install 'lrnas[search]'") from None
+        raise MissingExtra("retraining", error.name, "search") from None
     from lrnas.finals import read_retrained
     from lrnas.verdicts import judge
 
@@ -147,11 +147,10 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
     whole = next((final for final in finals if final.point is not None and final.point == baseline), None)
     front = {final.identity for final in final_front(finals)}
     epochs = manifest["recipe"]["epochs"]
-    table = make_table(f"{record.name}: test images of {manifest['data']}, of a recipe of {epochs} epochs at most")
-    table.add_column("network", no_wrap=True)
+    title = f"{record.name}: test images of {manifest['data']}, of a recipe of {epochs} epochs at most"
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
-    for column in ("trial", "MACs", "share", "parameters", "test accuracy", "n", *further):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("trial", "MACs", "share", "parameters", "test accuracy", "n", *further)
+    table = make_table(title, ["network"], columns)
     table.add_column("")
     for final in finals:
         marks = [mark for mark, holds in (("front", final.identity in front), ("paper", final.point)) if holds]

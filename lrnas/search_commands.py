@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, MissingExtra
 from lrnas.terminal import make_console, make_table, print_json, read_settings
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _search(options: argparse.Namespace) -> None:
     try:
         from lrnas.driver import search
     except ImportError as error:
-        raise LrnasError(f"a search needs {error.name}; it is not installed; pip install 'lrnas[search]'") from None
+        raise MissingExtra("a search", error.name, "search") from None
     from lrnas.search_view import search_view
 
     with search_view() as events:
@@ -206,11 +206,8 @@ def _studies(options: argparse.Namespace) -> None:
     if options.json:
         print_json(found)
         return
-    table = make_table(f"Studies in {options.studies}")
-    for column in ("study", "space", "data"):
-        table.add_column(column, no_wrap=True)
-    for column in ("trained", "stopped", "on the front", "best"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("trained", "stopped", "on the front", "best")
+    table = make_table(f"Studies in {options.studies}", ["study", "space", "data"], columns)
     for row in found:
         best = "–" if row["best"] is None else f"{100 * row['best']:.2f} %"
         numbers = (str(row["completed"]), str(row["stopped"]), str(row["front"]), best)
@@ -276,11 +273,9 @@ def _print_front(study: Record) -> None:
     trials = _paper_trials(study, summary.trials)
     whole = next((trial for trial in trials if trial.point == baseline), None)
     latency = study.manifest.get("latency")
-    table = make_table(f"{study.name}: the front, and the paper's networks beside it")
-    table.add_column("network", no_wrap=True)
     timed = ("latency", "share") if latency else ()
-    for column in ("trial", "accuracy", "MACs", "share", "parameters", *timed):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("trial", "accuracy", "MACs", "share", "parameters", *timed)
+    table = make_table(f"{study.name}: the front, and the paper's networks beside it", ["network"], columns)
     table.add_column("")
     shown = {trial.number: trial for trial in (*front, *trials)}
     for trial in sorted(shown.values(), key=study.cheapest_first):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lrnas.arch import Architecture
 from lrnas.build import create_model
 from lrnas.checkpoint import RECORD, load_checkpoint
-from lrnas.errors import LrnasError, UnknownName, closest
+from lrnas.errors import LrnasError, MissingExtra, UnknownName, closest
 from lrnas.plan import TIMM, canonical_id
 from lrnas.points import named_networks
 from lrnas.summary import read_source
@@ -179,7 +179,7 @@ def _from_study(name: str, which: str, studies: str | Path, storage: str | None,
         from lrnas.driver import open_record, trials_folder  # with ray and optuna: seconds others need not wait
         from lrnas.manifest import RETRAINS
     except ImportError as error:
-        raise ExportError(f"a study needs {error.name}; it is not installed; pip install 'lrnas[search]'") from None
+        raise MissingExtra("a study", error.name, "search") from None
     study = open_record(name, storage=storage, studies=studies)
     trials = {trial.number: trial for trial in study.trials()}
     is_retraining = RETRAINS in study.manifest

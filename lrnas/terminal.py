@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import LrnasError
@@ -27,10 +28,16 @@ def make_console() -> Console:
     return Console(highlight=False, markup=False, width=width)
 
 
-def make_table(title: str) -> Table:
+def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = ()) -> Table:
+    """A table with columns of texts, then columns of numbers, none of which is broken into lines."""
     from rich.table import Table
 
-    return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    for column in texts:
+        table.add_column(column, no_wrap=True)
+    for column in numbers:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
 
 
 def read_settings(settings: list[str], epochs: int | None) -> dict[str, Any]:
