@@ -13,11 +13,12 @@ from lrnas import __version__
 from lrnas.errors import InvalidArchitecture, LrnasError
 from lrnas.export_commands import add_export_command
 from lrnas.figure_commands import add_figure_commands
+from lrnas.options import add_data_dir, add_recipe_options, read_settings
 from lrnas.profile_commands import add_profile_command
 from lrnas.report_commands import add_report_commands
 from lrnas.retrain_commands import add_retrain_command
 from lrnas.search_commands import add_search_commands
-from lrnas.terminal import make_console, make_table, print_json, read_settings
+from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
     from lrnas.reproduce import Reproduction
@@ -102,16 +103,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="processes that read images from files (default: one per core, 16 at most)",
     )
-    reproduce.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
-    reproduce.add_argument("--recipe", default="paper", metavar="NAME", help="paper, fast or FILE.toml")
-    reproduce.add_argument("--epochs", type=int, metavar="N", help="instead of the recipe's")
-    reproduce.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change a field of the recipe (`lrnas recipes`)",
-    )
+    add_data_dir(reproduce)
+    add_recipe_options(reproduce, "paper")
     reproduce.add_argument("--seeds", type=int, default=1, metavar="N", help="number of runs of each network")
     reproduce.add_argument("--out", default="results/reproduce", metavar="FOLDER", help="where the records go")
     reproduce.add_argument("--device", metavar="NAME", help="cpu or cuda (default: cuda if there is one)")
@@ -130,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         "val/ or test/, each with one folder per class.",
     )
     data.add_argument("name", metavar="NAME", help=DATA)
-    data.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
+    add_data_dir(data)
     data.set_defaults(run=_data)
 
     spaces = commands.add_parser(

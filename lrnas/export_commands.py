@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from lrnas.options import add_data_dir, add_source_options
 from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
@@ -21,12 +22,6 @@ def add_export_command(commands: Any, data_help: str) -> argparse.ArgumentParser
         "export",
         help="write a network for use elsewhere: timm, ONNX or torch.export",
         description="Write a network for use elsewhere, and check what was written against it (see docs/export.md).",
-    )
-    export.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a checkpoint (folder or file), STUDY:TRIAL (a number, or best), or, with weights as they are drawn, a "
-        "network as in `lrnas count`",
     )
     export.add_argument(
         "--format", default="timm", metavar="NAME", help="timm (safetensors), onnx or torch-export (default: timm)"
@@ -45,13 +40,10 @@ def add_export_command(commands: Any, data_help: str) -> argparse.ArgumentParser
         "--batch", type=int, default=1, metavar="N", help="images at a time, for measuring (default: 1)"
     )
     export.add_argument("--data", metavar="NAME", help=f"images to check with: {data_help} (default: those trained on)")
-    export.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
+    add_data_dir(export)
     export.add_argument("--input", type=int, metavar="PIXELS", help="rows and columns of an image, where unknown")
     export.add_argument("--classes", type=int, metavar="N", help="of a network that is not trained")
-    export.add_argument("--architecture", metavar="FILE", help="JSON, for weights that do not say what they are of")
-    export.add_argument("--fresh", action="store_true", help="where there are no weights, take them as they are drawn")
-    export.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
-    export.add_argument("--storage", metavar="URL", help="of the study, if not in its folder")
+    add_source_options(export)
     export.set_defaults(run=_export)
     return export
 

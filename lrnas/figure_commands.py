@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import LrnasError, MissingExtra
-from lrnas.terminal import make_console, make_table, print_json, read_settings
+from lrnas.options import add_source_options, read_pairs
+from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
     from lrnas.figure_data import PaperFigure
@@ -25,12 +26,6 @@ def add_figure_commands(commands: Any) -> list[argparse.ArgumentParser]:
         description="Draw the filters of a mixed-shape layer, and the k×k filters that their combinations are, of any "
         "trained network (see docs/paper_figures.md).",
     )
-    filters.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a checkpoint (folder or file), STUDY:TRIAL (a number, or best), or, with weights as they are drawn, a "
-        "network as in `lrnas count`",
-    )
     filters.add_argument("--layer", metavar="NAME", help="as in `lrnas count --layers` (default: the first mixed one)")
     filters.add_argument(
         "--out", type=Path, metavar="FILE", help="png, svg or pdf by its suffix (default: figures/NAME-LAYER.png)"
@@ -42,10 +37,7 @@ def add_figure_commands(commands: Any) -> list[argparse.ArgumentParser]:
         help="what of the input channels: colour, principal, mean, or the number of one (default: colour for three "
         "channels, the principal pattern otherwise)",
     )
-    filters.add_argument("--architecture", metavar="FILE", help="JSON, for weights that do not say what they are of")
-    filters.add_argument("--fresh", action="store_true", help="where there are no weights, take them as they are drawn")
-    filters.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
-    filters.add_argument("--storage", metavar="URL", help="of the study, if not in its folder")
+    add_source_options(filters)
     filters.set_defaults(run=_filters)
 
     figures: argparse.ArgumentParser = commands.add_parser(
@@ -123,7 +115,7 @@ def _figures(options: argparse.Namespace) -> None:
     from lrnas.figure_data import NothingToDraw, Places
 
     formats = list(dict.fromkeys(map(check_format, options.format.split(","))))
-    data = read_settings(options.data, None)
+    data = read_pairs("--data", options.data, "TABLE=NAME", "table1=folder:1f0a…")
     if other := data.keys() - {"table1", "table2", "table3", "table4"}:
         raise LrnasError(f"--data is for table1 to table4; got {min(other)!r}; write --data table1=NAME")
     places = Places(options.results, tuple(options.records), tuple(options.profile), data)

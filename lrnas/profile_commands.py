@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import LrnasError, MissingExtra
+from lrnas.options import add_data_dir
 from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def add_profile_command(commands: Any) -> argparse.ArgumentParser:
         "--check-table", metavar="SPACE", help="how well sums of layers, a search's latencies, tell whole networks"
     )
     parser.add_argument("--number", type=int, default=12, metavar="N", help="of networks for that (default: 12)")
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the table is kept (default: ~/.cache/lrnas)")
+    add_data_dir(parser, "the table is")
     parser.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
     parser.set_defaults(run=_profile)
     return parser

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import LrnasError, MissingExtra
+from lrnas.options import add_study_options
 from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ def add_report_commands(commands: Any) -> list[argparse.ArgumentParser]:
     dashboard.set_defaults(run=_dashboard)
 
     for command in (report, plot, dashboard):
-        command.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
-        command.add_argument("--storage", metavar="URL", help="where a study is kept, if not in its folder")
+        add_study_options(command)
     return [report]
 
 

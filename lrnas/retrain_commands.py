@@ -6,8 +6,15 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import MissingExtra
-from lrnas.search_commands import add_worker_options, worker_options
-from lrnas.terminal import make_console, make_table, print_json, read_settings
+from lrnas.options import (
+    add_data_dir,
+    add_recipe_options,
+    add_study_options,
+    add_worker_options,
+    read_settings,
+    worker_options,
+)
+from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
     from lrnas.finals import Final, Retrained
@@ -38,16 +45,11 @@ def add_retrain_command(commands: Any, data_help: str) -> argparse.ArgumentParse
         help="the paper's networks of its space (default: yes)",
     )
     retrain.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each network (default: 3)")
-    retrain.add_argument("--recipe", default="paper", metavar="NAME", help="paper, fast or FILE.toml")
-    retrain.add_argument("--epochs", type=int, metavar="N", help="instead of the recipe's")
-    retrain.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the recipe"
-    )
+    add_recipe_options(retrain, "paper")
     retrain.add_argument("--data", metavar="NAME", help=f"the study's, to say where its images are: {data_help}")
-    retrain.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
+    add_data_dir(retrain)
     add_worker_options(retrain)
-    retrain.add_argument("--storage", metavar="URL", help="where the study is kept, if not in its folder")
-    retrain.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
+    add_study_options(retrain)
     retrain.set_defaults(run=_retrain)
     return retrain
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import LrnasError, MissingExtra
-from lrnas.terminal import make_console, make_table, print_json, read_settings
+from lrnas.options import add_data_dir, add_recipe_options, add_worker_options, read_settings, worker_options
+from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
-    from lrnas.cluster import WorkerOptions
     from lrnas.record import Record
     from lrnas.trials import Trial
 
-__all__ = ["add_search_commands", "add_worker_options", "worker_options"]
+__all__ = ["add_search_commands"]
 
 
 def add_search_commands(commands: Any, data_help: str) -> list[argparse.ArgumentParser]:
@@ -30,21 +30,15 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     search.add_argument("--budget", type=int, required=True, metavar="N", help="trials in all, the paper's included")
     search.add_argument("--name", metavar="STUDY", help="of the study (default: the space's and the data's)")
     search.add_argument("--data", metavar="NAME", help=f"{data_help} (default: cifar10 with a GPU, digits without)")
-    search.add_argument("--data-dir", metavar="FOLDER", help="where data sets are kept (default: ~/.cache/lrnas)")
+    add_data_dir(search)
     search.add_argument("--image-size", type=int, metavar="PIXELS", help="of images read from files")
     search.add_argument(
         "--trainable", metavar="MODULE:FUNCTION", help="train with a function of yours (see docs/own_training.md)"
     )
     search.add_argument("--input", type=_shape, metavar="CxHxW", help="with --trainable: the images it brings itself")
     search.add_argument("--classes", type=int, metavar="N", help="with --input: how many these have")
-    search.add_argument("--recipe", default="fast", metavar="NAME", help="fast, paper or FILE.toml")
-    search.add_argument(
-        "--epochs", type=int, metavar="N", help="of a network trained in full (default: the recipe's; 3 on digits)"
-    )
+    add_recipe_options(search, "fast", "of a network trained in full (default: the recipe's; 3 on digits)")
     search.add_argument("--min-epochs", type=int, metavar="N", help="before a network may be stopped early")
-    search.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the recipe"
-    )
     search.add_argument(
         "--batch-norm", action=argparse.BooleanOptionalAction, default=True, help="in every network (default: yes)"
     )
@@ -86,26 +80,6 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     for command in parsers:
         command.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
     return parsers
-
-
-def add_worker_options(command: argparse.ArgumentParser) -> None:
-    """What trials get, and where they run."""
-    command.add_argument("--cpus-per-trial", type=float, default=1, metavar="N", help="default: 1")
-    command.add_argument("--gpus-per-trial", type=float, metavar="N", help="default: 0.25 with a GPU")
-    command.add_argument(
-        "--concurrency", type=int, metavar="N", help="trials at a time (default: as many as there is room)"
-    )
-    command.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster (default: this machine)")
-
-
-def worker_options(options: argparse.Namespace) -> WorkerOptions:
-    """What was said of workers."""
-    return {
-        "cpus_per_trial": options.cpus_per_trial,
-        "gpus_per_trial": options.gpus_per_trial,
-        "concurrency": options.concurrency,
-        "address": options.address,
-    }
 
 
 def _number(text: str) -> int:

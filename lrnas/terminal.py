@@ -7,13 +7,11 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from lrnas.errors import LrnasError
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["make_console", "make_table", "print_json", "read_settings"]
+__all__ = ["make_console", "make_table", "print_json"]
 
 
 def print_json(data: Any) -> None:
@@ -38,16 +36,3 @@ def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = (
     for column in numbers:
         table.add_column(column, justify="right", no_wrap=True)
     return table
-
-
-def read_settings(settings: list[str], epochs: int | None) -> dict[str, Any]:
-    """The changes to a recipe that --set and --epochs ask for."""
-    changes: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise LrnasError(f"--set takes FIELD=VALUE; got {setting!r}; write --set lr=0.05, say")
-        changes[name] = value
-    if epochs is not None:
-        changes["epochs"] = epochs
-    return changes

@@ -6,7 +6,7 @@ import lrnas
 from lrnas.cli import _parser, main
 from lrnas.cluster import WorkerOptions, Workers, pick_workers
 from lrnas.errors import LrnasError
-from lrnas.search_commands import worker_options
+from lrnas.options import worker_options
 
 SEARCH = ["search", "--space", "nin", "--budget", "1"]
 RETRAIN = ["retrain", "nin-digits"]

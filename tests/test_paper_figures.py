@@ -237,7 +237,7 @@ def test_what_has_no_numbers_is_left_out_unless_asked_for(tmp_path: Path, capsys
         (["table9"], "unknown figure 'table9'"),
         (["--format", "bmp"], "png, svg, pdf; got 'bmp'"),
         (["--data", "table7=x"], "table1 to table4; got 'table7'"),
-        (["--data", "table1"], "FIELD=VALUE"),
+        (["--data", "table1"], "--data takes TABLE=NAME; got 'table1'"),
         (["table4", "--records", "nowhere"], "got nowhere, which is none"),
         (["times", "--profile", "nowhere.json"], "nowhere.json cannot be read"),
     ],

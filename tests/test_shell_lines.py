@@ -11,11 +11,11 @@ from filled_studies import EPOCHS, SIZE, fill_study
 from lrnas.arch import Architecture
 from lrnas.cli import _parser
 from lrnas.data import load_set
+from lrnas.options import read_settings
 from lrnas.plan import canonical_id
 from lrnas.recipes import get_recipe
 from lrnas.record import Record
 from lrnas.shell_lines import Whereabouts, shell_lines
-from lrnas.terminal import read_settings
 
 
 @pytest.fixture(scope="module")
