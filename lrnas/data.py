@@ -62,9 +62,16 @@ def is_stream(name: str) -> bool:
 def from_anywhere(name: str, folder: str | None) -> tuple[str, str | None]:
     """A set's name and the folder for sets as workers need them, whose current folder is another."""
     kind, rest = _kind(name)
-    if (kind == "folder" or (kind == "wds" and folder is None)) and rest and not rest.startswith("~"):
+    if rest and not rest.startswith("~") and _names_folder(kind, rest, folder):
         name = name.removesuffix(rest) + str(Path(rest).absolute())  # links stay: each machine may have its own
     return name, None if folder is None else str(Path(folder).absolute())
+
+
+def _names_folder(kind: str, rest: str, folder: str | None) -> bool:
+    """Whether a name ends in a folder, as seen from the current one."""
+    if kind == "hfds":  # where there is no such folder, its library takes the name for one of the hub
+        return Path(rest).is_dir()
+    return kind == "folder" or (kind == "wds" and folder is None)  # tfds/ has names alone
 
 
 def short_name(name: str) -> str:
@@ -95,26 +102,28 @@ def load_set(
     """
     if loaders is not None and loaders < 0:
         raise DataError(f"the number of loaders is at least 0; got {loaders}; leave it out for one per core")
+    # said in full, a set is the same one to whoever loads it from wherever
+    name, place = from_anywhere(name, None if folder is None else str(folder))
     kind, rest = _kind(name)
     if kind in STREAMS:
         size = STREAM_SIZE if image_size is None else image_size
         if size < min_size:
             raise DataError(f"images have at least {min_size} pixels here; got {size}; give a larger --image-size")
-        return _stream(kind, rest, data_folder(folder), folder, size, loaders, progress)
+        return _stream(kind, rest, data_folder(place), place, size, loaders, progress)
     if name not in SETS:
         raise UnknownName("data set", name, [*SETS, *STREAMS.values()])
     if image_size is not None:
         raise DataError(f"the images of {name} have a size; got --image-size {image_size}; leave it out")
     if name == "digits":
         return _digits(min_size)
-    return _cifar10(data_folder(folder), min_size, progress)
+    return _cifar10(data_folder(place), min_size, progress)
 
 
 def _stream(
     kind: str,
     rest: str,
     cache: Path,
-    folder: str | Path | None,
+    folder: str | None,
     image_size: int,
     loaders: int | None,
     progress: Progress | None,

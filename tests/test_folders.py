@@ -206,6 +206,9 @@ def test_a_job_finds_its_images_from_any_folder(tmp_path: Path, monkeypatch: pyt
         (("wds/shards", None), ("wds//here/shards", None)),
         (("wds/shards", "kept"), ("wds/shards", "/here/kept")),  # within it
         (("hfds/name", None), ("hfds/name", None)),
+        (("hfds/own", "kept"), ("hfds//here/own", "/here/kept")),  # there is such a folder
+        (("hfds/own/../own", None), ("hfds//here/own/../own", None)),
+        (("tfds/own", "kept"), ("tfds/own", "/here/kept")),  # a name, whatever lies here
         (("digits", "/kept"), ("digits", "/kept")),
     ],
 )
@@ -213,5 +216,6 @@ def test_names_from_anywhere(
     given: tuple[str, str | None], expected: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
     name, folder = from_anywhere(*given)
     assert (name.replace(str(tmp_path), "/here"), folder and folder.replace(str(tmp_path), "/here")) == expected

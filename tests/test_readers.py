@@ -17,9 +17,11 @@ from pictures import COLOURS, write_set
 from PIL import Image
 
 from lrnas import readers
+from lrnas.arch import Architecture
 from lrnas.cli import main
 from lrnas.data import load_set, short_name
 from lrnas.errors import DataError
+from lrnas.job import Job
 from lrnas.recipes import Recipe
 from lrnas.streams import StreamSet
 
@@ -200,7 +202,7 @@ def test_a_missing_package_is_named(kind: str, package: str, monkeypatch: pytest
         load_set(f"{kind}/anything")
 
 
-def test_hugging_faces_sets(tmp_path: Path) -> None:
+def test_hugging_faces_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets", reason="datasets is not installed: pip install 'lrnas[test]'")
     write_set(tmp_path / "Set", {"train": 20, "validation": 4, "test": 2}, size=7)
     data = load(f"hfds/{tmp_path / 'Set'}", tmp_path / "cache")
@@ -209,6 +211,11 @@ def test_hugging_faces_sets(tmp_path: Path) -> None:
     check_colours(data)
     assert data.test().source.name(0).startswith(f"hfds/{tmp_path / 'Set'} test[0]")
     assert load(f"hfds/{tmp_path / 'Set'}", tmp_path / "elsewhere").identity == data.identity
+    with monkeypatch.context() as here:
+        here.chdir(tmp_path)
+        job = Job(Architecture("nin"), "hfds/Set", Recipe(), 0, data_dir="cache", image_size=7, loaders=0)
+        assert load("hfds/Set", Path("cache")).identity == data.identity  # the search, and below its workers
+    assert job.load_data().identity == data.identity and len(job.load_data().test()) == 6
     (tmp_path / "Set").rename(tmp_path / "Other")  # as many images of each class
     other = load(f"hfds/{tmp_path / 'Other'}", tmp_path / "cache")
     assert other.identity != data.identity and np.array_equal(other.train.source.labels, data.train.source.labels)
