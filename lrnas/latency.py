@@ -15,8 +15,8 @@ import platform
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from lrnas.errors import LrnasError
 from lrnas.parts import Setting, layer_call, network_call, steps_of
 from lrnas.plan import TIMM, canonical_id, make_plan
 from lrnas.space import SearchSpace
+from lrnas.threads import num_threads
 from lrnas.timing import measure
 from lrnas.topology import Step
 
@@ -86,6 +87,8 @@ class Conditions:
     def here(cls, device: torch.device, batch: int, dtype: str | None = None, threads: int | None = None) -> Conditions:
         """Those of this process."""
         on_gpu = device.type == "cuda"
+        # named, so that what was measured there before one thread was held to one is not met again
+        library = " with ACL" if not on_gpu and torch.backends.mkldnn.is_acl_available() else ""
         if batch < 1:
             raise LrnasError(f"a batch has at least one image; got {batch}")
         dtype = dtype or ("bf16" if on_gpu else "fp32")
@@ -98,18 +101,12 @@ class Conditions:
             batch,
             0 if on_gpu else threads or torch.get_num_threads(),
             on_gpu and os.environ.get("LRNAS_KERNELS") != "off",
-            f"torch {torch.__version__}, lrnas {__version__}",
+            f"torch {torch.__version__}{library}, lrnas {__version__}",
         )
 
-    @contextmanager
-    def in_force(self) -> Iterator[None]:
+    def in_force(self) -> AbstractContextManager[None]:
         """With as many threads."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads or before)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        return num_threads(self.threads or torch.get_num_threads())
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
