@@ -54,10 +54,6 @@ FACTOR = 3
 """Of epochs from rung to rung, and of trials at a rung to those that go on."""
 QUICK_EPOCHS = {"digits": 3}
 """For sets that are learned in no time, instead of the recipe's epochs."""
-
-
-REFERENCES = 4
-"""Named networks that are measured whole, to see how sums of their layers compare."""
 SAMPLED, SAMPLING = 24, 20.0
 """Networks whose layers are measured before trials run on the same device, and the seconds for that."""
 
@@ -269,7 +265,7 @@ class _Training:
         say: Callable[[str], None],
     ) -> None:
         """Have costs include the latency, on a device of this machine; what a study that was begun measured stays."""
-        from lrnas.latency import Conditions, Latency, LatencyTable, find_device, table_file  # with timm
+        from lrnas.latency import REFERENCES, Conditions, Latency, LatencyTable, find_device, table_file  # with timm
 
         found = find_device(device)
         conditions = Conditions.here(found, batch, threads=max(1, threads))

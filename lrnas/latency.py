@@ -35,7 +35,7 @@ from lrnas.threads import num_threads
 from lrnas.timing import measure
 from lrnas.topology import Step
 
-__all__ = ["DTYPES", "Conditions", "Latency", "LatencyTable", "find_device", "table_file"]
+__all__ = ["DTYPES", "REFERENCES", "Conditions", "Latency", "LatencyTable", "find_device", "table_file"]
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOGETHER = 12
@@ -43,6 +43,8 @@ TOGETHER = 12
 PASSES, ROUNDS, QUANTILE = 2, 12, 0.1
 """Times that a step is measured, samples each time, and which of these counts; in the end the shorter time does. Trials
 may run meanwhile, which makes many samples long and none short."""
+REFERENCES = 4
+"""Named networks that are measured whole, to see how sums of their layers compare."""
 FEWEST = 10
 """Steps of a kind that a guess needs."""
 

@@ -20,7 +20,7 @@ import torch
 from lrnas.arch import Architecture
 from lrnas.cost import Cost
 from lrnas.errors import LrnasError, in_a_line
-from lrnas.latency import DTYPES, Conditions, Latency, LatencyTable, find_device
+from lrnas.latency import DTYPES, REFERENCES, Conditions, Latency, LatencyTable, find_device
 from lrnas.parts import Setting, layer_call, network_call, steps_of
 from lrnas.plan import canonical_id, make_plan, native_input_size, native_num_classes, resolve_backbone
 from lrnas.points import family_table, named_networks
@@ -29,9 +29,6 @@ from lrnas.timing import Call, measure
 from lrnas.topology import Step
 
 __all__ = ["Check", "LayerTime", "Profile", "Profiled", "baseline_of", "check_table", "profile"]
-
-REFERENCES = 4
-"""Networks of a space that give the factor, as in a search."""
 
 
 @dataclass(frozen=True, slots=True)

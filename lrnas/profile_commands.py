@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import LrnasError, MissingExtra
-from lrnas.options import add_data_dir
+from lrnas.options import add_data_dir, add_study_options
 from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def add_profile_command(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--number", type=int, default=12, metavar="N", help="of networks for that (default: 12)")
     add_data_dir(parser, "the table is")
-    parser.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
+    add_study_options(parser)
     parser.set_defaults(run=_profile)
     return parser
 
@@ -64,10 +64,10 @@ def _profile(options: argparse.Namespace) -> None:
     from lrnas.profile import profile
 
     result = profile(
-        [_find(source, options.studies) for source in options.sources],
+        [_find(source, options) for source in options.sources],
         **_setting(options),
         compile_networks=options.compile,
-        baseline=_find(options.baseline, options.studies) if options.baseline else None,
+        baseline=_find(options.baseline, options) if options.baseline else None,
         training=not options.no_training,
         layers=not options.no_layers,
         say=lambda line: print(line, file=sys.stderr, flush=True),
@@ -83,7 +83,7 @@ def _profile(options: argparse.Namespace) -> None:
     _print_networks(result)
 
 
-def _find(source: str, studies: str) -> tuple[str, Architecture]:
+def _find(source: str, options: argparse.Namespace) -> tuple[str, Architecture]:
     """A network by name or file, or a trial of a study."""
     from lrnas.summary import read_source
 
@@ -92,7 +92,7 @@ def _find(source: str, studies: str) -> tuple[str, Architecture]:
         return read_source(source)
     from lrnas.driver import open_study
 
-    record = open_study(study, studies=studies)
+    record = open_study(study, storage=options.storage, studies=options.studies)
     if number == "best":
         best = record.best()
         return f"{study}:{best.number}", best.architecture

@@ -140,5 +140,8 @@ def test_networks_of_a_study(quick: None, tmp_path: Path, capsys: pytest.Capture
     assert main(["profile", "s:0", "s:best", "--studies", str(tmp_path), *options]) == 0
     names = [network["name"] for network in json.loads(capsys.readouterr().out)["networks"]]
     assert names[1:] == ["s:0", "s:2"]  # the third is the most accurate
+    url = f"sqlite:///{tmp_path}/s/study.db"
+    assert main(["profile", "s:0", "--storage", url, "--studies", str(tmp_path / "none"), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["networks"][1]["name"] == "s:0"
     assert main(["profile", "s:9", "--studies", str(tmp_path)]) == 2
     assert "s has no network of trial 9" in capsys.readouterr().err
