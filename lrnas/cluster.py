@@ -13,6 +13,7 @@ import ray
 import torch
 from ray.exceptions import AuthenticationError, RayError
 
+from lrnas.data import pin_data_folder
 from lrnas.errors import LrnasError
 
 __all__ = ["WorkerOptions", "Workers", "pick_workers", "running_ray"]
@@ -74,6 +75,7 @@ def running_ray(workers: Workers) -> Iterator[Workers]:
         "TUNE_GLOBAL_CHECKPOINT_S": "3600",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
     }
+    pin_data_folder()
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the study has it all

@@ -35,6 +35,7 @@ __all__ = [
     "from_anywhere",
     "is_stream",
     "load_set",
+    "pin_data_folder",
     "short_name",
 ]
 
@@ -52,6 +53,12 @@ Images = npt.NDArray[np.uint8]
 def data_folder(folder: str | Path | None = None) -> Path:
     """Where data sets are kept: as given, else $LRNAS_DATA, else ~/.cache/lrnas."""
     return Path(folder or os.environ.get("LRNAS_DATA") or Path.home() / ".cache" / "lrnas")
+
+
+def pin_data_folder() -> None:
+    """Say $LRNAS_DATA in full, for workers, which inherit it and whose current folder is another."""
+    if kept := os.environ.get("LRNAS_DATA"):
+        os.environ["LRNAS_DATA"] = str(Path(kept).absolute())
 
 
 def is_stream(name: str) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lrnas.checkpoint import recorded_curve
+from lrnas.data import pin_data_folder
 from lrnas.errors import LrnasError
 from lrnas.job import Job
 from lrnas.train import EpochReport, Status
@@ -58,6 +59,7 @@ def run_on_workers(
         warnings.simplefilter("ignore")  # Ray's own, about its next version
         started = not ray.is_initialized()
         if started:
+            pin_data_folder()
             ray.init(
                 address=address or "local", log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR
             )

@@ -1,6 +1,7 @@
 """Data sets in folders: the layout, what is wrong with it, and pictures of every mode."""
 
 import io
+import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from PIL import Image
 
 from lrnas.arch import Architecture
 from lrnas.cli import main
-from lrnas.data import from_anywhere, load_set, short_name
+from lrnas.data import data_folder, from_anywhere, load_set, pin_data_folder, short_name
 from lrnas.errors import DataError, UnknownName
 from lrnas.images import read_rgb
 from lrnas.job import Job
@@ -195,6 +196,18 @@ def test_a_job_finds_its_images_from_any_folder(tmp_path: Path, monkeypatch: pyt
     job = Job(Architecture("nin"), "folder:set", Recipe(), 0, data_dir="kept", image_size=8, loaders=0)
     monkeypatch.chdir(tmp_path)
     assert len(job.load_data().test()) == 3 and job.cache == tmp_path / "here" / "kept"
+
+
+def test_the_folder_of_the_environment_is_the_same_to_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LRNAS_DATA", "kept")
+    pin_data_folder()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert data_folder() == tmp_path / "kept"
+    monkeypatch.delenv("LRNAS_DATA")
+    pin_data_folder()
+    assert "LRNAS_DATA" not in os.environ
 
 
 @pytest.mark.parametrize(
