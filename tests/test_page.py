@@ -23,9 +23,19 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 
 def read_data(page: str) -> dict[str, Any]:
+    """All data of a page, put together again."""
     found = re.search(r'<script id="data"[^>]*>([^<]*)</script>', page)
     assert found is not None
-    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    data: dict[str, Any]
+    data, *parts = (json.loads(gzip.decompress(base64.b64decode(part))) for part in found[1].split("\n"))
+    networks = [network for study in data["studies"] for network in study["networks"]]
+    for network, texts in zip(networks, (texts for part in parts for texts in part), strict=True):
+        layers = network["layers"]
+        network["layers"] = [
+            data["shapes"][shape] | {"macs": macs, "params": params}
+            for shape, macs, params in zip(layers["shapes"], layers["macs"], layers["params"], strict=True)
+        ]
+        network |= texts
     return data
 
 

@@ -4,6 +4,7 @@ const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", mode
 const MOST_IN_ALLOCATION = 60;
 const MOST_PARAMETERS = 20;
 const MOST_ELEMENTS = 300;
+const MOST_LAYERS = 14;
 
 /** What all charts have in common, in the colours of the page. */
 function makeLayout(more = {}) {
@@ -43,14 +44,17 @@ function staircase(places) {
   return best;
 }
 
+/** A layer in words, put together once for all networks that have it. */
+function spellLayer(layer) {
+  const spell = ([rows, columns, number]) => `${rows}×${columns} ${number}`;
+  layer.words ??= `${plain(layer.name)}: ${layer.groups.map(spell).join(" | ")}${layer.second ? ` → ${spell(layer.second)}` : ""}`;
+  return layer.words;
+}
+
 function describe(study, network) {
-  const layers = network.layers.filter((layer) => layer.kernel > 1);
-  const shown = layers.slice(0, 14).map((layer) => {
-    const groups = layer.groups.map(([rows, columns, number]) => `${rows}×${columns} ${number}`).join(" | ");
-    const second = layer.second ? ` → ${layer.second[0]}×${layer.second[1]} ${layer.second[2]}` : "";
-    return `${plain(layer.name)}: ${groups}${second}`;
-  });
-  if (layers.length > 14) shown.push(`… ${layers.length - 14} more`);
+  const layers = shapesOf(network).filter((layer) => layer.kernel > 1);
+  const shown = layers.slice(0, MOST_LAYERS).map(spellLayer);
+  if (layers.length > MOST_LAYERS) shown.push(`… ${layers.length - MOST_LAYERS} more`);
   const latency = network.latency == null ? "" : `, ${network.latency.toFixed(3)} ms`;
   return [
     `<b>${plain(network.name)}</b>, trial ${network.number} of ${plain(study.name)}`,
@@ -292,7 +296,7 @@ function spreadOut(list, number) {
 function variedLayers(networks) {
   const depths = new Map();
   for (const { network } of networks) {
-    network.layers.forEach((layer, i) => { if (layer.kernel > 1) depths.set(layer.name, i / network.layers.length); });
+    shapesOf(network).forEach((layer, i, all) => { if (layer.kernel > 1) depths.set(layer.name, i / all.length); });
   }
   return [...depths.keys()].sort((a, b) => depths.get(a) - depths.get(b));
 }
@@ -305,7 +309,7 @@ function filtersOf(layer) {
 function drawAllocation() {
   const study = page.data.studies[page.study];
   const axis = currentAxis();
-  const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => p.network.on_front && p.network.layers.length);
+  const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => p.network.on_front && p.network.layers.shapes.length);
   all.sort((a, b) => a.network[axis.name] - b.network[axis.name]);
   const front = spreadOut(all, MOST_IN_ALLOCATION);
   const layers = variedLayers(front);
@@ -321,7 +325,7 @@ function drawAllocation() {
     layout["yaxis" + suffix] = { domain: [1 - (row + 1) * step + 0.14 * step, 1 - row * step], range: [0, 1.25], showticklabels: false,
       showgrid: false, zeroline: false, fixedrange: true };
     layout.annotations.push({ text: plain(name), xref: "paper", yref: "y" + suffix + " domain", x: 0, y: 0.4, xanchor: "right", xshift: -6, showarrow: false, font: { size: 11.5 } });
-    const found = front.map((p) => p.network.layers.find((layer) => layer.name === name));
+    const found = front.map((p) => shapesOf(p.network).find((layer) => layer.name === name));
     for (const kind of Object.keys(page.data.shades)) {
       const numbers = found.map((layer) => (layer ? filtersOf(layer).filter((group) => group[3] === kind).reduce((sum, group) => sum + group[2], 0) : 0));
       if (!numbers.some(Boolean)) continue;
