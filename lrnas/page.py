@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import gc
 import gzip
 import html
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ AT_A_TIME = 50
 
 def make_page(report: Report) -> str:
     """The page as HTML."""
-    data, texts = take_apart(report.to_dict())
+    with _no_collection():
+        data, texts = take_apart(report.to_dict())
     parts = {
         "TITLE": html.escape(report.title),
         "SUBTITLE": html.escape(f"Made by lrnas {__version__}, {report.made}"),
@@ -69,6 +73,18 @@ def pack(data: object) -> str:
     except ValueError:  # rarely: to look for them takes longer than to write all the rest
         text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without looks for garbage: a page of thousands of trials is millions of objects, none of them to be given up."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _finite(value: Any) -> Any:

@@ -291,7 +291,7 @@ function drawCurves() {
   draw("curves", order.map((name) => {
     const { opacity, ...line } = styleOf(name);
     const trace = { type: "scatter", mode: "lines", name, ...groups.get(name), line, opacity, hovertemplate: "%{text}<br>%{y:.2f} % after %{x}<extra></extra>" };
-    return name === "stopped after 1" || study.epochs === 1 ? asDots({ ...trace, mode: "markers", marker: { color: line.color, size: 4, opacity } }) : trace;
+    return name === "stopped after 1" || study.epochs === 1 ? asDots({ ...trace, mode: "markers", opacity: 1, marker: { color: line.color, size: 4, opacity } }) : trace;
   }), {
     xaxis: { title: { text: "epoch" }, ...epochTicks(study.epochs), range: [0.9, study.epochs + 0.1] },
     yaxis: { title: { text: "validation accuracy, %" } },
