@@ -12,6 +12,7 @@ from lrnas.terminal import make_console, make_table, print_json, read_settings
 if TYPE_CHECKING:
     from lrnas.finals import Final, Retrained
     from lrnas.record import Record
+    from lrnas.shell_lines import Whereabouts
     from lrnas.verdicts import Verdict
 
 __all__ = ["add_retrain_command"]
@@ -67,6 +68,7 @@ def _retrain(options: argparse.Namespace) -> None:
     except ImportError as error:
         raise LrnasError(f"retraining needs {error.name}; it is not installed; pip install 'lrnas[search]'") from None
     from lrnas.finals import read_retrained
+    from lrnas.shell_lines import Whereabouts
     from lrnas.verdicts import judge
 
     if "@" in options.study:
@@ -82,7 +84,8 @@ def _retrain(options: argparse.Namespace) -> None:
     if options.json:
         _print_json(record, retrained, verdicts, left)
     else:
-        _print_finals(record, retrained, verdicts, f"{left}; {command} goes on with them" if left else "")
+        where = Whereabouts(options.studies, options.storage)
+        _print_finals(record, retrained, verdicts, f"{left}; {command} goes on with them" if left else "", where)
 
 
 def _train(options: argparse.Namespace) -> tuple[Record, int]:
@@ -131,7 +134,7 @@ def _print_json(record: Record, retrained: Retrained, verdicts: list[Verdict], l
     )
 
 
-def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict], left: str) -> None:
+def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict], left: str, where: Whereabouts) -> None:
     """With `left` in words, if there is anything left."""
     from lrnas.finals import final_front
     from lrnas.verdicts import TEST
@@ -177,7 +180,8 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
         console.print(str(verdict))
     if verdicts:
         console.print(f"Test: {TEST}.")
-    console.print(f"Weights: lrnas export {record.name}:RUN (--json has the numbers of runs)")
+    source = f"{record.name}:RUN{where.options()}"
+    console.print(f"Weights: lrnas export {source} (--json has the numbers of runs)", soft_wrap=True)
 
 
 def _accuracy(final: Final) -> str:
