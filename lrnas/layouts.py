@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lrnas.arch import Architecture, Filters
@@ -90,18 +90,19 @@ def kind_of(filters: Filters, kernel: int | None) -> str:
 def lay_out(architecture: Architecture, shape: ImageShape) -> tuple[Layer, ...]:
     """The layers in use, in order; the parameters of a norm belong to the layer before it."""
     plan = make_plan(architecture, shape.size, shape.num_classes, shape.channels, check_fit=False)
-    convs = {conv.name: conv for conv in plan.convs}
-    layers: list[Layer] = []
-    for cost in plan.cost.layers:
-        if cost.role == "auxiliary":
-            continue
-        if layers and not cost.macs:
-            layers[-1] = replace(layers[-1], params=layers[-1].params + cost.params)
-            continue
-        conv = convs.get(cost.name)
-        filters = () if conv is None else (conv.kernel, conv.mix.groups, conv.mix.second)
-        layers.append(Layer(cost.name, cost.macs, cost.params, tuple(cost.output), *filters))
-    return tuple(layers)
+    convs = {conv.name: (conv.kernel, conv.mix.groups, conv.mix.second) for conv in plan.convs}
+    used = [cost for cost in plan.cost.layers if cost.role != "auxiliary"]
+    kept = [i for i, cost in enumerate(used) if cost.macs or not i]
+    return tuple(
+        Layer(
+            used[first].name,
+            used[first].macs,
+            sum(cost.params for cost in used[first:after]),
+            tuple(used[first].output),
+            *convs.get(used[first].name, ()),
+        )
+        for first, after in zip(kept, [*kept[1:], len(used)], strict=True)
+    )
 
 
 def find_image_shape(size: int, counted: Iterable[tuple[Architecture, int, int]]) -> ImageShape | None:

@@ -19,6 +19,7 @@ from lrnas.terminal import make_console, make_table, print_json
 if TYPE_CHECKING:
     from lrnas.finals import Final, Retrained
     from lrnas.record import Record
+    from lrnas.shell_lines import Whereabouts
     from lrnas.verdicts import Verdict
 
 __all__ = ["add_retrain_command"]
@@ -69,6 +70,7 @@ def _retrain(options: argparse.Namespace) -> None:
     except ImportError as error:
         raise MissingExtra("retraining", error.name, "search") from None
     from lrnas.finals import read_retrained
+    from lrnas.shell_lines import Whereabouts
     from lrnas.verdicts import judge
 
     if "@" in options.study:
@@ -84,7 +86,8 @@ def _retrain(options: argparse.Namespace) -> None:
     if options.json:
         _print_json(record, retrained, verdicts, left)
     else:
-        _print_finals(record, retrained, verdicts, f"{left}; {command} goes on with them" if left else "")
+        where = Whereabouts(options.studies, options.storage)
+        _print_finals(record, retrained, verdicts, f"{left}; {command} goes on with them" if left else "", where)
 
 
 def _train(options: argparse.Namespace) -> tuple[Record, int]:
@@ -130,7 +133,7 @@ def _print_json(record: Record, retrained: Retrained, verdicts: list[Verdict], l
     )
 
 
-def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict], left: str) -> None:
+def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict], left: str, where: Whereabouts) -> None:
     """With `left` in words, if there is anything left."""
     from lrnas.finals import final_front
     from lrnas.verdicts import TEST
@@ -175,7 +178,8 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
         console.print(str(verdict))
     if verdicts:
         console.print(f"Test: {TEST}.")
-    console.print(f"Weights: lrnas export {record.name}:RUN (--json has the numbers of runs)")
+    source = f"{record.name}:RUN{where.options()}"
+    console.print(f"Weights: lrnas export {source} (--json has the numbers of runs)", soft_wrap=True)
 
 
 def _accuracy(final: Final) -> str:

@@ -120,6 +120,7 @@ def _search(options: argparse.Namespace) -> None:
     except ImportError as error:
         raise MissingExtra("a search", error.name, "search") from None
     from lrnas.search_view import search_view
+    from lrnas.shell_lines import Whereabouts
 
     with search_view() as events:
         study = search(
@@ -161,8 +162,8 @@ def _search(options: argparse.Namespace) -> None:
     _print_front(study)
     console = make_console()
     console.print(f"Written: {', '.join(str(file) for file in files)}")
-    extra = f" --storage {options.storage}" if options.storage else ""
-    console.print(f"Look again: lrnas front {study.name}{extra}")
+    where = Whereabouts(options.studies, options.storage).options()
+    console.print(f"Look again: lrnas front {study.name}{where}", soft_wrap=True)
     spent = study.spent()
     more = f" with a budget above {spent}" if spent >= options.budget else ""
     console.print(f"Go on:      the same command{more}")

@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from filled_studies import fill_study
+from PIL import Image
 from test_report import some_finals
 
 from lrnas.page import make_page, pack
@@ -23,9 +25,19 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 
 def read_data(page: str) -> dict[str, Any]:
+    """All data of a page, put together again."""
     found = re.search(r'<script id="data"[^>]*>([^<]*)</script>', page)
     assert found is not None
-    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    data: dict[str, Any]
+    data, *parts = (json.loads(gzip.decompress(base64.b64decode(part))) for part in found[1].split("\n"))
+    networks = [network for study in data["studies"] for network in study["networks"]]
+    for network, texts in zip(networks, (texts for part in parts for texts in part), strict=True):
+        layers = network["layers"]
+        network["layers"] = [
+            data["shapes"][shape] | {"macs": macs, "params": params}
+            for shape, macs, params in zip(layers["shapes"], layers["macs"], layers["params"], strict=True)
+        ]
+        network |= texts
     return data
 
 
@@ -227,6 +239,60 @@ def test_networks_that_were_all_stopped_can_be_hidden_and_shown(browser: Any, tm
     for shown in (0, len(networks)):
         tab.page.locator("#show-partial").click()
         assert tab.page.locator("#front-section").is_visible() and tab.points().count() == shown
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_points_that_are_painted_as_one(browser: Any, tmp_path: Path) -> None:
+    file = write_page(tmp_path, 800)
+    networks = read_data(file.read_text(encoding="utf-8"))["studies"][0]["networks"]
+    full = [network for network in networks if network["is_full"]]
+    plain = [network for network in full if not network["on_front"] and not network["is_paper"]]
+    stopped = [network for network in networks if network["is_partial"]]
+    tab = Tab(browser, file, 1400, 900)
+    page = tab.page
+    dots = page.locator("#front .dots")
+
+    def painted() -> list[list[str]]:
+        return [
+            re.findall(r"M([\d.-]+,[\d.-]+)h0", path)
+            for path in dots.evaluate_all("all => all.map(one => one.getAttribute('d'))")
+        ]
+
+    assert list(map(len, painted())) == [len(stopped), len(plain)]
+    best = max(plain, key=lambda network: network["accuracy"])  # it lies apart
+    x, y = map(float, painted()[1][plain.index(best)].split(","))
+    corner = page.locator("#front .nsewdrag").bounding_box()
+    page.mouse.move(corner["x"] + x - 1, corner["y"] + y)
+    page.mouse.move(corner["x"] + x, corner["y"] + y)
+    page.wait_for_selector("#front .hoverlayer .hovertext")
+    assert best["name"] in page.locator("#front .hoverlayer").text_content()
+    page.mouse.click(corner["x"] + x, corner["y"] + y)
+    assert page.locator("#card-title").inner_text() == best["name"]
+    assert page.locator("#card .line code").first.inner_text() == best["lines"][0][1]
+    page.keyboard.press("Escape")
+
+    before = painted()[1]
+    page.mouse.move(corner["x"] + 300, corner["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(corner["x"] + 600, corner["y"] + 300)
+    page.mouse.up()
+    assert len(painted()[1]) == len(before) and painted()[1] != before  # drawn larger
+    before = painted()[1]
+    page.get_by_role("button", name="linear").click()
+    assert len(painted()[1]) == len(before) and painted()[1] != before
+    page.locator("#show-partial").uncheck()
+    assert list(map(len, painted())) == [len(plain)]
+    page.locator("#front .legendtoggle").first.click()
+    page.wait_for_selector("#front .dots", state="detached")  # Plotly waits for a second click
+    page.locator("#front .legendtoggle").first.click()
+    page.wait_for_selector("#front .dots")
+    page.locator("#front").hover()
+    with page.expect_download() as download:
+        page.locator("#front .modebar-btn[data-title*=PNG]").click()
+    picture = np.asarray(Image.open(download.value.path()).convert("RGB")).astype(int)
+    shade = [int(part, 16) for part in re.findall("..", page.evaluate("colour('--found')")[1:])]
+    assert (abs(picture - shade).max(axis=-1) < 5).sum() > 10 * len(plain)  # some lie on others
     assert tab.complaints == []
 
 

@@ -15,7 +15,8 @@ function make(tag, attributes = {}, ...children) {
 const byId = (id) => document.getElementById(id);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const percent = (value, digits = 2) => (value == null ? "–" : (100 * value).toFixed(digits) + " %");
-const whole = (value) => (value == null ? "–" : value.toLocaleString("en-US"));
+// toLocaleString would take some 30 ms of the time in which a page opens
+const whole = (value) => (value == null ? "–" : String(value).replace(/\B(?=(\d{3})+$)/g, ","));
 const spelt = (shape) => shape.replace("x", "×");
 
 /** Text for Plotly, which reads some markup. */
@@ -69,10 +70,37 @@ async function copyText(text, button) {
   setTimeout(() => { button.textContent = label; }, 1200);
 }
 
-/** The data of the page: JSON, compressed. */
-async function readData() {
+/** One of the parts that the data of the page come in, each JSON, compressed. */
+async function readPart(number) {
   if (typeof DecompressionStream === "undefined") throw new Error("this page needs a browser of 2023 or later");
-  const bytes = Uint8Array.from(atob(byId("data").textContent.trim()), (letter) => letter.charCodeAt(0));
+  const letters = atob(byId("data").textContent.trim().split("\n")[number]);
+  const bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).json();
+}
+
+/** The first part: all that the page opens with. */
+async function readData() {
+  const data = await readPart(0);
+  data.studies.flatMap((study) => study.networks).forEach((network, place) => { network.place = place; });
+  return data;
+}
+
+const texts = new Map();
+
+/** A network's description and its lines for a shell: long, and few are looked at, so these wait in parts of their own. */
+async function textsOf(network) {
+  const number = 1 + Math.floor(network.place / page.data.at_a_time);
+  if (!texts.has(number)) texts.set(number, readPart(number));
+  return (await texts.get(number))[network.place % page.data.at_a_time];
+}
+
+/** Name, output and filters of each of a network's layers; layers that are the same are one object. */
+const shapesOf = (network) => network.layers.shapes.map((number) => page.data.shapes[number]);
+
+/** The same with what each layer costs. */
+function layersOf(network) {
+  const { macs, params } = network.layers;
+  return shapesOf(network).map((shape, i) => ({ ...shape, macs: macs[i], params: params[i] }));
 }

@@ -4,10 +4,12 @@ function openCard(study, network) {
   const close = make("button", { type: "button", "aria-label": "close", onclick: () => card.close() }, "✕");
   const title = make("h2", { id: "card-title" }, network.name);
   const parts = [make("div", { class: "card-head" }, title, close), cardFacts(study, network)];
-  if (network.layers.length) parts.push(make("h3", {}, "Layers"), cardLegend(), cardLayers(network));
+  const layers = layersOf(network);
+  if (layers.length) parts.push(make("h3", {}, "Layers"), cardLegend(), cardLayers(network, layers));
   if (network.curve.length) parts.push(make("h3", {}, "Validation accuracy by epoch"), make("div", { id: "card-curve", class: "small" }));
-  parts.push(make("h3", {}, "Have it again"), ...network.lines.map(([title, line]) => cardLine(title, line)));
-  card.replaceChildren(...parts);
+  const again = make("div", {});
+  textsOf(network).then(({ lines }) => again.append(...lines.map(([title, line]) => cardLine(title, line))));
+  card.replaceChildren(...parts, make("h3", {}, "Have it again"), again);
   if (!card.open) card.showModal();
   card.scrollTop = 0;
   if (network.curve.length) drawCardCurve(study, network);
@@ -29,10 +31,10 @@ function cardLegend() {
     make("span", {}, make("i", { style: `background:${shade}` }), spelt(kind))));
 }
 
-function cardLayers(network) {
-  const widest = Math.max(...network.layers.flatMap((layer) => layer.groups.length ? [layer.groups.reduce((sum, group) => sum + group[2], 0)] : [1]));
+function cardLayers(network, layers) {
+  const widest = Math.max(...layers.flatMap((layer) => layer.groups.length ? [layer.groups.reduce((sum, group) => sum + group[2], 0)] : [1]));
   const head = make("tr", {}, ...["layer", "filters", "output"].map((name) => make("th", {}, name)), ...["MACs", "%", "parameters"].map((name) => make("th", { class: "number" }, name)));
-  const rows = network.layers.map((layer) => make("tr", {},
+  const rows = layers.map((layer) => make("tr", {},
     make("td", {}, layer.name), make("td", {}, filterBar(layer, widest)), make("td", {}, layer.output.join("×")),
     make("td", { class: "number" }, whole(layer.macs)), make("td", { class: "number" }, (100 * layer.macs / network.macs).toFixed(1)),
     make("td", { class: "number" }, whole(layer.params))));

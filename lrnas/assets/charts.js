@@ -1,9 +1,11 @@
 const PALETTE = ["#2a7fd0", "#e07b2c", "#2f9e62", "#b35cc4", "#c8a415", "#d1495b", "#3aa6b0", "#8a6d5a"];
 // nothing leaves the page: Plotly would offer to upload charts
-const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d"] };
+const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d", "toImage"],
+  modeBarButtonsToAdd: [{ name: "picture", title: "Download plot as a PNG", icon: Plotly.Icons.camera, click: savePicture }] };
 const MOST_IN_ALLOCATION = 60;
 const MOST_PARAMETERS = 20;
 const MOST_ELEMENTS = 300;
+const MOST_LAYERS = 14;
 
 /** What all charts have in common, in the colours of the page. */
 function makeLayout(more = {}) {
@@ -22,8 +24,12 @@ function makeLayout(more = {}) {
 function draw(id, traces, layout) {
   const element = byId(id);
   const isNew = !element.data;
-  Plotly.react(element, traces, makeLayout(layout), CONFIG);
+  // by names of their own no trace takes over what was painted for another
+  const named = traces.map((trace, i) => ({ ...trace, uid: (trace.marker?.maxdisplayed ? "dots" : "plain") + i }));
+  Plotly.react(element, named, makeLayout(layout), CONFIG);
   if (isNew) {
+    paintDots(element);
+    element.on("plotly_afterplot", () => paintDots(element));
     element.on("plotly_click", (event) => {
       const network = event.points[0].customdata;
       if (Array.isArray(network)) openCard(page.data.studies[network[0]], page.data.studies[network[0]].networks[network[1]]);
@@ -43,14 +49,17 @@ function staircase(places) {
   return best;
 }
 
+/** A layer in words, put together once for all networks that have it. */
+function spellLayer(layer) {
+  const spell = ([rows, columns, number]) => `${rows}×${columns} ${number}`;
+  layer.words ??= `${plain(layer.name)}: ${layer.groups.map(spell).join(" | ")}${layer.second ? ` → ${spell(layer.second)}` : ""}`;
+  return layer.words;
+}
+
 function describe(study, network) {
-  const layers = network.layers.filter((layer) => layer.kernel > 1);
-  const shown = layers.slice(0, 14).map((layer) => {
-    const groups = layer.groups.map(([rows, columns, number]) => `${rows}×${columns} ${number}`).join(" | ");
-    const second = layer.second ? ` → ${layer.second[0]}×${layer.second[1]} ${layer.second[2]}` : "";
-    return `${plain(layer.name)}: ${groups}${second}`;
-  });
-  if (layers.length > 14) shown.push(`… ${layers.length - 14} more`);
+  const layers = shapesOf(network).filter((layer) => layer.kernel > 1);
+  const shown = layers.slice(0, MOST_LAYERS).map(spellLayer);
+  if (layers.length > MOST_LAYERS) shown.push(`… ${layers.length - MOST_LAYERS} more`);
   const latency = network.latency == null ? "" : `, ${network.latency.toFixed(3)} ms`;
   return [
     `<b>${plain(network.name)}</b>, trial ${network.number} of ${plain(study.name)}`,
@@ -78,17 +87,37 @@ function pointTrace(study, places, name, marker, more = {}) {
   };
 }
 
-/** Points as a line of no length each, with round ends: one element in place of thousands. */
-function asDots(trace, shade, size, opacity) {
-  const twice = (values, gap) => values.flatMap((value) => [value, value, gap]);
-  return { ...trace, mode: "lines", x: twice(trace.x, null), y: twice(trace.y, null), text: twice(trace.text, ""),
-    customdata: twice(trace.customdata, null), opacity, line: { color: shade, width: size, simplify: false } };
+/** Points that all look the same. For Plotly each is an element: of very many it is to draw one, and paintDots does the rest. */
+function asDots(trace) {
+  return trace.x.length > MOST_ELEMENTS ? { ...trace, marker: { ...trace.marker, maxdisplayed: 1 } } : trace;
 }
 
-/** Points that all look the same; thousands are drawn at once. */
-function dotTrace(study, places, name, marker, more) {
-  const trace = pointTrace(study, places, name, marker, more);
-  return places.length > MOST_ELEMENTS ? asDots(trace, marker.color, marker.size, marker.opacity ?? 1) : trace;
+/** Paint all points of a trace as one element: lines of no length, with round ends. Plotly moves it with the trace. */
+function paintDots(element) {
+  const { xaxis, yaxis } = element._fullLayout;
+  for (const { uid, x, y, marker } of element.data) {
+    const group = marker?.maxdisplayed && element.querySelector(`.trace${uid}`);
+    if (!group) continue;  // its points are elements, or it was switched off in the legend
+    group.querySelector(".points").style.display = "none";
+    let path = group.querySelector(".dots");
+    if (!path) {
+      path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+      path.classList.add("dots");
+      group.querySelector(".lines").append(path);
+    }
+    const at = (axis, value) => axis.d2p(value).toFixed(1);
+    path.setAttribute("d", x.map((value, i) => (value == null ? "" : `M${at(xaxis, value)},${at(yaxis, y[i])}h0`)).join(""));
+    path.setAttribute("stroke", marker.color);
+    path.setAttribute("stroke-width", marker.size);
+    path.setAttribute("stroke-opacity", marker.opacity ?? 1);
+  }
+}
+
+/** A chart as a file; Plotly draws it anew for that, so every point is to be an element. */
+function savePicture(element) {
+  const data = element.data.map((trace) => (trace.marker?.maxdisplayed ? { ...trace, marker: { ...trace.marker, maxdisplayed: 0 } } : trace));
+  const { clientWidth: width, clientHeight: height } = element;
+  return Plotly.downloadImage({ data, layout: element.layout }, { format: "png", width, height, filename: element.id });
 }
 
 /** Ranges of both axes: what was trained in full fills the picture, with its error bars. */
@@ -118,7 +147,7 @@ function drawFront() {
     const group = { legendgroup: String(i), showlegend: false };
     if (partial.length && page.showPartial) {
       const shown = several ? group : {};
-      traces.push(dotTrace(study, partial, "stopped early", { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown));
+      traces.push(asDots(pointTrace(study, partial, "stopped early", { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown)));
     }
     traces.push({ type: "scatter", mode: "lines", name: "front", x: steps.map((p) => p.x), y: steps.map((p) => p.y),
       line: { shape: "hv", color: studyColour(i), width: 1.6 }, hoverinfo: "skip", ...group });
@@ -126,7 +155,7 @@ function drawFront() {
     const paper = full.filter((p) => p.network.is_paper);
     // one look for all points of a trace: Plotly draws that several times faster than a look for each
     const marker = { color: studyColour(i), size: 8 };
-    traces.push(dotTrace(study, found.filter((p) => !p.network.on_front), name, marker, { legendgroup: String(i) }));
+    traces.push(asDots(pointTrace(study, found.filter((p) => !p.network.on_front), name, marker, { legendgroup: String(i) })));
     const ring = { ...marker, size: 10, line: { color: colour("--ink"), width: 1.3 } };
     traces.push(pointTrace(study, found.filter((p) => p.network.on_front), "on the front", ring, several ? group : {}));
     const diamond = { symbol: "diamond", size: 11, color: several ? studyColour(i) : colour("--paper"), line: { color: colour("--ink"), width: several ? 1.3 : 0 } };
@@ -262,7 +291,7 @@ function drawCurves() {
   draw("curves", order.map((name) => {
     const { opacity, ...line } = styleOf(name);
     const trace = { type: "scatter", mode: "lines", name, ...groups.get(name), line, opacity, hovertemplate: "%{text}<br>%{y:.2f} % after %{x}<extra></extra>" };
-    return name === "stopped after 1" || study.epochs === 1 ? asDots(trace, line.color, 4, opacity) : trace;
+    return name === "stopped after 1" || study.epochs === 1 ? asDots({ ...trace, mode: "markers", opacity: 1, marker: { color: line.color, size: 4, opacity } }) : trace;
   }), {
     xaxis: { title: { text: "epoch" }, ...epochTicks(study.epochs), range: [0.9, study.epochs + 0.1] },
     yaxis: { title: { text: "validation accuracy, %" } },
@@ -292,7 +321,7 @@ function spreadOut(list, number) {
 function variedLayers(networks) {
   const depths = new Map();
   for (const { network } of networks) {
-    network.layers.forEach((layer, i) => { if (layer.kernel > 1) depths.set(layer.name, i / network.layers.length); });
+    shapesOf(network).forEach((layer, i, all) => { if (layer.kernel > 1) depths.set(layer.name, i / all.length); });
   }
   return [...depths.keys()].sort((a, b) => depths.get(a) - depths.get(b));
 }
@@ -305,7 +334,7 @@ function filtersOf(layer) {
 function drawAllocation() {
   const study = page.data.studies[page.study];
   const axis = currentAxis();
-  const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => p.network.on_front && p.network.layers.length);
+  const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => p.network.on_front && p.network.layers.shapes.length);
   all.sort((a, b) => a.network[axis.name] - b.network[axis.name]);
   const front = spreadOut(all, MOST_IN_ALLOCATION);
   const layers = variedLayers(front);
@@ -321,7 +350,7 @@ function drawAllocation() {
     layout["yaxis" + suffix] = { domain: [1 - (row + 1) * step + 0.14 * step, 1 - row * step], range: [0, 1.25], showticklabels: false,
       showgrid: false, zeroline: false, fixedrange: true };
     layout.annotations.push({ text: plain(name), xref: "paper", yref: "y" + suffix + " domain", x: 0, y: 0.4, xanchor: "right", xshift: -6, showarrow: false, font: { size: 11.5 } });
-    const found = front.map((p) => p.network.layers.find((layer) => layer.name === name));
+    const found = front.map((p) => shapesOf(p.network).find((layer) => layer.name === name));
     for (const kind of Object.keys(page.data.shades)) {
       const numbers = found.map((layer) => (layer ? filtersOf(layer).filter((group) => group[3] === kind).reduce((sum, group) => sum + group[2], 0) : 0));
       if (!numbers.some(Boolean)) continue;

@@ -19,12 +19,13 @@ function watchCharts() {
     observer.unobserve(byId(`${name}-section`));
     CHARTS[name]();
   };
-  for (const name of Object.keys(CHARTS)) {
-    byId(`${name}-section`).dataset.chart = name;
-    observer.observe(byId(`${name}-section`));
-  }
-  addEventListener("beforeprint", () => Object.keys(CHARTS).forEach(show));
   show("front");
+  addEventListener("beforeprint", () => Object.keys(CHARTS).forEach(show));
+  for (const name of Object.keys(CHARTS)) byId(`${name}-section`).dataset.chart = name;
+  // the first chart is to be seen before the next is drawn
+  requestAnimationFrame(() => setTimeout(() => {
+    for (const name of Object.keys(CHARTS)) if (!page.seen.has(name)) observer.observe(byId(`${name}-section`));
+  }));
 }
 
 function drawOverview() {

@@ -63,15 +63,18 @@ function sortBy(field) {
 }
 
 /** What the table holds now, as a file. */
-function tableAsCsv() {
+async function tableAsCsv() {
   const fields = ["study", "number", "status", "point", "identity", "accuracy", "macs", "params", "latency", "epochs", "seconds", "on_front", "architecture"];
   const quote = (value) => (/[",\n\r]/.test(value) ? `"${value.replace(/"/g, '""')}"` : value);
-  const lines = table.rows.map((row) => fields.map((field) => quote(String(valueOf(row, field) ?? ""))).join(","));
+  const lines = await Promise.all(table.rows.map(async (row) => {
+    const { architecture } = await textsOf(row.network);
+    return fields.map((field) => quote(String((field === "architecture" ? architecture : valueOf(row, field)) ?? ""))).join(",");
+  }));
   return [fields.join(","), ...lines].join("\r\n") + "\r\n";
 }
 
-function downloadCsv() {
-  const link = make("a", { href: URL.createObjectURL(new Blob([tableAsCsv()], { type: "text/csv" })), download: "trials.csv" });
+async function downloadCsv() {
+  const link = make("a", { href: URL.createObjectURL(new Blob([await tableAsCsv()], { type: "text/csv" })), download: "trials.csv" });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }

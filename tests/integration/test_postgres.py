@@ -1,0 +1,100 @@
+"""A study in a PostgreSQL database, from the search to the page: all that reads it, and no password anywhere."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from searches import SMALL, Search, trials
+from servers import running_postgres
+from test_page import read_data
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
+
+PASSWORD = "not-to-be-seen"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running_postgres() as server:
+        yield server.create("one").replace("postgres@", f"postgres:{PASSWORD}@")
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """What a command prints, after a look at what it says besides."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lrnas", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0 and PASSWORD not in done.stdout + done.stderr, done.stderr
+    return done.stdout
+
+
+def check_dashboard(folder: Path, url: str) -> None:
+    pytest.importorskip("optuna_dashboard")
+    command = [sys.executable, "-m", "lrnas", "dashboard", "s", "--storage", url, "--no-browser", "--port", "0"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        root, _, number = re.findall(r"http://\S+", line)[0].replace("/dashboard", "/api").rpartition("/studies/")
+
+        def read(path: str) -> Any:
+            with urllib.request.urlopen(f"{root}/{path}", timeout=60) as answer:
+                return json.loads(answer.read())
+
+        listed = {found["study_name"]: found["study_id"] for found in read("studies")["study_summaries"]}
+        assert list(listed) == ["s", "s@fast,epochs=1"] and str(listed["s"]) == number
+        search = read(f"studies/{number}?after=0")
+        retraining = read(f"studies/{listed['s@fast,epochs=1']}?after=0")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0 and PASSWORD not in line
+    assert search["objective_names"] == ["accuracy", "macs"]
+    assert retraining["objective_names"] == ["test_accuracy", "macs"]
+    attributes = [{item["key"]: item["value"] for item in row["user_attrs"]} for row in search["trials"]]
+    kept = {row.number: row.user_attrs for row in trials(url)}
+    for trial, known in kept.items():
+        shown = attributes[trial]
+        assert shown["architecture"] == known["architecture"] and json.loads(shown["curve"]) == known["curve"]
+    beyond = [
+        row["constraints"]
+        for row, known in zip(search["trials"], attributes, strict=True)
+        if known.get("point") == "nin"
+    ]
+    assert beyond and all(share > 0 for shares in beyond for share in shares)  # of the limit in SMALL
+    assert [row["state"] for row in retraining["trials"]] == ["Complete"] * 2
+
+
+def test_a_study_in_a_database_from_search_to_page(tmp_path: Path, url: str) -> None:
+    search = Search(tmp_path, "--budget", "2", *SMALL, "--storage", url)
+    log = search.end()
+    assert search.process.returncode == 0 and PASSWORD not in log, log
+    assert 'Look again: lrnas front s --storage "$STORAGE"' in log
+    (full, *_) = [row.number for row in trials(url) if row.user_attrs["status"] == "completed"]
+
+    options = ["--trials", str(full), "--no-points", "--recipe", "fast", "--epochs", "1", "--seeds", "2"]
+    again = json.loads(run(tmp_path, "retrain", "s", "--storage", url, *options, "--json"))
+    (network,) = again["networks"]
+    assert (network["trial"], network["n"], again["left"]) == (full, 2, 0)
+    told = run(tmp_path, "retrain", again["retraining"], "--storage", url)
+    assert 'Weights: lrnas export s@fast,epochs=1:RUN --storage "$STORAGE"' in told
+
+    check_dashboard(tmp_path, url)
+
+    written = json.loads(run(tmp_path, "report", "s", "--storage", url, "--json"))
+    files = [tmp_path / file for file in written["files"]]
+    assert not any(PASSWORD.encode() in file.read_bytes() for file in files)
+    data = read_data(files[0].read_text(encoding="utf-8"))  # compressed in the page
+    assert PASSWORD not in json.dumps(data)
+    (shown,) = data["tested"][0]["finals"]
+    assert shown["accuracies"] == network["accuracies"]
+    assert any('--storage "$STORAGE"' in line for _, line in data["studies"][0]["networks"][0]["lines"])
