@@ -44,7 +44,8 @@ __all__ = ["Task", "run_trials"]
 
 
 MOST_LOSSES_IN_A_ROW = 6
-"""Of trials, before it is the machine that must be looked at."""
+"""Of trials, before it is the machine that must be looked at; twice as many as run at a time where that is more, since
+one fault of a GPU may end all that share it."""
 ONE_CTRL_C = 0.5
 """Seconds within which a signal that comes twice, as from `timeout` to a process and its group, is one."""
 
@@ -203,13 +204,15 @@ def _train_trial(config: dict[str, Any]) -> None:
         tune.report({"status": "lost", "reason": in_a_line(error)})
         return
     except (LrnasError, RuntimeError, ValueError) as error:
-        if "CUDA error" in str(error):  # it sticks: this worker must go
+        if "[CUDA]" in str(error) or "CUDA error" in str(error):  # it sticks: this worker must go
+            tune.report({"status": "lost", "reason": in_a_line(error)})
             raise
         tune.report({"status": "faulty", "reason": in_a_line(error)})
         return
     finally:
         if task.use_gpu:
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):  # of a GPU that failed
+                torch.cuda.empty_cache()
     if outcome["status"] == "completed":
         drop_momentum(folder)
     tune.report(outcome)
@@ -268,6 +271,8 @@ class _StudySearcher(Searcher):
         """In a row."""
         self.reasons: set[str] = set()
         """For losses, that have been told."""
+        self.last_words: dict[str, str] = {}
+        """Of workers that had to go."""
         self.failure: LrnasError | None = None
         """What ended the search: of the storage, say."""
         self.facts = provenance()
@@ -297,6 +302,8 @@ class _StudySearcher(Searcher):
         """Where it is trained, an epoch more, or the end."""
         if trial_id in self.running and "node" in result:
             self.study.note(self.running[trial_id], hardware=result["hardware"], node=result["node"])
+        elif "reason" in result:
+            self.last_words[trial_id] = result["reason"]
         elif trial_id in self.running and "status" not in result:
             self._take_epoch(trial_id, result)
             self.notify("epoch")
@@ -318,7 +325,7 @@ class _StudySearcher(Searcher):
             self._take_epoch(trial_id, result)
         number = self.running.pop(trial_id)
         if error or status == "lost" or (status == "faulty" and self._is_unproven()):
-            self._lose(number, result.get("reason", "its worker was lost"))
+            self._lose(number, result.get("reason") or self.last_words.pop(trial_id, "its worker was lost"))
             self.notify("ended")
             return
         self.losses = 0
@@ -351,7 +358,7 @@ class _StudySearcher(Searcher):
         if reason not in self.reasons:
             self.reasons.add(reason)
             self.notify(f"a trial was lost ({reason}); it is tried again, {MOST_LOSSES} times in all")
-        if self.losses >= MOST_LOSSES_IN_A_ROW:
+        if self.losses >= max(MOST_LOSSES_IN_A_ROW, 2 * (self.workers.concurrency or 1)):
             self.over, self.broken = f"{self.losses} trials in a row were lost, the last one: {reason}", True
 
     def _folder(self, number: int) -> Path:

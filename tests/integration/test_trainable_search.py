@@ -109,6 +109,26 @@ def test_no_network_is_blamed_for_a_function_that_fails(folder: Path) -> None:
     assert code == 0 and states[TrialState.COMPLETE] + states[TrialState.PRUNED] == 4, log
 
 
+def test_a_worker_whose_gpu_failed_goes_and_says_why(folder: Path) -> None:
+    """What CUDA says sticks to a process: none is trained there any more."""
+    whole = (folder / "own_training.py").read_text()
+    fault = """schedule.step()
+        import os, pathlib
+        known = pathlib.Path("processes")
+        known.open("a").write(f"{os.getpid()}\\n")
+        if len(known.read_text().split()) == 1:
+            raise RuntimeError("Triton Error [CUDA]: an illegal instruction was encountered")
+"""
+    (folder / "own_training.py").write_text(whole.replace("schedule.step()\n", fault))
+    code, log = run(folder, *documented_command())
+    assert code == 0 and "a trial was lost (" in log, log
+    assert "Triton Error [CUDA]: an illegal instruction was encountered" in log and "Traceback" not in log
+    failed, *others = (folder / "processes").read_text().split()
+    assert others and failed not in others
+    states = Counter(trial.state for trial in trials(folder))
+    assert states[TrialState.COMPLETE] + states[TrialState.PRUNED] == 4
+
+
 def test_a_function_of_a_script(folder: Path) -> None:
     """It is no module that workers could import; it reads the study's data, and a file beside it."""
     (folder / "rate.txt").write_text("0.25")
