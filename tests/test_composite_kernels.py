@@ -20,6 +20,7 @@ from lrnas.kernels import blocks, composite, gathered, tiled
 from lrnas.kernels.composite_op import composite_conv
 from lrnas.kernels.layer import Layer
 from lrnas.layers import CompositeConv2d, SeparableConv2d
+from lrnas.space import load_space
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -390,6 +391,33 @@ def test_networks_in_half_precision(name: str, batch_norm: bool, monkeypatch: py
     assert any(call["scale"] for call in calls) == batch_norm
     for result in (ours, all_fused):
         assert (result - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-3 * exact.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("name", ["nin", "vgg11"])
+def test_networks_that_a_search_meets(name: str, seed: int) -> None:
+    """Groups of any number of filters, joins or none: gradients no further off than those of PyTorch's layers."""
+    draw, space = random.Random(seed), load_space(name, batch_norm=True)
+    architecture = space.architecture({each.name: draw.choice(each.values) for each in space.parameters})
+    torch.manual_seed(seed)
+    model = create_model(architecture, 10, init="fan_in").to(DEVICE, memory_format=torch.channels_last)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    x = torch.randn(8, 3, 64, 64, device=DEVICE).contiguous(memory_format=torch.channels_last)
+
+    def gradients(dtype: torch.dtype, *, ours: bool) -> Tensor:
+        model.zero_grad()
+        with pytest.MonkeyPatch.context() as patch, torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
+            if not ours:
+                patch.setattr(layers, "pays", lambda x: False)
+            model(x).float().log_softmax(1)[:, 0].sum().backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+    exact = gradients(torch.float32, ours=False)
+    plain, ours = gradients(torch.bfloat16, ours=False), gradients(torch.bfloat16, ours=True)
+    assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-2 * exact.norm()
 
 
 def test_what_is_watched_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
