@@ -59,7 +59,7 @@ def draw_filters(
 ) -> FilterFigure:
     """Draw the filters of a layer of a network, the first mixed-shape one if none is named."""
     if out is not None:
-        check_format(out.suffix)
+        check_format(out)
     model, channels = source.create_model()
     rows, columns = model.pretrained_cfg["input_size"][1:]  # type: ignore[index]
     images = find_inputs(source, None, (channels, rows, columns), None, None).images[:1]

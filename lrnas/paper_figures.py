@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from lrnas.drawing import add_footer, make_figure, save_figure
+from lrnas.drawing import Files, add_footer, make_figure, save_figure
 from lrnas.errors import UnknownName
 from lrnas.figure_data import Panel, PaperFigure, Places, Series
 from lrnas.plots import name_points, plain_text
@@ -41,8 +40,8 @@ def make_paper_figure(name: str, places: Places) -> PaperFigure:
     return FIGURES[name](places)
 
 
-def draw_paper_figure(figure: PaperFigure, path: Path) -> Path:
-    """Draw a figure as the suffix of the file says."""
+def draw_paper_figure(figure: PaperFigure, path: Files) -> None:
+    """Draw a figure as the suffixes of files say."""
     number = len(figure.panels)
     columns = figure.columns or (2 if number == 4 else min(number, MOST_COLUMNS))
     rows = math.ceil(number / columns)
@@ -60,7 +59,7 @@ def draw_paper_figure(figure: PaperFigure, path: Path) -> Path:
     for axes, panel in zip(grid, figure.panels, strict=False):
         if panel.named:
             name_points(axes, _places(panel))
-    return save_figure(drawn, path)
+    save_figure(drawn, path)
 
 
 def _draw(axes: Axes, panel: Panel) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from lrnas.drawing import Files, make_figure, save_figure
 from lrnas.objectives import OBJECTIVES, cost_objectives
 
 if TYPE_CHECKING:
@@ -22,11 +21,9 @@ if TYPE_CHECKING:
     from lrnas.record import Record
     from lrnas.trials import Trial
 
-__all__ = ["Files", "Place", "name_points", "plain_text", "plot_front", "plot_times"]
+__all__ = ["Place", "name_points", "plain_text", "plot_front", "plot_times"]
 
 Place = tuple[float, float]
-Files = Path | Sequence[Path]
-"""One, or several for the same figure in several forms."""
 
 
 def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
@@ -35,9 +32,6 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     The cost is that of the objectives, multiply-accumulates before others, if no `axis` names another; a second one
     gives the colours.
     """
-    matplotlib.use("Agg", force=False)
-    from matplotlib import pyplot as plt
-
     costs = sorted(cost_objectives(study.objectives), key=lambda objective: objective.name != (axis or "macs"))
     if axis is not None and costs[0].name != axis:
         costs.insert(0, OBJECTIVES[axis])
@@ -48,7 +42,8 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     stopped = [trial for trial in trials if trial.status == "stopped" and trial.accuracy is not None]
     if not (full or stopped):
         return
-    figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
+    figure = make_figure(7.5, 5)
+    axes = figure.subplots()
 
     def place(trial: Trial) -> tuple[float, float]:
         return getattr(trial, cost.name) / cost.unit, 100 * (trial.accuracy or 0)
@@ -90,19 +85,15 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
     name_points(axes, {str(trial.point): place(trial) for trial in paper})
-    for file in [path] if isinstance(path, Path) else path:
-        figure.savefig(file, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
-def plot_times(profile: Profile, path: Path) -> None:
+def plot_times(profile: Profile, path: Files) -> None:
     """Time of a forward pass against multiply-accumulates: of layers, as in the paper, and of whole networks."""
-    matplotlib.use("Agg", force=False)
-    from matplotlib import pyplot as plt
-
     networks = profile.networks
     layered = any(network.layers for network in networks)
-    figure, panels = plt.subplots(1, 1 + layered, figsize=(6 + 5.5 * layered, 4.8), layout="constrained", squeeze=False)
+    figure = make_figure(6 + 5.5 * layered, 4.8)
+    panels = figure.subplots(1, 1 + layered, squeeze=False)
     if layered:
         axes = panels[0, 0]
         for network in networks:
@@ -126,8 +117,7 @@ def plot_times(profile: Profile, path: Path) -> None:
         axes.grid(True, which="both", alpha=0.25)
     name_points(panels[0, -1], places)
     figure.suptitle(str(profile.conditions), fontsize=9)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def plain_text(name: str) -> str:

@@ -1,5 +1,6 @@
 """Figures for print: that they are written in every form, show what they should, and say when there is nothing."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,9 @@ from matplotlib.axes import Axes
 from PIL import Image
 from test_report import some_finals
 
+from lrnas.drawing import Files
 from lrnas.errors import LrnasError
 from lrnas.figures import (
-    check_figure_file,
     plot_allocation,
     plot_curves,
     plot_finals,
@@ -87,8 +88,21 @@ def test_figures_come_in_three_forms(report: Report, tmp_path: Path) -> None:
     plot_history(report.studies, tmp_path / "history.png")
     with Image.open(tmp_path / "history.png") as image:
         assert image.size == (1350, 600)
-    with pytest.raises(LrnasError, match=r"a figure is a \.pdf, \.png or \.svg; got 'x\.gif'"):
-        check_figure_file(Path("x.gif"))
+    with pytest.raises(LrnasError, match=r"pictures are written as png, svg, pdf; got '.*x\.gif'; choose one of these"):
+        plot_history(report.studies, [tmp_path / "x.svg", tmp_path / "x.gif"])
+    assert not (tmp_path / "x.svg").exists()
+
+
+@pytest.mark.parametrize("draw", [plot_fronts, lambda report, file: plot_front(report.studies[0].record, file)])
+def test_figures_of_the_same_study_are_the_same_files(
+    report: Report, tmp_path: Path, draw: Callable[[Report, Files], None]
+) -> None:
+    first, second = ([tmp_path / f"{number}.{form}" for form in ("png", "svg", "pdf")] for number in (1, 2))
+    draw(report, first)
+    for file in second:  # one after the other, and not in the same order
+        draw(report, file)
+    assert [one.read_bytes() == other.read_bytes() for one, other in zip(first, second, strict=True)] == [True] * 3
+    assert ">validation accuracy, %</text>" in first[1].read_text(encoding="utf-8")
 
 
 def test_studies_with_nothing_to_show(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_mistakes(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     for arguments, message in (
         (["nin"], "got a network whose layers are all dense"),
         ([str(checkpoint), "--layer", "conv9"], "got 'conv9'; known: conv1, conv2, conv3"),
-        ([str(checkpoint), "--out", "filters.bmp"], "png, svg, pdf; got '.bmp'"),
+        ([str(checkpoint), "--out", "filters.bmp"], "png, svg, pdf; got 'filters.bmp'"),
         ([str(checkpoint), "--number", "0"], "at least 1; got 0"),
         ([str(tmp_path / "none.json")], "does not exist"),
         ([str(checkpoint), "--out", str(checkpoint / "checkpoint.json" / "a.png")], "cannot write"),

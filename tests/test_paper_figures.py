@@ -195,7 +195,8 @@ def test_gradients_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 def is_drawn(name: str, folder: Path) -> bool:
-    file = draw_paper_figure(make_paper_figure(name, Places(RESULTS)), folder / f"{name}.png")
+    file = folder / f"{name}.png"
+    draw_paper_figure(make_paper_figure(name, Places(RESULTS)), file)
     pixels = np.asarray(Image.open(file).convert("RGB"))
     coloured = (pixels.max(axis=2).astype(int) - pixels.min(axis=2) > 60).sum()
     return bool(100 < coloured < pixels.size / 6) and file.stat().st_size < 150_000
@@ -223,6 +224,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["figures", *options, "--format", "svg"]) == 0
     assert "other-data" in capsys.readouterr().out
     assert Path(figure["files"][0]).read_bytes() == first  # the same numbers, the same file
+    assert b">multiply-accumulates, millions</text>" in first
 
 
 def test_what_has_no_numbers_is_left_out_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
