@@ -12,11 +12,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from lrnas.drawing import Files, make_figure, save_figure
+from lrnas.drawing import Files, Place, label_text, make_figure, name_points, plain_text, save_figure
 from lrnas.layouts import KINDS, SHADES
 from lrnas.manifest import StudyError
 from lrnas.objectives import Objective
-from lrnas.plots import Place, name_points, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +51,7 @@ def plot_fronts(report: Report, path: Files) -> None:
             [y for _, y, _ in full],
             s=22,
             color=colour,
-            label=plain_text(study.name),
+            label=label_text(study.name),
             zorder=3,
         )
         x, y = zip(*_staircase([(x, y) for x, y, _ in full]), strict=True)
@@ -75,7 +74,7 @@ def plot_history(studies: Sequence[StudyReport], path: Files) -> None:
     for study in some:
         volumes = [moment.volume for moment in study.history]
         over_trials.step(
-            [moment.trials for moment in study.history], volumes, where="post", label=plain_text(study.name)
+            [moment.trials for moment in study.history], volumes, where="post", label=label_text(study.name)
         )
         over_time.step([moment.seconds / 3600 for moment in study.history], volumes, where="post")
     over_trials.set(xlabel="trials that have ended", ylabel="hypervolume of the front")
@@ -189,7 +188,7 @@ def plot_finals(report: Report, path: Files) -> None:
                 x, y = zip(*(places[k] for k in some), strict=True)
                 deviations = [one.finals[k].deviation for k in some]
                 bars = [math.nan if deviation is None else 100 * deviation for deviation in deviations]
-                label = f"{plain_text(one.retrained.name)}, {label}" if several else label
+                label = label_text(f"{one.retrained.name}, {label}") if several else label
                 axes.errorbar(x, y, bars, fmt=marker, color=colours[is_paper], capsize=3, ms=5, label=label)
         x, y = zip(*_staircase(places), strict=True)
         axes.step(x, y, where="post", color=colours[2], lw=1, zorder=1, label=None if several else "front")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
 
-from lrnas.drawing import add_footer, check_format, make_figure, save_figure
+from lrnas.drawing import add_footer, check_format, make_figure, plain_text, save_figure
 from lrnas.filters import FilterSet, LayerFilters, Pictures, mixed_layers, read_filters, to_pictures
 from lrnas.inputs import find_inputs
 from lrnas.sources import Source
@@ -86,9 +86,9 @@ def _draw(source: Source, layer: LayerFilters, pictures: tuple[Pictures, ...], f
         axes.imshow(sheet, interpolation="nearest")
         axes.set_axis_off()
         axes.set_anchor("N")
-        axes.set_title(_title(each, filters), fontsize=9)
+        axes.set_title(plain_text(_title(each, filters)), fontsize=9)
     weights = source.origin if source.weights is not None else f"NOT TRAINED: {source.origin}"
-    figure.suptitle(f"{source.name}, {layer.name}\n{weights}", fontsize=10)
+    figure.suptitle(plain_text(f"{source.name}, {layer.name}\n{weights}"), fontsize=10)
     add_footer(figure, _explained(layer, pictures))
     save_figure(figure, file)
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from lrnas.drawing import Files, add_footer, make_figure, save_figure
+from lrnas.drawing import Files, add_footer, label_text, make_figure, name_points, plain_text, save_figure
 from lrnas.errors import UnknownName
 from lrnas.figure_data import Panel, PaperFigure, Places, Series
-from lrnas.plots import name_points, plain_text
 from lrnas.table_figures import other_data, state_of_the_art, table_figure
 from lrnas.time_figures import gradients, times
 
@@ -48,7 +47,7 @@ def draw_paper_figure(figure: PaperFigure, path: Files) -> None:
     width = 9.2 if figure.columns == 1 else max(4.6 * columns, 6)
     drawn = make_figure(width, 3.9 * rows + 0.6)
     grid = drawn.subplots(rows, columns, squeeze=False).flatten()
-    drawn.suptitle(figure.title, fontsize=11)
+    drawn.suptitle(plain_text(figure.title), fontsize=11)
     add_footer(drawn, figure.footer)
     for axes in grid[number:]:
         axes.set_axis_off()
@@ -80,9 +79,9 @@ def _draw(axes: Axes, panel: Panel) -> None:
         _label_ticks(getattr(axes, f"{name}axis"))
     if any(series.style == "line" for series in panel.series):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(panel.title, fontsize=9)
-    axes.set_xlabel(panel.x_label, fontsize=9)
-    axes.set_ylabel(panel.y_label, fontsize=9)
+    axes.set_title(plain_text(panel.title), fontsize=9)
+    axes.set_xlabel(plain_text(panel.x_label), fontsize=9)
+    axes.set_ylabel(plain_text(panel.y_label), fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(True, which="both" if len(panel.log) == 1 else "major", alpha=0.25)
     axes.legend(fontsize=7, loc="best")
@@ -98,7 +97,7 @@ def _label_ticks(axis: Axis) -> None:
 
 
 def _draw_series(axes: Axes, series: Series, number: int) -> None:
-    marks, label = series.marks, plain_text(series.label)
+    marks, label = series.marks, label_text(series.label)
     if not marks:
         axes.plot([], [], " ", label=label)
         return
@@ -120,7 +119,7 @@ def _draw_series(axes: Axes, series: Series, number: int) -> None:
             color=COLOURS[number],
             capsize=3,
             zorder=4,
-            label=plain_text(_with_seeds(series)),
+            label=label_text(_with_seeds(series)),
         )
 
 

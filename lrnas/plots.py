@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
-from lrnas.drawing import Files, make_figure, save_figure
+from lrnas.drawing import Files, label_text, make_figure, name_points, plain_text, save_figure
 from lrnas.objectives import OBJECTIVES, cost_objectives
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from lrnas.profile import Profile
     from lrnas.record import Record
     from lrnas.trials import Trial
 
-__all__ = ["Place", "name_points", "plain_text", "plot_front", "plot_times"]
-
-Place = tuple[float, float]
+__all__ = ["plot_front", "plot_times"]
 
 
 def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
@@ -99,7 +91,7 @@ def plot_times(profile: Profile, path: Files) -> None:
         for network in networks:
             convs = [layer for layer in network.layers if layer.macs]
             x, y = [layer.macs / 1e6 for layer in convs], [layer.forward for layer in convs]
-            axes.scatter(x, y, label=plain_text(network.name))
+            axes.scatter(x, y, label=label_text(network.name))
         axes.set(xscale="log", yscale="log", title="layers", xlabel="multiply-accumulates of an image, millions")
         axes.legend(fontsize=8)
     axes = panels[0, -1]
@@ -116,51 +108,5 @@ def plot_times(profile: Profile, path: Files) -> None:
         axes.set_ylabel("forward pass, ms")
         axes.grid(True, which="both", alpha=0.25)
     name_points(panels[0, -1], places)
-    figure.suptitle(str(profile.conditions), fontsize=9)
+    figure.suptitle(plain_text(str(profile.conditions)), fontsize=9)
     save_figure(figure, path)
-
-
-def plain_text(name: str) -> str:
-    """A name without mathematics, which Matplotlib would read between two dollars."""
-    return name.replace("$", r"\$")
-
-
-def name_points(axes: Axes, named: Mapping[str, Place] | Iterable[tuple[str, Place]]) -> None:
-    """Write names beside points, the rightmost first, where they hide neither points nor names."""
-    named = list(named.items() if isinstance(named, Mapping) else named)
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()
-    taken = [Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in (axes.transData.transform(place) for _, place in named)]
-    for name, point in sorted(named, key=lambda item: -item[1][0]):
-        _label(axes, plain_text(name), point, taken)
-
-
-def _label(axes: Axes, text: str, point: tuple[float, float], taken: list[Bbox]) -> None:
-    """Write a name beside a point, where no other name is."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    renderer = figure._get_renderer()  # type: ignore[attr-defined]
-    for x, y in product((7, -7), (-10, 5, -21, 16, -32, 27, -43, 38)):
-        side = "left" if x > 0 else "right"
-        note = axes.annotate(
-            text,
-            point,
-            xytext=(x, y),
-            textcoords="offset points",
-            fontsize=8,
-            ha=side,
-            arrowprops={"arrowstyle": "-", "color": "0.6", "lw": 0.5, "shrinkB": 3} if abs(y) > 12 else None,
-            zorder=5,
-        )
-        note.update_positions(renderer)
-        box = Text.get_window_extent(note)  # without the line to the point
-        inside = axes.get_window_extent()
-        if inside.x0 < box.x0 and box.x1 < inside.x1 and not any(box.overlaps(other) for other in taken):
-            break
-        note.remove()
-    else:
-        note = axes.annotate(text, point, xytext=(7, -10), textcoords="offset points", fontsize=8)
-        note.update_positions(renderer)
-        box = Text.get_window_extent(note)
-    taken.append(box)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 from test_report import some_finals
 
-from lrnas.drawing import Files
+from lrnas.drawing import Files, name_points
 from lrnas.errors import LrnasError
 from lrnas.figures import (
     plot_allocation,
@@ -20,7 +20,7 @@ from lrnas.figures import (
     plot_history,
     plot_importances,
 )
-from lrnas.plots import name_points, plot_front
+from lrnas.plots import plot_front
 from lrnas.record import Record
 from lrnas.report import Report, make_report
 
@@ -29,8 +29,8 @@ from lrnas.report import Report, make_report
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     folder = tmp_path_factory.mktemp("studies")
     where = f"journal:{folder / 'journal'}"
-    first = fill_study(folder, 14, name="a $b$ <c>", storage=where)
-    return [first, fill_study(folder, 8, name="two", storage=where, seed=1)]
+    first = fill_study(folder, 14, name="net $a_$ b <script>", storage=where)
+    return [first, fill_study(folder, 8, name="_two", storage=where, seed=1)]
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,16 @@ def test_figures_tell_what_they_show(report: Report, records: list[Record], tmp_
     }.items():
         draw(tmp_path / f"{name}.svg")
         texts[name] = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
-    assert "a $b$ &lt;c&gt;" in texts["fronts"] and "two" in texts["fronts"] and "nin-c3-lr" in texts["fronts"]
+    plot_front(records[0], tmp_path / "one.svg", "params")
+    texts["one"] = (tmp_path / "one.svg").read_text(encoding="utf-8")
+    no_title = {"allocation"}
+    assert {name for name, text in texts.items() if "net $a_$ b &lt;script&gt;" not in text} == no_title
+    assert all("> _two</text>" in texts[name] for name in ("fronts", "history")) and "nin-c3-lr" in texts["fronts"]
     assert "hours of training" in texts["history"] and "rungs" in texts["curves"]
     assert all(name in texts["allocation"] for name in ("conv1", "conv3", "k×k", "join"))
     assert "accuracy" in texts["importances"] and "conv1.width" in texts["importances"]
     assert "mean ± sd over seeds" in texts["finals"]
-    plot_front(records[0], tmp_path / "one.svg", "params")
-    assert "parameters, millions" in (tmp_path / "one.svg").read_text(encoding="utf-8")
+    assert "parameters, millions" in texts["one"]
 
 
 def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
