@@ -37,28 +37,23 @@ MOST_PARAMETERS = 20
 
 
 def plot_fronts(report: Report, path: Files) -> None:
-    """Accuracy against cost of several studies, each in its colour, each with its staircase."""
+    """Accuracy against cost of several studies, each in its colour, each with its staircase; the paper's by name."""
     cost = report.axis
     some = _some(report.studies, lambda study: study.full)
     figure = make_figure(7.5, 5)
     axes = figure.subplots()
-    named: dict[str, tuple[float, float]] = {}
+    named: list[tuple[str, Place]] = []
     for i, study in enumerate(some):
-        full = [(x, y, network) for network in study.full for x, y in _places(network, cost)]
+        full = [(network, place) for network in study.full for place in _places(network, cost)]
         colour = f"C{i % 10}"
-        axes.scatter(
-            [x for x, _, _ in full],
-            [y for _, y, _ in full],
-            s=22,
-            color=colour,
-            label=label_text(study.name),
-            zorder=3,
-        )
-        x, y = zip(*_staircase([(x, y) for x, y, _ in full]), strict=True)
-        axes.step(x, y, where="post", color=colour, lw=1.2, zorder=2)
-        for place_x, place_y, network in full:
-            if network.is_paper:
-                named.setdefault(network.name, (place_x, place_y))
+        for is_paper, marker, size in ((False, "o", 22), (True, "D", 40)):
+            places = [place for network, place in full if network.is_paper == is_paper]
+            axes.scatter([x for x, _ in places], [y for _, y in places], s=size, color=colour, marker=marker, zorder=3)
+        x, y = zip(*_staircase([place for _, place in full]), strict=True)
+        axes.step(x, y, where="post", color=colour, lw=1.2, zorder=2, label=label_text(study.name))
+        named += [(network.name, place) for network, place in full if network.is_paper]
+    if named:
+        axes.scatter([], [], s=40, color="0.4", marker="D", label="the paper's")
     axes.set(xscale="log", xlabel=cost.label, ylabel="validation accuracy, %")
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
@@ -212,16 +207,16 @@ def _some(studies: Sequence[StudyReport], has: Callable[[StudyReport], Sequence[
     return found
 
 
-def _places(network: Network, cost: Objective) -> Iterator[tuple[float, float]]:
+def _places(network: Network, cost: Objective) -> Iterator[Place]:
     """Where a network is in a picture, if its cost is known."""
     value = network.cost(cost.name)
     if value is not None:
         yield value / cost.unit, 100 * (network.trial.accuracy or 0.0)
 
 
-def _staircase(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _staircase(places: list[Place]) -> list[Place]:
     """The best accuracy for every cost, cheapest first."""
-    best: list[tuple[float, float]] = []
+    best: list[Place] = []
     for _, same in groupby(sorted(places), key=lambda place: place[0]):
         place = max(same, key=lambda place: place[1])
         if not best or place[1] > best[-1][1]:

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from filled_studies import fill_study
 from matplotlib.axes import Axes
+from matplotlib.markers import MarkerStyle
 from PIL import Image
 from test_report import some_finals
 
-from lrnas.drawing import Files, name_points
+from lrnas.drawing import Files, save_figure
 from lrnas.errors import LrnasError
 from lrnas.figures import (
     plot_allocation,
@@ -36,6 +38,17 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
 @pytest.fixture(scope="module")
 def report(records: list[Record]) -> Report:
     return make_report(records, retrained=[some_finals(records[0])])
+
+
+def drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> Axes:
+    """The only axes of a figure that is written."""
+    drawn: list[Axes] = []
+    monkeypatch.setattr(
+        "lrnas.figures.save_figure", lambda figure, path: drawn.extend(figure.axes) or save_figure(figure, path)
+    )
+    draw()
+    (axes,) = drawn
+    return axes
 
 
 @pytest.mark.slow
@@ -69,10 +82,7 @@ def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, mo
     first = some_finals(records[0], point="$x$ and $y$")
     lower = [replace(final, accuracies=tuple(value / 2 for value in final.accuracies)) for final in first.finals]
     two = make_report(records, retrained=[first, replace(first, study="two", finals=tuple(lower))])
-    drawn: list[Axes] = []
-    monkeypatch.setattr("lrnas.figures.name_points", lambda axes, named: drawn.append(axes) or name_points(axes, named))
-    plot_finals(two, tmp_path / "finals.svg")
-    (axes,) = drawn
+    axes = drawn_by(monkeypatch, lambda: plot_finals(two, tmp_path / "finals.svg"))
     tested = [final for final in first.finals if final.accuracies]
     places = [(final.macs / 1e6, share * final.mean) for share in (100, 50) for final in tested]
     assert [tuple(note.xy) for note in sorted(axes.texts, key=lambda note: (-note.xy[1] // 60, note.xy[0]))] == [
@@ -83,6 +93,27 @@ def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, mo
     assert len([line for line in axes.lines if line.get_drawstyle() == "steps-post"]) == 2
     text = (tmp_path / "finals.svg").read_text(encoding="utf-8")
     assert text.count("$x$ and $y$") == len(places) and "two@paper, the paper&#x27;s" in text.replace("'", "&#x27;")
+
+
+def test_the_papers_networks_are_told_from_others_in_every_study(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = drawn_by(monkeypatch, lambda: plot_fronts(report, tmp_path / "fronts.svg"))
+    full = [network for study in report.studies for network in study.full]
+    papers = sorted((network.name, network.trial.macs / 1e6) for network in full if network.is_paper)
+    assert len(papers) == 6 and sorted((note.get_text(), note.xy[0]) for note in axes.texts) == [
+        (name, pytest.approx(macs)) for name, macs in papers
+    ]
+    diamond = MarkerStyle("D").get_path().transformed(MarkerStyle("D").get_transform()).vertices
+    points: dict[bool, list[float]] = {True: [], False: []}
+    for collection in axes.collections:
+        (path,) = collection.get_paths()
+        points[np.array_equal(path.vertices, diamond)] += [x for x, _ in collection.get_offsets()]
+    others = [network.trial.macs / 1e6 for network in full if not network.is_paper]
+    assert sorted(points[True]) == pytest.approx(sorted(macs for _, macs in papers))
+    assert sorted(points[False]) == pytest.approx(sorted(others))
+    shown = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert shown[-1] == "the paper's" and len(shown) == 3
 
 
 def test_figures_come_in_three_forms(report: Report, tmp_path: Path) -> None:
