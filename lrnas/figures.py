@@ -147,11 +147,17 @@ def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
 
 
 def plot_importances(study: StudyReport, path: Files) -> None:
-    """What decides: the parameters that tell networks that are good in an objective from others."""
+    """What decides: the parameters that tell networks that are good in an objective from others.
+
+    Those that decide most of any objective come first.
+    """
     if not study.importances:
         raise StudyError(f"{study.name} has too few networks trained in full to tell which parameters matter")
-    first = next(iter(study.importances.values()))
-    names = list(first)[:MOST_PARAMETERS][::-1]
+    most: dict[str, float] = {}
+    for values in study.importances.values():
+        for name, value in values.items():
+            most[name] = max(value, most.get(name, 0.0))
+    names = sorted(most, key=lambda name: -most[name])[:MOST_PARAMETERS][::-1]
     figure = make_figure(7, 0.26 * len(names) + 1.4)
     axes = figure.subplots()
     height = 0.8 / len(study.importances)
@@ -159,8 +165,10 @@ def plot_importances(study: StudyReport, path: Files) -> None:
         places = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
         axes.barh(places, [values.get(name, 0.0) for name in names], height, label=goal)
     axes.set_yticks(range(len(names)), [plain_text(name) for name in names], fontsize=8)
-    axes.set(xlabel="importance (PED-ANOVA), share", title=plain_text(study.name))
-    axes.legend(loc="lower right", fontsize=8)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    number = "" if len(names) == len(most) else f"; {len(names)} of {len(most)} parameters"
+    axes.set(xlabel=f"importance (PED-ANOVA), share{number}", title=plain_text(study.name))
+    axes.legend(loc="best", fontsize=8)
     save_figure(figure, path)
 
 

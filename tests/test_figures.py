@@ -116,6 +116,22 @@ def test_the_papers_networks_are_told_from_others_in_every_study(
     assert shown[-1] == "the paper's" and len(shown) == 3
 
 
+def test_parameters_that_matter_for_any_objective_are_shown(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = report.studies[0]
+    values = study.importances
+    wanted = sorted(values["accuracy"], key=lambda name: -max(each[name] for each in values.values()))
+    assert wanted[:3] != list(values["accuracy"])[:3]  # not those of the first objective
+    for number, note in ((3, f"share; 3 of {len(wanted)} parameters"), (len(wanted), "share")):
+        monkeypatch.setattr("lrnas.figures.MOST_PARAMETERS", number)
+        axes = drawn_by(monkeypatch, lambda: plot_importances(study, tmp_path / "importances.svg"))
+        assert [label.get_text() for label in axes.get_yticklabels()] == wanted[:number][::-1]
+        assert axes.get_xlabel().endswith(note)
+        bars = {bar.get_width() for bar in axes.patches}
+        assert bars == {each[name] for each in values.values() for name in wanted[:number]}
+
+
 def test_figures_come_in_three_forms(report: Report, tmp_path: Path) -> None:
     plot_history(report.studies, tmp_path / "history.pdf")
     assert (tmp_path / "history.pdf").read_bytes().startswith(b"%PDF")
