@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
+from matplotlib.layout_engine import PlaceHolderLayoutEngine
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from lrnas.errors import LrnasError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 __all__ = [
+    "COARSE",
     "FORMATS",
+    "FRONT",
     "Files",
     "Place",
     "add_footer",
     "check_format",
+    "fit_text",
     "label_text",
+    "label_ticks",
     "make_figure",
-    "name_points",
+    "number_text",
     "plain_text",
     "save_figure",
+    "settle",
 ]
 
 FORMATS = ("png", "svg", "pdf")
 DPI = 150
 """Of png: small letters can be read in print."""
+COARSE = 110
+"""Likewise, for wide pictures: one of 10 inches is as wide as a page of documentation, and small."""
 SAVED: Any = {"svg.hashsalt": "lrnas", "svg.fonttype": "none", "pdf.fonttype": 42}
 """Text stays text, to be searched and edited, and names inside a file are the same each time."""
 DATES: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """Left out."""
+FRONT = (7.5, 5.0)
+"""Inches, of accuracy against cost."""
+FOOTER = 6.5
+"""Points."""
 Files = Path | Sequence[Path]
 """One, or several for the same figure in several forms."""
 Place = tuple[float, float]
@@ -51,22 +62,40 @@ def check_format(name: Path | str) -> str:
     return found
 
 
-def make_figure(width: float, height: float) -> Figure:
+def make_figure(width: float, height: float, dpi: float = DPI) -> Figure:
     """In inches. It belongs to nobody but the caller: no window, and nothing to close."""
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
 
 
 def add_footer(figure: Figure, lines: Sequence[str]) -> None:
     """Where the numbers come from, in small letters below."""
-    figure.supxlabel(plain_text("\n".join(lines)), x=0.01, ha="left", fontsize=6.5, color="0.4")
+    text = fit_text("\n".join(lines), figure.get_figwidth(), FOOTER)
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=FOOTER, color="0.4")
+
+
+def label_ticks(axis: Axis) -> None:
+    """Plain numbers on a logarithmic axis, also between the powers of ten; to be called when all is drawn."""
+    low, high = axis.get_view_interval()
+    if high >= 1e4 * low:
+        return
+    steps = (1, 2, 5) if high > 20 * low else (1, 2, 3, 5, 7)
+    axis.set_major_locator(LogLocator(subs=steps) if high > 3 * low else MaxNLocator(6))
+    axis.set_major_formatter(lambda value, position: f"{value:,.10g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def settle(figure: Figure) -> None:
+    """Give everything its place, once: nothing moves any more, whatever is added and however it is written."""
+    if not isinstance(figure.get_layout_engine(), PlaceHolderLayoutEngine):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
 
 
 def save_figure(figure: Figure, path: Files) -> None:
     """Write a picture as suffixes say; the same numbers make the same file."""
     files = [path] if isinstance(path, Path) else path
     formats = [check_format(file) for file in files]
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # or each file would be laid out anew, after the one before it
+    settle(figure)  # or each file would be laid out anew, after the one before it
     for file, name in zip(files, formats, strict=True):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -86,42 +115,13 @@ def label_text(name: str) -> str:
     return plain_text(f" {name}" if name.startswith("_") else name)
 
 
-def name_points(axes: Axes, named: Mapping[str, Place] | Iterable[tuple[str, Place]]) -> None:
-    """Write names beside points, the rightmost first, where they hide neither points nor names."""
-    named = list(named.items() if isinstance(named, Mapping) else named)
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()
-    taken = [Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in (axes.transData.transform(place) for _, place in named)]
-    for name, point in sorted(named, key=lambda item: -item[1][0]):
-        _label(axes, plain_text(name), point, taken)
+def fit_text(text: str, width: float, size: float) -> str:
+    """The same in lines that have room in so many inches, at so many points."""
+    letters = int(72 * width / (0.6 * size))  # of the default font, on average
+    lines = (textwrap.wrap(line, letters, break_on_hyphens=False) or [""] for line in text.splitlines())
+    return plain_text("\n".join(piece for pieces in lines for piece in pieces))
 
 
-def _label(axes: Axes, text: str, point: tuple[float, float], taken: list[Bbox]) -> None:
-    """Write a name beside a point, where no other name is."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    renderer = figure._get_renderer()  # type: ignore[attr-defined]
-    for x, y in product((7, -7), (-10, 5, -21, 16, -32, 27, -43, 38)):
-        side = "left" if x > 0 else "right"
-        note = axes.annotate(
-            text,
-            point,
-            xytext=(x, y),
-            textcoords="offset points",
-            fontsize=8,
-            ha=side,
-            arrowprops={"arrowstyle": "-", "color": "0.6", "lw": 0.5, "shrinkB": 3} if abs(y) > 12 else None,
-            zorder=5,
-        )
-        note.update_positions(renderer)
-        box = Text.get_window_extent(note)  # without the line to the point
-        inside = axes.get_window_extent()
-        if inside.x0 < box.x0 and box.x1 < inside.x1 and not any(box.overlaps(other) for other in taken):
-            break
-        note.remove()
-    else:
-        note = axes.annotate(text, point, xytext=(7, -10), textcoords="offset points", fontsize=8)
-        note.update_positions(renderer)
-        box = Text.get_window_extent(note)
-    taken.append(box)
+def number_text(value: float) -> str:
+    """Three digits, without powers of ten."""
+    return f"{float(f'{value:.3g}'):,.10g}"

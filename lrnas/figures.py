@@ -12,10 +12,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from lrnas.drawing import Files, Place, label_text, make_figure, name_points, plain_text, save_figure
+from lrnas.drawing import FRONT, Files, Place, fit_text, label_text, make_figure, number_text, plain_text, save_figure
 from lrnas.layouts import KINDS, SHADES
 from lrnas.manifest import StudyError
 from lrnas.objectives import Objective
+from lrnas.placing import finish_costs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ def plot_fronts(report: Report, path: Files) -> None:
     """Accuracy against cost of several studies, each in its colour, each with its staircase; the paper's by name."""
     cost = report.axis
     some = _some(report.studies, lambda study: study.full)
-    figure = make_figure(7.5, 5)
+    figure = make_figure(*FRONT)
     axes = figure.subplots()
     named: list[tuple[str, Place]] = []
     for i, study in enumerate(some):
@@ -54,10 +55,7 @@ def plot_fronts(report: Report, path: Files) -> None:
         named += [(network.name, place) for network, place in full if network.is_paper]
     if named:
         axes.scatter([], [], s=40, color="0.4", marker="D", label="the paper's")
-    axes.set(xscale="log", xlabel=cost.label, ylabel="validation accuracy, %")
-    axes.grid(True, which="both", alpha=0.25)
-    axes.legend(loc="lower right", fontsize=8)
-    name_points(axes, named)
+    finish_costs(axes, named, xlabel=cost.label, ylabel="validation accuracy, %")
     save_figure(figure, path)
 
 
@@ -75,7 +73,7 @@ def plot_history(studies: Sequence[StudyReport], path: Files) -> None:
     over_trials.set(xlabel="trials that have ended", ylabel="hypervolume of the front")
     over_trials.xaxis.set_major_locator(MaxNLocator(integer=True))
     over_time.set(xlabel="hours of training, all trials added up")
-    over_trials.legend(fontsize=8)
+    over_trials.legend(loc="lower right", fontsize=8)
     for axes in (over_trials, over_time):
         axes.grid(True, alpha=0.25)
     save_figure(figure, path)
@@ -104,7 +102,7 @@ def plot_curves(study: StudyReport, path: Files) -> None:
     for rung in study.rungs:
         axes.axvline(rung, color="0.5", lw=0.8, ls=":")
     axes.plot([], [], color="0.5", ls=":", label="rungs")
-    axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=plain_text(study.name))
+    axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=fit_text(study.name, 6, 12))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(True, alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
@@ -130,10 +128,11 @@ def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
         _draw_layer(panel, shown, name)
     for panel in list(panels.T.flat)[len(layers) :]:
         panel.set_axis_off()
-    costs = [f"{(network.cost(axis.name) or 0) / axis.unit:.3g}" for network in shown]
+    costs = [number_text((network.cost(axis.name) or 0) / axis.unit) for network in shown]
     for panel in panels[-1]:
         panel.set_xticks(range(len(shown)), costs, rotation=90, fontsize=7)
-    figure.supxlabel(f"{axis.label}, along the front", fontsize=9)
+    number = "" if len(shown) == len(front) else f" ({len(shown)} of {len(front)} networks)"
+    figure.supxlabel(f"{axis.label}, along the front{number}", fontsize=9)
     handles = [Patch(color=SHADES[kind]) for kind in KINDS]
     join = Line2D([], [], marker="o", ls="", color="k", ms=3)
     figure.legend(
@@ -142,6 +141,7 @@ def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
         loc="outside upper center",
         ncols=6,
         fontsize=8,
+        title=fit_text(study.name, size[0] - 1, 10),
     )
     save_figure(figure, path)
 
@@ -167,8 +167,8 @@ def plot_importances(study: StudyReport, path: Files) -> None:
     axes.set_yticks(range(len(names)), [plain_text(name) for name in names], fontsize=8)
     axes.set_ylim(-0.6, len(names) - 0.4)
     number = "" if len(names) == len(most) else f"; {len(names)} of {len(most)} parameters"
-    axes.set(xlabel=f"importance (PED-ANOVA), share{number}", title=plain_text(study.name))
-    axes.legend(loc="best", fontsize=8)
+    axes.set(xlabel=f"importance (PED-ANOVA), share{number}", title=fit_text(study.name, 6, 12))
+    axes.legend(loc="lower right", fontsize=8)
     save_figure(figure, path)
 
 
@@ -180,7 +180,7 @@ def plot_finals(report: Report, path: Files) -> None:
         raise StudyError(f"{report.title}: no network was trained again and tested; `lrnas retrain` does")
     several = len(shown) > 1
     named: list[tuple[str, Place]] = []
-    figure = make_figure(7.5, 5)
+    figure = make_figure(*FRONT)
     axes = figure.subplots()
     for i, one in enumerate(shown):
         places = [(getattr(final, cost.name) / cost.unit, 100 * final.mean) for final in one.finals]
@@ -198,11 +198,8 @@ def plot_finals(report: Report, path: Files) -> None:
         named += [
             (final.point, place) for final, place in zip(one.finals, places, strict=True) if final.point is not None
         ]
-    axes.legend(loc="lower right", fontsize=8)
-    title = "" if several else plain_text(shown[0].retrained.name)
-    axes.set(xscale="log", xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds", title=title)
-    axes.grid(True, which="both", alpha=0.25)
-    name_points(axes, named)
+    title = "" if several else fit_text(shown[0].retrained.name, FRONT[0] - 1, 12)
+    finish_costs(axes, named, xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds", title=title)
     save_figure(figure, path)
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
-from lrnas.drawing import Files, label_text, make_figure, name_points, plain_text, save_figure
+from lrnas.drawing import FRONT, Files, fit_text, label_text, label_ticks, make_figure, save_figure, settle
 from lrnas.objectives import OBJECTIVES, cost_objectives
+from lrnas.placing import add_legend, finish_costs, name_points
 
 if TYPE_CHECKING:
     from lrnas.profile import Profile
@@ -34,7 +35,7 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     stopped = [trial for trial in trials if trial.status == "stopped" and trial.accuracy is not None]
     if not (full or stopped):
         return
-    figure = make_figure(7.5, 5)
+    figure = make_figure(*FRONT)
     axes = figure.subplots()
 
     def place(trial: Trial) -> tuple[float, float]:
@@ -54,7 +55,9 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     if second is not None and full:
         low, high = min(colour(full)), max(colour(full))
         colours = (LogNorm if high > 10 * low else Normalize)(low, max(high, 1.001 * low))
-        figure.colorbar(ScalarMappable(colours), ax=axes, label=second.label)
+        bar = figure.colorbar(ScalarMappable(colours), ax=axes, label=second.label)
+        if isinstance(colours, LogNorm):
+            label_ticks(bar.ax.yaxis)
     scatter(stopped, s=12, color="0.8", label="stopped early", zorder=1)
     others = [trial for trial in full if trial.point not in points]
     scatter(others, colours, s=26, color="tab:blue", label="trained in full", zorder=3)
@@ -66,17 +69,13 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     elif front:  # in three dimensions there is no staircase
         x, y = zip(*front, strict=True)
         axes.scatter(x, y, s=150, facecolors="none", edgecolors="0.3", linewidths=0.8, label="front", zorder=2)
-    axes.set_xscale("log")
-    axes.set_xlabel(cost.label)
-    axes.set_ylabel("validation accuracy, %")
-    axes.set_title(plain_text(study.name))
     if full:  # early accuracies reach far down: the picture is about the others
         low, high = (100 * best(trial.accuracy or 0 for trial in full) for best in (min, max))
         margin = 0.12 * (high - low) + 0.3
         axes.set_ylim(low - margin, min(high + margin, 100.3))
-    axes.grid(True, which="both", alpha=0.25)
-    axes.legend(loc="lower right", fontsize=8)
-    name_points(axes, {str(trial.point): place(trial) for trial in paper})
+    named = [(str(trial.point), place(trial)) for trial in paper]
+    title = fit_text(study.name, FRONT[0] - 1, 12)
+    finish_costs(axes, named, xlabel=cost.label, ylabel="validation accuracy, %", title=title)
     save_figure(figure, path)
 
 
@@ -84,29 +83,33 @@ def plot_times(profile: Profile, path: Files) -> None:
     """Time of a forward pass against multiply-accumulates: of layers, as in the paper, and of whole networks."""
     networks = profile.networks
     layered = any(network.layers for network in networks)
-    figure = make_figure(6 + 5.5 * layered, 4.8)
-    panels = figure.subplots(1, 1 + layered, squeeze=False)
+    width = 6 + 5.5 * layered
+    figure = make_figure(width, 4.8)
+    figure.suptitle(fit_text(str(profile.conditions), width, 9), fontsize=9)
+    panels = figure.subplots(1, 1 + layered, squeeze=False)[0]
+    for axes in panels:
+        axes.set(xlabel="multiply-accumulates of an image, millions", ylabel="forward pass, ms", title="networks")
+        axes.grid(True, which="both", alpha=0.25)
     if layered:
-        axes = panels[0, 0]
-        for network in networks:
+        axes = panels[0]
+        for i, network in enumerate(networks):
             convs = [layer for layer in network.layers if layer.macs]
             x, y = [layer.macs / 1e6 for layer in convs], [layer.forward for layer in convs]
-            axes.scatter(x, y, label=label_text(network.name))
-        axes.set(xscale="log", yscale="log", title="layers", xlabel="multiply-accumulates of an image, millions")
-        axes.legend(fontsize=8)
-    axes = panels[0, -1]
+            axes.scatter(x, y, color=f"C{i % 10}", label=label_text(network.name))
+        axes.set(xscale="log", yscale="log", title="layers")
+        for axis in (axes.xaxis, axes.yaxis):
+            label_ticks(axis)
+    axes = panels[-1]
     for base in networks:
         if base.baseline == base.name:  # where time goes with multiply-accumulates
             axes.plot([0, base.macs / 1e6], [0, base.forward], color="0.7", lw=1, zorder=1)
-    places = {network.name: (network.macs / 1e6, network.forward) for network in networks}
-    for i, network in enumerate(networks):
-        axes.scatter(*places[network.name], color=f"C{i % 10}", s=40, zorder=3)
-    axes.set(title="networks", xlabel="multiply-accumulates of an image, millions")
-    axes.set_xlim(0, 1.1 * max(x for x, _ in places.values()))
-    axes.set_ylim(0, 1.12 * max(y for _, y in places.values()))
-    for axes in panels[0]:
-        axes.set_ylabel("forward pass, ms")
-        axes.grid(True, which="both", alpha=0.25)
-    name_points(panels[0, -1], places)
-    figure.suptitle(plain_text(str(profile.conditions)), fontsize=9)
+    places = [(network.macs / 1e6, network.forward) for network in networks]
+    for i, place in enumerate(places):
+        axes.scatter(*place, color=f"C{i % 10}", s=40, zorder=3)
+    axes.set_xlim(0, 1.1 * max(x for x, _ in places))
+    axes.set_ylim(0, 1.12 * max(y for _, y in places))
+    settle(figure)
+    if layered:
+        add_legend(panels[0])
+    name_points(axes, zip((network.name for network in networks), places, strict=True))
     save_figure(figure, path)

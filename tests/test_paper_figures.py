@@ -228,9 +228,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert b">multiply-accumulates, millions</text>" in first
 
 
-def test_names_and_folders_are_no_mathematics(tmp_path: Path) -> None:
+def test_names_and_folders_are_no_mathematics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     name, shown = "net $a_$ b <script>", "net $a_$ b &lt;script&gt;"
-    folder = tmp_path / name
+    folder = Path(name)
     file = write_record(folder / "reproduce", "nin", 0, 0.9, data=name.replace(" ", "_"))
     file.write_text(json.dumps({**json.loads(file.read_text()), "network": name, "recipe_name": f"_{name}"}))
     shutil.copy(RESULTS / "gradient_variance.json", folder)
@@ -240,7 +241,7 @@ def test_names_and_folders_are_no_mathematics(tmp_path: Path) -> None:
         texts[figure] = (tmp_path / "figure.svg").read_text(encoding="utf-8")
     assert f">{shown}</text>" in texts["other-data"] and shown.replace(" ", "_") in texts["other-data"]
     assert f"recipe _{shown}" in texts["other-data"]
-    assert f"{shown}/gradient_variance.json" in texts["gradients"]
+    assert f">Measured: {shown}/gradient_variance.json" in texts["gradients"]
 
 
 def test_what_has_no_numbers_is_left_out_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
