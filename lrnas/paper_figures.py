@@ -84,7 +84,9 @@ def _draw(axes: Axes, panel: Panel, width: float) -> None:
         axes.scatter([1], [1], marker="s", color="0.4", s=24, zorder=2, label="the dense network")
         axes.set(xlim=(0, 1.15), ylim=(0, far))
     else:
-        axes.margins(*((0.2, 0.12) if panel.named else (0.06, 0.06)))  # names are wide
+        axes.margins(0.12 if panel.named else 0.06)
+        if panel.named and "x" in panel.log:  # most are at one end, and names are wide
+            axes.margins(x=0.3 if width < 6 else 0.12)
     for name in panel.log:
         axes.set(**{f"{name}scale": "log"})
         label_ticks(getattr(axes, f"{name}axis"))

@@ -95,7 +95,8 @@ def plot_times(profile: Profile, path: Files) -> None:
         for i, network in enumerate(networks):
             convs = [layer for layer in network.layers if layer.macs]
             x, y = [layer.macs / 1e6 for layer in convs], [layer.forward for layer in convs]
-            axes.scatter(x, y, color=f"C{i % 10}", label=label_text(network.name))
+            size = max(90 - 25 * i, 20)  # layers that networks share are seen below each other
+            axes.scatter(x, y, size, color=f"C{i % 10}", label=label_text(network.name), zorder=3)
         axes.set(xscale="log", yscale="log", title="layers")
         for axis in (axes.xaxis, axes.yaxis):
             label_ticks(axis)
