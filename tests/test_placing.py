@@ -19,7 +19,7 @@ def boxes(axes: Axes) -> list[Bbox]:
     return found
 
 
-def test_names_hide_neither_marks_nor_lines_nor_names() -> None:
+def test_names_hide_neither_marks_nor_names_nor_the_legend() -> None:
     figure = make_figure(7, 5)
     axes = figure.subplots()
     random = np.random.default_rng(0)
