@@ -55,9 +55,11 @@ def _profile(options: argparse.Namespace) -> None:
         raise LrnasError("give networks to measure, or --check-table SPACE; got both or neither; try vgg-gmp-lr-join")
     if options.plot is not None:
         try:
+            from lrnas.drawing import check_format
             from lrnas.plots import plot_times
         except ImportError as error:
             raise MissingExtra("--plot", error.name, "plot") from None
+        check_format(options.plot)  # not only when all is measured
     if options.check_table:
         _check(options)
         return
