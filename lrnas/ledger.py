@@ -109,6 +109,10 @@ class Ledger(Record, ABC):
         else:
             self._end(number, TrialState.FAIL, "lost", f"{reason}, {losses} times")
 
+    def losses(self) -> int:
+        """How often trials were lost, all of them together."""
+        return sum(trial.user_attrs.get("losses", 0) for trial in self._trials())
+
     def release(self, number: int) -> None:
         """A trial will not be finished by this driver: whoever asks next goes on with it."""
         if self._is_mine(number):

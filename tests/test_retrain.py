@@ -1,6 +1,7 @@
 """Networks of a search trained again: what is chosen, what is recorded, and what of it is read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -12,13 +13,13 @@ from lrnas.cli import main
 from lrnas.cluster import Workers
 from lrnas.driver import open_record, open_study, search, trials_folder
 from lrnas.finals import read_finals, read_retrained, retrained_recipes
-from lrnas.ledger import MOST_LOSSES, Proposal
+from lrnas.ledger import MOST_LOSSES, Ledger, Proposal
 from lrnas.manifest import MANIFEST, RETRAINS, StudyError
 from lrnas.objectives import RETRAINED, InvalidObjectives, UnknownName, pick_objectives
 from lrnas.plan import canonical_id
 from lrnas.retrain import Chosen, Retraining, _choose, _Training
 from lrnas.search_view import _View
-from lrnas.tuning import _StudySearcher
+from lrnas.tuning import _StudySearcher, run_trials
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -226,6 +227,46 @@ def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path) -> None:
     enqueue(runs, networks, range(1, 2))  # the same command
     assert len(runs.study.trials) == len(networks) + 1
     assert [(final.open, final.failed) for final in read_finals(study) if final.point == "nin-c3"] == [(1, 0)]
+
+
+def fails_always(searcher: _StudySearcher, *_: object) -> None:
+    """As Tune does when nothing works: it asks for all there is, trains it side by side, and ends."""
+    asked = []
+    while searcher.suggest(f"{len(asked)}") != "FINISHED":
+        asked.append(f"{len(asked)}")
+    for name in asked:
+        searcher.on_trial_complete(name, {"status": "lost", "reason": "no room"})
+
+
+def test_rounds_go_on_while_something_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is lost again stands where it stood, but for its losses; in a row they are counted over rounds."""
+    monkeypatch.setattr("lrnas.tuning._fit", fails_always)
+    study = make_search()
+    networks = _choose(study, (0, 1), False, False)
+    told: list[str] = []
+
+    def train(record: Ledger, budget: int) -> None:
+        run_trials(
+            record,
+            lambda proposal: training(study).job(replace(proposal, seed=1)),
+            tmp_path,
+            budget=budget,
+            rungs=(),
+            factor=3,
+            workers=Workers(1, 0, None),
+            notify=told.append,
+            test=True,
+        )
+
+    runs = retraining(study)
+    enqueue(runs, networks[:1], range(1, 2))
+    train(runs, 1)
+    (run,) = runs.study.trials
+    assert (run.state, run.user_attrs["reason"]) == (TrialState.FAIL, "no room, 3 times")
+    (line,) = (line for line in told if "lost" in line)
+    assert line == "a trial was lost (no room); it is tried again, 3 times in all"
+    with pytest.raises(StudyError, match="6 trials in a row were lost, the last one: no room"):
+        train(study, study.spent() + 1)  # a search has always one more to propose
 
 
 def test_runs_that_were_given_up_before_are_asked_for_again() -> None:
