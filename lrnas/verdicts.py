@@ -38,7 +38,7 @@ class Verdict:
     kind: Kind
     """Dominated: some network found that costs no more is better beyond noise. Matched: between the best of them and
     the point there is no difference beyond noise. Not reached: the point is better than the best of them, beyond noise,
-    or there is none. Unknown: too few runs to know the noise, or runs that show none."""
+    or there is none. Unknown: too few runs of the point or the best to know the noise, or runs that show none."""
     rival: Final | None = None
     """Where dominated: the cheapest of those that do so. Otherwise the best of those that cost no more."""
     share: float | None = None
@@ -55,6 +55,8 @@ class Verdict:
     """Of the point or the rival, whichever has fewer."""
     untested: int = 0
     """Networks found that cost no more of which no run was tested, or none yet."""
+    single: int = 0
+    """Networks found that cost no more of which one run was tested, which shows no noise."""
 
     def __str__(self) -> str:
         if self.rival is None:
@@ -77,7 +79,9 @@ class Verdict:
             "not reached": f"not reached; the best that costs no more is {rival}",
             "unknown": f"no verdict, the noise between seeds is unknown; {rival}",
         }
-        more = f"; of those that cost no more, {self.untested} not tested" if self.untested else ""
+        others = [f"{self.untested} not tested"] if self.untested else []
+        others += [f"{self.single} tested by one run"] if self.single else []
+        more = f"; of those that cost no more, {' and '.join(others)}" if others else ""
         return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{more}."
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,6 +97,7 @@ class Verdict:
             "compared": self.compared,
             "runs": self.runs,
             "untested": self.untested,
+            "single": self.single,
         }
 
 
@@ -108,9 +113,10 @@ def judge(finals: Sequence[Final]) -> list[Verdict]:
         cheaper = [final for final in found if final.macs <= point.macs]
         tested = [final for final in cheaper if _known(final)]
         verdict = _judge(point, tested)
-        if _known(point) and len(tested) < len(cheaper):
-            kind: Kind = verdict.kind if tested else "unknown"
-            verdict = replace(verdict, kind=kind, untested=len(cheaper) - len(tested))
+        if _known(point):
+            kind: Kind = verdict.kind if tested or not cheaper else "unknown"
+            single = sum(len(_known(final)) == 1 for final in tested)
+            verdict = replace(verdict, kind=kind, untested=len(cheaper) - len(tested), single=single)
         verdicts.append(verdict)
     return verdicts
 
@@ -122,20 +128,21 @@ def _judge(point: Final, cheaper: Sequence[Final]) -> Verdict:
     if not cheaper:
         return Verdict(point.point, "not reached")
     able = [rival for rival in cheaper if len(_known(rival)) > 1]
+    best = max(cheaper, key=lambda rival: (_mean(rival), len(_known(rival))))
     if len(_known(point)) < 2 or not able:
-        return _verdict(point, "unknown", max(cheaper, key=_mean), None, 0)
+        return _verdict(point, "unknown", best, None, 0)
     corrected = _holm([_p_better(rival, point) for rival in able])
     better = [i for i, p in enumerate(corrected) if p < LEVEL]
     if better:
         i = min(better, key=lambda i: (able[i].macs, -_mean(able[i])))
         return _verdict(point, "dominated", able[i], corrected[i], len(able))
-    i = max(range(len(able)), key=lambda i: _mean(able[i]))
-    if not _vary(able[i], point) and _known(able[i])[0] != _known(point)[0]:
-        return _verdict(point, "unknown", able[i], None, len(able))
-    behind = _p_better(point, able[i])
+    is_still = not _vary(best, point) and _known(best)[0] != _known(point)[0]
+    if best not in able or is_still:  # one run that is ahead of all others may be luck, or not
+        return _verdict(point, "unknown", best, None, len(able))
+    behind = _p_better(point, best)
     if behind < LEVEL:
-        return _verdict(point, "not reached", able[i], behind, len(able))
-    return _verdict(point, "matched", able[i], corrected[i], len(able))
+        return _verdict(point, "not reached", best, behind, len(able))
+    return _verdict(point, "matched", best, corrected[able.index(best)], len(able))
 
 
 def _verdict(point: Final, kind: Kind, rival: Final, p: float | None, compared: int) -> Verdict:

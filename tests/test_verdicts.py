@@ -74,6 +74,25 @@ def test_one_seed_tells_nothing_of_noise() -> None:
         assert "no verdict, the noise between seeds is unknown; r at 0.500" in str(found)
 
 
+def test_one_run_that_is_ahead_of_those_compared_leaves_it_open() -> None:
+    """It has no noise to be tested with, but the best that costs no more may well be it."""
+    behind = final("behind", 40, 0.80, 0.81, 0.82)
+    beaten, ahead = final("beaten", 20, 0.79), final("ahead", 30, 0.95)
+    told = verdict(POINT, behind, beaten)
+    assert (told.kind, told.rival, told.single, told.compared) == ("not reached", behind, 1, 1)
+    assert str(told).endswith("; of those that cost no more, 1 tested by one run.") and told.to_dict()["single"] == 1
+    for best in (behind, final("near", 40, 0.895, 0.905, 0.93)):  # not reached, or matched, without the one
+        found = verdict(POINT, best, beaten, ahead, final("waits", 10))
+        assert (found.kind, found.rival, found.p, found.interval) == ("unknown", ahead, None, None)
+        assert (found.compared, found.runs, found.single, found.untested) == (1, 1, 2, 1)
+        assert "no verdict, the noise between seeds is unknown; ahead at 0.300 of its MACs: +4.00 points" in str(found)
+        assert str(found).endswith("; of those that cost no more, 1 not tested and 2 tested by one run.")
+    better = final("better", 50, 0.94, 0.945, 0.95)
+    assert (verdict(POINT, better, ahead).kind, verdict(POINT, better, ahead).rival) == ("dominated", better)
+    tie = final("tie", 30, better.mean)
+    assert verdict(final("p", 100, 0.945, 0.95, point="n"), better, tie).rival == better
+
+
 def test_ties_and_runs_that_all_come_out_the_same() -> None:
     """No spread at all is no proof of anything: accuracies are whole numbers of images."""
     tie = verdict(POINT, final("tie", 50, 0.90, 0.91, 0.92))
