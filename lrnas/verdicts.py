@@ -19,9 +19,11 @@ from lrnas.finals import Final
 __all__ = ["LEVEL", "TEST", "Verdict", "judge"]
 
 LEVEL = 0.05
-"""Below which a p-value means something; intervals hold with the rest of the probability."""
+"""Of both sides together; intervals hold with the rest of the probability."""
+SIDE = LEVEL / 2
+"""Below which the p-value of one side means something: for one comparison, just where the interval excludes zero."""
 TEST = (
-    f"Welch's t-test on test accuracies over seeds, one-sided, level {LEVEL:g}, Holm-corrected for `dominated` over "
+    f"Welch's t-test on test accuracies over seeds, either side at level {SIDE:g}, Holm-corrected for `dominated` over "
     "the networks found that cost no more, within each of the paper's networks; intervals are Welch's, two-sided, "
     "95 %, for one comparison"
 )
@@ -48,7 +50,7 @@ class Verdict:
     interval: tuple[float, float] | None = None
     """Of the difference; None where the noise is unknown."""
     p: float | None = None
-    """Of the test that the rival is better, corrected; where not reached, of the one test that the point is."""
+    """Of the one-sided test that the rival is better, corrected; where not reached, of the one that the point is."""
     compared: int = 0
     """Networks found that cost no more and have runs enough."""
     runs: int = 0
@@ -69,8 +71,8 @@ class Verdict:
         if self.interval is not None:
             low, high = self.interval
             numbers.append(f"95 % interval {100 * low:+.2f} to {100 * high:+.2f}")
-        if self.p is not None and self.kind != "matched":
-            numbers.append("p < 0.001" if self.p < 0.001 else f"p = {self.p:.3f}")
+        if told := self._p_in_words():
+            numbers.append(told)
         number = "" if self.rival.trial is None else f", trial {self.rival.trial},"
         rival = f"{self.rival.name}{number} at {self.share:.3f} of its MACs"
         links = {
@@ -83,6 +85,14 @@ class Verdict:
         others += [f"{self.single} tested by one run"] if self.single else []
         more = f"; of those that cost no more, {' and '.join(others)}" if others else ""
         return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{more}."
+
+    def _p_in_words(self) -> str:
+        """Nothing where it would say what the interval says."""
+        if self.p is None or (self.kind == "matched" and (self.interval is None or self.interval[0] <= 0)):
+            return ""
+        p = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.3f}"
+        is_corrected = self.compared > 1 and self.kind != "not reached"
+        return f"corrected {p}, of {self.compared} compared" if is_corrected else p
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -132,7 +142,7 @@ def _judge(point: Final, cheaper: Sequence[Final]) -> Verdict:
     if len(_known(point)) < 2 or not able:
         return _verdict(point, "unknown", best, None, 0)
     corrected = _holm([_p_better(rival, point) for rival in able])
-    better = [i for i, p in enumerate(corrected) if p < LEVEL]
+    better = [i for i, p in enumerate(corrected) if p < SIDE]
     if better:
         i = min(better, key=lambda i: (able[i].macs, -_mean(able[i])))
         return _verdict(point, "dominated", able[i], corrected[i], len(able))
@@ -140,7 +150,7 @@ def _judge(point: Final, cheaper: Sequence[Final]) -> Verdict:
     if best not in able or is_still:  # one run that is ahead of all others may be luck, or not
         return _verdict(point, "unknown", best, None, len(able))
     behind = _p_better(point, best)
-    if behind < LEVEL:
+    if behind < SIDE:
         return _verdict(point, "not reached", best, behind, len(able))
     return _verdict(point, "matched", best, corrected[able.index(best)], len(able))
 

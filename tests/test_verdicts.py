@@ -33,7 +33,7 @@ def test_dominated_by_the_cheapest_that_is_better_beyond_noise() -> None:
     assert found.interval == pytest.approx((0.05 - 0.02267, 0.05 + 0.02267), abs=2e-5)
     assert str(found) == (
         "paper-net: dominated by cheap, trial 7, at 0.200 of its MACs: +5.00 points, 95 % interval +2.73 to +7.27, "
-        "p = 0.002."
+        "corrected p = 0.002, of 2 compared."
     )
 
 
@@ -45,11 +45,22 @@ def test_many_candidates_must_be_better_by_more() -> None:
     """Holm: what one comparison shows, it does not show as one of many."""
     rival = final("rival", 50, 0.925, 0.935, 0.945)
     alone = verdict(POINT, rival)
-    assert alone.kind == "dominated" and alone.p is not None and 0.01 < alone.p < 0.05
+    assert alone.kind == "dominated" and alone.p is not None and 0.01 < alone.p < 0.025
+    assert str(alone).endswith(f", p = {alone.p:.3f}.")
     others = [final(f"o{i}", 40, 0.88, 0.90, 0.92 + i / 1000) for i in range(9)]
     among = verdict(POINT, rival, *others)
     assert (among.kind, among.rival, among.compared) == ("matched", rival, 10)
     assert among.p == pytest.approx(10 * alone.p)
+    assert among.interval is not None and among.interval[0] > 0  # for itself it is ahead: say why that is not enough
+    assert str(among).endswith(f"+4.77, corrected p = {among.p:.3f}, of 10 compared.")
+
+
+@pytest.mark.parametrize("shift", [step / 1000 for step in range(-40, 41)])
+def test_one_comparison_and_its_interval_say_the_same(shift: float) -> None:
+    found = verdict(POINT, final("rival", 50, *(accuracy + shift for accuracy in POINT.accuracies)))
+    assert found.interval is not None
+    low, high = found.interval
+    assert found.kind == ("dominated" if low > 0 else "not reached" if high < 0 else "matched")
 
 
 def test_matched_and_not_reached() -> None:
@@ -146,6 +157,6 @@ def test_the_front_by_means() -> None:
 
 
 def test_the_test_is_stated() -> None:
-    assert "Welch" in TEST and "level 0.05, Holm-corrected for `dominated` over" in TEST
+    assert "Welch" in TEST and "either side at level 0.025, Holm-corrected for `dominated` over" in TEST
     data = verdict(POINT, final("cheap", 20, 0.95, 0.96, 0.97, trial=7)).to_dict()
     assert (data["verdict"], data["rival"], data["rival_trial"], data["share"]) == ("dominated", "cheap", 7, 0.2)
