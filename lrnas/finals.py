@@ -73,6 +73,11 @@ class Final(OverSeeds):
         """For tables and sentences."""
         return self.point or self.identity
 
+    @property
+    def ended(self) -> int:
+        """Runs that came to their end, by a test or by an infinite loss."""
+        return len(self.accuracies) + self.diverged
+
     def to_dict(self) -> dict[str, Any]:
         own = {key: value for key, value in asdict(self).items() if key != "description"}
         return {**own, **self.numbers(), "architecture": self.architecture.to_dict()}

@@ -59,13 +59,18 @@ class Verdict:
     """Networks found that cost no more of which no run was tested, or none yet."""
     single: int = 0
     """Networks found that cost no more of which one run was tested, which shows no noise."""
+    gone: int = 0
+    """Those of the untested whose runs all diverged."""
+    final: Final | None = None
+    """The point's own runs."""
 
     def __str__(self) -> str:
         if self.rival is None:
             why = "no run of it was tested" if self.kind == "unknown" else "no network found costs no more"
             if self.untested:
-                why = f"none of the {self.untested} that cost no more was tested"
-            return f"{self.point}: {self.kind}, {why}."
+                diverged = f"; {self.gone} diverged in every run" if self.gone else ""
+                why = f"none of the {self.untested} that cost no more was tested{diverged}"
+            return f"{self.point}: {self.kind}, {why}{self._diverged()}."
         assert self.share is not None and self.difference is not None
         numbers = [f"{100 * self.difference:+.2f} points"]
         if self.interval is not None:
@@ -81,10 +86,21 @@ class Verdict:
             "not reached": f"not reached; the best that costs no more is {rival}",
             "unknown": f"no verdict, the noise between seeds is unknown; {rival}",
         }
-        others = [f"{self.untested} not tested"] if self.untested else []
+        waiting = self.untested - self.gone
+        others = [f"{waiting} not tested"] if waiting else []
+        others += [f"{self.gone} diverged in every run"] if self.gone else []
         others += [f"{self.single} tested by one run"] if self.single else []
         more = f"; of those that cost no more, {' and '.join(others)}" if others else ""
-        return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{more}."
+        return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{self._diverged()}{more}."
+
+    def _diverged(self) -> str:
+        """Of both networks, where so: their means are of the other runs alone."""
+        told = ""
+        if self.final is not None and self.final.diverged:
+            told += f"; {self.final.diverged} of its {self.final.ended} runs diverged"
+        if self.rival is not None and self.rival.diverged:
+            told += f"; {self.rival.diverged} of the {self.rival.ended} runs of {self.rival.name} diverged"
+        return told
 
     def _p_in_words(self) -> str:
         """Nothing where it would say what the interval says."""
@@ -108,6 +124,9 @@ class Verdict:
             "runs": self.runs,
             "untested": self.untested,
             "single": self.single,
+            "gone": self.gone,
+            "diverged": None if self.final is None else self.final.diverged,
+            "rival_diverged": None if self.rival is None else self.rival.diverged,
         }
 
 
@@ -122,11 +141,13 @@ def judge(finals: Sequence[Final]) -> list[Verdict]:
     for point in points:
         cheaper = [final for final in found if final.macs <= point.macs]
         tested = [final for final in cheaper if _known(final)]
-        verdict = _judge(point, tested)
+        verdict = replace(_judge(point, tested), final=point)
         if _known(point):
             kind: Kind = verdict.kind if tested or not cheaper else "unknown"
             single = sum(len(_known(final)) == 1 for final in tested)
-            verdict = replace(verdict, kind=kind, untested=len(cheaper) - len(tested), single=single)
+            gone = sum(final.diverged > 0 and not (final.accuracies or final.open or final.failed) for final in cheaper)
+            untested = len(cheaper) - len(tested)
+            verdict = replace(verdict, kind=kind, untested=untested, single=single, gone=gone)
         verdicts.append(verdict)
     return verdicts
 

@@ -1,6 +1,7 @@
 """Verdicts on the paper's networks, from constructed accuracies."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -137,6 +138,24 @@ def test_runs_that_diverged_or_are_not_numbers_count_for_nothing() -> None:
     assert (gone.kind, gone.rival) == ("unknown", None)
     assert str(gone) == "n: unknown, no run of it was tested."
     assert [final.identity for final in final_front([lost, POINT, broken])] == ["p"]
+
+
+def test_runs_that_diverged_are_told() -> None:
+    """A mean of the runs that did not is not all there is to know of a network."""
+    lucky = replace(final("lucky", 50, 0.95, 0.96), diverged=8)
+    shaky = replace(POINT, diverged=1)
+    found = verdict(shaky, lucky)
+    assert str(found).endswith("; 1 of its 4 runs diverged; 8 of the 10 runs of lucky diverged.")
+    assert found.final == shaky and (found.to_dict()["diverged"], found.to_dict()["rival_diverged"]) == (1, 8)
+    assert "diverged" not in str(verdict(POINT, final("sound", 50, 0.95, 0.96)))
+    gone = replace(final("gone", 10), diverged=3)
+    none = verdict(POINT, gone, replace(gone, identity="waits", open=1))
+    assert (none.kind, none.untested, none.gone) == ("unknown", 2, 1)
+    assert str(none) == "paper-net: unknown, none of the 2 that cost no more was tested; 1 diverged in every run."
+    some = verdict(POINT, gone, final("waits", 10), final("far", 40, 0.5, 0.51, 0.52))
+    assert str(some).endswith("; of those that cost no more, 1 not tested and 1 diverged in every run.")
+    lost = verdict(replace(final("p", 100, point="n"), diverged=3), lucky)
+    assert str(lost) == "n: unknown, no run of it was tested; 3 of its 3 runs diverged."
 
 
 def test_what_was_not_tested_is_not_beaten() -> None:
