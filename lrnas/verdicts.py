@@ -25,7 +25,7 @@ SIDE = LEVEL / 2
 TEST = (
     f"Welch's t-test on test accuracies over seeds, either side at level {SIDE:g}, Holm-corrected for `dominated` over "
     "the networks found that cost no more, within each of the paper's networks; intervals are Welch's, two-sided, "
-    "95 %, for one comparison"
+    "95 %, for one comparison; all this holds for a number of seeds that is fixed beforehand"
 )
 """In words, to stand beside verdicts."""
 
