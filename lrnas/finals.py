@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial
 from lrnas.arch import Architecture
 from lrnas.errors import UnknownName
 from lrnas.manifest import MANIFEST, RETRAINS
+from lrnas.objectives import cost_objectives, pick_objectives
 from lrnas.over_seeds import OverSeeds
 from lrnas.pareto import front_indices
 from lrnas.record import Record
@@ -63,6 +64,19 @@ class Final(OverSeeds):
     """Further runs, which ended in an error; the command that began them tries them again."""
     reason: str = ""
     """Of the last one that failed."""
+    costs: tuple[str, ...] = ("macs",)
+    """The search's objectives that cost, by name, which are what networks are compared by."""
+
+    @property
+    def known_costs(self) -> dict[str, int]:
+        """Of these costs, those that are known here; MACs, if none is."""
+        known = {"macs": self.macs, "params": self.params}
+        return {name: known[name] for name in self.costs if name in known} or {"macs": self.macs}
+
+    @property
+    def cheapest_first(self) -> tuple[tuple[int, ...], str]:
+        """To sort by."""
+        return tuple(self.known_costs.values()), self.identity
 
     @property
     def architecture(self) -> Architecture:
@@ -152,11 +166,23 @@ def read_retrained(study: Record, recipe: str | None = None) -> Retrained | None
         if "params" in run.user_attrs and run.user_attrs.get("status") != "duplicate":
             network, seed = run_key(run)
             runs.setdefault(network, {}).setdefault(seed, []).append(run)
-    finals = sorted((_final(recipe, some) for some in runs.values()), key=lambda final: (final.macs, final.identity))
+    costs = _costs(study, search)
+    finals = sorted((_final(recipe, costs, some) for some in runs.values()), key=lambda final: final.cheapest_first)
     manifest = record.user_attrs[MANIFEST]
     others = tuple(f"{search}@{other}" for other in known if other != recipe)
     has_points = bool(manifest["space"]["points"])
     return Retrained(search, recipe, manifest["recipe"], manifest["data"], tuple(finals), has_points, others)
+
+
+def _costs(study: Record, search: str) -> tuple[str, ...]:
+    """What the search makes small; the record of a retraining may have been left alone."""
+    if study.name == search:
+        return tuple(study.costs)
+    for other in study.study._storage.get_all_studies():
+        if other.study_name == search:
+            goals = pick_objectives(other.user_attrs[MANIFEST]["objectives"])
+            return tuple(goal.name for goal in cost_objectives(goals))
+    return ("macs",)
 
 
 def retrained_recipes(study: Record) -> list[str]:
@@ -188,13 +214,13 @@ def has_failed(run: FrozenTrial) -> bool:
 
 
 def final_front(finals: Iterable[Final]) -> list[Final]:
-    """Those that no other one dominates by its mean accuracy and its multiply-accumulates, cheapest first."""
+    """Those that no other one dominates by its mean accuracy and its known costs, cheapest first."""
     tested = [final for final in finals if final.accuracies and math.isfinite(final.mean)]
-    best = [tested[i] for i in front_indices([[final.macs, -final.mean] for final in tested])]
-    return sorted(best, key=lambda final: (final.macs, final.identity))
+    best = [tested[i] for i in front_indices([[*final.known_costs.values(), -final.mean] for final in tested])]
+    return sorted(best, key=lambda final: final.cheapest_first)
 
 
-def _final(recipe: str, runs: Mapping[int, Sequence[FrozenTrial]]) -> Final:
+def _final(recipe: str, costs: tuple[str, ...], runs: Mapping[int, Sequence[FrozenTrial]]) -> Final:
     """Of one network's runs by seed; of a seed, what is done counts, then what is open."""
     best = [min(runs[seed], key=lambda run: (not is_done(run), has_failed(run), -run.number)) for seed in sorted(runs)]
     first = best[0].user_attrs
@@ -216,4 +242,5 @@ def _final(recipe: str, runs: Mapping[int, Sequence[FrozenTrial]]) -> Final:
         open=len(best) - len(done) - len(failed),
         failed=len(failed),
         reason=max(failed, key=lambda run: run.number).user_attrs.get("reason", "") if failed else "",
+        costs=costs,
     )

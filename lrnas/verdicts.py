@@ -1,20 +1,22 @@
 """Whether a search did better than the networks of the paper: a verdict per network, with the noise between seeds.
 
-A network of the paper is compared with every network the search found that was trained again and costs no more
-multiply-accumulates. The paper's own are not among these: that one of them beats another is no success of a search.
+A network of the paper is compared with every network the search found that was trained again and costs no more, in any
+of the search's objectives that are known here, multiply-accumulates and parameters. The paper's own are not among
+these: that one of them beats another is no success of a search.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from lrnas.finals import Final
+from lrnas.rungs import costs_no_more
 
 __all__ = ["LEVEL", "TEST", "Verdict", "judge"]
 
@@ -28,6 +30,8 @@ TEST = (
     "95 %, for one comparison; all this holds for a number of seeds that is fixed beforehand"
 )
 """In words, to stand beside verdicts."""
+
+WORDS = {"macs": "MACs", "params": "parameters"}
 
 Kind = Literal["dominated", "matched", "not reached", "unknown"]
 
@@ -44,7 +48,7 @@ class Verdict:
     rival: Final | None = None
     """Where dominated: the cheapest of those that do so. Otherwise the best of those that cost no more."""
     share: float | None = None
-    """Of the point's multiply-accumulates that the rival has."""
+    """Of the point's multiply-accumulates that the rival has, whatever is compared."""
     difference: float | None = None
     """Of mean accuracies, rival less point."""
     interval: tuple[float, float] | None = None
@@ -63,6 +67,10 @@ class Verdict:
     """Those of the untested whose runs all diverged."""
     final: Final | None = None
     """The point's own runs."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Of each of the point's costs that are compared, what the rival has."""
+    not_compared: tuple[str, ...] = ()
+    """Objectives of the search that are not known of networks trained again."""
 
     def __str__(self) -> str:
         if self.rival is None:
@@ -70,8 +78,8 @@ class Verdict:
             if self.untested:
                 diverged = f"; {self.gone} diverged in every run" if self.gone else ""
                 why = f"none of the {self.untested} that cost no more was tested{diverged}"
-            return f"{self.point}: {self.kind}, {why}{self._diverged()}."
-        assert self.share is not None and self.difference is not None
+            return f"{self.point}: {self.kind}, {why}{self._diverged()}{self._blind()}."
+        assert self.difference is not None
         numbers = [f"{100 * self.difference:+.2f} points"]
         if self.interval is not None:
             low, high = self.interval
@@ -79,7 +87,8 @@ class Verdict:
         if told := self._p_in_words():
             numbers.append(told)
         number = "" if self.rival.trial is None else f", trial {self.rival.trial},"
-        rival = f"{self.rival.name}{number} at {self.share:.3f} of its MACs"
+        shares = " and ".join(f"{share:.3f} of its {WORDS[name]}" for name, share in self.shares.items())
+        rival = f"{self.rival.name}{number} at {shares}"
         links = {
             "dominated": f"dominated by {rival}",
             "matched": f"matched by {rival}, as far as {self.runs} runs tell",
@@ -91,7 +100,7 @@ class Verdict:
         others += [f"{self.gone} diverged in every run"] if self.gone else []
         others += [f"{self.single} tested by one run"] if self.single else []
         more = f"; of those that cost no more, {' and '.join(others)}" if others else ""
-        return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{self._diverged()}{more}."
+        return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{self._diverged()}{more}{self._blind()}."
 
     def _diverged(self) -> str:
         """Of both networks, where so: their means are of the other runs alone."""
@@ -101,6 +110,9 @@ class Verdict:
         if self.rival is not None and self.rival.diverged:
             told += f"; {self.rival.diverged} of the {self.rival.ended} runs of {self.rival.name} diverged"
         return told
+
+    def _blind(self) -> str:
+        return f"; {' and '.join(self.not_compared)} was not compared" if self.not_compared else ""
 
     def _p_in_words(self) -> str:
         """Nothing where it would say what the interval says."""
@@ -117,6 +129,8 @@ class Verdict:
             "rival": None if self.rival is None else self.rival.identity,
             "rival_trial": None if self.rival is None else self.rival.trial,
             "share": self.share,
+            "shares": dict(self.shares),
+            "not_compared": list(self.not_compared),
             "difference": self.difference,
             "interval": None if self.interval is None else list(self.interval),
             "p": self.p,
@@ -136,12 +150,14 @@ def judge(finals: Sequence[Final]) -> list[Verdict]:
     Networks that were not tested yet belong here too: without them, a point might seem beyond reach.
     """
     found = [final for final in finals if final.point is None]
-    points = sorted((final for final in finals if final.point is not None), key=lambda final: final.macs)
+    points = sorted((final for final in finals if final.point is not None), key=lambda final: final.cheapest_first)
     verdicts = []
     for point in points:
-        cheaper = [final for final in found if final.macs <= point.macs]
+        limits = list(point.known_costs.values())
+        cheaper = [final for final in found if costs_no_more(list(final.known_costs.values()), limits)]
         tested = [final for final in cheaper if _known(final)]
-        verdict = replace(_judge(point, tested), final=point)
+        unknown = tuple(name for name in point.costs if name not in point.known_costs)
+        verdict = replace(_judge(point, tested), final=point, not_compared=unknown)
         if _known(point):
             kind: Kind = verdict.kind if tested or not cheaper else "unknown"
             single = sum(len(_known(final)) == 1 for final in tested)
@@ -165,7 +181,7 @@ def _judge(point: Final, cheaper: Sequence[Final]) -> Verdict:
     corrected = _holm([_p_better(rival, point) for rival in able])
     better = [i for i, p in enumerate(corrected) if p < SIDE]
     if better:
-        i = min(better, key=lambda i: (able[i].macs, -_mean(able[i])))
+        i = min(better, key=lambda i: (able[i].cheapest_first[0], -_mean(able[i])))
         return _verdict(point, "dominated", able[i], corrected[i], len(able))
     is_still = not _vary(best, point) and _known(best)[0] != _known(point)[0]
     if best not in able or is_still:  # one run that is ahead of all others may be luck, or not
@@ -181,7 +197,9 @@ def _verdict(point: Final, kind: Kind, rival: Final, p: float | None, compared: 
     interval = None if p is None else _interval(rival, point)
     difference = _mean(rival) - _mean(point)
     runs = min(len(_known(point)), len(_known(rival)))
-    return Verdict(point.point, kind, rival, rival.macs / point.macs, difference, interval, p, compared, runs)
+    share = rival.macs / point.macs
+    shares = {name: cost / point.known_costs[name] for name, cost in rival.known_costs.items()}
+    return Verdict(point.point, kind, rival, share, difference, interval, p, compared, runs, shares=shares)
 
 
 def _known(final: Final) -> list[float]:

@@ -297,6 +297,18 @@ def test_progress_is_that_of_what_is_asked_for() -> None:
     assert view._summary(2.0).startswith("1/2 runs: 1 running")
 
 
+def test_networks_know_what_their_search_made_small(tmp_path: Path) -> None:
+    """However they are read: from the search, from the record alone, or where the search is gone."""
+    study = make_search(tmp_path / "s", "accuracy,params")
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0,), False, False), range(1, 2))
+    finish(runs, 0.9)
+    record = open_record("s@fast", studies=tmp_path)
+    assert [final.costs for source in (study, record) for final in read_finals(source)] == [("params",)] * 2
+    optuna.delete_study(study_name="s", storage=record.study._storage)
+    assert [final.costs for final in read_finals(record)] == [("macs",)]
+
+
 def test_the_last_retraining_is_read_unless_one_is_named() -> None:
     study = make_search()
     assert read_finals(study) == [] and retrained_recipes(study) == []

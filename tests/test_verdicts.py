@@ -42,6 +42,31 @@ def test_as_many_macs_are_no_more() -> None:
     assert verdict(POINT, final("same", 100, 0.95, 0.96, 0.97)).kind == "dominated"
 
 
+def test_to_dominate_is_to_cost_no_more_in_any_of_the_search_s_objectives() -> None:
+    large = replace(final("large", 20, 0.95, 0.96, 0.97), params=300)
+    small = replace(final("small", 150, 0.95, 0.96, 0.97), params=50)
+    both = replace(final("both", 60, 0.95, 0.96, 0.97), params=80)
+    point = replace(POINT, params=100)
+
+    def judged(*costs: str) -> Verdict:
+        return verdict(*(replace(final, costs=costs) for final in (point, large, small, both)))
+
+    found = judged("macs")
+    assert found.rival is not None and (found.rival.identity, found.shares) == ("large", {"macs": 0.2})
+    found = judged("params")
+    assert found.rival is not None and (found.rival.identity, found.share, found.compared) == ("small", 1.5, 2)
+    assert "dominated by small at 0.500 of its parameters: +5.00 points" in str(found)
+    found = judged("params", "macs")
+    assert found.rival is not None and (found.rival.identity, found.compared) == ("both", 1)
+    assert "dominated by both at 0.800 of its parameters and 0.600 of its MACs: " in str(found)
+    assert found.to_dict()["shares"] == {"params": 0.8, "macs": 0.6} and found.to_dict()["share"] == 0.6
+    found = judged("latency")
+    assert "dominated by large at 0.200 of its MACs: " in str(found)
+    assert str(found).endswith("; latency was not compared.") and found.not_compared == ("latency",)
+    alone = verdict(replace(point, costs=("params", "latency")))
+    assert str(alone) == "paper-net: not reached, no network found costs no more; latency was not compared."
+
+
 def test_many_candidates_must_be_better_by_more() -> None:
     """Holm: what one comparison shows, it does not show as one of many."""
     rival = final("rival", 50, 0.925, 0.935, 0.945)
@@ -173,6 +198,9 @@ def test_the_front_by_means() -> None:
     cheap, beaten, good = final("a", 10, 0.5, 0.7), final("b", 20, 0.55), final("c", 30, 0.9)
     assert final_front([good, beaten, cheap]) == [cheap, good]
     assert final_front([]) == [] and judge([]) == []
+    small = [replace(one, params=params, costs=("macs", "params")) for one, params in ((cheap, 9), (beaten, 5))]
+    assert final_front(small) == small
+    assert final_front([replace(one, costs=("params", "latency")) for one in small])[0].identity == "b"
 
 
 def test_the_test_is_stated() -> None:
