@@ -150,7 +150,11 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
         return
     baseline = manifest["space"]["baseline"]
     whole = next((final for final in finals if final.point is not None and final.point == baseline), None)
-    front = {final.identity for final in final_front(finals)}
+    most = max(len(final.accuracies) for final in finals)
+    front = {
+        final.identity: "front" if len(final.accuracies) == most else "front by fewer runs"
+        for final in final_front(finals)
+    }
     epochs = manifest["recipe"]["epochs"]
     title = f"{record.name}: test images of {manifest['data']}, of a recipe of {epochs} epochs at most"
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
@@ -158,7 +162,7 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
     table = make_table(title, ["network"], columns)
     table.add_column("")
     for final in finals:
-        marks = [mark for mark, holds in (("front", final.identity in front), ("paper", final.point)) if holds]
+        marks = [front.get(final.identity, ""), "paper" if final.point else ""]
         table.add_row(
             final.name,
             "–" if final.trial is None else str(final.trial),
@@ -168,10 +172,13 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
             _accuracy(final),
             str(len(final.accuracies)),
             *(str(getattr(final, name)) for name in further),
-            ", ".join(marks),
+            ", ".join(filter(None, marks)),
         )
     console.print(table)
     console.print("Accuracy on the test images, looked at once per run, when it was trained; mean ± sd of n seeds.")
+    console.print("The front is by these means, whatever the noise between seeds.")
+    if "front by fewer runs" in front.values():
+        console.print("By fewer runs than others have, one may be there, or another not, by luck: train it as often.")
     if not retrained.has_points:
         console.print(f"{manifest['source']} has no networks of the paper: there is nothing to compare these with.")
     for verdict in verdicts:

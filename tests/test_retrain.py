@@ -364,6 +364,27 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     assert "nothing is chosen by test accuracy; got s@fast:best" in capsys.readouterr().err
 
 
+def test_the_front_says_that_it_is_by_means_and_of_how_many_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make_search(tmp_path / "s")
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0, 1), False, False), range(1, 2))
+    finish(runs, 0.8)
+    finish(runs, 0.9)
+    shown = ["retrain", "s@fast", "--studies", str(tmp_path)]
+    assert main(shown) == 0
+    out = capsys.readouterr().out
+    assert "The front is by these means" in out and "fewer runs" not in out  # all have as many
+    enqueue(runs, _choose(study, (0,), False, False), range(1, 4))
+    finish(runs, 0.7)
+    finish(runs, 0.6)
+    assert main(shown) == 0
+    marks = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith(("nin", "By"))}
+    assert marks["1"].rstrip().endswith("1  front by fewer runs") and "front" not in marks["0"]
+    assert "one may be there, or another not, by luck" in marks["fewer"]
+
+
 def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No network is the baseline, also not the first one that has no name."""
     study = make_search(tmp_path / "s")
