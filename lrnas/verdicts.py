@@ -127,6 +127,7 @@ class Verdict:
             "point": self.point,
             "verdict": self.kind,
             "rival": None if self.rival is None else self.rival.identity,
+            "rival_name": None if self.rival is None else self.rival.name,
             "rival_trial": None if self.rival is None else self.rival.trial,
             "share": self.share,
             "shares": dict(self.shares),

@@ -1,6 +1,7 @@
 """Networks of a search trained again: what is chosen, what is recorded, and what of it is read."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -297,16 +298,23 @@ def test_progress_is_that_of_what_is_asked_for() -> None:
     assert view._summary(2.0).startswith("1/2 runs: 1 running")
 
 
-def test_networks_know_what_their_search_made_small(tmp_path: Path) -> None:
+def test_networks_know_what_their_search_made_small_and_called_them(tmp_path: Path) -> None:
     """However they are read: from the search, from the record alone, or where the search is gone."""
     study = make_search(tmp_path / "s", "accuracy,params")
     runs = retraining(study)
     enqueue(runs, _choose(study, (0,), False, False), range(1, 2))
     finish(runs, 0.9)
     record = open_record("s@fast", studies=tmp_path)
-    assert [final.costs for source in (study, record) for final in read_finals(source)] == [("params",)] * 2
+    for source in (study, record):
+        (found,) = read_finals(source)
+        assert (found.costs, found.name, found.point) == (("params",), "lr-x0.25", None)  # as the search calls it
+        assert found.to_dict()["name"] == found.to_dict()["known_as"] == "lr-x0.25"
     optuna.delete_study(study_name="s", storage=record.study._storage)
-    assert [final.costs for final in read_finals(record)] == [("macs",)]
+    for again in ("", "another search"):  # of that name, without this trial
+        if again:
+            make_study(tmp_path / "s")
+        (found,) = read_finals(record)
+        assert (found.costs, found.name) == (("macs",), found.identity)
 
 
 def test_the_last_retraining_is_read_unless_one_is_named() -> None:
@@ -360,6 +368,8 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     assert "Runs that are not done: 4; `lrnas retrain s` with its options goes on with them." in out
     assert "Test: Welch's t-test" in out and "front, paper" in out
     assert "nothing to compare" not in out
+    assert "lr-x0.25 " in out  # the search's name, as in verdicts
+    assert re.search(r"nin-c3: .*unknown; (lr|dense)-x0.25, trial [01], at", " ".join(out.split()))
     assert main(["export", "s@fast:best", "--studies", str(studies)]) == 2
     assert "nothing is chosen by test accuracy; got s@fast:best" in capsys.readouterr().err
 
@@ -380,7 +390,7 @@ def test_the_front_says_that_it_is_by_means_and_of_how_many_runs(
     finish(runs, 0.7)
     finish(runs, 0.6)
     assert main(shown) == 0
-    marks = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith(("nin", "By"))}
+    marks = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if " " in line.strip()}
     assert marks["1"].rstrip().endswith("1  front by fewer runs") and "front" not in marks["0"]
     assert "one may be there, or another not, by luck" in marks["fewer"]
 
