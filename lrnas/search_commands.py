@@ -222,7 +222,7 @@ def _front_as_data(study: Record) -> dict[str, Any]:
         "counts": summary.counts,
         "hypervolume": summary.hypervolume,
         "front": [_as_data(study, trial) for trial in summary.front],
-        "paper": [_as_data(study, trial) for trial in _paper_trials(study, summary.trials) if not trial.on_front],
+        "paper": [_as_data(study, trial) for trial in _paper_trials(study, summary.trials)],
     }
 
 
