@@ -73,11 +73,12 @@ def _retrain(options: argparse.Namespace) -> None:
     from lrnas.shell_lines import Whereabouts
     from lrnas.verdicts import judge
 
+    where = Whereabouts(options.studies, options.storage)
     if "@" in options.study:
         record = open_record(options.study, storage=options.storage, studies=options.studies)
         retrained = read_retrained(record)
         assert retrained is not None
-        left, command = retrained.left, f"`lrnas retrain {retrained.study}` with its options"
+        left, command = retrained.left, f"`{where.command('retrain', retrained.study)}` with its options"
     else:
         record, left = _train(options)
         retrained, command = read_retrained(record), "the same command"
@@ -86,7 +87,6 @@ def _retrain(options: argparse.Namespace) -> None:
     if options.json:
         _print_json(record, retrained, verdicts, left)
     else:
-        where = Whereabouts(options.studies, options.storage)
         _print_finals(record, retrained, verdicts, f"{left}; {command} goes on with them" if left else "", where)
 
 
@@ -141,7 +141,7 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
     console = make_console()
     manifest, finals = record.manifest, retrained.finals
     if left:
-        console.print(f"Runs that are not done: {left}.")
+        console.print(f"Runs that are not done: {left}.", soft_wrap=True)
     for final in finals:
         if final.failed:
             console.print(f"{final.name}: runs that failed: {final.failed}, the last one: {final.reason or 'unknown'}")
@@ -162,7 +162,7 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
     table = make_table(title, ["network"], columns)
     table.add_column("")
     for final in finals:
-        marks = [front.get(final.identity, ""), "paper" if final.point else ""]
+        marks = [mark for mark in (front.get(final.identity), "paper" if final.point else None) if mark]
         table.add_row(
             final.name,
             "–" if final.trial is None else str(final.trial),
@@ -172,7 +172,7 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
             _accuracy(final),
             str(len(final.accuracies)),
             *(str(getattr(final, name)) for name in further),
-            ", ".join(filter(None, marks)),
+            ", ".join(marks),
         )
     console.print(table)
     console.print("Accuracy on the test images, looked at once per run, when it was trained; mean ± sd of n seeds.")

@@ -349,7 +349,7 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     enqueue(runs, _choose(study, (0, 1), False, True), range(1, 3))
     for _ in range(6):
         finish(runs, 0.9)
-    with pytest.raises(StudyError, match=r"got s@fast, networks of s that were trained again; `lrnas retrain s@fast`"):
+    with pytest.raises(StudyError, match=r"networks of s that were trained again; `lrnas retrain s@fast --studies /"):
         open_study("s@fast", studies=studies)
     assert open_record("s@fast", studies=studies).counts() == {"completed": 6, "waiting": 4}
     with pytest.raises(StudyError, match="a study's name has no @"):
@@ -365,7 +365,9 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     assert shown["left"] == 4 and len(shown["networks"]) == 5 and len(shown["verdicts"]) == 3
     assert main(["retrain", "s@fast", "--studies", str(studies)]) == 0
     out = capsys.readouterr().out
-    assert "Runs that are not done: 4; `lrnas retrain s` with its options goes on with them." in out
+    again = f"lrnas retrain s --studies {studies}"
+    assert f"Runs that are not done: 4; `{again}` with its options goes on with them." in out
+    assert f"Weights: lrnas export s@fast:RUN --studies {studies} (" in out
     assert "Test: Welch's t-test" in out and "front, paper" in out
     assert "nothing to compare" not in out
     assert "lr-x0.25 " in out  # the search's name, as in verdicts
@@ -410,9 +412,9 @@ def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["t"], "unknown study 't'; known: s"),
+        (["t"], "unknown study 't'; known: s; `lrnas studies --studies /"),
         (["s@paper"], "the storage has no study 's@paper'; known: s"),
-        (["s", "--trials", "1,7"], "s has no trial 7; it has 4"),
+        (["s", "--trials", "1,7"], "s has no trial 7; it has 4, up to 3; `lrnas front s --studies /"),
         (["s", "--seeds", "0"], "the number of seeds is at least 1; got 0"),
         (["s", "--recipe", "papr"], "unknown recipe 'papr'; did you mean paper?"),
         (["s", "--set", "lr"], "--set takes FIELD=VALUE"),

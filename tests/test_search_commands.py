@@ -1,13 +1,15 @@
 """What is printed of a search: its front, and the paper's networks beside it."""
 
 import json
+import shlex
 from pathlib import Path
 
 import optuna
 import pytest
-from small_studies import SPACE, make_search
+from small_studies import SPACE, make_search, make_study
 
 from lrnas.cli import main
+from lrnas.shell_lines import Whereabouts
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -37,3 +39,14 @@ def test_the_table_and_its_data_have_the_same_networks(studies: Path, capsys: py
     assert marks == {row["point"]: "front" for row in shown["front"]} | {
         row["point"]: "front, paper" if row["on_front"] else "beaten, paper" for row in shown["paper"]
     }
+
+
+def test_what_is_to_be_typed_next_says_where_the_study_is(
+    studies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lrnas.driver.search", lambda *_, **__: make_study(studies / "s"))  # there is nothing to train
+    assert main(["search", "--space", "nin", "--budget", "5", "--studies", str(studies)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Look again: "))
+    program, *arguments = shlex.split(line.removeprefix("Look again: "))
+    assert (program, main(arguments)) == ("lrnas", 0) and "nin-c3-lr" in capsys.readouterr().out
+    assert Whereabouts().command("front", "my study") == "lrnas front 'my study'"
