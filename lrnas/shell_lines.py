@@ -42,6 +42,10 @@ class Whereabouts:
         may_tell = re.search(r"//.*[@?]", self.storage)  # a user, or options: either may have a password
         return f'{studies} --storage "$STORAGE"' if may_tell else f"{studies} --storage {shlex.quote(self.storage)}"
 
+    def command(self, verb: str, name: str) -> str:
+        """A command about a study that finds it from where this one ran."""
+        return f"lrnas {verb} {shlex.quote(name)}{self.options()}"
+
 
 def shell_lines(record: Record, trial: Trial, where: Whereabouts) -> list[ShellLine]:
     """In the order in which one wants them."""
