@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from lrnas.layouts import ImageShape, Layer, find_image_shape, lay_out
 from lrnas.manifest import StudyError
 from lrnas.objectives import OBJECTIVES, Objective
 from lrnas.pareto import add_to_front, hypervolume
+from lrnas.recipes import Recipe
 from lrnas.record import Record, Summary
 from lrnas.shell_lines import ShellLine, Whereabouts, shell_lines
 from lrnas.trials import Trial
@@ -31,6 +33,8 @@ __all__ = ["Moment", "Network", "Report", "StudyReport", "Tested", "make_report"
 
 TRIED = 5
 """Networks whose counts are looked at to tell what images a study has."""
+MOST_DIFFERENCES = 4
+"""Between studies, of which a remark tells."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,19 @@ class StudyReport:
         return _importances(self.record)
 
     @property
+    def conditions(self) -> dict[str, Any]:
+        """What its accuracies hang on, by name."""
+        manifest = self.record.manifest
+        trained_by = manifest.get("trainable") or "lrnas"
+        own = {"data": self.data, "image_size": manifest["image_size"], "trained by": trained_by}
+        return own | Recipe.complete(manifest["recipe"])
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The costs up to which its hypervolume is taken, by objective."""
+        return {name: self.record.manifest["reference"][name] for name in self.record.costs}
+
+    @property
     def full(self) -> list[Network]:
         return [network for network in self.networks if network.is_full]
 
@@ -206,10 +223,10 @@ class Report:
                 found.append(f"{study.name} has no network trained in full yet: there is no front to show.")
             if study.networks and study.shape is None:
                 found.append(f"{study.name} was counted by another version: its networks are shown without layers.")
-        conditions = {(study.data, study.epochs) for study in self.studies}
-        if len(conditions) > 1:
-            listed = "; ".join(f"{study.name}: {study.data}, {study.epochs} epochs" for study in self.studies)
+        if listed := _list_differences([study.conditions for study in self.studies], self.studies):
             found.append(f"The studies were trained under different conditions; compare with care ({listed}).")
+        if listed := _list_differences([study.bounds for study in self.studies], self.studies):
+            found.append(f"Hypervolumes of the studies do not compare: they are taken up to other costs ({listed}).")
         again = [one.retrained for one in self.tested]
         if any((one.data, one.fields) != (again[0].data, again[0].fields) for one in again):
             listed = "; ".join(f"{one.name}: {one.data}, {one.fields['epochs']} epochs" for one in again)
@@ -255,6 +272,25 @@ def pick_axis(records: Sequence[Record], wanted: str | None) -> str:
     if wanted not in known:
         raise StudyError(f"the cost axis of these studies is one of {', '.join(known)}; got {wanted!r}; choose one")
     return wanted
+
+
+def _list_differences(known: Sequence[Mapping[str, Any]], studies: Sequence[StudyReport]) -> str:
+    """What studies do not have in common, in words, the first few of each; empty where they have all."""
+    names = [name for name in dict.fromkeys(chain(*known)) if any(one.get(name) != known[0].get(name) for one in known)]
+    if not names:
+        return ""
+    more = f", {len(names) - MOST_DIFFERENCES} more" if len(names) > MOST_DIFFERENCES else ""
+    return "; ".join(
+        f"{study.name}: {', '.join(f'{name} {_spell(one.get(name))}' for name in names[:MOST_DIFFERENCES])}{more}"
+        for study, one in zip(studies, known, strict=True)
+    )
+
+
+def _spell(value: Any) -> str:
+    if value is None:
+        return "–"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:,.0f}" if is_number and value == int(value) else f"{value:.5g}" if is_number else str(value)
 
 
 def _report_study(record: Record, where: Whereabouts) -> StudyReport:

@@ -97,8 +97,30 @@ def test_several_objectives_and_their_axes(tmp_path: Path, record: Record) -> No
 def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: Record) -> None:
     other = fill(tmp_path, 3, name="t")
     assert make_report([record, other]).remarks() == []
-    other.manifest["data"] = "digits"
-    assert "different conditions" in make_report([record, other]).remarks()[0]
+    before = dict(other.manifest)
+    for change, told in (
+        ({"data": "digits"}, "s: data cifar10; t: data digits"),
+        ({"image_size": 31}, "s: image_size 32; t: image_size 31"),
+        ({"trainable": "mine:train"}, "s: trained by lrnas; t: trained by mine:train"),
+        ({"recipe": before["recipe"] | {"lr": 0.05, "epochs": 2}}, "s: epochs 9, lr 0.03; t: epochs 2, lr 0.05"),
+    ):
+        other.manifest = before | change
+        remark = make_report([record, other]).remarks()[-1]
+        assert "different conditions" in remark and told in remark
+    other.manifest = before | {"recipe": {name: value for name, value in before["recipe"].items() if name != "drop_at"}}
+    assert make_report([record, other]).remarks() == []  # begun before recipes had that field
+
+
+def test_hypervolumes_that_do_not_compare_are_called_that(tmp_path: Path, record: Record) -> None:
+    other = fill(tmp_path, 3, name="t")
+    other.manifest["reference"] |= {"params": 5}
+    assert make_report([record, other]).remarks() == []  # no objective of theirs
+    other.manifest["reference"] |= {"macs": 2_000_000}
+    (remark,) = make_report([record, other]).remarks()
+    assert "Hypervolumes" in remark and "s: macs 250,000,000; t: macs 2,000,000" in remark
+    timed = fill(tmp_path, 3, name="u", objectives="accuracy,macs,latency")
+    (remark,) = make_report([record, timed]).remarks()
+    assert "s: latency –; u: latency 3" in remark
 
 
 def test_counts_of_another_version_leave_the_layers_out(tmp_path: Path) -> None:
