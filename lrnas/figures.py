@@ -161,8 +161,9 @@ def plot_importances(study: StudyReport, path: Files) -> None:
     """What decides: the parameters that tell networks that are good in an objective from others."""
     if not study.importances:
         raise StudyError(f"{study.name} has too few networks trained in full to tell which parameters matter")
-    first = next(iter(study.importances.values()))
-    names = list(first)[:MOST_PARAMETERS][::-1]
+    every = list(next(iter(study.importances.values())))
+    names = every[:MOST_PARAMETERS][::-1]
+    shown = f", {len(names)} of {len(every)} parameters" if len(names) < len(every) else ""
     with _figure(path, (7, 0.26 * len(names) + 1.4)) as figure:
         axes = figure.subplots()
         height = 0.8 / len(study.importances)
@@ -170,7 +171,8 @@ def plot_importances(study: StudyReport, path: Files) -> None:
             places = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
             axes.barh(places, [values.get(name, 0.0) for name in names], height, label=goal)
         axes.set_yticks(range(len(names)), [plain_text(name) for name in names], fontsize=8)
-        axes.set(xlabel="importance (PED-ANOVA), share", title=plain_text(study.name))
+        title = f"{study.name}: {len(study.full)} networks trained in full{shown}"
+        axes.set(xlabel="importance (PED-ANOVA), share", title=plain_text(title))
         axes.legend(loc="lower right", fontsize=8)
 
 

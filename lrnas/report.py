@@ -35,6 +35,8 @@ TRIED = 5
 """Networks whose counts are looked at to tell what images a study has."""
 MOST_DIFFERENCES = 4
 """Between studies, of which a remark tells."""
+FEWEST = 20
+"""Networks trained in full of which importances are told: the best tenth is then two of them."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,11 @@ class StudyReport:
 
     @cached_property
     def importances(self) -> dict[str, dict[str, float]]:
-        """By objective, by parameter, the largest first; they sum to 1."""
-        return _importances(self.record)
+        """By objective, by parameter, they sum to 1; what matters most to some objective comes first.
+
+        None where too few networks are trained in full to have a best tenth.
+        """
+        return _importances(self.record) if len(self.full) >= FEWEST else {}
 
     @property
     def conditions(self) -> dict[str, Any]:
@@ -243,6 +248,7 @@ class Report:
             "studies": [study.to_dict() for study in self.studies],
             "tested": [one.to_dict() for one in self.tested],
             "test": TEST,
+            "fewest": FEWEST,
         }
 
 
@@ -357,11 +363,14 @@ def _importances(record: Record) -> dict[str, dict[str, float]]:
             return sign * float(row.values[place])
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of small targets being the good ones, as they are here
-            values = optuna.importance.get_param_importances(record.study, target=target)
-        if any(values.values()):
-            found[goal.name] = {name: round(value, 5) for name, value in values.items()}
-    return found
+            # of small targets being the good ones, as they are here, and of an option that Optuna may change
+            warnings.simplefilter("ignore")
+            values = optuna.importance.get_param_importances(record.study, target=target, normalize=False)
+        if total := sum(values.values()):  # Optuna would share it out evenly where nothing is known
+            found[goal.name] = {name: value / total for name, value in values.items()}
+    highest = {name: max(values[name] for values in found.values()) for values in found.values() for name in values}
+    order = sorted(highest, key=lambda name: -highest[name])
+    return {goal: {name: round(values[name], 5) for name in order} for goal, values in found.items()}
 
 
 def _final_as_data(final: Final) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from lrnas.report import Report, make_report
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     folder = tmp_path_factory.mktemp("studies")
     where = f"journal:{folder / 'journal'}"
-    first = fill_study(folder, 14, name="a $b$ <c>", storage=where)
+    first = fill_study(folder, 20, name="a $b$ <c>", storage=where, stopped=0.0)
     return [first, fill_study(folder, 8, name="two", storage=where, seed=1)]
 
 
@@ -55,6 +55,7 @@ def test_figures_tell_what_they_show(report: Report, records: list[Record], tmp_
     assert "hours of training" in texts["history"] and "rungs" in texts["curves"]
     assert all(name in texts["allocation"] for name in ("conv1", "conv3", "k×k", "join"))
     assert "accuracy" in texts["importances"] and "conv1.width" in texts["importances"]
+    assert "20 networks trained in full, 20 of 22 parameters" in texts["importances"]
     assert "mean ± sd over seeds" in texts["finals"]
     plot_front(records[0], tmp_path / "one.svg", "params")
     assert "parameters, millions" in (tmp_path / "one.svg").read_text(encoding="utf-8")

@@ -158,8 +158,11 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert not page.locator("#card").is_visible()
 
     tab.see_all()
-    for chart in ("finals", "history", "allocation", "curves", "importances"):
+    for chart in ("finals", "history", "allocation", "curves"):
         assert page.locator(f"#{chart} .main-svg").count(), chart
+    full = sum(network["is_full"] for network in networks)
+    assert not page.locator("#importances").is_visible()
+    assert f"Left out: {full} networks are trained in full" in page.locator("#importances-note").inner_text()
     assert page.locator("#finals .points path").count() == 3
     assert page.locator("#finals .errorbar path.yerror").count() == 2  # one seed has no deviation
     assert (

@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 from filled_studies import fill_study
+from optuna.distributions import IntDistribution
 
 from lrnas.finals import Final, Retrained
 from lrnas.manifest import StudyError
@@ -14,8 +17,8 @@ from lrnas.report import Report, make_report
 from lrnas.verdicts import judge
 
 
-def fill(folder: Path, trials: int, **more: str) -> Record:
-    return fill_study(folder, trials, storage=f"journal:{folder / 'journal'}", **more)  # type: ignore[arg-type]
+def fill(folder: Path, trials: int, **more: Any) -> Record:
+    return fill_study(folder, trials, storage=f"journal:{folder / 'journal'}", **more)
 
 
 def some_finals(record: Record, recipe: str = "paper", point: str | None = None, **fields: object) -> Retrained:
@@ -70,12 +73,25 @@ def test_the_front_s_history_ends_where_it_is_now(record: Record, report: Report
     assert volumes == sorted(volumes) and volumes[0] < volumes[-1]
 
 
-def test_importances_are_of_every_objective(report: Report) -> None:
-    importances = report.studies[0].importances
-    assert list(importances) == ["accuracy", "macs"]
-    for values in importances.values():
+def test_importances_are_of_every_objective(tmp_path: Path) -> None:
+    importances = make_report([fill(tmp_path, 30, stopped=0.0)]).studies[0].importances
+    accuracy, macs = importances["accuracy"], importances["macs"]
+    assert list(importances) == ["accuracy", "macs"] and list(accuracy) == list(macs)
+    for values in (accuracy, macs):
         assert sum(values.values()) == pytest.approx(1, abs=1e-3)
-        assert list(values.values()) == sorted(values.values(), reverse=True)
+    highest = [max(accuracy[name], macs[name]) for name in accuracy]
+    assert highest == sorted(highest, reverse=True)
+
+
+def test_importances_are_told_where_they_can_be_known(tmp_path: Path) -> None:
+    assert make_report([fill(tmp_path, 19, stopped=0.0)]).studies[0].importances == {}
+    some = fill(tmp_path, 20, name="t", stopped=0.0)
+    fixed = optuna.create_study(directions=some.study.directions)
+    for row in some.study.get_trials():
+        row.params, row.distributions = {"a": 1, "b": 2}, {"a": IntDistribution(1, 1), "b": IntDistribution(2, 2)}
+        fixed.add_trial(row)
+    (study,) = make_report([Record("t", fixed, some.objectives, some.manifest)]).studies
+    assert len(study.full) == 20 and study.importances == {}  # not a half each
 
 
 def test_a_study_without_a_network(tmp_path: Path) -> None:

@@ -300,14 +300,23 @@ function drawCurves() {
 }
 
 function drawImportances() {
-  const { importances } = page.data.studies[page.study];
+  const { importances, networks } = page.data.studies[page.study];
   const goals = Object.keys(importances);
-  byId("importances-section").hidden = !goals.length;
-  if (!goals.length) return;
-  const names = Object.keys(importances[goals[0]]).slice(0, MOST_PARAMETERS).reverse();
+  const full = networks.filter((network) => network.is_full).length;
+  byId("importances").hidden = byId("importances-what").hidden = !goals.length;
+  if (!goals.length) {
+    byId("importances-note").textContent = full < page.data.fewest
+      ? `Left out: ${full} networks are trained in full, and of fewer than ${page.data.fewest} nothing can be told of the best tenth.`
+      : `Left out: of ${full} networks trained in full, the best do not differ from the others in any parameter.`;
+    return;
+  }
+  const every = Object.keys(importances[goals[0]]);
+  const names = every.slice(0, MOST_PARAMETERS).reverse();
+  byId("importances-note").textContent = `Of ${full} networks trained in full.` +
+    (names.length < every.length ? ` ${names.length} of ${every.length} parameters are shown, those that matter most to some objective.` : "");
   byId("importances").style.height = `${Math.max(220, 22 * names.length + 90)}px`;
   draw("importances", goals.map((goal, i) => ({
-    type: "bar", orientation: "h", name: goal, y: names.map(plain), x: names.map((name) => importances[goal][name] ?? 0),
+    type: "bar", orientation: "h", name: goal, y: names.map(plain), x: names.map((name) => importances[goal][name]),
     marker: { color: PALETTE[i] }, hovertemplate: "%{y}: %{x:.3f}<extra>%{fullData.name}</extra>",
   })), { barmode: "group", xaxis: { title: { text: "importance" } }, yaxis: { type: "category", automargin: true } });
 }
