@@ -5,7 +5,6 @@ The page (`lrnas.page`) and the figures for print (`lrnas.figures`) draw this an
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,18 +17,19 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial
 
-from lrnas.finals import Final, Retrained
+from lrnas.finals import Retrained
 from lrnas.layouts import ImageShape, Layer, find_image_shape, lay_out
 from lrnas.manifest import StudyError
 from lrnas.objectives import OBJECTIVES, Objective
 from lrnas.pareto import add_to_front, hypervolume
 from lrnas.recipes import Recipe
 from lrnas.record import Record, Summary
-from lrnas.shell_lines import ShellLine, Whereabouts, shell_lines
+from lrnas.shell_lines import ShellLine, Whereabouts, retrain_line, shell_lines
+from lrnas.tested import Tested
 from lrnas.trials import Trial
-from lrnas.verdicts import TEST, Verdict, judge
+from lrnas.verdicts import TEST, judge
 
-__all__ = ["Moment", "Network", "Report", "StudyReport", "Tested", "make_report", "pick_axis"]
+__all__ = ["Moment", "Network", "Report", "StudyReport", "make_report", "pick_axis"]
 
 TRIED = 5
 """Networks whose counts are looked at to tell what images a study has."""
@@ -123,6 +123,8 @@ class StudyReport:
     networks: tuple[Network, ...]
     history: tuple[Moment, ...]
     shape: ImageShape | None
+    retrain: ShellLine | None
+    """What trains its front again and tests it."""
     record: Record = field(repr=False)
 
     @cached_property
@@ -171,32 +173,7 @@ class StudyReport:
             "networks": [network.to_dict() for network in self.networks],
             "history": [moment.to_list() for moment in self.history],
             "importances": self.importances,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Tested:
-    """Networks of a study that are trained again with one recipe and tested, and what that says of the paper's."""
-
-    retrained: Retrained
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def finals(self) -> list[Final]:
-        """Those that have a mean to show."""
-        return [final for final in self.retrained.finals if math.isfinite(final.mean)]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.retrained.name,
-            "study": self.retrained.study,
-            "recipe": self.retrained.recipe,
-            "head": str(self.retrained),
-            "left": self.retrained.left,
-            "finals": [_final_as_data(final) for final in self.finals],
-            "verdicts": [
-                {"point": verdict.point, "kind": verdict.kind, "sentence": str(verdict)} for verdict in self.verdicts
-            ],
+            "retrain": None if self.retrain is None else [self.retrain.title, self.retrain.line],
         }
 
 
@@ -264,7 +241,8 @@ def make_report(
     studies = tuple(_report_study(record, where) for record in records)
     chosen = OBJECTIVES[pick_axis(records, axis)]
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
-    tested = tuple(Tested(one, tuple(judge(one.finals))) for one in retrained)
+    baselines = {record.name: record.manifest["space"].get("baseline") for record in records}
+    tested = tuple(Tested(one, tuple(judge(one.finals)), baselines.get(one.study)) for one in retrained)
     return Report(studies, chosen, tested, made)
 
 
@@ -329,6 +307,7 @@ def _report_study(record: Record, where: Whereabouts) -> StudyReport:
         tuple(networks),
         tuple(_history(record, summary, rows)),
         shape,
+        retrain_line(record, where),
         record,
     )
 
@@ -371,18 +350,3 @@ def _importances(record: Record) -> dict[str, dict[str, float]]:
     highest = {name: max(values[name] for values in found.values()) for values in found.values() for name in values}
     order = sorted(highest, key=lambda name: -highest[name])
     return {goal: {name: round(values[name], 5) for name in order} for goal, values in found.items()}
-
-
-def _final_as_data(final: Final) -> dict[str, Any]:
-    return {
-        "name": final.name,
-        "is_paper": final.point is not None,
-        "trial": final.trial,
-        "macs": final.macs,
-        "params": final.params,
-        "recipe": final.recipe,
-        "seeds": list(final.seeds),
-        "accuracies": list(final.accuracies),
-        "mean": final.mean,
-        "deviation": final.deviation,
-    }
