@@ -198,7 +198,7 @@ def plot_finals(report: Report, path: Files) -> None:
                     label = f"{plain_text(one.retrained.name)}, {label}" if several else label
                     axes.errorbar(x, y, bars, fmt=marker, color=colours[is_paper], capsize=3, ms=5, label=label)
             x, y = zip(*_staircase(places), strict=True)
-            axes.step(x, y, where="post", color=colours[2], lw=1, zorder=1, label=None if several else "front")
+            axes.step(x, y, where="post", color=colours[2], lw=1, zorder=1, label=None if several else "front by means")
             named += [
                 (final.point, place) for final, place in zip(one.finals, places, strict=True) if final.point is not None
             ]

@@ -34,7 +34,7 @@ function testsOf(study, network) {
 function drawSummary() {
   const { studies, tested } = page.data;
   const parts = tested.flatMap((one) => [
-    make("p", {}, make("b", {}, tested.length > 1 || studies.length > 1 ? `${one.name}. ` : "", one.headline)),
+    make("p", {}, make("b", {}, one.headline), make("span", { class: "muted" }, ` ${one.head}`)),
     make("ul", { class: "verdicts" }, ...one.verdicts.map((verdict) => make("li", { "data-kind": verdict.kind }, ...sentenceParts(one, verdict)))),
   ]);
   for (const study of studies) {
@@ -52,7 +52,7 @@ function drawSummary() {
 
 /** A verdict in words, with the network found as a link to its card. */
 function sentenceParts(one, { point, rival, trial, sentence }) {
-  const rest = sentence.slice(point.length);
+  const rest = sentence.slice(point.length).replace(/p ([=<]) /, "p\u00a0$1\u00a0");
   const at = rival == null ? -1 : rest.indexOf(rival);
   if (at < 0) return [make("b", {}, point), rest];
   return [make("b", {}, point), rest.slice(0, at), trialLink(one.study, trial, rival), rest.slice(at + rival.length)];
