@@ -147,17 +147,12 @@ def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
 
 
 def plot_importances(study: StudyReport, path: Files) -> None:
-    """What decides: the parameters that tell networks that are good in an objective from others.
-
-    Those that decide most of any objective come first.
-    """
+    """What decides: the parameters that tell networks that are good in an objective from others."""
     if not study.importances:
         raise StudyError(f"{study.name} has too few networks trained in full to tell which parameters matter")
-    most: dict[str, float] = {}
-    for values in study.importances.values():
-        for name, value in values.items():
-            most[name] = max(value, most.get(name, 0.0))
-    names = sorted(most, key=lambda name: -most[name])[:MOST_PARAMETERS][::-1]
+    every = list(next(iter(study.importances.values())))  # those that matter most to any objective first
+    names = every[:MOST_PARAMETERS][::-1]
+    shown = f", {len(names)} of {len(every)} parameters" if len(names) < len(every) else ""
     figure = make_figure(7, 0.26 * len(names) + 1.4)
     axes = figure.subplots()
     height = 0.8 / len(study.importances)
@@ -166,8 +161,8 @@ def plot_importances(study: StudyReport, path: Files) -> None:
         axes.barh(places, [values.get(name, 0.0) for name in names], height, label=goal)
     axes.set_yticks(range(len(names)), [plain_text(name) for name in names], fontsize=8)
     axes.set_ylim(-0.6, len(names) - 0.4)
-    number = "" if len(names) == len(most) else f"; {len(names)} of {len(most)} parameters"
-    axes.set(xlabel=f"importance (PED-ANOVA), share{number}", title=fit_text(study.name, 6, 12))
+    title = f"{study.name}: {len(study.full)} networks trained in full{shown}"
+    axes.set(xlabel="importance (PED-ANOVA), share", title=fit_text(title, 6, 12))
     axes.legend(loc="lower right", fontsize=8)
     save_figure(figure, path)
 
@@ -194,7 +189,7 @@ def plot_finals(report: Report, path: Files) -> None:
                 label = label_text(f"{one.retrained.name}, {label}") if several else label
                 axes.errorbar(x, y, bars, fmt=marker, color=colours[is_paper], capsize=3, ms=5, label=label)
         x, y = zip(*_staircase(places), strict=True)
-        axes.step(x, y, where="post", color=colours[2], lw=1, zorder=1, label=None if several else "front")
+        axes.step(x, y, where="post", color=colours[2], lw=1, zorder=1, label=None if several else "front by means")
         named += [
             (final.point, place) for final, place in zip(one.finals, places, strict=True) if final.point is not None
         ]

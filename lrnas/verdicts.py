@@ -73,12 +73,9 @@ class Verdict:
     """Objectives of the search that are not known of networks trained again."""
 
     def __str__(self) -> str:
+        remarks = "".join(f"; {remark}" for remark in self.remarks())
         if self.rival is None:
-            why = "no run of it was tested" if self.kind == "unknown" else "no network found costs no more"
-            if self.untested:
-                diverged = f"; {self.gone} diverged in every run" if self.gone else ""
-                why = f"none of the {self.untested} that cost no more was tested{diverged}"
-            return f"{self.point}: {self.kind}, {why}{self._diverged()}{self._blind()}."
+            return f"{self.point}: {self.kind}, {self.why()}{remarks}."
         assert self.difference is not None
         numbers = [f"{100 * self.difference:+.2f} points"]
         if self.interval is not None:
@@ -91,28 +88,40 @@ class Verdict:
         rival = f"{self.rival.name}{number} at {shares}"
         links = {
             "dominated": f"dominated by {rival}",
-            "matched": f"matched by {rival}, as far as {self.runs} runs tell",
-            "not reached": f"not reached; the best that costs no more is {rival}",
-            "unknown": f"no verdict, the noise between seeds is unknown; {rival}",
+            "matched": f"matched by {rival}, {self.why()}",
+            "not reached": f"not reached; {self.why()} is {rival}",
+            "unknown": f"no verdict, {self.why()}; {rival}",
         }
-        waiting = self.untested - self.gone
-        others = [f"{waiting} not tested"] if waiting else []
-        others += [f"{self.gone} diverged in every run"] if self.gone else []
-        others += [f"{self.single} tested by one run"] if self.single else []
-        more = f"; of those that cost no more, {' and '.join(others)}" if others else ""
-        return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{self._diverged()}{more}{self._blind()}."
+        return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{remarks}."
 
-    def _diverged(self) -> str:
-        """Of both networks, where so: their means are of the other runs alone."""
-        told = ""
+    def why(self) -> str:
+        """What the kind comes from, beside the numbers."""
+        if self.rival is not None:
+            return {
+                "dominated": "the cheapest that is better beyond noise",
+                "matched": f"as far as {self.runs} runs tell",
+                "not reached": "the best that costs no more",
+                "unknown": "the noise between seeds is unknown",
+            }[self.kind]
+        if self.untested:
+            diverged = f"; {self.gone} diverged in every run" if self.gone else ""
+            return f"none of the {self.untested} that cost no more was tested{diverged}"
+        return "no run of it was tested" if self.kind == "unknown" else "no network found costs no more"
+
+    def remarks(self) -> list[str]:
+        """What the numbers leave out: runs that diverged, networks without runs enough, costs that are not known."""
+        told = []
         if self.final is not None and self.final.diverged:
-            told += f"; {self.final.diverged} of its {self.final.ended} runs diverged"
-        if self.rival is not None and self.rival.diverged:
-            told += f"; {self.rival.diverged} of the {self.rival.ended} runs of {self.rival.name} diverged"
-        return told
-
-    def _blind(self) -> str:
-        return f"; {' and '.join(self.not_compared)} was not compared" if self.not_compared else ""
+            told.append(f"{self.final.diverged} of its {self.final.ended} runs diverged")
+        if self.rival is not None:
+            if self.rival.diverged:
+                told.append(f"{self.rival.diverged} of the {self.rival.ended} runs of {self.rival.name} diverged")
+            waiting = self.untested - self.gone
+            others = [f"{waiting} not tested"] if waiting else []
+            others += [f"{self.gone} diverged in every run"] if self.gone else []
+            others += [f"{self.single} tested by one run"] if self.single else []
+            told += [f"of those that cost no more, {' and '.join(others)}"] if others else []
+        return told + ([f"{' and '.join(self.not_compared)} was not compared"] if self.not_compared else [])
 
     def _p_in_words(self) -> str:
         """Nothing where it would say what the interval says."""

@@ -31,7 +31,7 @@ from lrnas.report import Report, make_report
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     folder = tmp_path_factory.mktemp("studies")
     where = f"journal:{folder / 'journal'}"
-    first = fill_study(folder, 14, name="net $a_$ b <script>", storage=where)
+    first = fill_study(folder, 20, name="net $a_$ b <script>", storage=where, stopped=0.0)
     return [first, fill_study(folder, 8, name="_two", storage=where, seed=1)]
 
 
@@ -72,6 +72,7 @@ def test_figures_tell_what_they_show(report: Report, records: list[Record], tmp_
     assert "hours of training" in texts["history"] and "rungs" in texts["curves"]
     assert all(name in texts["allocation"] for name in ("conv1", "conv3", "k×k", "join"))
     assert "accuracy" in texts["importances"] and "conv1.width" in texts["importances"]
+    assert "20 networks trained in full, 20 of 22 parameters" in texts["importances"]
     assert "mean ± sd over seeds" in texts["finals"]
     assert "parameters, millions" in texts["one"]
 
@@ -121,12 +122,13 @@ def test_parameters_that_matter_for_any_objective_are_shown(
     study = report.studies[0]
     values = study.importances
     wanted = sorted(values["accuracy"], key=lambda name: -max(each[name] for each in values.values()))
-    assert wanted[:3] != list(values["accuracy"])[:3]  # not those of the first objective
-    for number, note in ((3, f"share; 3 of {len(wanted)} parameters"), (len(wanted), "share")):
+    first = sorted(wanted, key=lambda name: -values["accuracy"][name])
+    assert wanted[:3] != first[:3]  # not those of the first objective
+    for number, note in ((3, f"in full, 3 of {len(wanted)} parameters"), (len(wanted), "trained in full")):
         monkeypatch.setattr("lrnas.figures.MOST_PARAMETERS", number)
         axes = drawn_by(monkeypatch, lambda: plot_importances(study, tmp_path / "importances.svg"))
         assert [label.get_text() for label in axes.get_yticklabels()] == wanted[:number][::-1]
-        assert axes.get_xlabel().endswith(note)
+        assert axes.get_title().replace("\n", " ").endswith(note)
         bars = {bar.get_width() for bar in axes.patches}
         assert bars == {each[name] for each in values.values() for name in wanted[:number]}
 
