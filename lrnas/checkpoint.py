@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lrnas.arch import Architecture
 from lrnas.errors import LrnasError
+from lrnas.folders import is_same_set
 from lrnas.recipes import Recipe
 
 __all__ = [
@@ -121,7 +122,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
             if other:
                 listed = ", ".join(f"{name} {old.get(name)!r}, not {new.get(name)!r}" for name in other)
                 return f"its recipe has {listed}"
-        elif old != new:
+        elif old != new and not (key == "data" and is_same_set(str(old), str(new))):
             return f"its {key} is {old!r}, not {new!r}"
     return ""
 

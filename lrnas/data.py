@@ -19,7 +19,7 @@ import torch
 from lrnas.batches import DataSet, ImageSet, Split
 from lrnas.cifar10 import CLASSES, load_cifar10
 from lrnas.errors import DataError, UnknownName
-from lrnas.folders import find_folders
+from lrnas.folders import find_folders, hash_files
 from lrnas.progress import Progress
 from lrnas.readers import find_hfds, find_tfds, find_wds
 from lrnas.splits import stratified
@@ -146,7 +146,8 @@ def _stream(
         root = ((given or Path()) / Path(rest).expanduser()).resolve()
         return make_stream(f"wds/{root}", kind, *find_wds(root, cache, progress), image_size, loaders)
     root = Path(rest).expanduser().resolve()
-    return make_stream(f"folder:{root}", kind, *find_folders(root), image_size, loaders)
+    classes, splits = find_folders(root)
+    return make_stream(f"folder:{root}", kind, classes, splits, image_size, loaders, bytes_hash=hash_files(splits))
 
 
 def _digits(min_size: int) -> ImageSet:

@@ -24,7 +24,7 @@ from lrnas.data import data_folder, load_set
 from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.job import OWN_DATA, Images, Job
 from lrnas.ledger import Ledger
-from lrnas.manifest import MANIFEST, RETRAINS, StudyError, check_manifest
+from lrnas.manifest import MANIFEST, NAMES_ALONE, RETRAINS, StudyError, check_manifest
 from lrnas.objectives import RETRAINED, Costs, Limits, Objective, pick_objectives
 from lrnas.plan import TIMM, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
@@ -136,6 +136,8 @@ def search(
         begun = record.user_attrs.get(MANIFEST, {})
         training.open_latency(latency_device, latency_batch, int(workers.cpus), begun, events.say)
     manifest = check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
+    if manifest["data"] != training.data.identity:
+        events.say(NAMES_ALONE.format(name))
     training.measure_latency(manifest)
     name_metrics(record, goals)
     limits = Limits(max_macs, min_macs, max_params, max_latency)

@@ -9,9 +9,10 @@ from typing import Any
 import optuna
 
 from lrnas.errors import LrnasError
+from lrnas.folders import is_same_set
 from lrnas.recipes import Recipe
 
-__all__ = ["MANIFEST", "RETRAINS", "StudyError", "check_manifest", "differences", "list_differences"]
+__all__ = ["MANIFEST", "NAMES_ALONE", "RETRAINS", "StudyError", "check_manifest", "differences", "list_differences"]
 
 MANIFEST = "lrnas:manifest"
 """The study's attribute that holds it."""
@@ -20,6 +21,11 @@ RETRAINS = "retrains"
 
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """In the manifest: what no two measurements agree on."""
+
+NAMES_ALONE = (
+    "{} was begun when a folder was known by the names of its files alone; these are the same, the images need not be"
+)
+"""To be said where an older study goes on."""
 
 Difference = tuple[str, Any, Any]
 
@@ -33,7 +39,8 @@ def check_manifest(
 ) -> dict[str, Any]:
     """Pin what a study is about, or refuse to go on with something else, with advice; what holds is returned.
 
-    What was measured when the study began stays as it was then, and is not compared.
+    What was measured when the study began stays as it was then, and is not compared. So does what the data are known
+    by, where that is of an older kind.
     """
     wanted = json.loads(json.dumps(manifest))
     stored = study.user_attrs.get(MANIFEST)
@@ -51,6 +58,8 @@ def check_manifest(
     stored = {**stored, "recipe": Recipe.complete(stored["recipe"]), "source": wanted.get("source")}
     if found := list(differences(stored, wanted)):
         raise StudyError(f"{study.study_name} was begun with other settings: {list_differences(found)}; {advice}")
+    if "data" in stored:
+        wanted["data"] = stored["data"]
     return dict(wanted)
 
 
@@ -65,5 +74,5 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[Difference]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
-    elif old != new:
+    elif old != new and not (where == "data" and is_same_set(str(old), str(new))):
         yield where, old, new

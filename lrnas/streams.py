@@ -158,11 +158,13 @@ def make_stream(
     image_size: int,
     loaders: int | None = None,
     say: Callable[[str], None] | None = None,
+    bytes_hash: str = "",
 ) -> StreamSet:
     """A set from its sources: train, and val or test or both.
 
     With both, val chooses and test is kept for the end. The only one of them is kept for the end, and a fixed tenth of
-    every class of train chooses.
+    every class of train chooses. The set is known by what its sources say of their contents and, where these are names
+    alone, by a hash of bytes.
     """
     digest = hashlib.sha256("\n".join(classes).encode())
     for title in sorted(sources):
@@ -190,7 +192,7 @@ def make_stream(
     validation = replace(training, title="validation", where=chosen)  # what cannot be read is known to both
     return StreamSet(
         name,
-        f"{kind}:{digest.hexdigest()[:16]}",
+        f"{kind}:{digest.hexdigest()[:16]}{bytes_hash and '+'}{bytes_hash}",
         classes,
         image_size,
         training,

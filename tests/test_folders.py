@@ -6,16 +6,21 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 from pictures import spoil, write_set
 from PIL import Image
 
+from lrnas import folders
 from lrnas.arch import Architecture
+from lrnas.checkpoint import difference
 from lrnas.cli import main
 from lrnas.data import data_folder, from_anywhere, load_set, pin_data_folder, short_name
 from lrnas.errors import DataError, UnknownName
+from lrnas.folders import is_same_set
 from lrnas.images import read_rgb
 from lrnas.job import Job
+from lrnas.manifest import StudyError, check_manifest
 from lrnas.recipes import Recipe
 from lrnas.streams import StreamSet
 
@@ -65,6 +70,64 @@ def test_a_set_is_known_by_its_files_not_by_its_place(tmp_path: Path) -> None:
     (tmp_path / "b" / "train" / "red" / "003.png").rename(tmp_path / "b" / "train" / "red" / "004.png")
     assert load(tmp_path / "b").identity != first.identity
     assert short_name(first.name) == "folder-a" and short_name("cifar10") == "cifar10"
+
+
+def flip(file: Path) -> None:
+    """Change a byte in the middle: neither name nor size tell."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_set_is_known_by_all_bytes_of_its_files(tmp_path: Path) -> None:
+    root = write_set(tmp_path, {"train": 4, "val": 2})
+    before = load(root).identity
+    for file in ("train/blue/002.png", "val/red/001.png"):
+        flip(root / file)
+        assert load(root).identity != before  # though every name and size is the same
+        assert is_same_set(before.partition("+")[0], load(root).identity)  # as it was known once
+        flip(root / file)
+        assert load(root).identity == before
+    assert not is_same_set(before, load_set("digits").identity) and is_same_set("digits", "digits")
+
+
+def test_of_a_large_set_sizes_and_some_files_of_every_class_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_set(tmp_path, {"train": 9, "val": 2})
+    monkeypatch.setattr(folders, "WHOLE", 1000)
+    monkeypatch.setattr(folders, "SAMPLE", 6)  # two of each class: the first, and one from the middle on
+    before = load(root).identity
+    for file in ("train/blue/000.png", "train/red/004.png", "val/green/001.png"):
+        flip(root / file)
+        assert load(root).identity != before
+        flip(root / file)
+    flip(root / "train" / "red" / "005.png")
+    assert load(root).identity == before
+    with (root / "train" / "red" / "005.png").open("ab") as file:
+        file.write(b"0")
+    assert load(root).identity != before
+
+
+def test_what_cannot_be_looked_at_does_not_keep_a_set_from_being_known(tmp_path: Path) -> None:
+    root = write_set(tmp_path, {"train": 4, "val": 2})
+    (root / "train" / "red" / "004.png").symlink_to(tmp_path / "nowhere")
+    (root / "train" / "red" / "005.png").mkdir()
+    assert load(root).train.source.sizes[-2:].tolist() == [-1, -1]
+    assert load(root).identity == load(root).identity
+
+
+def test_what_was_begun_by_names_alone_goes_on(tmp_path: Path) -> None:
+    now = load(write_set(tmp_path, {"train": 4, "val": 2})).identity
+    once = now.partition("+")[0]
+    study = optuna.create_study(study_name="s")
+    settings = {"recipe": Recipe().to_dict(), "data": once}
+    check_manifest(study, settings)
+    assert check_manifest(study, {**settings, "data": now})["data"] == once  # and stays known so
+    with pytest.raises(StudyError, match="data was"):
+        check_manifest(study, {**settings, "data": "folder:0123456789abcdef+0123456789abcdef"})
+    assert difference({"data": once}, {"data": now}) == ""
+    assert difference({"data": now}, {"data": once}) != ""
 
 
 def broken(root: Path, how: str) -> Path:
