@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lrnas.arch import Architecture
 from lrnas.errors import LrnasError
 from lrnas.folders import is_same_set
+from lrnas.loading import STREAM_SIZE
 from lrnas.recipes import Recipe
 
 __all__ = [
@@ -116,6 +117,8 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
+        if key == "image_size":
+            old, new = old or STREAM_SIZE, new or STREAM_SIZE
         if key == "recipe" and isinstance(old, Mapping) and isinstance(new, Mapping):
             old, new = Recipe.complete(old), Recipe.complete(new)
             other = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))

@@ -13,7 +13,7 @@ from lrnas import __version__
 from lrnas.errors import InvalidArchitecture, LrnasError
 from lrnas.export_commands import add_export_command
 from lrnas.figure_commands import add_figure_commands
-from lrnas.options import add_data_dir, add_recipe_options, read_settings
+from lrnas.options import add_data_dir, add_image_size, add_recipe_options, read_settings
 from lrnas.profile_commands import add_profile_command
 from lrnas.report_commands import add_report_commands
 from lrnas.retrain_commands import add_retrain_command
@@ -94,9 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     reproduce.add_argument("source", metavar="NETWORK", help="as in `lrnas count`, but for models of timm")
     reproduce.add_argument("--data", metavar="NAME", help=f"{DATA} (default: the paper's, if at hand)")
-    reproduce.add_argument(
-        "--image-size", type=int, metavar="PIXELS", help="of images read from files (default: 224, 32 for nin)"
-    )
+    add_image_size(reproduce)
     reproduce.add_argument(
         "--loaders",
         type=int,

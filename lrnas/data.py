@@ -20,6 +20,7 @@ from lrnas.batches import DataSet, ImageSet, Split
 from lrnas.cifar10 import CLASSES, load_cifar10
 from lrnas.errors import DataError, UnknownName
 from lrnas.folders import find_folders, hash_files
+from lrnas.loading import STREAM_SIZE
 from lrnas.progress import Progress
 from lrnas.readers import find_hfds, find_tfds, find_wds
 from lrnas.splits import stratified
@@ -45,7 +46,6 @@ SETS = {
 }
 STREAMS = {"folder": "folder:PATH", "hfds": "hfds/NAME", "wds": "wds/FOLDER", "tfds": "tfds/NAME"}
 """What is read as it is needed, and how to say where it is."""
-STREAM_SIZE = 224
 
 Images = npt.NDArray[np.uint8]
 

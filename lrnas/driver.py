@@ -20,13 +20,13 @@ import optuna
 
 from lrnas.arch import Architecture
 from lrnas.cluster import WorkerOptions, pick_workers, running_ray
-from lrnas.data import data_folder, load_set
+from lrnas.data import data_folder, is_stream, load_set
 from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.job import OWN_DATA, Images, Job
 from lrnas.ledger import Ledger
-from lrnas.manifest import MANIFEST, NAMES_ALONE, RETRAINS, StudyError, check_manifest
+from lrnas.manifest import MANIFEST, NAMES_ALONE, RETRAINS, StudyError, check_manifest, has_results
 from lrnas.objectives import RETRAINED, Costs, Limits, Objective, pick_objectives
-from lrnas.plan import TIMM, make_plan
+from lrnas.plan import TIMM, make_plan, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.record import Record
 from lrnas.reproduce import SMALLEST_INPUT
@@ -64,8 +64,8 @@ class SearchEvents:
     def say(self, line: str) -> None:
         """Something worth a line."""
 
-    def started(self, study: Ledger, budget: int) -> None:
-        """The study is open; trials are about to run."""
+    def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
+        """The study is open; trials are about to run. With the cost of the dense network, where that is the measure."""
 
     def changed(self, what: str) -> None:
         """A trial started, ended or has one more epoch."""
@@ -115,10 +115,12 @@ def search(
     is_timm = space.startswith(TIMM)
     found = load_space(space, granularity=granularity, batch_norm=None if is_timm else batch_norm)
     images = _own_images(own, input_shape, num_classes, data, image_size)
-    data = data or ("cifar10" if workers.gpus > 0 else "digits")
-    training = _Training(found, data, data_dir, image_size, seed, recipe, epochs, dict(changes or {}), own, images)
-    first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
-    rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
+    source = data or ("cifar10" if workers.gpus > 0 else "digits")
+
+    def prepare(size: int | None) -> _Training:
+        return _Training(found, source, data_dir, size, seed, recipe, epochs, dict(changes or {}), own, images)
+
+    training = prepare(image_size)
     name = name or f"{re.sub('[:@]', '-', Path(space).stem)}-{re.sub('[/@]', '-', training.name)}"
     if "@" in name:
         raise StudyError(f"a study's name has no @, which marks networks trained again; got {name!r}; give another")
@@ -132,8 +134,14 @@ def search(
         directions=[goal.direction for goal in goals],
         load_if_exists=True,
     )
+    begun = record.user_attrs.get(MANIFEST, {})
+    size = begun.get("image_size", training.data.image_size)
+    if image_size is None and is_stream(source) and size != training.data.image_size and has_results(record):
+        events.say(f"{name} was begun with images of {size}×{size} pixels, and goes on with these")
+        training = prepare(size)
+    first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
+    rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
     if "latency" in objectives or max_latency is not None:
-        begun = record.user_attrs.get(MANIFEST, {})
         training.open_latency(latency_device, latency_batch, int(workers.cpus), begun, events.say)
     manifest = check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
     if manifest["data"] != training.data.identity:
@@ -155,7 +163,7 @@ def search(
         done = study.spent()
         if budget < done:
             raise StudyError(f"{name} has spent {done} trials already; got a budget of {budget}; give {done} or more")
-        events.started(study, budget)
+        events.started(study, budget, training.dense_macs())
         from lrnas.tuning import run_trials
 
         run_trials(
@@ -215,6 +223,8 @@ class _Training:
         self.space = space
         self.smallest = max(SMALLEST_INPUT.get(backbone, 32) for backbone in space.backbones)
         self.data_dir = None if data_dir is None else str(data_dir)
+        if image_size is None and own is None and is_stream(data):
+            image_size = training_size(space.backbones)
         self.image_size = image_size
         self.seed = seed
         self.trainable = trainable
@@ -297,6 +307,10 @@ class _Training:
         """The same with nothing measured, or next to nothing."""
         latency = {} if self.latency is None else {"latency": self.latency.guess(architecture)}
         return self._count(architecture) | latency
+
+    def dense_macs(self) -> int:
+        """Of the space's backbone as it is, in one image of the size that is trained on."""
+        return int(self._count(Architecture(self.space.backbones[0]))["macs"])
 
     def _count(self, architecture: Architecture) -> dict[str, float]:
         data = self.data

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CROP_SHARE",
+    "STREAM_SIZE",
     "TRIES",
     "Batch",
     "Loaded",
@@ -35,6 +36,8 @@ __all__ = [
 
 CROP_SHARE = 224 / 256
 """Of the resized image's shorter side."""
+STREAM_SIZE = 224
+"""What images are brought to where nobody says it and no network is known; records of older runs leave it out."""
 TRIES = 100
 """Images that cannot be read one after another before a batch goes without."""
 

@@ -7,12 +7,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import optuna
+from optuna.trial import TrialState
 
 from lrnas.errors import LrnasError
 from lrnas.folders import is_same_set
 from lrnas.recipes import Recipe
 
-__all__ = ["MANIFEST", "NAMES_ALONE", "RETRAINS", "StudyError", "check_manifest", "differences", "list_differences"]
+__all__ = [
+    "MANIFEST",
+    "NAMES_ALONE",
+    "RETRAINS",
+    "StudyError",
+    "check_manifest",
+    "differences",
+    "has_results",
+    "list_differences",
+]
 
 MANIFEST = "lrnas:manifest"
 """The study's attribute that holds it."""
@@ -61,6 +71,12 @@ def check_manifest(
     if "data" in stored:
         wanted["data"] = stored["data"]
     return dict(wanted)
+
+
+def has_results(study: optuna.Study) -> bool:
+    """Whether a trial of a study was trained to an end, or taken over from another one."""
+    ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+    return any(trial.user_attrs.get("trained") or "imported_from" in trial.user_attrs for trial in ended)
 
 
 def list_differences(found: list[Difference]) -> str:

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import LrnasError, MissingExtra
-from lrnas.options import add_data_dir, add_recipe_options, add_worker_options, read_settings, worker_options
+from lrnas.options import (
+    add_data_dir,
+    add_image_size,
+    add_recipe_options,
+    add_worker_options,
+    read_settings,
+    worker_options,
+)
 from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
@@ -31,7 +38,7 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     search.add_argument("--name", metavar="STUDY", help="of the study (default: the space's and the data's)")
     search.add_argument("--data", metavar="NAME", help=f"{data_help} (default: cifar10 with a GPU, digits without)")
     add_data_dir(search)
-    search.add_argument("--image-size", type=int, metavar="PIXELS", help="of images read from files")
+    add_image_size(search)
     search.add_argument(
         "--trainable", metavar="MODULE:FUNCTION", help="train with a function of yours (see docs/own_training.md)"
     )

@@ -128,6 +128,7 @@ def test_what_was_begun_by_names_alone_goes_on(tmp_path: Path) -> None:
         check_manifest(study, {**settings, "data": "folder:0123456789abcdef+0123456789abcdef"})
     assert difference({"data": once}, {"data": now}) == ""
     assert difference({"data": now}, {"data": once}) != ""
+    assert difference({"image_size": None}, {"image_size": 224}) == "" != difference({}, {"image_size": 32})
 
 
 def broken(root: Path, how: str) -> Path:

@@ -1,0 +1,85 @@
+"""A search up to where its trials begin: its data, its name, the study it opens. Whole ones are in `integration/`."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pictures import write_set
+
+from lrnas import driver
+from lrnas.driver import SearchEvents, search
+from lrnas.ledger import Ledger
+from lrnas.manifest import StudyError
+from lrnas.search_view import _View
+from lrnas.study import Study
+
+
+class Told(SearchEvents):
+    """Keeps what a search says, and ends it where trials would begin."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.study: Any = None
+        self.dense_macs: int | None = None
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
+        self.study, self.dense_macs = study, dense_macs
+        raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "running_ray", nullcontext)
+
+
+def begin(folder: Path, data: Path | str, **options: Any) -> Told:
+    """A search of the smallest space until its first trial."""
+    told = Told()
+    with pytest.raises(KeyboardInterrupt):
+        search(
+            options.pop("space", "nin"),
+            budget=options.pop("budget", 2),
+            data=f"folder:{data}",
+            studies=folder / "studies",
+            events=told,
+            **options,
+        )
+    return told
+
+
+def train(study: Study, accuracy: float = 0.5) -> None:
+    """A trial, as if its network had been trained in full."""
+    proposal = study.ask()
+    assert proposal is not None
+    study.record(proposal.number, [accuracy], 1.0)
+    study.complete(proposal.number, accuracy)
+    study.sign_off()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return write_set(tmp_path / "pictures", {"train": 4, "val": 2})
+
+
+def test_images_of_files_have_the_size_of_the_spaces_networks(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = begin(tmp_path, pictures, name="s")
+    assert told.study.manifest["image_size"] == 32 and told.lines == []
+    _View(None).started(told.study, 2, told.dense_macs)
+    (line,) = capsys.readouterr().err.splitlines()  # with the MACs of 3 classes
+    assert "images of 32×32 pixels (the dense network: 222,400,512 MACs), epochs: " in line
+    assert begin(tmp_path, pictures, space="googlenet").study.manifest["image_size"] == 224
+
+
+def test_a_study_goes_on_with_the_size_it_was_begun_with(pictures: Path, tmp_path: Path) -> None:
+    train(begin(tmp_path, pictures, image_size=16, name="s").study)
+    told = begin(tmp_path, pictures, name="s")
+    assert told.lines == ["s was begun with images of 16×16 pixels, and goes on with these"]
+    assert told.study.manifest["image_size"] == 16
+    with pytest.raises(StudyError, match="image_size was 16, now 24"):
+        search("nin", budget=2, data=f"folder:{pictures}", studies=tmp_path / "studies", image_size=24, name="s")
