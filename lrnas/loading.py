@@ -32,6 +32,7 @@ __all__ = [
     "evaluation_transform",
     "make_loader",
     "training_transform",
+    "unreadable",
 ]
 
 CROP_SHARE = 224 / 256
@@ -114,6 +115,18 @@ class Pictures(Dataset[_Sample]):
                 problems.append((index, _reason(error)))
             index = (index + 1) % len(self.where)
         return _Sample(None, 0, problems)
+
+
+def unreadable(source: Source, numbers: Iterable[int]) -> dict[int, str]:
+    """Images that cannot be read, and why."""
+    found = {}
+    for number in numbers:
+        try:
+            with source.open(number) as file:
+                read_rgb(file)
+        except Exception as error:  # decoders raise whatever they like
+            found[number] = _reason(error)
+    return found
 
 
 def _reason(error: Exception) -> str:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,8 +24,19 @@ import torch
 from torch import Tensor
 
 from lrnas.batches import Noted, normalise
-from lrnas.errors import DataError
-from lrnas.loading import TRIES, Loaded, Order, Pictures, Source, evaluation_transform, make_loader, training_transform
+from lrnas.errors import DataError, UnreadableImages
+from lrnas.loading import (
+    TRIES,
+    Loaded,
+    Order,
+    Pictures,
+    Source,
+    evaluation_transform,
+    make_loader,
+    training_transform,
+    unreadable,
+)
+from lrnas.progress import Progress
 from lrnas.ranks import gathered, rank, world
 from lrnas.recipes import InvalidRecipe, Recipe
 from lrnas.splits import Indices, stratified
@@ -34,6 +47,8 @@ MOST_UNREADABLE = 0.01
 MOST_LOADERS = 16
 EVAL_BATCH = 256
 VALIDATION_SHARE = 0.1
+BLOCK = 64
+"""Images that a thread tries at a time."""
 
 
 @dataclass(slots=True)
@@ -70,13 +85,26 @@ class Stream:
         return bool(new)
 
     def check(self) -> None:
-        own = np.intersect1d(np.array(list(self.unreadable), dtype=np.int64), self.where)
+        own = self._unreadable_here()
         if len(own) > MOST_UNREADABLE * len(self):
-            raise DataError(
+            raise UnreadableImages(
                 f"at most {MOST_UNREADABLE:.0%} of the {len(self):,} {self.title} images may be unreadable; got "
-                f"{len(own):,} so far: {'; '.join(self.describe(int(number)) for number in own[:3])}; repair or remove "
-                "them"
+                f"{len(own):,} so far: {self._few(own)}; repair or remove them"
             )
+
+    def complaint(self) -> str:
+        """The images of this split that are known to be unreadable, in a line; "" where none is."""
+        own = self._unreadable_here()
+        too_many = len(own) > MOST_UNREADABLE * len(self)
+        comes_of_it = f"more than {MOST_UNREADABLE:.0%} end a run" if too_many else "a run leaves them out"
+        what = f"{len(own):,} of {len(self):,} {self.title} images cannot be read, {comes_of_it}"
+        return f"{what}: {self._few(own)}; repair or remove them" if len(own) else ""
+
+    def _unreadable_here(self) -> Indices:
+        return np.intersect1d(np.array(list(self.unreadable), dtype=np.int64), self.where)
+
+    def _few(self, numbers: Indices) -> str:
+        return "; ".join(self.describe(int(number)) for number in numbers[:3]) + ("; …" if len(numbers) > 3 else "")
 
     def describe(self, number: int) -> str:
         return f"{self.source.name(number)} ({self.unreadable[number]})"
@@ -116,6 +144,12 @@ class StreamSet:
     @property
     def unreadable(self) -> list[str]:
         return [stream.describe(number) for stream in self._streams().values() for number in stream.unreadable]
+
+    def try_all(self, progress: Progress) -> list[str]:
+        """Open every image, and say in a line for each split which cannot be read."""
+        for stream in self._streams().values():
+            stream.unreadable.update(_try_source(stream.source, progress))
+        return [line for stream in (self.train, self.val, self._test) if (line := stream.complaint())]
 
     def noted(self) -> Noted:
         return {name: list(stream.unreadable.items()) for name, stream in self._streams().items() if stream.unreadable}
@@ -202,6 +236,19 @@ def make_stream(
     )
 
 
+def _try_source(source: Source, progress: Progress) -> dict[int, str]:
+    """Which images cannot be read, and why."""
+    total = len(source.labels)
+    found: dict[int, str] = {}
+    blocks = [range(start, min(start + BLOCK, total)) for start in range(0, total, BLOCK)]
+    with warnings.catch_warnings(), ThreadPoolExecutor(2 * MOST_LOADERS) as pool:
+        warnings.simplefilter("ignore")  # for all: what each image quiets for its own time, threads mix up
+        for block, problems in zip(blocks, pool.map(lambda numbers: unreadable(source, numbers), blocks), strict=True):
+            found.update(problems)
+            progress("reading images", block.stop, total)
+    return found
+
+
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -243,7 +290,7 @@ class _TrainStream:
             self.stream.report(batch.problems)
             if len(batch.labels) < len(self.labels):
                 first = self.stream.describe(next(iter(self.stream.unreadable)))
-                raise DataError(f"{TRIES} images in a row cannot be read, from {first}; repair or remove them")
+                raise UnreadableImages(f"{TRIES} images in a row cannot be read, from {first}; repair or remove them")
             if step == self.steps - 1:
                 self.stream.share(self.device)
         self.images.copy_(batch.images, non_blocking=True)

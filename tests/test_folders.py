@@ -204,10 +204,27 @@ def test_sizes_loaders_and_names() -> None:
 
 def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_set(tmp_path, {"train": 20, "val": 3})
-    spoil(tmp_path / "train" / "red" / "000.png")  # looking opens no file
     assert main(["data", f"folder:{tmp_path}"]) == 0
     expected = f"folder:{tmp_path}: 54 training, 6 validation and 9 test images, 3 classes: blue, green, red\n"
-    assert capsys.readouterr().out == expected
+    assert capsys.readouterr() == (expected, "")
+
+
+def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_set(tmp_path, {"train": 101, "val": 3, "test": 3})
+    bad = spoil(tmp_path / "train" / "red" / "000.png")
+    assert main(["data", f"folder:{tmp_path}"]) == 1
+    told, complaint = capsys.readouterr()
+    assert told.startswith(f"folder:{tmp_path}: 303 training, 9 validation and 9 test images")
+    left_out = "lrnas: 1 of 303 training images cannot be read, a run leaves them out: "
+    assert complaint.startswith(f"{left_out}{bad} (") and complaint.endswith("); repair or remove them\n")
+    for name in ("000", "001", "002"):
+        spoil(tmp_path / "test" / "blue" / f"{name}.png")
+    spoil(tmp_path / "test" / "green" / "000.png")
+    assert main(["data", f"folder:{tmp_path}"]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(left_out)
+    assert second.startswith("lrnas: 4 of 9 test images cannot be read, more than 1% end a run: ")
+    assert second.count(".png") == 3 and "; …; repair" in second
 
 
 def encoded(image: Image.Image, kind: str) -> io.BytesIO:
