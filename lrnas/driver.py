@@ -24,7 +24,7 @@ from lrnas.data import data_folder, is_stream, load_set
 from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.job import OWN_DATA, Images, Job
 from lrnas.ledger import Ledger
-from lrnas.manifest import MANIFEST, NAMES_ALONE, RETRAINS, StudyError, check_manifest, has_results
+from lrnas.manifest import MANIFEST, NAMES_ALONE, RETRAINS, OtherSettings, StudyError, check_manifest, has_results
 from lrnas.objectives import RETRAINED, Costs, Limits, Objective, pick_objectives
 from lrnas.plan import TIMM, make_plan, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
@@ -32,6 +32,7 @@ from lrnas.record import Record
 from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.rungs import rung_epochs
 from lrnas.samplers import check_sampler, make_sampler
+from lrnas.shelf import begin_anew, study_folder, study_names, trials_folder
 from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
 from lrnas.study import Study
@@ -124,7 +125,7 @@ def search(
     name = name or f"{re.sub('[:@]', '-', Path(space).stem)}-{re.sub('[/@]', '-', training.name)}"
     if "@" in name:
         raise StudyError(f"a study's name has no @, which marks networks trained again; got {name!r}; give another")
-    folder = _study_folder(studies, name)
+    folder = study_folder(studies, name)
     goals = pick_objectives(objectives)
     check_sampler(sampler)
     kept = open_storage(storage, folder, events.say)
@@ -141,9 +142,18 @@ def search(
         training = prepare(size)
     first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
     rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
-    if "latency" in objectives or max_latency is not None:
-        training.open_latency(latency_device, latency_batch, int(workers.cpus), begun, events.say)
-    manifest = check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
+
+    def pin(record: optuna.Study) -> dict[str, Any]:
+        if "latency" in objectives or max_latency is not None:
+            begun = record.user_attrs.get(MANIFEST, {})
+            training.open_latency(latency_device, latency_batch, int(workers.cpus), begun, events.say)
+        return check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
+
+    try:
+        manifest = pin(record)
+    except OtherSettings as error:
+        record = begin_anew(record, error, trials_folder(studies, name), goals, events.say)
+        manifest = pin(record)
     if manifest["data"] != training.data.identity:
         events.say(NAMES_ALONE.format(name))
     training.measure_latency(manifest)
@@ -384,7 +394,7 @@ def open_study(name: str, *, storage: str | None = None, studies: str | Path = "
 
 def open_record(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:
     """The record of a search, or SEARCH@RECIPE for that of its networks trained again, to look at."""
-    folder = _study_folder(studies, name.partition("@")[0])
+    folder = study_folder(studies, name.partition("@")[0])
     if storage is None and not (folder / DATABASE).exists():
         raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
     kept = open_storage(storage, folder, _say)
@@ -402,21 +412,3 @@ def open_record(name: str, *, storage: str | None = None, studies: str | Path = 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def study_names(studies: str | Path = "studies") -> list[str]:
-    """The studies kept in a folder."""
-    return sorted(file.parent.name for file in Path(studies).glob(f"*/{DATABASE}"))
-
-
-def trials_folder(studies: str | Path, name: str) -> Path:
-    """Where a record's checkpoints are, each in a folder of its trial's number."""
-    search, _, recipe = name.partition("@")
-    folder = _study_folder(studies, search)
-    return folder / "retrained" / recipe if recipe else folder / "trials"
-
-
-def _study_folder(studies: str | Path, name: str) -> Path:
-    if not name or name != Path(name).name or name.startswith("."):
-        raise StudyError(f"a study's name is that of a folder; got {name!r}; leave out / and a leading dot")
-    return Path(studies) / name

@@ -17,6 +17,7 @@ __all__ = [
     "MANIFEST",
     "NAMES_ALONE",
     "RETRAINS",
+    "OtherSettings",
     "StudyError",
     "check_manifest",
     "differences",
@@ -44,6 +45,15 @@ class StudyError(LrnasError):
     """A study that cannot be used as asked."""
 
 
+class OtherSettings(StudyError):
+    """A study that was begun with other settings."""
+
+    def __init__(self, name: str, found: str, advice: str) -> None:
+        super().__init__(f"{name} was begun with other settings: {found}; {advice}")
+        self.found = found
+        """What is not the same, in words."""
+
+
 def check_manifest(
     study: optuna.Study, manifest: Mapping[str, Any], advice: str = "give them, or another --name"
 ) -> dict[str, Any]:
@@ -67,7 +77,7 @@ def check_manifest(
             wanted[part][key] = stored[part][key]
     stored = {**stored, "recipe": Recipe.complete(stored["recipe"]), "source": wanted.get("source")}
     if found := list(differences(stored, wanted)):
-        raise StudyError(f"{study.study_name} was begun with other settings: {list_differences(found)}; {advice}")
+        raise OtherSettings(study.study_name, list_differences(found), advice)
     if "data" in stored:
         wanted["data"] = stored["data"]
     return dict(wanted)

@@ -71,7 +71,14 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     search.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampler and of every training")
     search.set_defaults(run=_search)
 
-    studies = commands.add_parser("studies", help="the studies there are", description="The studies in a folder.")
+    studies = commands.add_parser(
+        "studies",
+        help="the studies there are; or delete one",
+        description="The studies in a folder. With --delete, one of them goes, with its networks trained again, its "
+        "weights and its folder; it does not ask back, but nothing goes that a search is working on.",
+    )
+    studies.add_argument("--delete", metavar="STUDY", help="delete this one, or STUDY@RECIPE, one of its retrainings")
+    studies.add_argument("--storage", metavar="URL", help="where the one to delete is kept, if not in its folder")
     studies.set_defaults(run=_studies)
 
     front = commands.add_parser(
@@ -179,6 +186,11 @@ def _search(options: argparse.Namespace) -> None:
 def _studies(options: argparse.Namespace) -> None:
     from lrnas.driver import open_study, study_names
 
+    if options.delete is not None:
+        _delete(options)
+        return
+    if options.storage is not None:
+        raise LrnasError("--storage goes with --delete; got it alone; `lrnas front STUDY --storage URL` shows a study")
     found = []
     for name in study_names(options.studies):
         try:
@@ -195,6 +207,24 @@ def _studies(options: argparse.Namespace) -> None:
         numbers = (str(row["completed"]), str(row["stopped"]), str(row["front"]), best)
         table.add_row(row["study"], row["space"], row["data"], *numbers)
     make_console().print(table)
+
+
+def _delete(options: argparse.Namespace) -> None:
+    from lrnas.shelf import delete_study
+
+    deleted = delete_study(
+        options.delete,
+        storage=options.storage,
+        studies=options.studies,
+        say=lambda line: print(line, file=sys.stderr),
+    )
+    if options.json:
+        print_json(deleted.to_dict())
+        return
+    for name, number in deleted.trials.items():
+        print(f"Deleted: study {name}, {number:,} trials")
+    if deleted.folder is not None:
+        print(f"Deleted: folder {deleted.folder}")
 
 
 def _front(options: argparse.Namespace) -> None:

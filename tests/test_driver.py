@@ -65,6 +65,33 @@ def pictures(tmp_path: Path) -> Path:
     return write_set(tmp_path / "pictures", {"train": 4, "val": 2})
 
 
+def test_a_study_without_results_begins_anew_with_other_settings(pictures: Path, tmp_path: Path) -> None:
+    first = begin(tmp_path, pictures, name="s").study
+    proposal = first.ask()  # its training was begun
+    first.release(proposal.number)
+    first.sign_off()
+    weights = tmp_path / "studies" / "s" / "trials" / "00000"
+    weights.mkdir(parents=True)
+    (pictures / "train" / "red" / "000.png").unlink()
+    told = begin(tmp_path, pictures, name="s", objectives=("accuracy", "macs", "params"))
+    (line,) = told.lines
+    assert line.startswith("s was begun with other settings (data was 'folder:")
+    assert line.endswith(" and has no results: it begins anew")
+    study = told.study
+    assert not any(trial.user_attrs.get("trained") for trial in study.study.trials) and not weights.exists()
+    assert study.manifest["objectives"] == ["accuracy", "macs", "params"] and len(study.study.directions) == 3
+
+    proposal = study.ask()  # while another driver works on it, it stays as it is
+    other = {"budget": 2, "data": f"folder:{pictures}", "studies": tmp_path / "studies", "name": "s"}
+    with pytest.raises(StudyError, match=r"objectives was .*; give them, or another --name"):
+        search("nin", **other)
+    study.record(proposal.number, [0.5], 1.0)
+    study.complete(proposal.number, 0.5)
+    study.sign_off()
+    with pytest.raises(StudyError, match="begun with other settings: objectives was"):  # it has a result
+        search("nin", **other)
+
+
 def test_images_of_files_have_the_size_of_the_spaces_networks(
     pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
