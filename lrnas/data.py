@@ -38,6 +38,7 @@ __all__ = [
     "load_set",
     "pin_data_folder",
     "short_name",
+    "shown_name",
 ]
 
 SETS = {
@@ -85,6 +86,14 @@ def short_name(name: str) -> str:
     """For the names of files."""
     kind, rest = _kind(name)
     return re.sub(r"[^\w.-]+", "-", f"{kind}-{Path(rest).name}" if kind in STREAMS else name)
+
+
+def shown_name(name: str) -> str:
+    """For people: of a folder its own name, without where it lies."""
+    kind, rest = _kind(name)
+    if rest and (kind in ("folder", "wds") or (kind == "hfds" and Path(rest).is_dir())):
+        name = name.removesuffix(rest) + Path(os.path.normpath(Path(rest).expanduser().absolute())).name
+    return name
 
 
 def _kind(name: str) -> tuple[str, str]:

@@ -20,11 +20,20 @@ import optuna
 
 from lrnas.arch import Architecture
 from lrnas.cluster import WorkerOptions, pick_workers, running_ray
-from lrnas.data import data_folder, is_stream, load_set
+from lrnas.data import data_folder, is_stream, load_set, shown_name
 from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.job import OWN_DATA, Images, Job
 from lrnas.ledger import Ledger
-from lrnas.manifest import MANIFEST, NAMES_ALONE, RETRAINS, OtherSettings, StudyError, check_manifest, has_results
+from lrnas.manifest import (
+    DATA_NAME,
+    MANIFEST,
+    NAMES_ALONE,
+    RETRAINS,
+    OtherSettings,
+    StudyError,
+    check_manifest,
+    has_results,
+)
 from lrnas.objectives import RETRAINED, Costs, Limits, Objective, pick_objectives
 from lrnas.plan import TIMM, make_plan, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
@@ -32,7 +41,7 @@ from lrnas.record import Record
 from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.rungs import rung_epochs
 from lrnas.samplers import check_sampler, make_sampler
-from lrnas.shelf import begin_anew, study_folder, study_names, trials_folder
+from lrnas.shelf import begin_anew, is_there, study_folder, study_names, trials_folder
 from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
 from lrnas.study import Study
@@ -122,7 +131,10 @@ def search(
         return _Training(found, source, data_dir, size, seed, recipe, epochs, dict(changes or {}), own, images)
 
     training = prepare(image_size)
-    name = name or f"{re.sub('[:@]', '-', Path(space).stem)}-{re.sub('[/@]', '-', training.name)}"
+    if name is None:
+        name, before = (f"{re.sub('[:@]', '-', Path(space).stem)}-{part}" for part in training.names())
+        if name != before and is_there(before, storage, studies, events.say):
+            name = before
     if "@" in name:
         raise StudyError(f"a study's name has no @, which marks networks trained again; got {name!r}; give another")
     folder = study_folder(studies, name)
@@ -253,8 +265,6 @@ class _Training:
                     "enlarge them"
                 )
         self.named = data
-        self.name = f"{self.data.name}-{trainable.short_name}" if trainable and own is None else self.data.name
-        """For a study that is given none."""
         if epochs is None and "epochs" not in changes:
             epochs = QUICK_EPOCHS.get(data)
         if epochs is not None:
@@ -269,6 +279,15 @@ class _Training:
         )
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
+
+    def names(self) -> tuple[str, str]:
+        """What a study is called after that is given no name, now and once: by the whole path of a folder."""
+        code = f"-{self.trainable.short_name}" if self.trainable and self.named != OWN_DATA else ""
+        before = re.sub("[/@]", "-", self.data.name) + code
+        shown = shown_name(self.named)
+        if not is_stream(self.named) or shown == self.data.name:
+            return before, before
+        return re.sub(r"[^\w.-]+", "-", re.sub(r"^\w+[:/]", "", shown)) + code, before
 
     def job(self, architecture: Architecture) -> Job:
         job = Job(architecture, self.named, self.recipe, self.seed, self.smallest, self.data_dir, self.image_size)
@@ -342,6 +361,7 @@ class _Training:
             "space": self.space.to_dict(),
             "trainable": None if self.trainable is None else self.trainable.name,
             "data": self.data.identity,
+            **({DATA_NAME: shown_name(self.named)} if is_stream(self.named) else {}),
             "image_size": self.data.image_size,
             "recipe": self.recipe.to_dict(),
             "rungs": list(rungs),

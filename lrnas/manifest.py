@@ -14,12 +14,15 @@ from lrnas.folders import is_same_set
 from lrnas.recipes import Recipe
 
 __all__ = [
+    "DATA_NAME",
+    "FREE",
     "MANIFEST",
     "NAMES_ALONE",
     "RETRAINS",
     "OtherSettings",
     "StudyError",
     "check_manifest",
+    "data_name",
     "differences",
     "has_results",
     "list_differences",
@@ -30,6 +33,11 @@ MANIFEST = "lrnas:manifest"
 RETRAINS = "retrains"
 """In the manifest: the search whose networks are trained again, in full; a search has none."""
 
+DATA_NAME = "data_name"
+"""In the manifest: what people call the data, where that is not what they are known by."""
+
+FREE = ("source", DATA_NAME)
+"""In the manifest: names, which may change without a conflict."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """In the manifest: what no two measurements agree on."""
 
@@ -75,12 +83,22 @@ def check_manifest(
     for part, key in MEASURED:
         if key in stored.get(part, {}) and key in wanted.get(part, {}):
             wanted[part][key] = stored[part][key]
-    stored = {**stored, "recipe": Recipe.complete(stored["recipe"]), "source": wanted.get("source")}
-    if found := list(differences(stored, wanted)):
+    names = {key: wanted.get(key) for key in FREE}
+    compared = {**stored, "recipe": Recipe.complete(stored["recipe"]), **names}
+    if found := list(differences(compared, wanted)):
+        if found[0][0] == "data":  # first by the alphabet
+            advice = f"its images, of {data_name(stored)}, were others; {advice}"
         raise OtherSettings(study.study_name, list_differences(found), advice)
+    if DATA_NAME in wanted and DATA_NAME not in stored:  # it was begun before there were any
+        study.set_user_attr(MANIFEST, {**stored, DATA_NAME: wanted[DATA_NAME]})
     if "data" in stored:
         wanted["data"] = stored["data"]
     return dict(wanted)
+
+
+def data_name(manifest: Mapping[str, Any]) -> str:
+    """What people call the data of a study."""
+    return str(manifest.get(DATA_NAME) or manifest["data"])
 
 
 def has_results(study: optuna.Study) -> bool:

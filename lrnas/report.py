@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial
 
 from lrnas.finals import Final, Retrained
 from lrnas.layouts import ImageShape, Layer, find_image_shape, lay_out
-from lrnas.manifest import StudyError
+from lrnas.manifest import StudyError, data_name
 from lrnas.objectives import OBJECTIVES, Objective
 from lrnas.pareto import add_to_front, hypervolume
 from lrnas.record import Record, Summary
@@ -206,7 +206,7 @@ class Report:
                 found.append(f"{study.name} has no network trained in full yet: there is no front to show.")
             if study.networks and study.shape is None:
                 found.append(f"{study.name} was counted by another version: its networks are shown without layers.")
-        conditions = {(study.data, study.epochs) for study in self.studies}
+        conditions = {(study.record.manifest["data"], study.epochs) for study in self.studies}
         if len(conditions) > 1:
             listed = "; ".join(f"{study.name}: {study.data}, {study.epochs} epochs" for study in self.studies)
             found.append(f"The studies were trained under different conditions; compare with care ({listed}).")
@@ -277,7 +277,7 @@ def _report_study(record: Record, where: Whereabouts) -> StudyReport:
     return StudyReport(
         record.name,
         manifest["source"],
-        manifest["data"],
+        data_name(manifest),
         manifest["recipe"]["epochs"],
         tuple(manifest["rungs"]),
         tuple(goal.name for goal in record.objectives),

@@ -205,7 +205,7 @@ def _studies(options: argparse.Namespace) -> None:
     for row in found:
         best = "–" if row["best"] is None else f"{100 * row['best']:.2f} %"
         numbers = (str(row["completed"]), str(row["stopped"]), str(row["front"]), best)
-        table.add_row(row["study"], row["space"], row["data"], *numbers)
+        table.add_row(row["study"], row["space"], row["data_name"], *numbers)
     make_console().print(table)
 
 
@@ -238,12 +238,15 @@ def _front(options: argparse.Namespace) -> None:
 
 
 def _overview(study: Record) -> dict[str, Any]:
+    from lrnas.manifest import data_name
+
     summary = study.summary()
     counts, front = summary.counts, summary.front
     return {
         "study": study.name,
         "space": study.manifest["source"],
         "data": study.manifest["data"],
+        "data_name": data_name(study.manifest),
         "completed": counts.get("completed", 0),
         "stopped": counts.get("stopped", 0),
         "front": len(front),

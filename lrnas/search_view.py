@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lrnas.driver import SearchEvents
-from lrnas.manifest import RETRAINS
+from lrnas.manifest import RETRAINS, data_name
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -67,8 +67,8 @@ class _View(SearchEvents):
         size = recipe.get("crop") or study.manifest["image_size"]
         dense = "" if dense_macs is None else f" (the dense network: {dense_macs:,} MACs)"
         self.say(
-            f"{study.name}: {budget} {what} in all, {done} done; training{how} on {study.manifest['data']}, images of "
-            f"{size}×{size} pixels{dense}, epochs: {recipe['epochs']}{looks}"
+            f"{study.name}: {budget} {what} in all, {done} done; training{how} on {data_name(study.manifest)}, "
+            f"images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{looks}"
         )
 
     def changed(self, what: str) -> None:

@@ -16,7 +16,7 @@ from lrnas.manifest import MANIFEST, OtherSettings, StudyError, has_results
 from lrnas.objectives import Objective
 from lrnas.storage import DATABASE, open_storage
 
-__all__ = ["Deleted", "begin_anew", "delete_study", "study_folder", "study_names", "trials_folder"]
+__all__ = ["Deleted", "begin_anew", "delete_study", "is_there", "study_folder", "study_names", "trials_folder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,17 @@ def trials_folder(studies: str | Path, name: str) -> Path:
     search, _, recipe = name.partition("@")
     folder = study_folder(studies, search)
     return folder / "retrained" / recipe if recipe else folder / "trials"
+
+
+def is_there(name: str, storage: str | None, studies: str | Path, say: Callable[[str], None]) -> bool:
+    """Whether there is a study of a name."""
+    if storage is None:
+        return name in study_names(studies)
+    try:
+        open_storage(storage, Path(studies), say).get_study_id_from_name(name)
+    except KeyError:
+        return False
+    return True
 
 
 def delete_study(

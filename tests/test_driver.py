@@ -1,5 +1,6 @@
 """A search up to where its trials begin: its data, its name, the study it opens. Whole ones are in `integration/`."""
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ import pytest
 from pictures import write_set
 
 from lrnas import driver
-from lrnas.driver import SearchEvents, search
+from lrnas.cli import main
+from lrnas.driver import SearchEvents, open_study, search
 from lrnas.ledger import Ledger
-from lrnas.manifest import StudyError
+from lrnas.manifest import MANIFEST, StudyError
 from lrnas.search_view import _View
 from lrnas.study import Study
 
@@ -90,6 +92,44 @@ def test_a_study_without_results_begins_anew_with_other_settings(pictures: Path,
     study.sign_off()
     with pytest.raises(StudyError, match="begun with other settings: objectives was"):  # it has a result
         search("nin", **other)
+
+
+def test_a_study_is_called_after_the_space_and_the_folder(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(pictures)
+    told = begin(tmp_path, ".")
+    assert told.study.name == "nin-pictures" and told.study.manifest["data_name"] == "folder:pictures"
+    train(told.study)
+    assert main(["studies", "--json", "--studies", str(tmp_path / "studies")]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["data_name"] == "folder:pictures" and row["data"] == told.study.manifest["data"]
+    moved = tmp_path / "moved pictures"
+    pictures.rename(moved)
+    again = begin(tmp_path, moved, name="nin-pictures").study  # the same images
+    assert again.manifest["data_name"] == "folder:moved pictures"
+    monkeypatch.chdir(tmp_path)
+    assert begin(tmp_path, "moved pictures").study.name == "nin-moved-pictures"
+
+    others = write_set(tmp_path / "elsewhere" / "pictures", {"train": 5, "val": 2})
+    with pytest.raises(StudyError, match=r"data was .*; its images, of folder:pictures, were others; .*another --name"):
+        search("nin", budget=2, data=f"folder:{others}", studies=tmp_path / "studies")
+
+
+def test_a_study_that_was_called_after_the_whole_path_goes_on(pictures: Path, tmp_path: Path) -> None:
+    once = f"nin-folder:{pictures}".replace("/", "-")
+    study = begin(tmp_path, pictures, name=once).study
+    old = {key: value for key, value in study.manifest.items() if key != "data_name"}
+    study.study.set_user_attr(MANIFEST, old)
+    train(study)
+    told = begin(tmp_path, pictures)
+    assert told.study.name == once and told.study.spent() == 1
+    assert open_study(once, studies=tmp_path / "studies").manifest["data_name"] == "folder:pictures"
+
+    url = f"journal:{tmp_path / 'journal.log'}"
+    begin(tmp_path, pictures, name=once, storage=url)
+    assert begin(tmp_path, pictures, storage=url).study.name == once
+    assert begin(tmp_path, pictures, storage=url, space="googlenet").study.name == "googlenet-pictures"
 
 
 def test_images_of_files_have_the_size_of_the_spaces_networks(

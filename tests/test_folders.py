@@ -15,7 +15,7 @@ from lrnas import folders
 from lrnas.arch import Architecture
 from lrnas.checkpoint import difference
 from lrnas.cli import main
-from lrnas.data import data_folder, from_anywhere, load_set, pin_data_folder, short_name
+from lrnas.data import data_folder, from_anywhere, load_set, pin_data_folder, short_name, shown_name
 from lrnas.errors import DataError, UnknownName
 from lrnas.folders import is_same_set
 from lrnas.images import read_rgb
@@ -69,6 +69,12 @@ def test_a_set_is_known_by_its_files_not_by_its_place(tmp_path: Path) -> None:
     assert first.identity == second.identity and first.identity.startswith("folder:")
     (tmp_path / "b" / "train" / "red" / "003.png").rename(tmp_path / "b" / "train" / "red" / "004.png")
     assert load(tmp_path / "b").identity != first.identity
+    assert shown_name(f"folder:{tmp_path}/a/") == shown_name(f"folder:{tmp_path}/b/../a") == "folder:a"
+    assert [shown_name(name) for name in ("hfds/user/name", "tfds/x", "digits")] == [
+        "hfds/user/name",
+        "tfds/x",
+        "digits",
+    ]
     assert short_name(first.name) == "folder-a" and short_name("cifar10") == "cifar10"
 
 
