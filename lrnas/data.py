@@ -127,6 +127,8 @@ def load_set(
             raise DataError(f"images have at least {min_size} pixels here; got {size}; give a larger --image-size")
         return _stream(kind, rest, data_folder(place), place, size, loaders, progress)
     if name not in SETS:
+        if Path(name).is_dir():
+            raise UnknownName("data set", name, (), f"; did you mean folder:{Path(name)}?")
         raise UnknownName("data set", name, [*SETS, *STREAMS.values()])
     if image_size is not None:
         raise DataError(f"the images of {name} have a size; got --image-size {image_size}; leave it out")

@@ -208,6 +208,17 @@ def test_sizes_loaders_and_names() -> None:
         load_set("folder:")
 
 
+@pytest.mark.parametrize("given", ["shapes", "./shapes", "../here/shapes", "shapes/"])
+def test_a_folder_that_is_not_called_one_is_recognised(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here" / "shapes").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["data", given]) == 2
+    meant = given.removeprefix("./").removesuffix("/")
+    assert capsys.readouterr().err == f"lrnas: unknown data set {given!r}; did you mean folder:{meant}?\n"
+
+
 def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_set(tmp_path, {"train": 20, "val": 3})
     assert main(["data", f"folder:{tmp_path}"]) == 0
