@@ -242,6 +242,8 @@ def _data(options: argparse.Namespace) -> int:
     pixels = "" if data.own_crops else f" of {data.image_size}×{data.image_size} pixels"
     few = ", ".join(data.classes[:10]) + (", …" if data.num_classes > 10 else "")
     print(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes: {few}", flush=True)
+    for line in data.remarks():
+        print(f"lrnas: {line}", file=sys.stderr)
     if not isinstance(data, StreamSet):
         return 0
     with reading_view() as progress:

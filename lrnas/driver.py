@@ -131,6 +131,8 @@ def search(
         return _Training(found, source, data_dir, size, seed, recipe, epochs, dict(changes or {}), own, images)
 
     training = prepare(image_size)
+    for line in training.remarks:
+        events.say(line)
     if name is None:
         name, before = (f"{re.sub('[:@]', '-', Path(space).stem)}-{part}" for part in training.names())
         if name != before and is_there(before, storage, studies, events.say):
@@ -251,11 +253,14 @@ class _Training:
         self.seed = seed
         self.trainable = trainable
         self.latency: Latency | None = None
+        self.remarks: list[str] = []
+        """On the data."""
         self.dearest: float | None = None
         """The highest latency of a named network, as the study had it when it began."""
         if own is None:
             loaded = load_set(data, data_dir, min_size=self.smallest, image_size=image_size)
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
+            self.remarks = loaded.remarks()
         else:
             self.data, num_images, own_crops = own, sys.maxsize, True  # as many as there may be
             data = OWN_DATA

@@ -145,6 +145,18 @@ class StreamSet:
     def unreadable(self) -> list[str]:
         return [stream.describe(number) for stream in self._streams().values() for number in stream.unreadable]
 
+    def remarks(self) -> list[str]:
+        found = []
+        for stream in (self.val, self._test):
+            counts = np.bincount(stream.source.labels[stream.where], minlength=self.num_classes)
+            if lacking := [self.classes[i] for i in np.flatnonzero(counts == 0)]:
+                few = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
+                which = "this class" if len(lacking) == 1 else "these classes"
+                found.append(
+                    f"there are no {stream.title} images of {few}: {stream.title} accuracy says nothing of {which}"
+                )
+        return found
+
     def try_all(self, progress: Progress) -> list[str]:
         """Open every image, and say in a line for each split which cannot be read."""
         for stream in self._streams().values():

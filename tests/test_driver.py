@@ -1,6 +1,7 @@
 """A search up to where its trials begin: its data, its name, the study it opens. Whole ones are in `integration/`."""
 
 import json
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,13 @@ def test_images_of_files_have_the_size_of_the_spaces_networks(
     (line,) = capsys.readouterr().err.splitlines()  # with the MACs of 3 classes
     assert "images of 32×32 pixels (the dense network: 222,400,512 MACs), epochs: " in line
     assert begin(tmp_path, pictures, space="googlenet").study.manifest["image_size"] == 224
+
+
+def test_a_search_says_which_classes_choose_nothing(pictures: Path, tmp_path: Path) -> None:
+    write_set(pictures, {"test": 2})
+    shutil.rmtree(pictures / "val" / "green")
+    told = begin(tmp_path, pictures)
+    assert told.lines == ["there are no validation images of green: validation accuracy says nothing of this class"]
 
 
 def test_a_study_goes_on_with_the_size_it_was_begun_with(pictures: Path, tmp_path: Path) -> None:

@@ -226,6 +226,19 @@ def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr() == (expected, "")
 
 
+def test_classes_that_are_not_everywhere_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_set(tmp_path, {"train": 4, "val": 2, "test": 2})
+    shutil.rmtree(tmp_path / "val" / "red")
+    for name in ("blue", "green"):
+        shutil.rmtree(tmp_path / "test" / name)
+    assert main(["data", f"folder:{tmp_path}"]) == 0  # not every class has to be tested
+    assert capsys.readouterr().err.splitlines() == [
+        "lrnas: there are no validation images of red: validation accuracy says nothing of this class",
+        "lrnas: there are no test images of blue, green: test accuracy says nothing of these classes",
+    ]
+    assert load_set("digits").remarks() == []
+
+
 def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_set(tmp_path, {"train": 101, "val": 3, "test": 3})
     bad = spoil(tmp_path / "train" / "red" / "000.png")
