@@ -133,7 +133,9 @@ def search(
     training = prepare(image_size)
     for line in training.remarks:
         events.say(line)
-    if name is None:
+    first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
+    rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
+    if not name:
         name, before = (f"{re.sub('[:@]', '-', Path(space).stem)}-{part}" for part in training.names())
         if name != before and is_there(before, storage, studies, events.say):
             name = before
@@ -154,8 +156,6 @@ def search(
     if image_size is None and is_stream(source) and size != training.data.image_size and has_results(record):
         events.say(f"{name} was begun with images of {size}×{size} pixels, and goes on with these")
         training = prepare(size)
-    first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
-    rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
 
     def pin(record: optuna.Study) -> dict[str, Any]:
         if "latency" in objectives or max_latency is not None:
