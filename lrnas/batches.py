@@ -93,6 +93,9 @@ class DataSet(Protocol):
     def unreadable(self) -> list[str]:
         """The images that could not be used so far."""
 
+    def remarks(self) -> list[str]:
+        """What may surprise whoever uses it, a line each."""
+
     def noted(self) -> Noted:
         """What a checkpoint keeps of these."""
 
@@ -163,6 +166,9 @@ class ImageSet:
 
     @property
     def unreadable(self) -> list[str]:
+        return []
+
+    def remarks(self) -> list[str]:
         return []
 
     def noted(self) -> Noted:

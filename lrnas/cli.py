@@ -13,7 +13,7 @@ from lrnas import __version__
 from lrnas.errors import InvalidArchitecture, LrnasError
 from lrnas.export_commands import add_export_command
 from lrnas.figure_commands import add_figure_commands
-from lrnas.options import add_data_dir, add_recipe_options, read_settings
+from lrnas.options import add_data_dir, add_image_size, add_recipe_options, read_settings
 from lrnas.profile_commands import add_profile_command
 from lrnas.report_commands import add_report_commands
 from lrnas.retrain_commands import add_retrain_command
@@ -35,8 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # × on a terminal that has none
+    code = 0
     try:
-        options.run(options)
+        code = options.run(options) or 0
         sys.stdout.flush()
     except LrnasError as error:
         print(f"lrnas: {error}", file=sys.stderr)
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("lrnas: interrupted", file=sys.stderr)
         return 130
-    return 0
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,9 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     reproduce.add_argument("source", metavar="NETWORK", help="as in `lrnas count`, but for models of timm")
     reproduce.add_argument("--data", metavar="NAME", help=f"{DATA} (default: the paper's, if at hand)")
-    reproduce.add_argument(
-        "--image-size", type=int, metavar="PIXELS", help="of images read from files (default: 224, 32 for nin)"
-    )
+    add_image_size(reproduce)
     reproduce.add_argument(
         "--loaders",
         type=int,
@@ -119,8 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     data = commands.add_parser(
         "data",
         help="fetch a data set ahead, or check one of your own",
-        description="Fetch a data set ahead, or check one of your own; says what it holds. A folder has train/ and "
-        "val/ or test/, each with one folder per class.",
+        description="Fetch a data set ahead, or check one of your own: says what it holds, and opens every image. A "
+        "folder has train/ and val/ or test/, each with one folder per class. Ends with 1 if an image cannot be read.",
     )
     data.add_argument("name", metavar="NAME", help=DATA)
     add_data_dir(data)
@@ -232,16 +231,26 @@ def _spaces(options: argparse.Namespace) -> None:
         _print_spaces(spaces)
 
 
-def _data(options: argparse.Namespace) -> None:
+def _data(options: argparse.Namespace) -> int:
     from lrnas.data import load_set
-    from lrnas.progress import download_view
+    from lrnas.progress import download_view, reading_view
+    from lrnas.streams import StreamSet
 
     with download_view() as progress:
         data = load_set(options.name, options.data_dir, progress=progress)
     sizes = f"{len(data.train):,} training, {len(data.val):,} validation and {len(data.test()):,} test images"
     pixels = "" if data.own_crops else f" of {data.image_size}×{data.image_size} pixels"
     few = ", ".join(data.classes[:10]) + (", …" if data.num_classes > 10 else "")
-    print(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes: {few}")
+    print(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes: {few}", flush=True)
+    for line in data.remarks():
+        print(f"lrnas: {line}", file=sys.stderr)
+    if not isinstance(data, StreamSet):
+        return 0
+    with reading_view() as progress:
+        complaints = data.try_all(progress)
+    for line in complaints:
+        print(f"lrnas: {line}", file=sys.stderr)
+    return 1 if complaints else 0
 
 
 def _magnitude(number: int) -> str:

@@ -19,7 +19,8 @@ import torch
 from lrnas.batches import DataSet, ImageSet, Split
 from lrnas.cifar10 import CLASSES, load_cifar10
 from lrnas.errors import DataError, UnknownName
-from lrnas.folders import find_folders
+from lrnas.folders import find_folders, hash_files
+from lrnas.loading import STREAM_SIZE
 from lrnas.progress import Progress
 from lrnas.readers import find_hfds, find_tfds, find_wds
 from lrnas.splits import stratified
@@ -37,6 +38,7 @@ __all__ = [
     "load_set",
     "pin_data_folder",
     "short_name",
+    "shown_name",
 ]
 
 SETS = {
@@ -45,7 +47,6 @@ SETS = {
 }
 STREAMS = {"folder": "folder:PATH", "hfds": "hfds/NAME", "wds": "wds/FOLDER", "tfds": "tfds/NAME"}
 """What is read as it is needed, and how to say where it is."""
-STREAM_SIZE = 224
 
 Images = npt.NDArray[np.uint8]
 
@@ -87,6 +88,14 @@ def short_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", f"{kind}-{Path(rest).name}" if kind in STREAMS else name)
 
 
+def shown_name(name: str) -> str:
+    """For people: of a folder its own name, without where it lies."""
+    kind, rest = _kind(name)
+    if rest and (kind in ("folder", "wds") or (kind == "hfds" and Path(rest).is_dir())):
+        name = name.removesuffix(rest) + Path(os.path.normpath(Path(rest).expanduser().absolute())).name
+    return name
+
+
 def _kind(name: str) -> tuple[str, str]:
     mark = ":" if name.startswith("folder") else "/"
     kind, _, rest = name.partition(mark)
@@ -118,6 +127,8 @@ def load_set(
             raise DataError(f"images have at least {min_size} pixels here; got {size}; give a larger --image-size")
         return _stream(kind, rest, data_folder(place), place, size, loaders, progress)
     if name not in SETS:
+        if Path(name).is_dir():
+            raise UnknownName("data set", name, (), f"; did you mean folder:{Path(name)}?")
         raise UnknownName("data set", name, [*SETS, *STREAMS.values()])
     if image_size is not None:
         raise DataError(f"the images of {name} have a size; got --image-size {image_size}; leave it out")
@@ -146,7 +157,8 @@ def _stream(
         root = ((given or Path()) / Path(rest).expanduser()).resolve()
         return make_stream(f"wds/{root}", kind, *find_wds(root, cache, progress), image_size, loaders)
     root = Path(rest).expanduser().resolve()
-    return make_stream(f"folder:{root}", kind, *find_folders(root), image_size, loaders)
+    classes, splits = find_folders(root)
+    return make_stream(f"folder:{root}", kind, classes, splits, image_size, loaders, bytes_hash=hash_files(splits))
 
 
 def _digits(min_size: int) -> ImageSet:

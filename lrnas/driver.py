@@ -20,18 +20,28 @@ import optuna
 
 from lrnas.arch import Architecture
 from lrnas.cluster import WorkerOptions, pick_workers, running_ray
-from lrnas.data import data_folder, load_set
+from lrnas.data import data_folder, is_stream, load_set, shown_name
 from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.job import OWN_DATA, Images, Job
 from lrnas.ledger import Ledger
-from lrnas.manifest import MANIFEST, RETRAINS, StudyError, check_manifest
+from lrnas.manifest import (
+    DATA_NAME,
+    MANIFEST,
+    NAMES_ALONE,
+    RETRAINS,
+    OtherSettings,
+    StudyError,
+    check_manifest,
+    has_results,
+)
 from lrnas.objectives import RETRAINED, Costs, Limits, Objective, pick_objectives
-from lrnas.plan import TIMM, make_plan
+from lrnas.plan import TIMM, make_plan, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.record import Record
 from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.rungs import rung_epochs
 from lrnas.samplers import check_sampler, make_sampler
+from lrnas.shelf import begin_anew, is_there, study_folder, study_names, trials_folder
 from lrnas.shell_lines import Whereabouts
 from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
@@ -65,8 +75,8 @@ class SearchEvents:
     def say(self, line: str) -> None:
         """Something worth a line."""
 
-    def started(self, study: Ledger, budget: int) -> None:
-        """The study is open; trials are about to run."""
+    def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
+        """The study is open; trials are about to run. With the cost of the dense network, where that is the measure."""
 
     def changed(self, what: str) -> None:
         """A trial started, ended or has one more epoch."""
@@ -116,14 +126,23 @@ def search(
     is_timm = space.startswith(TIMM)
     found = load_space(space, granularity=granularity, batch_norm=None if is_timm else batch_norm)
     images = _own_images(own, input_shape, num_classes, data, image_size)
-    data = data or ("cifar10" if workers.gpus > 0 else "digits")
-    training = _Training(found, data, data_dir, image_size, seed, recipe, epochs, dict(changes or {}), own, images)
+    source = data or ("cifar10" if workers.gpus > 0 else "digits")
+
+    def prepare(size: int | None) -> _Training:
+        return _Training(found, source, data_dir, size, seed, recipe, epochs, dict(changes or {}), own, images)
+
+    training = prepare(image_size)
+    for line in training.remarks:
+        events.say(line)
     first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
     rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
-    name = name or f"{re.sub('[:@]', '-', Path(space).stem)}-{re.sub('[/@]', '-', training.name)}"
+    if not name:
+        name, before = (f"{re.sub('[:@]', '-', Path(space).stem)}-{part}" for part in training.names())
+        if name != before and is_there(before, storage, studies, events.say):
+            name = before
     if "@" in name:
         raise StudyError(f"a study's name has no @, which marks networks trained again; got {name!r}; give another")
-    folder = _study_folder(studies, name)
+    folder = study_folder(studies, name)
     goals = pick_objectives(objectives)
     check_sampler(sampler)
     kept = open_storage(storage, folder, events.say)
@@ -133,10 +152,25 @@ def search(
         directions=[goal.direction for goal in goals],
         load_if_exists=True,
     )
-    if "latency" in objectives or max_latency is not None:
-        begun = record.user_attrs.get(MANIFEST, {})
-        training.open_latency(latency_device, latency_batch, int(workers.cpus), begun, events.say)
-    manifest = check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
+    begun = record.user_attrs.get(MANIFEST, {})
+    size = begun.get("image_size", training.data.image_size)
+    if image_size is None and is_stream(source) and size != training.data.image_size and has_results(record):
+        events.say(f"{name} was begun with images of {size}×{size} pixels, and goes on with these")
+        training = prepare(size)
+
+    def pin(record: optuna.Study) -> dict[str, Any]:
+        if "latency" in objectives or max_latency is not None:
+            begun = record.user_attrs.get(MANIFEST, {})
+            training.open_latency(latency_device, latency_batch, int(workers.cpus), begun, events.say)
+        return check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
+
+    try:
+        manifest = pin(record)
+    except OtherSettings as error:
+        record = begin_anew(record, error, trials_folder(studies, name), goals, events.say)
+        manifest = pin(record)
+    if manifest["data"] != training.data.identity:
+        events.say(NAMES_ALONE.format(name))
     training.measure_latency(manifest)
     name_metrics(record, goals)
     limits = Limits(max_macs, min_macs, max_params, max_latency)
@@ -154,7 +188,7 @@ def search(
         done = study.spent()
         if budget < done:
             raise StudyError(f"{name} has spent {done} trials already; got a budget of {budget}; give {done} or more")
-        events.started(study, budget)
+        events.started(study, budget, training.dense_macs())
         from lrnas.tuning import run_trials
 
         run_trials(
@@ -214,15 +248,20 @@ class _Training:
         self.space = space
         self.smallest = max(SMALLEST_INPUT.get(backbone, 32) for backbone in space.backbones)
         self.data_dir = None if data_dir is None else str(data_dir)
+        if image_size is None and own is None and is_stream(data):
+            image_size = training_size(space.backbones)
         self.image_size = image_size
         self.seed = seed
         self.trainable = trainable
         self.latency: Latency | None = None
+        self.remarks: list[str] = []
+        """On the data."""
         self.dearest: float | None = None
         """The highest latency of a named network, as the study had it when it began."""
         if own is None:
             loaded = load_set(data, data_dir, min_size=self.smallest, image_size=image_size)
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
+            self.remarks = loaded.remarks()
         else:
             self.data, num_images, own_crops = own, sys.maxsize, True  # as many as there may be
             data = OWN_DATA
@@ -232,8 +271,6 @@ class _Training:
                     "enlarge them"
                 )
         self.named = data
-        self.name = f"{self.data.name}-{trainable.short_name}" if trainable and own is None else self.data.name
-        """For a study that is given none."""
         if epochs is None and "epochs" not in changes:
             epochs = QUICK_EPOCHS.get(data)
         if epochs is not None:
@@ -248,6 +285,15 @@ class _Training:
         )
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
+
+    def names(self) -> tuple[str, str]:
+        """What a study is called after that is given no name, now and once: by the whole path of a folder."""
+        code = f"-{self.trainable.short_name}" if self.trainable and self.named != OWN_DATA else ""
+        before = re.sub("[/@]", "-", self.data.name) + code
+        shown = shown_name(self.named)
+        if not is_stream(self.named) or shown == self.data.name:
+            return before, before
+        return re.sub(r"[^\w.-]+", "-", re.sub(r"^\w+[:/]", "", shown)) + code, before
 
     def job(self, architecture: Architecture) -> Job:
         job = Job(architecture, self.named, self.recipe, self.seed, self.smallest, self.data_dir, self.image_size)
@@ -297,6 +343,10 @@ class _Training:
         latency = {} if self.latency is None else {"latency": self.latency.guess(architecture)}
         return self._count(architecture) | latency
 
+    def dense_macs(self) -> int:
+        """Of the space's backbone as it is, in one image of the size that is trained on."""
+        return int(self._count(Architecture(self.space.backbones[0]))["macs"])
+
     def _count(self, architecture: Architecture) -> dict[str, float]:
         data = self.data
         cost = make_plan(architecture, self.input_size, data.num_classes, data.channels, check_fit=False).cost
@@ -317,6 +367,7 @@ class _Training:
             "space": self.space.to_dict(),
             "trainable": None if self.trainable is None else self.trainable.name,
             "data": self.data.identity,
+            **({DATA_NAME: shown_name(self.named)} if is_stream(self.named) else {}),
             "image_size": self.data.image_size,
             "recipe": self.recipe.to_dict(),
             "rungs": list(rungs),
@@ -369,7 +420,7 @@ def open_study(name: str, *, storage: str | None = None, studies: str | Path = "
 
 def open_record(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:
     """The record of a search, or SEARCH@RECIPE for that of its networks trained again, to look at."""
-    folder = _study_folder(studies, name.partition("@")[0])
+    folder = study_folder(studies, name.partition("@")[0])
     listing = f"; `lrnas studies{Whereabouts(str(studies)).options()}` lists all"
     if storage is None and not (folder / DATABASE).exists():
         raise UnknownName("study", name, study_names(studies), listing)
@@ -388,21 +439,3 @@ def open_record(name: str, *, storage: str | None = None, studies: str | Path = 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def study_names(studies: str | Path = "studies") -> list[str]:
-    """The studies kept in a folder."""
-    return sorted(file.parent.name for file in Path(studies).glob(f"*/{DATABASE}"))
-
-
-def trials_folder(studies: str | Path, name: str) -> Path:
-    """Where a record's checkpoints are, each in a folder of its trial's number."""
-    search, _, recipe = name.partition("@")
-    folder = _study_folder(studies, search)
-    return folder / "retrained" / recipe if recipe else folder / "trials"
-
-
-def _study_folder(studies: str | Path, name: str) -> Path:
-    if not name or name != Path(name).name or name.startswith("."):
-        raise StudyError(f"a study's name is that of a folder; got {name!r}; leave out / and a leading dot")
-    return Path(studies) / name

@@ -14,6 +14,7 @@ __all__ = [
     "MissingExtra",
     "OutsideSpace",
     "UnknownName",
+    "UnreadableImages",
     "closest",
     "in_a_line",
 ]
@@ -33,6 +34,10 @@ class ConversionError(LrnasError, ValueError):
 
 class DataError(LrnasError):
     """A data set that is missing, broken or not what it should be."""
+
+
+class UnreadableImages(DataError):
+    """Too many images that cannot be read: whoever tries again meets them again."""
 
 
 class InvalidSpace(LrnasError, ValueError):

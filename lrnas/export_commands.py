@@ -41,7 +41,12 @@ def add_export_command(commands: Any, data_help: str) -> argparse.ArgumentParser
     )
     export.add_argument("--data", metavar="NAME", help=f"images to check with: {data_help} (default: those trained on)")
     add_data_dir(export)
-    export.add_argument("--input", type=int, metavar="PIXELS", help="rows and columns of an image, where unknown")
+    export.add_argument(
+        "--input",
+        type=int,
+        metavar="PIXELS",
+        help="rows and columns of an image (default: as trained, or the network's own)",
+    )
     export.add_argument("--classes", type=int, metavar="N", help="of a network that is not trained")
     add_source_options(export)
     export.set_defaults(run=_export)

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial
 
 from lrnas.arch import Architecture
 from lrnas.errors import UnknownName
-from lrnas.manifest import MANIFEST, RETRAINS
+from lrnas.manifest import MANIFEST, RETRAINS, data_name
 from lrnas.objectives import cost_objectives, pick_objectives
 from lrnas.over_seeds import OverSeeds
 from lrnas.pareto import front_indices
@@ -116,6 +116,8 @@ class Retrained:
     """Whether the space has networks of the paper."""
     others: tuple[str, ...] = ()
     """The names of further retrainings of the search."""
+    data_name: str = ""
+    """What people call the data, where that is another name."""
 
     @property
     def name(self) -> str:
@@ -129,7 +131,7 @@ class Retrained:
     def __str__(self) -> str:
         tested = sum(bool(final.accuracies) for final in self.finals)
         failed = sum(final.failed for final in self.finals)
-        parts = [f"{self.name}, on {self.data}: {tested} of {len(self.finals)} networks tested"]
+        parts = [f"{self.name}, on {self.data_name or self.data}: {tested} of {len(self.finals)} networks tested"]
         if self.left:
             parts.append(f"{self.left} runs not done" + (f", {failed} of them after errors" if failed else ""))
         if not self.has_points:
@@ -173,7 +175,9 @@ def read_retrained(study: Record, recipe: str | None = None) -> Retrained | None
     manifest = record.user_attrs[MANIFEST]
     others = tuple(f"{search}@{other}" for other in known if other != recipe)
     has_points = bool(manifest["space"]["points"])
-    return Retrained(search, recipe, manifest["recipe"], manifest["data"], tuple(finals), has_points, others)
+    return Retrained(
+        search, recipe, manifest["recipe"], manifest["data"], tuple(finals), has_points, others, data_name(manifest)
+    )
 
 
 def _open_search(study: Record, search: str) -> optuna.Study | None:

@@ -19,8 +19,8 @@ from torch import Tensor
 from lrnas.batches import DataSet, ImageSet, Preprocessing
 from lrnas.data import SETS, STREAMS, data_folder, is_stream, load_set
 from lrnas.errors import DataError, LrnasError
-from lrnas.loading import CROP_SHARE
-from lrnas.plan import resolve_backbone
+from lrnas.loading import CROP_SHARE, STREAM_SIZE
+from lrnas.plan import resolve_backbone, training_size
 from lrnas.recipes import Recipe
 from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.sources import ExportError, Source
@@ -63,11 +63,14 @@ def find_data(
     source: Source, name: str | None, data_dir: str | Path | None, size: int | None, say: Callable[[str], object]
 ) -> DataSet | None:
     """The set a network is for: the one asked for, else the one it was trained on where that is at hand."""
-    smallest = source.identity.get("min_size") or SMALLEST_INPUT.get(resolve_backbone(source.architecture)[0], 32)
+    backbone, _ = resolve_backbone(source.architecture)
+    smallest = source.identity.get("min_size") or SMALLEST_INPUT.get(backbone, 32)
     if name is not None:
-        trained_with = source.identity.get("image_size") if size is None else size
-        image_size = trained_with if is_stream(name) else None
-        return load_set(name, data_dir, min_size=smallest, image_size=image_size, loaders=0)
+        # older runs do not say what size it was, where it was this one
+        own = STREAM_SIZE if _is_of_files(source) else training_size([backbone])
+        image_size = size or source.identity.get("image_size") or own
+        in_files = is_stream(name)
+        return load_set(name, data_dir, min_size=smallest, image_size=image_size if in_files else None, loaders=0)
     trained_on = source.identity.get("data")
     if trained_on not in SETS:
         if trained_on:

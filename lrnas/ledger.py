@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+import optuna
 from optuna.trial import TrialState
 
 from lrnas.arch import Architecture
@@ -24,7 +25,7 @@ from lrnas.bulk import BulkStorage
 from lrnas.objectives import Costs
 from lrnas.record import Record
 
-__all__ = ["DRIVER", "MOST_LOSSES", "Ledger", "Proposal"]
+__all__ = ["DRIVER", "MOST_LOSSES", "Ledger", "Proposal", "living_drivers"]
 
 MOST_LOSSES = 3
 """Of one trial, before it counts as lost."""
@@ -194,14 +195,19 @@ class Ledger(Record, ABC):
 
     def _living_drivers(self) -> set[str]:
         """The others."""
-        living: set[str] = set()
-        for key, seen in self.study.user_attrs.items():
-            if key.startswith(DRIVER) and time.time() - seen < GONE_AFTER:
-                driver = key.removeprefix(DRIVER)
-                host, process, _ = driver.rsplit(":", 2)
-                if host != socket.gethostname() or _is_alive(driver, int(process)):
-                    living.add(driver)
-        return living - _signed_off - {self.driver}
+        return living_drivers(self.study) - {self.driver}
+
+
+def living_drivers(study: optuna.Study) -> set[str]:
+    """Those that work on a study, as far as their signs tell."""
+    living: set[str] = set()
+    for key, seen in study.user_attrs.items():
+        if key.startswith(DRIVER) and time.time() - seen < GONE_AFTER:
+            driver = key.removeprefix(DRIVER)
+            host, process, _ = driver.rsplit(":", 2)
+            if host != socket.gethostname() or _is_alive(driver, int(process)):
+                living.add(driver)
+    return living - _signed_off
 
 
 def _is_alive(driver: str, process: int) -> bool:

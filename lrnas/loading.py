@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CROP_SHARE",
+    "STREAM_SIZE",
     "TRIES",
     "Batch",
     "Loaded",
@@ -31,10 +32,13 @@ __all__ = [
     "evaluation_transform",
     "make_loader",
     "training_transform",
+    "unreadable",
 ]
 
 CROP_SHARE = 224 / 256
 """Of the resized image's shorter side."""
+STREAM_SIZE = 224
+"""What images are brought to where nobody says it and no network is known; records of older runs leave it out."""
 TRIES = 100
 """Images that cannot be read one after another before a batch goes without."""
 
@@ -111,6 +115,18 @@ class Pictures(Dataset[_Sample]):
                 problems.append((index, _reason(error)))
             index = (index + 1) % len(self.where)
         return _Sample(None, 0, problems)
+
+
+def unreadable(source: Source, numbers: Iterable[int]) -> dict[int, str]:
+    """Images that cannot be read, and why."""
+    found = {}
+    for number in numbers:
+        try:
+            with source.open(number) as file:
+                read_rgb(file)
+        except Exception as error:  # decoders raise whatever they like
+            found[number] = _reason(error)
+    return found
 
 
 def _reason(error: Exception) -> str:

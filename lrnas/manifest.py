@@ -7,19 +7,44 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import optuna
+from optuna.trial import TrialState
 
 from lrnas.errors import LrnasError
+from lrnas.folders import is_same_set
 from lrnas.recipes import Recipe
 
-__all__ = ["MANIFEST", "RETRAINS", "StudyError", "check_manifest", "differences", "list_differences"]
+__all__ = [
+    "DATA_NAME",
+    "FREE",
+    "MANIFEST",
+    "NAMES_ALONE",
+    "RETRAINS",
+    "OtherSettings",
+    "StudyError",
+    "check_manifest",
+    "data_name",
+    "differences",
+    "has_results",
+    "list_differences",
+]
 
 MANIFEST = "lrnas:manifest"
 """The study's attribute that holds it."""
 RETRAINS = "retrains"
 """In the manifest: the search whose networks are trained again, in full; a search has none."""
 
+DATA_NAME = "data_name"
+"""In the manifest: what people call the data, where that is not what they are known by."""
+
+FREE = ("source", DATA_NAME)
+"""In the manifest: names, which may change without a conflict."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """In the manifest: what no two measurements agree on."""
+
+NAMES_ALONE = (
+    "{} was begun when a folder was known by the names of its files alone; these are the same, the images need not be"
+)
+"""To be said where an older study goes on."""
 
 Difference = tuple[str, Any, Any]
 
@@ -28,12 +53,22 @@ class StudyError(LrnasError):
     """A study that cannot be used as asked."""
 
 
+class OtherSettings(StudyError):
+    """A study that was begun with other settings."""
+
+    def __init__(self, name: str, found: str, advice: str) -> None:
+        super().__init__(f"{name} was begun with other settings: {found}; {advice}")
+        self.found = found
+        """What is not the same, in words."""
+
+
 def check_manifest(
     study: optuna.Study, manifest: Mapping[str, Any], advice: str = "give them, or another --name"
 ) -> dict[str, Any]:
     """Pin what a study is about, or refuse to go on with something else, with advice; what holds is returned.
 
-    What was measured when the study began stays as it was then, and is not compared.
+    What was measured when the study began stays as it was then, and is not compared. So does what the data are known
+    by, where that is of an older kind.
     """
     wanted = json.loads(json.dumps(manifest))
     stored = study.user_attrs.get(MANIFEST)
@@ -48,10 +83,28 @@ def check_manifest(
     for part, key in MEASURED:
         if key in stored.get(part, {}) and key in wanted.get(part, {}):
             wanted[part][key] = stored[part][key]
-    stored = {**stored, "recipe": Recipe.complete(stored["recipe"]), "source": wanted.get("source")}
-    if found := list(differences(stored, wanted)):
-        raise StudyError(f"{study.study_name} was begun with other settings: {list_differences(found)}; {advice}")
+    names = {key: wanted.get(key) for key in FREE}
+    compared = {**stored, "recipe": Recipe.complete(stored["recipe"]), **names}
+    if found := list(differences(compared, wanted)):
+        if found[0][0] == "data":  # first by the alphabet
+            advice = f"its images, of {data_name(stored)}, were others; {advice}"
+        raise OtherSettings(study.study_name, list_differences(found), advice)
+    if DATA_NAME in wanted and DATA_NAME not in stored:  # it was begun before there were any
+        study.set_user_attr(MANIFEST, {**stored, DATA_NAME: wanted[DATA_NAME]})
+    if "data" in stored:
+        wanted["data"] = stored["data"]
     return dict(wanted)
+
+
+def data_name(manifest: Mapping[str, Any]) -> str:
+    """What people call the data of a study."""
+    return str(manifest.get(DATA_NAME) or manifest["data"])
+
+
+def has_results(study: optuna.Study) -> bool:
+    """Whether a trial of a study was trained to an end, or taken over from another one."""
+    ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+    return any(trial.user_attrs.get("trained") or "imported_from" in trial.user_attrs for trial in ended)
 
 
 def list_differences(found: list[Difference]) -> str:
@@ -65,5 +118,5 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[Difference]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
-    elif old != new:
+    elif old != new and not (where == "data" and is_same_set(str(old), str(new))):
         yield where, old, new

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_data_dir",
+    "add_image_size",
     "add_recipe_options",
     "add_source_options",
     "add_study_options",
@@ -24,6 +25,15 @@ __all__ = [
 
 def add_data_dir(command: argparse.ArgumentParser, what: str = "data sets are") -> None:
     command.add_argument("--data-dir", metavar="FOLDER", help=f"where {what} kept (default: ~/.cache/lrnas)")
+
+
+def add_image_size(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--image-size",
+        type=int,
+        metavar="PIXELS",
+        help="of images read from files (default: the network's own, 32 for nin, 224 for vgg11 and googlenet)",
+    )
 
 
 def add_study_options(command: argparse.ArgumentParser) -> None:

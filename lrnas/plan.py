@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -22,7 +22,15 @@ from lrnas.topology import BACKBONES, Choices, PlannedConv, Step, Walk, check_ke
 if TYPE_CHECKING:
     from lrnas.tracing import Trace
 
-__all__ = ["Plan", "canonical_id", "make_plan", "native_input_size", "native_num_classes", "resolve_backbone"]
+__all__ = [
+    "Plan",
+    "canonical_id",
+    "make_plan",
+    "native_input_size",
+    "native_num_classes",
+    "resolve_backbone",
+    "training_size",
+]
 
 TIMM = "timm:"
 _VGG_HIDDEN = 4096
@@ -95,6 +103,11 @@ def native_input_size(backbone: str) -> int:
 
         return tracing.native_input_size(backbone.removeprefix(TIMM))
     return BACKBONES[backbone].input_size
+
+
+def training_size(backbones: Iterable[str]) -> int:
+    """What images that are read from files are brought to where nobody says: the backbones' own size, 32 at least."""
+    return max(32, *map(native_input_size, backbones))  # NiN is counted on crops of 30 out of 32
 
 
 def native_num_classes(backbone: str) -> int:

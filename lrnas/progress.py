@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from lrnas.train import EpochReport
 
-__all__ = ["Progress", "download_view", "training_view"]
+__all__ = ["Progress", "download_view", "reading_view", "training_view"]
 
 Progress = Callable[[str, int, int], None]
-"""Told what is going on, how many bytes are done and how many there are (0: unknown)."""
+"""Told what is going on, how many bytes, or images, are done and how many there are (0: unknown)."""
 
 
 class _Report(Protocol):
@@ -88,6 +88,29 @@ def download_view() -> Iterator[Progress]:
         yield _DownloadLines()
 
 
+@contextmanager
+def reading_view() -> Iterator[Progress]:
+    """Gives the callback for who reads many images."""
+    if sys.stderr.isatty():
+        with _download_bar(of_bytes=False) as told:
+            yield told
+    else:
+        yield _ReadingLines()
+
+
+class _ReadingLines:
+    """Says how far it is, every ten seconds."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self.last >= 10:
+            self.last = now
+            print(f"{what}  {done:,} of {total:,}", file=sys.stderr, flush=True)
+
+
 class _DownloadLines:
     """Says what is being fetched, once a second at most."""
 
@@ -104,17 +127,20 @@ class _DownloadLines:
 
 
 @contextmanager
-def _download_bar() -> Iterator[Progress]:
+def _download_bar(of_bytes: bool = True) -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
     )
+
+    amounts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), *amounts, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         tasks: dict[str, TaskID] = {}
 

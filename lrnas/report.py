@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial
 
 from lrnas.finals import Retrained
 from lrnas.layouts import ImageShape, Layer, find_image_shape, lay_out
-from lrnas.manifest import StudyError
+from lrnas.manifest import StudyError, data_name
 from lrnas.objectives import OBJECTIVES, Objective
 from lrnas.pareto import add_to_front, hypervolume
 from lrnas.recipes import Recipe
@@ -140,7 +140,9 @@ class StudyReport:
         """What its accuracies hang on, by name."""
         manifest = self.record.manifest
         trained_by = manifest.get("trainable") or "lrnas"
-        own = {"data": self.data, "image_size": manifest["image_size"], "trained by": trained_by}
+        identity = manifest["data"]  # folders of one name may hold other images
+        data = identity if self.data == identity else f"{self.data} ({identity})"
+        own = {"data": data, "image_size": manifest["image_size"], "trained by": trained_by}
         return own | Recipe.complete(manifest["recipe"])
 
     @property
@@ -297,7 +299,7 @@ def _report_study(record: Record, where: Whereabouts) -> StudyReport:
     return StudyReport(
         record.name,
         manifest["source"],
-        manifest["data"],
+        data_name(manifest),
         manifest["recipe"]["epochs"],
         tuple(manifest["rungs"]),
         tuple(goal.name for goal in record.objectives),

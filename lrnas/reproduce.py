@@ -24,7 +24,7 @@ from lrnas.data import is_stream, load_set, short_name
 from lrnas.errors import DataError, LrnasError
 from lrnas.job import Job
 from lrnas.over_seeds import OverSeeds
-from lrnas.plan import native_input_size, resolve_backbone
+from lrnas.plan import resolve_backbone, training_size
 from lrnas.points import family_table, find_point, get_point
 from lrnas.progress import download_view, training_view
 from lrnas.provenance import provenance
@@ -120,7 +120,7 @@ def reproduce(
     backbone, _ = resolve_backbone(architecture)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if image_size is None and data is not None and is_stream(data):
-        image_size = max(32, native_input_size(backbone))  # NiN is counted on crops of 30 out of 32
+        image_size = training_size([backbone])
     reading = {"image_size": image_size, "loaders": loaders}
     image_set, is_published = _choose_data(summary, data, data_dir, reading, device, backbone, say)
     chosen = get_recipe(

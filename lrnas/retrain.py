@@ -21,13 +21,14 @@ from optuna.trial import FrozenTrial, TrialState
 from lrnas.arch import Architecture
 from lrnas.batches import DataSet
 from lrnas.cluster import WorkerOptions, pick_workers, running_ray
-from lrnas.data import SETS, is_stream, load_set
+from lrnas.data import SETS, is_stream, load_set, shown_name
 from lrnas.driver import FACTOR, SearchEvents, name_metrics, open_study, trials_folder
 from lrnas.errors import LrnasError
 from lrnas.finals import has_failed, is_done, run_key
+from lrnas.folders import is_same_set
 from lrnas.job import Job
 from lrnas.ledger import Ledger, Proposal
-from lrnas.manifest import RETRAINS, StudyError, check_manifest
+from lrnas.manifest import DATA_NAME, NAMES_ALONE, RETRAINS, StudyError, check_manifest, data_name
 from lrnas.objectives import RETRAINED
 from lrnas.plan import canonical_id, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
@@ -165,6 +166,8 @@ def retrain(
     networks = _choose(search, trials, not trials if front is None else front, points, where)
     given = dict(changes or {}) | ({} if epochs is None else {"epochs": epochs})
     training = _Training(search.manifest, name, data, data_dir, recipe, given)
+    if training.data.identity != search.manifest["data"]:
+        events.say(NAMES_ALONE.format(name))
     full_name = f"{name}@{training.label}"
     record = optuna.create_study(
         storage=search.study._storage,
@@ -247,13 +250,13 @@ class _Training:
         self.data_dir = None if data_dir is None else str(data_dir)
         if data is None and searched["data"] not in SETS:
             raise StudyError(
-                f"{name} knows its images as {searched['data']}, not where they are; got no --data; give that of the "
-                "search"
+                f"{name} knows its images as {data_name(searched)}, not where they are; got no --data; give that of "
+                "the search"
             )
         self.named = data = data or searched["data"]
         self.image_size = searched["image_size"] if is_stream(data) else None
         self.data: DataSet = load_set(data, data_dir, min_size=self.smallest, image_size=self.image_size)
-        if self.data.identity != searched["data"]:
+        if not is_same_set(searched["data"], self.data.identity):
             raise StudyError(
                 f"networks are trained again on the images of their search, {searched['data']}; got "
                 f"{self.data.identity}; give the same --data"
@@ -298,6 +301,7 @@ class _Training:
             "source": search.manifest["source"],
             "space": space,
             "data": self.data.identity,
+            **({DATA_NAME: shown_name(self.named)} if is_stream(self.named) else {}),
             "image_size": self.data.image_size,
             "recipe": self.recipe.to_dict(),
             "rungs": [],

@@ -136,6 +136,7 @@ def _print_json(record: Record, retrained: Retrained, verdicts: list[Verdict], l
 def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict], left: str, where: Whereabouts) -> None:
     """With `left` in words, if there is anything left."""
     from lrnas.finals import final_front
+    from lrnas.manifest import data_name
     from lrnas.verdicts import TEST
 
     console = make_console()
@@ -156,7 +157,7 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
         for final in final_front(finals)
     }
     epochs = manifest["recipe"]["epochs"]
-    title = f"{record.name}: test images of {manifest['data']}, of a recipe of {epochs} epochs at most"
+    title = f"{record.name}: test images of {data_name(manifest)}, of a recipe of {epochs} epochs at most"
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
     columns = ("trial", "MACs", "share", "parameters", "test accuracy", "n", *further)
     table = make_table(title, ["network"], columns)

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import LrnasError, MissingExtra
-from lrnas.options import add_data_dir, add_recipe_options, add_worker_options, read_settings, worker_options
+from lrnas.options import (
+    add_data_dir,
+    add_image_size,
+    add_recipe_options,
+    add_worker_options,
+    read_settings,
+    worker_options,
+)
 from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
@@ -31,7 +38,7 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     search.add_argument("--name", metavar="STUDY", help="of the study (default: the space's and the data's)")
     search.add_argument("--data", metavar="NAME", help=f"{data_help} (default: cifar10 with a GPU, digits without)")
     add_data_dir(search)
-    search.add_argument("--image-size", type=int, metavar="PIXELS", help="of images read from files")
+    add_image_size(search)
     search.add_argument(
         "--trainable", metavar="MODULE:FUNCTION", help="train with a function of yours (see docs/own_training.md)"
     )
@@ -64,7 +71,14 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     search.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampler and of every training")
     search.set_defaults(run=_search)
 
-    studies = commands.add_parser("studies", help="the studies there are", description="The studies in a folder.")
+    studies = commands.add_parser(
+        "studies",
+        help="the studies there are; or delete one",
+        description="The studies in a folder. With --delete, one of them goes, with its networks trained again, its "
+        "weights and its folder; it does not ask back, but nothing goes that a search is working on.",
+    )
+    studies.add_argument("--delete", metavar="STUDY", help="delete this one, or STUDY@RECIPE, one of its retrainings")
+    studies.add_argument("--storage", metavar="URL", help="where the one to delete is kept, if not in its folder")
     studies.set_defaults(run=_studies)
 
     front = commands.add_parser(
@@ -172,6 +186,11 @@ def _search(options: argparse.Namespace) -> None:
 def _studies(options: argparse.Namespace) -> None:
     from lrnas.driver import open_study, study_names
 
+    if options.delete is not None:
+        _delete(options)
+        return
+    if options.storage is not None:
+        raise LrnasError("--storage goes with --delete; got it alone; `lrnas front STUDY --storage URL` shows a study")
     found = []
     for name in study_names(options.studies):
         try:
@@ -186,8 +205,26 @@ def _studies(options: argparse.Namespace) -> None:
     for row in found:
         best = "–" if row["best"] is None else f"{100 * row['best']:.2f} %"
         numbers = (str(row["completed"]), str(row["stopped"]), str(row["front"]), best)
-        table.add_row(row["study"], row["space"], row["data"], *numbers)
+        table.add_row(row["study"], row["space"], row["data_name"], *numbers)
     make_console().print(table)
+
+
+def _delete(options: argparse.Namespace) -> None:
+    from lrnas.shelf import delete_study
+
+    deleted = delete_study(
+        options.delete,
+        storage=options.storage,
+        studies=options.studies,
+        say=lambda line: print(line, file=sys.stderr),
+    )
+    if options.json:
+        print_json(deleted.to_dict())
+        return
+    for name, number in deleted.trials.items():
+        print(f"Deleted: study {name}, {number:,} trials")
+    if deleted.folder is not None:
+        print(f"Deleted: folder {deleted.folder}")
 
 
 def _front(options: argparse.Namespace) -> None:
@@ -201,12 +238,15 @@ def _front(options: argparse.Namespace) -> None:
 
 
 def _overview(study: Record) -> dict[str, Any]:
+    from lrnas.manifest import data_name
+
     summary = study.summary()
     counts, front = summary.counts, summary.front
     return {
         "study": study.name,
         "space": study.manifest["source"],
         "data": study.manifest["data"],
+        "data_name": data_name(study.manifest),
         "completed": counts.get("completed", 0),
         "stopped": counts.get("stopped", 0),
         "front": len(front),

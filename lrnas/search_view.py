@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lrnas.driver import SearchEvents
-from lrnas.manifest import RETRAINS
+from lrnas.manifest import RETRAINS, data_name
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -55,7 +55,7 @@ class _View(SearchEvents):
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def started(self, study: Ledger, budget: int) -> None:
+    def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
         self.study, self.budget = study, budget
         what = "runs" if RETRAINS in study.manifest else "trials"
         recipe = study.manifest["recipe"]
@@ -64,9 +64,11 @@ class _View(SearchEvents):
         trainable = study.manifest.get("trainable") or ""
         how = f" with {trainable}" if trainable not in study.manifest["data"] else ""  # "" is in all
         done = study.spent() - study.running()
+        size = recipe.get("crop") or study.manifest["image_size"]
+        dense = "" if dense_macs is None else f" (the dense network: {dense_macs:,} MACs)"
         self.say(
-            f"{study.name}: {budget} {what} in all, {done} done; training{how} on {study.manifest['data']}, "
-            f"epochs: {recipe['epochs']}{looks}"
+            f"{study.name}: {budget} {what} in all, {done} done; training{how} on {data_name(study.manifest)}, "
+            f"images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{looks}"
         )
 
     def changed(self, what: str) -> None:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,8 +24,19 @@ import torch
 from torch import Tensor
 
 from lrnas.batches import Noted, normalise
-from lrnas.errors import DataError
-from lrnas.loading import TRIES, Loaded, Order, Pictures, Source, evaluation_transform, make_loader, training_transform
+from lrnas.errors import DataError, UnreadableImages
+from lrnas.loading import (
+    TRIES,
+    Loaded,
+    Order,
+    Pictures,
+    Source,
+    evaluation_transform,
+    make_loader,
+    training_transform,
+    unreadable,
+)
+from lrnas.progress import Progress
 from lrnas.ranks import gathered, rank, world
 from lrnas.recipes import InvalidRecipe, Recipe
 from lrnas.splits import Indices, stratified
@@ -34,6 +47,8 @@ MOST_UNREADABLE = 0.01
 MOST_LOADERS = 16
 EVAL_BATCH = 256
 VALIDATION_SHARE = 0.1
+BLOCK = 64
+"""Images that a thread tries at a time."""
 
 
 @dataclass(slots=True)
@@ -70,13 +85,26 @@ class Stream:
         return bool(new)
 
     def check(self) -> None:
-        own = np.intersect1d(np.array(list(self.unreadable), dtype=np.int64), self.where)
+        own = self._unreadable_here()
         if len(own) > MOST_UNREADABLE * len(self):
-            raise DataError(
+            raise UnreadableImages(
                 f"at most {MOST_UNREADABLE:.0%} of the {len(self):,} {self.title} images may be unreadable; got "
-                f"{len(own):,} so far: {'; '.join(self.describe(int(number)) for number in own[:3])}; repair or remove "
-                "them"
+                f"{len(own):,} so far: {self._few(own)}; repair or remove them"
             )
+
+    def complaint(self) -> str:
+        """The images of this split that are known to be unreadable, in a line; "" where none is."""
+        own = self._unreadable_here()
+        too_many = len(own) > MOST_UNREADABLE * len(self)
+        comes_of_it = f"more than {MOST_UNREADABLE:.0%} end a run" if too_many else "a run leaves them out"
+        what = f"{len(own):,} of {len(self):,} {self.title} images cannot be read, {comes_of_it}"
+        return f"{what}: {self._few(own)}; repair or remove them" if len(own) else ""
+
+    def _unreadable_here(self) -> Indices:
+        return np.intersect1d(np.array(list(self.unreadable), dtype=np.int64), self.where)
+
+    def _few(self, numbers: Indices) -> str:
+        return "; ".join(self.describe(int(number)) for number in numbers[:3]) + ("; …" if len(numbers) > 3 else "")
 
     def describe(self, number: int) -> str:
         return f"{self.source.name(number)} ({self.unreadable[number]})"
@@ -116,6 +144,24 @@ class StreamSet:
     @property
     def unreadable(self) -> list[str]:
         return [stream.describe(number) for stream in self._streams().values() for number in stream.unreadable]
+
+    def remarks(self) -> list[str]:
+        found = []
+        for stream in (self.val, self._test):
+            counts = np.bincount(stream.source.labels[stream.where], minlength=self.num_classes)
+            if lacking := [self.classes[i] for i in np.flatnonzero(counts == 0)]:
+                few = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
+                which = "this class" if len(lacking) == 1 else "these classes"
+                found.append(
+                    f"there are no {stream.title} images of {few}: {stream.title} accuracy says nothing of {which}"
+                )
+        return found
+
+    def try_all(self, progress: Progress) -> list[str]:
+        """Open every image, and say in a line for each split which cannot be read."""
+        for stream in self._streams().values():
+            stream.unreadable.update(_try_source(stream.source, progress))
+        return [line for stream in (self.train, self.val, self._test) if (line := stream.complaint())]
 
     def noted(self) -> Noted:
         return {name: list(stream.unreadable.items()) for name, stream in self._streams().items() if stream.unreadable}
@@ -158,11 +204,13 @@ def make_stream(
     image_size: int,
     loaders: int | None = None,
     say: Callable[[str], None] | None = None,
+    bytes_hash: str = "",
 ) -> StreamSet:
     """A set from its sources: train, and val or test or both.
 
     With both, val chooses and test is kept for the end. The only one of them is kept for the end, and a fixed tenth of
-    every class of train chooses.
+    every class of train chooses. The set is known by what its sources say of their contents and, where these are names
+    alone, by a hash of bytes.
     """
     digest = hashlib.sha256("\n".join(classes).encode())
     for title in sorted(sources):
@@ -190,7 +238,7 @@ def make_stream(
     validation = replace(training, title="validation", where=chosen)  # what cannot be read is known to both
     return StreamSet(
         name,
-        f"{kind}:{digest.hexdigest()[:16]}",
+        f"{kind}:{digest.hexdigest()[:16]}{bytes_hash and '+'}{bytes_hash}",
         classes,
         image_size,
         training,
@@ -198,6 +246,19 @@ def make_stream(
         Stream("test", test, np.arange(len(test.labels)), training.say),
         min(MOST_LOADERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))) if loaders is None else loaders,
     )
+
+
+def _try_source(source: Source, progress: Progress) -> dict[int, str]:
+    """Which images cannot be read, and why."""
+    total = len(source.labels)
+    found: dict[int, str] = {}
+    blocks = [range(start, min(start + BLOCK, total)) for start in range(0, total, BLOCK)]
+    with warnings.catch_warnings(), ThreadPoolExecutor(2 * MOST_LOADERS) as pool:
+        warnings.simplefilter("ignore")  # for all: what each image quiets for its own time, threads mix up
+        for block, problems in zip(blocks, pool.map(lambda numbers: unreadable(source, numbers), blocks), strict=True):
+            found.update(problems)
+            progress("reading images", block.stop, total)
+    return found
 
 
 def _say(line: str) -> None:
@@ -241,7 +302,7 @@ class _TrainStream:
             self.stream.report(batch.problems)
             if len(batch.labels) < len(self.labels):
                 first = self.stream.describe(next(iter(self.stream.unreadable)))
-                raise DataError(f"{TRIES} images in a row cannot be read, from {first}; repair or remove them")
+                raise UnreadableImages(f"{TRIES} images in a row cannot be read, from {first}; repair or remove them")
             if step == self.steps - 1:
                 self.stream.share(self.device)
         self.images.copy_(batch.images, non_blocking=True)

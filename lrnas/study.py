@@ -25,7 +25,7 @@ from optuna.trial import TrialState
 from lrnas.arch import Architecture
 from lrnas.errors import LrnasError, OutsideSpace
 from lrnas.ledger import Ledger, Proposal
-from lrnas.manifest import StudyError, differences, list_differences
+from lrnas.manifest import FREE, StudyError, differences, list_differences
 from lrnas.objectives import Costs, Limits
 from lrnas.plan import canonical_id
 from lrnas.record import Record
@@ -71,7 +71,7 @@ class Study(Ledger):
         It costs no budget. How many networks are new here is returned.
         """
         mine, theirs = (
-            {key: value for key, value in study.manifest.items() if key not in ("source", "space", "reference")}
+            {key: value for key, value in study.manifest.items() if key not in (*FREE, "space", "reference")}
             for study in (self, other)
         )
         if found := list(differences(theirs, mine)):

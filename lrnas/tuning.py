@@ -29,7 +29,7 @@ from ray.tune.search import Searcher
 from lrnas.batches import DataSet
 from lrnas.checkpoint import CheckpointError, drop_momentum, recorded_curve
 from lrnas.cluster import Workers
-from lrnas.errors import DataError, LrnasError, in_a_line
+from lrnas.errors import DataError, LrnasError, UnreadableImages, in_a_line
 from lrnas.heartbeat import alive
 from lrnas.job import Job
 from lrnas.ledger import MOST_LOSSES, Ledger, Proposal
@@ -206,6 +206,9 @@ def _train_trial(config: dict[str, Any]) -> None:
             if task.test and result.status == "completed":  # the one look at the test images
                 loss, accuracy = evaluate(model, data.test(), data, job.recipe, device=device, cache=job.cache)
                 outcome |= {"test_loss": loss, "test_accuracy": accuracy}
+    except UnreadableImages as error:  # nobody's who could train it better
+        tune.report({"status": "unreadable", "reason": str(error)})
+        return
     except (CheckpointError, DataError, OSError) as error:  # the machine's fault, not the network's
         tune.report({"status": "lost", "reason": in_a_line(error)})
         return
@@ -337,6 +340,9 @@ class _StudySearcher(Searcher):
         if "curve" in result:
             self._take_epoch(trial_id, result)
         number = self.running.pop(trial_id)
+        if status == "unreadable":  # another try would meet them again: the search ends, and the trial waits
+            self.study.release(number)
+            raise UnreadableImages(result["reason"])
         if error or status == "lost" or (status == "faulty" and self._is_unproven()):
             self._lose(number, result.get("reason") or self.last_words.pop(trial_id, "its worker was lost"))
             self.notify("ended")

@@ -284,6 +284,8 @@ def test_own_pictures(tmp_path: Path) -> None:
     assert config["num_classes"] == 3 and config["label_names"] == ["blue", "green", "red"]
     assert config["pretrained_cfg"]["mean"] == [0.485, 0.456, 0.406]
     assert config["pretrained_cfg"]["crop_pct"] == 0.875  # of a folder, whatever NiN has on CIFAR-10
+    result = lrnas.export("nin", out=tmp_path / "own", data=f"folder:{pictures}", say=str)
+    assert "32×32" in result.check.images  # the network's own
 
 
 @pytest.mark.parametrize("at_hand", [True, False])

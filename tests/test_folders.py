@@ -6,16 +6,21 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 from pictures import spoil, write_set
 from PIL import Image
 
+from lrnas import folders
 from lrnas.arch import Architecture
+from lrnas.checkpoint import difference
 from lrnas.cli import main
-from lrnas.data import data_folder, from_anywhere, load_set, pin_data_folder, short_name
+from lrnas.data import data_folder, from_anywhere, load_set, pin_data_folder, short_name, shown_name
 from lrnas.errors import DataError, UnknownName
+from lrnas.folders import is_same_set
 from lrnas.images import read_rgb
 from lrnas.job import Job
+from lrnas.manifest import StudyError, check_manifest
 from lrnas.recipes import Recipe
 from lrnas.streams import StreamSet
 
@@ -64,7 +69,72 @@ def test_a_set_is_known_by_its_files_not_by_its_place(tmp_path: Path) -> None:
     assert first.identity == second.identity and first.identity.startswith("folder:")
     (tmp_path / "b" / "train" / "red" / "003.png").rename(tmp_path / "b" / "train" / "red" / "004.png")
     assert load(tmp_path / "b").identity != first.identity
+    assert shown_name(f"folder:{tmp_path}/a/") == shown_name(f"folder:{tmp_path}/b/../a") == "folder:a"
+    assert [shown_name(name) for name in ("hfds/user/name", "tfds/x", "digits")] == [
+        "hfds/user/name",
+        "tfds/x",
+        "digits",
+    ]
     assert short_name(first.name) == "folder-a" and short_name("cifar10") == "cifar10"
+
+
+def flip(file: Path) -> None:
+    """Change a byte in the middle: neither name nor size tell."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_set_is_known_by_all_bytes_of_its_files(tmp_path: Path) -> None:
+    root = write_set(tmp_path, {"train": 4, "val": 2})
+    before = load(root).identity
+    for file in ("train/blue/002.png", "val/red/001.png"):
+        flip(root / file)
+        assert load(root).identity != before  # though every name and size is the same
+        assert is_same_set(before.partition("+")[0], load(root).identity)  # as it was known once
+        flip(root / file)
+        assert load(root).identity == before
+    assert not is_same_set(before, load_set("digits").identity) and is_same_set("digits", "digits")
+
+
+def test_of_a_large_set_sizes_and_some_files_of_every_class_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_set(tmp_path, {"train": 9, "val": 2})
+    monkeypatch.setattr(folders, "WHOLE", 1000)
+    monkeypatch.setattr(folders, "SAMPLE", 6)  # two of each class: the first, and one from the middle on
+    before = load(root).identity
+    for file in ("train/blue/000.png", "train/red/004.png", "val/green/001.png"):
+        flip(root / file)
+        assert load(root).identity != before
+        flip(root / file)
+    flip(root / "train" / "red" / "005.png")
+    assert load(root).identity == before
+    with (root / "train" / "red" / "005.png").open("ab") as file:
+        file.write(b"0")
+    assert load(root).identity != before
+
+
+def test_what_cannot_be_looked_at_does_not_keep_a_set_from_being_known(tmp_path: Path) -> None:
+    root = write_set(tmp_path, {"train": 4, "val": 2})
+    (root / "train" / "red" / "004.png").symlink_to(tmp_path / "nowhere")
+    (root / "train" / "red" / "005.png").mkdir()
+    assert load(root).train.source.sizes[-2:].tolist() == [-1, -1]
+    assert load(root).identity == load(root).identity
+
+
+def test_what_was_begun_by_names_alone_goes_on(tmp_path: Path) -> None:
+    now = load(write_set(tmp_path, {"train": 4, "val": 2})).identity
+    once = now.partition("+")[0]
+    study = optuna.create_study(study_name="s")
+    settings = {"recipe": Recipe().to_dict(), "data": once}
+    check_manifest(study, settings)
+    assert check_manifest(study, {**settings, "data": now})["data"] == once  # and stays known so
+    with pytest.raises(StudyError, match="data was"):
+        check_manifest(study, {**settings, "data": "folder:0123456789abcdef+0123456789abcdef"})
+    assert difference({"data": once}, {"data": now}) == ""
+    assert difference({"data": now}, {"data": once}) != ""
+    assert difference({"image_size": None}, {"image_size": 224}) == "" != difference({}, {"image_size": 32})
 
 
 def broken(root: Path, how: str) -> Path:
@@ -138,12 +208,53 @@ def test_sizes_loaders_and_names() -> None:
         load_set("folder:")
 
 
+@pytest.mark.parametrize("given", ["shapes", "./shapes", "../here/shapes", "shapes/"])
+def test_a_folder_that_is_not_called_one_is_recognised(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here" / "shapes").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["data", given]) == 2
+    meant = given.removeprefix("./").removesuffix("/")
+    assert capsys.readouterr().err == f"lrnas: unknown data set {given!r}; did you mean folder:{meant}?\n"
+
+
 def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_set(tmp_path, {"train": 20, "val": 3})
-    spoil(tmp_path / "train" / "red" / "000.png")  # looking opens no file
     assert main(["data", f"folder:{tmp_path}"]) == 0
     expected = f"folder:{tmp_path}: 54 training, 6 validation and 9 test images, 3 classes: blue, green, red\n"
-    assert capsys.readouterr().out == expected
+    assert capsys.readouterr() == (expected, "")
+
+
+def test_classes_that_are_not_everywhere_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_set(tmp_path, {"train": 4, "val": 2, "test": 2})
+    shutil.rmtree(tmp_path / "val" / "red")
+    for name in ("blue", "green"):
+        shutil.rmtree(tmp_path / "test" / name)
+    assert main(["data", f"folder:{tmp_path}"]) == 0  # not every class has to be tested
+    assert capsys.readouterr().err.splitlines() == [
+        "lrnas: there are no validation images of red: validation accuracy says nothing of this class",
+        "lrnas: there are no test images of blue, green: test accuracy says nothing of these classes",
+    ]
+    assert load_set("digits").remarks() == []
+
+
+def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_set(tmp_path, {"train": 101, "val": 3, "test": 3})
+    bad = spoil(tmp_path / "train" / "red" / "000.png")
+    assert main(["data", f"folder:{tmp_path}"]) == 1
+    told, complaint = capsys.readouterr()
+    assert told.startswith(f"folder:{tmp_path}: 303 training, 9 validation and 9 test images")
+    left_out = "lrnas: 1 of 303 training images cannot be read, a run leaves them out: "
+    assert complaint.startswith(f"{left_out}{bad} (") and complaint.endswith("); repair or remove them\n")
+    for name in ("000", "001", "002"):
+        spoil(tmp_path / "test" / "blue" / f"{name}.png")
+    spoil(tmp_path / "test" / "green" / "000.png")
+    assert main(["data", f"folder:{tmp_path}"]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(left_out)
+    assert second.startswith("lrnas: 4 of 9 test images cannot be read, more than 1% end a run: ")
+    assert second.count(".png") == 3 and "; …; repair" in second
 
 
 def encoded(image: Image.Image, kind: str) -> io.BytesIO:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
+from pictures import spoil, write_set
 from searches import COMMAND, SMALL, Search, all_trials, commands, descendants, trials
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
@@ -86,6 +87,22 @@ def test_a_machine_that_cannot_train_ends_the_search(tmp_path: Path) -> None:
     assert "trials in a row were lost, the last one: CheckpointError" in log and "Traceback" not in log
     assert "a trial was lost (CheckpointError: " in log
     assert {trial.state for trial in trials(tmp_path)} <= {TrialState.FAIL, TrialState.WAITING}
+
+
+def test_a_search_ends_where_images_cannot_be_read_and_begins_anew_without_them(tmp_path: Path) -> None:
+    """No trial is tried again for it; whoever removes the image, as told, goes on with the same command."""
+    write_set(tmp_path / "colours", {"train": 12, "val": 4, "test": 4})
+    bad = spoil(tmp_path / "colours" / "val" / "red" / "002.png")
+    options = ["--budget", "1", *SMALL, "--data", "folder:colours", "--image-size", "8", "--concurrency", "1"]
+    search = Search(tmp_path, *options)
+    log = search.end()
+    assert search.process.returncode == 2 and "Traceback" not in log, log
+    assert f"got 1 so far: {bad} (" in log.splitlines()[-1] and "a trial was lost" not in log
+    assert {(t.state, t.user_attrs.get("losses")) for t in trials(tmp_path)} == {(TrialState.WAITING, None)}
+    bad.unlink()
+    log = Search(tmp_path, *options).end()
+    assert "s was begun with other settings (data was " in log and "it begins anew" in log
+    assert [trial.state for trial in trials(tmp_path)] == [TrialState.COMPLETE], log
 
 
 def test_an_interrupted_search_ends_cleanly(tmp_path: Path) -> None:
