@@ -47,12 +47,12 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
         "--objectives", default="accuracy,macs", metavar="A,B", help="of accuracy, macs, params, latency"
     )
     search.add_argument("--sampler", default="front", metavar="NAME", help="front, tpe, gp, nsga2 or random")
-    for name, what in (
-        ("max-macs", "multiply-accumulates at most"),
-        ("min-macs", "multiply-accumulates at least"),
-        ("max-params", "parameters at most"),
+    for name, what, others in (
+        ("max-macs", "multiply-accumulates at most", "dearer"),
+        ("min-macs", "multiply-accumulates at least", "cheaper"),
+        ("max-params", "parameters at most", "larger"),
     ):
-        search.add_argument(f"--{name}", type=_number, metavar="N", help=f"{what}; dearer networks are not trained")
+        search.add_argument(f"--{name}", type=_number, metavar="N", help=f"{what}; {others} networks are not trained")
     search.add_argument("--max-latency", type=_milliseconds, metavar="MS", help="milliseconds for a batch at most")
     search.add_argument(
         "--latency-device", metavar="NAME", help="cpu or cuda: where latencies are measured (default: a GPU if any)"
