@@ -36,6 +36,7 @@ from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
 from lrnas.study import Study
 from lrnas.trainable import Trainable, load_trainable
+from lrnas.within import find_within
 
 if TYPE_CHECKING:
     from lrnas.latency import Latency
@@ -125,6 +126,8 @@ def search(
     folder = _study_folder(studies, name)
     goals = pick_objectives(objectives)
     check_sampler(sampler)
+    limits = Limits(max_macs, min_macs, max_params)
+    reachable = find_within(found, limits, training.cost)  # before anything is written
     kept = open_storage(storage, folder, events.say)
     record = optuna.create_study(
         storage=kept,
@@ -138,7 +141,9 @@ def search(
     manifest = check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
     training.measure_latency(manifest)
     name_metrics(record, goals)
-    limits = Limits(max_macs, min_macs, max_params, max_latency)
+    if max_latency is not None:
+        limits = dataclasses.replace(limits, max_latency=max_latency)
+        reachable = find_within(found, limits, training.guess, training.cost)
     study = Study(name, record, goals, manifest, found, training.cost, limits, training.guess)
     # each takes seconds, one of the processor, one of waiting
     with _read_ahead(record), running_ray(workers) as workers:
@@ -149,6 +154,8 @@ def search(
             taken = study.import_from(open_study(warm_start, storage=storage, studies=studies))
             events.say(f"{taken} networks of {warm_start} taken over")
         study.enqueue({**found.points, **found.seeds})
+        if reachable is not None and not study.spent():  # the sampler may not meet one by itself
+            record.enqueue_trial(reachable)
         study.release_orphans()
         done = study.spent()
         if budget < done:
