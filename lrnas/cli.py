@@ -375,6 +375,8 @@ def _print_reproduction(result: Reproduction) -> None:
         )
     console = make_console()
     console.print(table)
+    if reuse := result.reuse():
+        console.print(reuse, soft_wrap=True)
     console.print(result.verdict())
     console.print(f"Records: {result.files[0].parent}/")
 
