@@ -348,6 +348,10 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     assert (code, err) == (0, "")
     assert "small-1: weights after 2 epochs, studies/small/trials/00001" in out and "64 of 64 in the same class" in out
     assert lrnas.export("small:best", out="best", say=str).name == "small-1"
+    identity = lrnas.open_study("small").trials()[1].identity
+    assert lrnas.export(f"small:{identity}", out="named", say=str).name == "small-1"
+    code, _, err = run(capsys, "filters", "small")
+    assert code == 2 and "did you mean small:best?" in err
     code, _, err = run(capsys, "export", "small:2")
     assert code == 2 and "no weights of trial 2 of small, which is completed" in err and "are there of 1; name" in err
     code, _, err = run(capsys, "export", "small:2", "--fresh")
@@ -355,6 +359,8 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     for source, message in (
         ("small:9", "small has no trial 9; it has 3, up to 2; `lrnas front small` shows the best ones"),
         ("smal:1", "unknown study 'smal'; did you mean small?"),
+        ("small", "a network is wanted; got small, a study; did you mean small:best?"),
+        ("small:nin", "unknown network of small 'nin'"),
     ):
         code, out, err = run(capsys, "export", source)
         assert (code, out, err.count("\n")) == (2, "", 1)

@@ -309,6 +309,8 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     assert "nothing to compare" not in out
     assert main(["export", "s@fast:best", "--studies", str(studies)]) == 2
     assert "nothing is chosen by test accuracy; got s@fast:best" in capsys.readouterr().err
+    assert main(["export", "s@fast", "--studies", str(studies)]) == 2
+    assert "did you mean s@fast:NETWORK, as in `lrnas retrain s@fast`?" in capsys.readouterr().err
 
 
 def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
