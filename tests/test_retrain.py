@@ -306,6 +306,9 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "Runs that are not done: 4; `lrnas retrain s` with its options goes on with them." in out
     assert "Test: Welch's t-test" in out and "front, paper" in out
+    assert "Weights: lrnas export s@fast:NETWORK --studies" in out
+    (row,) = (line for line in out.splitlines() if line.startswith("nin  "))
+    assert "%  2  0, 5 " in row  # n, and the runs over both seeds
     assert "nothing to compare" not in out
     assert main(["export", "s@fast:best", "--studies", str(studies)]) == 2
     assert "nothing is chosen by test accuracy; got s@fast:best" in capsys.readouterr().err
