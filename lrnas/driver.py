@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from lrnas.latency import Latency
 
 __all__ = [
+    "FIRST_SEARCH",
     "SearchEvents",
     "name_metrics",
+    "only_study",
     "open_record",
     "open_study",
     "search",
@@ -53,6 +55,7 @@ __all__ = [
 
 FACTOR = 3
 """Of epochs from rung to rung, and of trials at a rung to those that go on."""
+FIRST_SEARCH = "begin with `lrnas search --space nin --budget 20`"
 QUICK_EPOCHS = {"digits": 3}
 """For sets that are learned in no time, instead of the recipe's epochs."""
 SAMPLED, SAMPLING = 24, 20.0
@@ -398,6 +401,21 @@ def _say(line: str) -> None:
 def study_names(studies: str | Path = "studies") -> list[str]:
     """The studies kept in a folder."""
     return sorted(file.parent.name for file in Path(studies).glob(f"*/{DATABASE}"))
+
+
+def only_study(studies: str | Path = "studies", storage: str | None = None) -> str:
+    """The name of the one study there is, for who gives none."""
+    if storage is None:
+        names, where = study_names(studies), str(studies)
+    else:
+        found = open_storage(storage, Path(studies), _say).get_all_studies()
+        names, where = sorted(study.study_name for study in found if "@" not in study.study_name), "the storage"
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise StudyError(f"there is no study in {where} yet; got no name; {FIRST_SEARCH}")
+    listed = ", ".join(names[:16]) + (", …" if len(names) > 16 else "")
+    raise StudyError(f"a study is named where there are several; got none; give one of {listed}")
 
 
 def trials_folder(studies: str | Path, name: str) -> Path:

@@ -72,7 +72,7 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
         help="the networks of a study that no other one beats",
         description="The front of a study: networks trained in full that none beats in every objective.",
     )
-    front.add_argument("study", metavar="STUDY", help="as in `lrnas studies`")
+    front.add_argument("study", nargs="?", metavar="STUDY", help="as in `lrnas studies` (default: the only one)")
     front.add_argument("--storage", metavar="URL", help="where it is kept, if not in its folder")
     front.set_defaults(run=_front)
 
@@ -170,7 +170,7 @@ def _search(options: argparse.Namespace) -> None:
 
 
 def _studies(options: argparse.Namespace) -> None:
-    from lrnas.driver import open_study, study_names
+    from lrnas.driver import FIRST_SEARCH, open_study, study_names
 
     found = []
     for name in study_names(options.studies):
@@ -180,6 +180,9 @@ def _studies(options: argparse.Namespace) -> None:
             print(f"lrnas: {error}", file=sys.stderr)
     if options.json:
         print_json(found)
+        return
+    if not study_names(options.studies):
+        print(f"There are no studies in {options.studies} yet; {FIRST_SEARCH}")
         return
     columns = ("trained", "stopped", "on the front", "best")
     table = make_table(f"Studies in {options.studies}", ["study", "space", "data"], columns)
@@ -191,9 +194,10 @@ def _studies(options: argparse.Namespace) -> None:
 
 
 def _front(options: argparse.Namespace) -> None:
-    from lrnas.driver import open_study
+    from lrnas.driver import only_study, open_study
 
-    study = open_study(options.study, storage=options.storage, studies=options.studies)
+    name = options.study or only_study(options.studies, options.storage)
+    study = open_study(name, storage=options.storage, studies=options.studies)
     if options.json:
         print_json(_front_as_data(study))
     else:
