@@ -22,8 +22,8 @@ from lrnas.arch import Architecture
 from lrnas.cluster import WorkerOptions, pick_workers, running_ray
 from lrnas.data import data_folder, load_set
 from lrnas.errors import LrnasError, UnknownName, closest
+from lrnas.events import SearchEvents
 from lrnas.job import OWN_DATA, Images, Job
-from lrnas.ledger import Ledger
 from lrnas.manifest import MANIFEST, RETRAINS, StudyError, check_manifest
 from lrnas.objectives import RETRAINED, Costs, Limits, Objective, pick_objectives
 from lrnas.plan import TIMM, make_plan
@@ -32,6 +32,7 @@ from lrnas.record import Record
 from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.rungs import rung_epochs
 from lrnas.samplers import check_sampler, make_sampler
+from lrnas.search_view import watched
 from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
 from lrnas.study import Study
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIRST_SEARCH",
-    "SearchEvents",
     "name_metrics",
     "only_study",
     "open_record",
@@ -62,19 +62,7 @@ SAMPLED, SAMPLING = 24, 20.0
 """Networks whose layers are measured before trials run on the same device, and the seconds for that."""
 
 
-class SearchEvents:
-    """What a search tells whoever watches it."""
-
-    def say(self, line: str) -> None:
-        """Something worth a line."""
-
-    def started(self, study: Ledger, budget: int) -> None:
-        """The study is open; trials are about to run."""
-
-    def changed(self, what: str) -> None:
-        """A trial started, ended or has one more epoch."""
-
-
+@watched
 def search(
     space: str,
     *,
@@ -105,11 +93,13 @@ def search(
     input_shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
     events: SearchEvents | None = None,
+    progress: bool = True,  # see `watched`
     **worker_options: Unpack[WorkerOptions],
 ) -> Study:
     """Search a space for the networks with the best accuracy for their cost; the study that has them.
 
     The arguments are those of the command line, which explains them. `trainable` is also taken as a function itself.
+    How it goes is told on stderr, or to `events` of one's own, or with `progress=False` to nobody.
     """
     events = events or SearchEvents()
     if budget < 1:

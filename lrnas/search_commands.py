@@ -119,41 +119,38 @@ def _search(options: argparse.Namespace) -> None:
         from lrnas.driver import search
     except ImportError as error:
         raise MissingExtra("a search", error.name, "search") from None
-    from lrnas.search_view import search_view
     from lrnas.shell_lines import Whereabouts
 
-    with search_view() as events:
-        study = search(
-            options.space,
-            budget=options.budget,
-            name=options.name,
-            data=options.data,
-            data_dir=options.data_dir,
-            image_size=options.image_size,
-            recipe=options.recipe,
-            epochs=options.epochs,
-            changes=read_settings(options.set, None),
-            batch_norm=options.batch_norm,
-            granularity=options.granularity,
-            objectives=options.objectives.split(","),
-            sampler=options.sampler,
-            min_epochs=options.min_epochs,
-            max_macs=options.max_macs,
-            min_macs=options.min_macs,
-            max_params=options.max_params,
-            max_latency=options.max_latency,
-            latency_device=options.latency_device,
-            latency_batch=options.latency_batch,
-            storage=options.storage,
-            studies=options.studies,
-            warm_start=options.warm_start,
-            seed=options.seed,
-            trainable=options.trainable,
-            input_shape=options.input,
-            num_classes=options.classes,
-            events=events,
-            **worker_options(options),
-        )
+    study = search(
+        options.space,
+        budget=options.budget,
+        name=options.name,
+        data=options.data,
+        data_dir=options.data_dir,
+        image_size=options.image_size,
+        recipe=options.recipe,
+        epochs=options.epochs,
+        changes=read_settings(options.set, None),
+        batch_norm=options.batch_norm,
+        granularity=options.granularity,
+        objectives=options.objectives.split(","),
+        sampler=options.sampler,
+        min_epochs=options.min_epochs,
+        max_macs=options.max_macs,
+        min_macs=options.min_macs,
+        max_params=options.max_params,
+        max_latency=options.max_latency,
+        latency_device=options.latency_device,
+        latency_batch=options.latency_batch,
+        storage=options.storage,
+        studies=options.studies,
+        warm_start=options.warm_start,
+        seed=options.seed,
+        trainable=options.trainable,
+        input_shape=options.input,
+        num_classes=options.classes,
+        **worker_options(options),
+    )
     if options.json:
         print_json(_front_as_data(study))
     files = _write_files(study, Path(options.studies) / study.name)

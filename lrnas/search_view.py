@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
-from lrnas.driver import SearchEvents
+from lrnas.events import SearchEvents
 from lrnas.manifest import RETRAINS
 from lrnas.time_left import Work, seconds_left
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from lrnas.record import Summary
     from lrnas.trials import Trial
 
-__all__ = ["search_view"]
+__all__ = ["search_view", "watched"]
+
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
 
 EVERY = 5.0
 """Seconds between lines, at least."""
@@ -45,6 +49,20 @@ def search_view() -> Iterator[SearchEvents]:
     console = Console(stderr=True, highlight=False)
     with console.status("starting") as status:
         yield _View(status)
+
+
+def watched(run: Callable[Options, Result]) -> Callable[Options, Result]:
+    """Has what takes `events` tell them on stderr where it is given none, unless it is given `progress=False`."""
+
+    @functools.wraps(run)
+    def call(*args: Options.args, **kwargs: Options.kwargs) -> Result:
+        if kwargs.get("events") is not None or not kwargs.get("progress", True):
+            return run(*args, **kwargs)
+        with search_view() as events:
+            kwargs["events"] = events
+            return run(*args, **kwargs)
+
+    return call
 
 
 class _View(SearchEvents):

@@ -4,7 +4,10 @@ import pytest
 from small_studies import SPACE, cost, make_study
 
 from lrnas import search_view
-from lrnas.search_view import _View
+from lrnas.driver import search
+from lrnas.events import SearchEvents
+from lrnas.retrain import retrain
+from lrnas.search_view import _View, watched
 
 
 def seconds(macs: float) -> float:
@@ -59,3 +62,21 @@ def test_time_left_is_that_of_the_networks_that_wait() -> None:
     assert proposal is not None
     study.complete(proposal.number, 0.5)
     assert "left" not in view._summary(now)
+
+
+def test_who_calls_from_python_is_told_too(capsys: pytest.CaptureFixture[str]) -> None:
+    @watched
+    def run(*, events: SearchEvents | None = None, progress: bool = True) -> None:
+        (events or SearchEvents()).say("under way")
+
+    class Own(SearchEvents):
+        def say(self, line: str) -> None:
+            print(line)
+
+    run()
+    assert capsys.readouterr() == ("", "under way\n")
+    run(progress=False)
+    assert capsys.readouterr() == ("", "")
+    run(events=Own())
+    assert capsys.readouterr() == ("under way\n", "")
+    assert all(hasattr(function, "__wrapped__") for function in (search, retrain))
