@@ -33,6 +33,7 @@ from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.rungs import rung_epochs
 from lrnas.samplers import check_sampler, make_sampler
 from lrnas.search_view import watched
+from lrnas.shell_lines import Whereabouts
 from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
 from lrnas.study import Study
@@ -361,7 +362,7 @@ def open_study(name: str, *, storage: str | None = None, studies: str | Path = "
     if search := record.manifest.get(RETRAINS):
         raise StudyError(
             f"a search has a front to choose from; got {name}, networks of {search} that were trained again; "
-            f"`lrnas retrain {name}` shows these"
+            f"`{Whereabouts(str(studies), storage).command('retrain', name)}` shows these"
         )
     return record
 
@@ -369,14 +370,15 @@ def open_study(name: str, *, storage: str | None = None, studies: str | Path = "
 def open_record(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:
     """The record of a search, or SEARCH@RECIPE for that of its networks trained again, to look at."""
     folder = _study_folder(studies, name.partition("@")[0])
+    listing = f"; `lrnas studies{Whereabouts(str(studies)).options()}` lists all"
     if storage is None and not (folder / DATABASE).exists():
-        raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
+        raise UnknownName("study", name, study_names(studies), listing)
     kept = open_storage(storage, folder, _say)
     try:
         record = optuna.load_study(study_name=name, storage=kept)
     except KeyError:
         there = closest(name, (study.study_name for study in kept.get_all_studies()))
-        raise StudyError(f"the storage has no study {name!r}{there}; `lrnas studies` lists all") from None
+        raise StudyError(f"the storage has no study {name!r}{there}{listing}") from None
     manifest = record.user_attrs.get(MANIFEST)
     if manifest is None:
         raise StudyError(f"{name} is a study of Optuna's, but not one of lrnas's; give another")

@@ -127,10 +127,9 @@ def _figures(options: argparse.Namespace) -> None:
             if options.names:
                 raise
             print(f"{name} is left out: {error}", file=sys.stderr)
-    results = [
-        (figure, [draw_paper_figure(figure, options.out / f"{figure.name}.{suffix}") for suffix in formats])
-        for figure in made
-    ]
+    results = [(figure, [options.out / f"{figure.name}.{name}" for name in formats]) for figure in made]
+    for figure, files in results:
+        draw_paper_figure(figure, files)
     if options.json:
         print_json([{**figure.to_dict(), "files": list(map(str, files))} for figure, files in results])
     else:

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import matplotlib
 from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from lrnas.errors import LrnasError
+from lrnas.drawing import FRONT, Files, Place, fit_text, label_text, make_figure, number_text, plain_text, save_figure
 from lrnas.layouts import KINDS, SHADES
 from lrnas.manifest import StudyError
 from lrnas.objectives import Objective
-from lrnas.plots import Files, Place, name_points, plain_text
+from lrnas.placing import finish_costs
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
     from lrnas.report import Network, Report, StudyReport
 
 __all__ = [
-    "check_figure_file",
     "plot_allocation",
     "plot_curves",
     "plot_finals",
@@ -34,64 +32,51 @@ __all__ = [
     "plot_importances",
 ]
 
-SUFFIXES = (".pdf", ".png", ".svg")
 MOST_NETWORKS = 60
 """Along the front, in a picture of what their layers are made of."""
 MOST_PARAMETERS = 20
 
 
-def check_figure_file(path: Path) -> None:
-    """Whether a figure can be written in the form that a file's name asks for."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise LrnasError(f"a figure is a .pdf, .png or .svg; got {str(path)!r}; give one of these")
-
-
 def plot_fronts(report: Report, path: Files) -> None:
-    """Accuracy against cost of several studies, each in its colour, each with its staircase."""
+    """Accuracy against cost of several studies, each in its colour, each with its staircase; the paper's by name."""
     cost = report.axis
     some = _some(report.studies, lambda study: study.full)
-    with _figure(path, (7.5, 5)) as figure:
-        axes = figure.subplots()
-        named: dict[str, tuple[float, float]] = {}
-        for i, study in enumerate(some):
-            full = [(x, y, network) for network in study.full for x, y in _places(network, cost)]
-            colour = f"C{i % 10}"
-            axes.scatter(
-                [x for x, _, _ in full],
-                [y for _, y, _ in full],
-                s=22,
-                color=colour,
-                label=plain_text(study.name),
-                zorder=3,
-            )
-            x, y = zip(*_staircase([(x, y) for x, y, _ in full]), strict=True)
-            axes.step(x, y, where="post", color=colour, lw=1.2, zorder=2)
-            for place_x, place_y, network in full:
-                if network.is_paper:
-                    named.setdefault(network.name, (place_x, place_y))
-        axes.set(xscale="log", xlabel=cost.label, ylabel="validation accuracy, %")
-        axes.grid(True, which="both", alpha=0.25)
-        axes.legend(loc="lower right", fontsize=8)
-        name_points(axes, named)
+    figure = make_figure(*FRONT)
+    axes = figure.subplots()
+    named: list[tuple[str, Place]] = []
+    for i, study in enumerate(some):
+        full = [(network, place) for network in study.full for place in _places(network, cost)]
+        colour = f"C{i % 10}"
+        for is_paper, marker, size in ((False, "o", 22), (True, "D", 40)):
+            places = [place for network, place in full if network.is_paper == is_paper]
+            axes.scatter([x for x, _ in places], [y for _, y in places], s=size, color=colour, marker=marker, zorder=3)
+        x, y = zip(*_staircase([place for _, place in full]), strict=True)
+        axes.step(x, y, where="post", color=colour, lw=1.2, zorder=2, label=label_text(study.name))
+        named += [(network.name, place) for network, place in full if network.is_paper]
+    if named:
+        axes.scatter([], [], s=40, color="0.4", marker="D", label="the paper's")
+    finish_costs(axes, named, xlabel=cost.label, ylabel="validation accuracy, %")
+    save_figure(figure, path)
 
 
 def plot_history(studies: Sequence[StudyReport], path: Files) -> None:
     """How the front grew: hypervolume over trials, and over the time they took."""
     some = _some(studies, lambda study: study.history)
-    with _figure(path, (9, 4)) as figure:
-        over_trials, over_time = figure.subplots(1, 2, sharey=True)
-        for study in some:
-            volumes = [moment.volume for moment in study.history]
-            over_trials.step(
-                [moment.trials for moment in study.history], volumes, where="post", label=plain_text(study.name)
-            )
-            over_time.step([moment.seconds / 3600 for moment in study.history], volumes, where="post")
-        over_trials.set(xlabel="trials that have ended", ylabel="hypervolume of the front")
-        over_trials.xaxis.set_major_locator(MaxNLocator(integer=True))
-        over_time.set(xlabel="hours of training, all trials added up")
-        over_trials.legend(fontsize=8)
-        for axes in (over_trials, over_time):
-            axes.grid(True, alpha=0.25)
+    figure = make_figure(9, 4)
+    over_trials, over_time = figure.subplots(1, 2, sharey=True)
+    for study in some:
+        volumes = [moment.volume for moment in study.history]
+        over_trials.step(
+            [moment.trials for moment in study.history], volumes, where="post", label=label_text(study.name)
+        )
+        over_time.step([moment.seconds / 3600 for moment in study.history], volumes, where="post")
+    over_trials.set(xlabel="trials that have ended", ylabel="hypervolume of the front")
+    over_trials.xaxis.set_major_locator(MaxNLocator(integer=True))
+    over_time.set(xlabel="hours of training, all trials added up")
+    over_trials.legend(loc="lower right", fontsize=8)
+    for axes in (over_trials, over_time):
+        axes.grid(True, alpha=0.25)
+    save_figure(figure, path)
 
 
 def plot_curves(study: StudyReport, path: Files) -> None:
@@ -99,28 +84,29 @@ def plot_curves(study: StudyReport, path: Files) -> None:
     trained = [network for network in study.networks if network.trial.curve and (network.is_full or network.is_partial)]
     if not trained:
         raise StudyError(f"{study.name} has no curve to show: no network was trained; let the search run")
-    with _figure(path, (7, 4.5)) as figure:
-        axes = figure.subplots()
-        looks = {
-            "stopped early": ("0.75", 0.7, [one for one in trained if not one.is_full]),
-            "trained in full": ("tab:blue", 0.9, [one for one in trained if one.is_full and not one.trial.on_front]),
-            "on the front": ("tab:red", 1.4, [one for one in trained if one.trial.on_front]),
-        }
-        for label, (colour, width, some) in looks.items():
-            curves = [[(epoch, 100 * value) for epoch, value in enumerate(one.trial.curve, 1)] for one in some]
-            # thousands of lines at once, not one by one
-            axes.add_collection(LineCollection(curves, colors=colour, linewidths=width, zorder=2))
-            dots = [curve[0] for curve in curves if len(curve) == 1]
-            axes.plot([x for x, _ in dots], [y for _, y in dots], ".", color=colour)
-            axes.plot([], [], color=colour, label=label)
-        axes.autoscale_view()
-        for rung in study.rungs:
-            axes.axvline(rung, color="0.5", lw=0.8, ls=":")
-        axes.plot([], [], color="0.5", ls=":", label="rungs")
-        axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=plain_text(study.name))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(True, alpha=0.25)
-        axes.legend(loc="lower right", fontsize=8)
+    figure = make_figure(7, 4.5)
+    axes = figure.subplots()
+    looks = {
+        "stopped early": ("0.75", 0.7, [one for one in trained if not one.is_full]),
+        "trained in full": ("tab:blue", 0.9, [one for one in trained if one.is_full and not one.trial.on_front]),
+        "on the front": ("tab:red", 1.4, [one for one in trained if one.trial.on_front]),
+    }
+    for label, (colour, width, some) in looks.items():
+        curves = [[(epoch, 100 * value) for epoch, value in enumerate(one.trial.curve, 1)] for one in some]
+        # thousands of lines at once, not one by one
+        axes.add_collection(LineCollection(curves, colors=colour, linewidths=width, zorder=2))
+        dots = [curve[0] for curve in curves if len(curve) == 1]
+        axes.plot([x for x, _ in dots], [y for _, y in dots], ".", color=colour)
+        axes.plot([], [], color=colour, label=label)
+    axes.autoscale_view()
+    for rung in study.rungs:
+        axes.axvline(rung, color="0.5", lw=0.8, ls=":")
+    axes.plot([], [], color="0.5", ls=":", label="rungs")
+    axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=fit_text(study.name, 6, 12))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(True, alpha=0.25)
+    axes.legend(loc="lower right", fontsize=8)
+    save_figure(figure, path)
 
 
 def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
@@ -136,42 +122,49 @@ def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
     columns = 1 if len(layers) <= 10 else 2
     rows = -(-len(layers) // columns)
     size = (min(columns * max(5.0, 0.32 * len(shown) + 2), 16.0), 0.75 * rows + 1.6)
-    with _figure(path, size) as figure:
-        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        for panel, name in zip(panels.T.flat, layers, strict=False):
-            _draw_layer(panel, shown, name)
-        for panel in list(panels.T.flat)[len(layers) :]:
-            panel.set_axis_off()
-        costs = [f"{(network.cost(axis.name) or 0) / axis.unit:.3g}" for network in shown]
-        for panel in panels[-1]:
-            panel.set_xticks(range(len(shown)), costs, rotation=90, fontsize=7)
-        figure.supxlabel(f"{axis.label}, along the front", fontsize=9)
-        handles = [matplotlib.patches.Patch(color=SHADES[kind]) for kind in KINDS]
-        join = matplotlib.lines.Line2D([], [], marker="o", ls="", color="k", ms=3)
-        figure.legend(
-            [*handles, join],
-            [*(_spelt(kind) for kind in KINDS), "join"],
-            loc="outside upper center",
-            ncols=6,
-            fontsize=8,
-        )
+    figure = make_figure(*size)
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for panel, name in zip(panels.T.flat, layers, strict=False):
+        _draw_layer(panel, shown, name)
+    for panel in list(panels.T.flat)[len(layers) :]:
+        panel.set_axis_off()
+    costs = [number_text((network.cost(axis.name) or 0) / axis.unit) for network in shown]
+    for panel in panels[-1]:
+        panel.set_xticks(range(len(shown)), costs, rotation=90, fontsize=7)
+    number = "" if len(shown) == len(front) else f" ({len(shown)} of {len(front)} networks)"
+    figure.supxlabel(f"{axis.label}, along the front{number}", fontsize=9)
+    handles = [Patch(color=SHADES[kind]) for kind in KINDS]
+    join = Line2D([], [], marker="o", ls="", color="k", ms=3)
+    figure.legend(
+        [*handles, join],
+        [*(_spelt(kind) for kind in KINDS), "join"],
+        loc="outside upper center",
+        ncols=6,
+        fontsize=8,
+        title=fit_text(study.name, size[0] - 1, 10),
+    )
+    save_figure(figure, path)
 
 
 def plot_importances(study: StudyReport, path: Files) -> None:
     """What decides: the parameters that tell networks that are good in an objective from others."""
     if not study.importances:
         raise StudyError(f"{study.name} has too few networks trained in full to tell which parameters matter")
-    first = next(iter(study.importances.values()))
-    names = list(first)[:MOST_PARAMETERS][::-1]
-    with _figure(path, (7, 0.26 * len(names) + 1.4)) as figure:
-        axes = figure.subplots()
-        height = 0.8 / len(study.importances)
-        for i, (goal, values) in enumerate(study.importances.items()):
-            places = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
-            axes.barh(places, [values.get(name, 0.0) for name in names], height, label=goal)
-        axes.set_yticks(range(len(names)), [plain_text(name) for name in names], fontsize=8)
-        axes.set(xlabel="importance (PED-ANOVA), share", title=plain_text(study.name))
-        axes.legend(loc="lower right", fontsize=8)
+    every = list(next(iter(study.importances.values())))  # those that matter most to any objective first
+    names = every[:MOST_PARAMETERS][::-1]
+    shown = f", {len(names)} of {len(every)} parameters" if len(names) < len(every) else ""
+    figure = make_figure(7, 0.26 * len(names) + 1.4)
+    axes = figure.subplots()
+    height = 0.8 / len(study.importances)
+    for i, (goal, values) in enumerate(study.importances.items()):
+        places = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
+        axes.barh(places, [values.get(name, 0.0) for name in names], height, label=goal)
+    axes.set_yticks(range(len(names)), [plain_text(name) for name in names], fontsize=8)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    title = f"{study.name}: {len(study.full)} networks trained in full{shown}"
+    axes.set(xlabel="importance (PED-ANOVA), share", title=fit_text(title, 6, 12))
+    axes.legend(loc="lower right", fontsize=8)
+    save_figure(figure, path)
 
 
 def plot_finals(report: Report, path: Files) -> None:
@@ -182,48 +175,27 @@ def plot_finals(report: Report, path: Files) -> None:
         raise StudyError(f"{report.title}: no network was trained again and tested; `lrnas retrain` does")
     several = len(shown) > 1
     named: list[tuple[str, Place]] = []
-    with _figure(path, (7.5, 5)) as figure:
-        axes = figure.subplots()
-        for i, one in enumerate(shown):
-            places = [(getattr(final, cost.name) / cost.unit, 100 * final.mean) for final in one.finals]
-            colours = (f"C{i % 10}",) * 3 if several else ("tab:blue", "tab:red", "0.5")
-            for is_paper, marker, label in ((False, "o", "found"), (True, "D", "the paper's")):
-                some = [k for k, final in enumerate(one.finals) if (final.point is not None) == is_paper]
-                if some:
-                    x, y = zip(*(places[k] for k in some), strict=True)
-                    deviations = [one.finals[k].deviation for k in some]
-                    bars = [math.nan if deviation is None else 100 * deviation for deviation in deviations]
-                    label = f"{plain_text(one.retrained.name)}, {label}" if several else label
-                    axes.errorbar(x, y, bars, fmt=marker, color=colours[is_paper], capsize=3, ms=5, label=label)
-            x, y = zip(*_staircase(places), strict=True)
-            axes.step(x, y, where="post", color=colours[2], lw=1, zorder=1, label=None if several else "front")
-            named += [
-                (final.point, place) for final, place in zip(one.finals, places, strict=True) if final.point is not None
-            ]
-        axes.legend(loc="lower right", fontsize=8)
-        title = "" if several else plain_text(shown[0].retrained.name)
-        axes.set(xscale="log", xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds", title=title)
-        axes.grid(True, which="both", alpha=0.25)
-        name_points(axes, named)
-
-
-@contextmanager
-def _figure(path: Files, size: tuple[float, float]) -> Iterator[Figure]:
-    """A figure that is written when it is done."""
-    files = [path] if isinstance(path, Path) else path
-    for file in files:
-        check_figure_file(file)
-    matplotlib.use("Agg", force=False)
-    from matplotlib import pyplot as plt
-
-    with plt.rc_context({"svg.hashsalt": "lrnas", "svg.fonttype": "none"}):
-        figure = plt.figure(figsize=size, layout="constrained")
-        try:
-            yield figure
-            for file in files:
-                figure.savefig(file, dpi=150)
-        finally:
-            plt.close(figure)
+    figure = make_figure(*FRONT)
+    axes = figure.subplots()
+    for i, one in enumerate(shown):
+        places = [(getattr(final, cost.name) / cost.unit, 100 * final.mean) for final in one.finals]
+        colours = (f"C{i % 10}",) * 3 if several else ("tab:blue", "tab:red", "0.5")
+        for is_paper, marker, label in ((False, "o", "found"), (True, "D", "the paper's")):
+            some = [k for k, final in enumerate(one.finals) if (final.point is not None) == is_paper]
+            if some:
+                x, y = zip(*(places[k] for k in some), strict=True)
+                deviations = [one.finals[k].deviation for k in some]
+                bars = [math.nan if deviation is None else 100 * deviation for deviation in deviations]
+                label = label_text(f"{one.retrained.name}, {label}") if several else label
+                axes.errorbar(x, y, bars, fmt=marker, color=colours[is_paper], capsize=3, ms=5, label=label)
+        x, y = zip(*_staircase(places), strict=True)
+        axes.step(x, y, where="post", color=colours[2], lw=1, zorder=1, label=None if several else "front by means")
+        named += [
+            (final.point, place) for final, place in zip(one.finals, places, strict=True) if final.point is not None
+        ]
+    title = "" if several else fit_text(shown[0].retrained.name, FRONT[0] - 1, 12)
+    finish_costs(axes, named, xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds", title=title)
+    save_figure(figure, path)
 
 
 def _some(studies: Sequence[StudyReport], has: Callable[[StudyReport], Sequence[object]]) -> list[StudyReport]:
@@ -235,16 +207,16 @@ def _some(studies: Sequence[StudyReport], has: Callable[[StudyReport], Sequence[
     return found
 
 
-def _places(network: Network, cost: Objective) -> Iterator[tuple[float, float]]:
+def _places(network: Network, cost: Objective) -> Iterator[Place]:
     """Where a network is in a picture, if its cost is known."""
     value = network.cost(cost.name)
     if value is not None:
         yield value / cost.unit, 100 * (network.trial.accuracy or 0.0)
 
 
-def _staircase(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _staircase(places: list[Place]) -> list[Place]:
     """The best accuracy for every cost, cheapest first."""
-    best: list[tuple[float, float]] = []
+    best: list[Place] = []
     for _, same in groupby(sorted(places), key=lambda place: place[0]):
         place = max(same, key=lambda place: place[1])
         if not best or place[1] > best[-1][1]:
@@ -273,7 +245,7 @@ def _spelt(kind: str) -> str:
     return kind.replace("x", "×")
 
 
-def _draw_layer(panel: matplotlib.axes.Axes, networks: Sequence[Network], name: str) -> None:
+def _draw_layer(panel: Axes, networks: Sequence[Network], name: str) -> None:
     layers = [next((layer for layer in network.layers if layer.name == name), None) for network in networks]
     floor = [0.0] * len(networks)
     for kind in KINDS:

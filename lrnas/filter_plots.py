@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
 
-from lrnas.drawing import add_footer, check_format, make_figure, save_figure
+from lrnas.drawing import COARSE, add_footer, check_format, fit_text, make_figure, plain_text, save_figure
 from lrnas.filters import FilterSet, LayerFilters, Pictures, mixed_layers, read_filters, to_pictures
 from lrnas.inputs import find_inputs
 from lrnas.sources import Source
@@ -59,7 +59,7 @@ def draw_filters(
 ) -> FilterFigure:
     """Draw the filters of a layer of a network, the first mixed-shape one if none is named."""
     if out is not None:
-        check_format(out.suffix)
+        check_format(out)
     model, channels = source.create_model()
     rows, columns = model.pretrained_cfg["input_size"][1:]  # type: ignore[index]
     images = find_inputs(source, None, (channels, rows, columns), None, None).images[:1]
@@ -80,15 +80,16 @@ def _draw(source: Source, layer: LayerFilters, pictures: tuple[Pictures, ...], f
     widths = [sheet.shape[1] for sheet in sheets]
     height = max(sheet.shape[0] for sheet in sheets)
     scale = 10 / sum(widths)
-    figure = make_figure(10 + 0.2 * len(sheets), min(max(scale * height, 1.5), 8) + 1.6)
+    figure = make_figure(10 + 0.2 * len(sheets), min(max(scale * height, 1.5), 8) + 1.6, COARSE)
     panels = figure.subplots(1, len(sheets), width_ratios=widths, squeeze=False)[0]
     for axes, sheet, each, filters in zip(panels, sheets, pictures, layer.sets, strict=True):
         axes.imshow(sheet, interpolation="nearest")
         axes.set_axis_off()
         axes.set_anchor("N")
-        axes.set_title(_title(each, filters), fontsize=9)
+        axes.set_title(plain_text(_title(each, filters)), fontsize=9)
     weights = source.origin if source.weights is not None else f"NOT TRAINED: {source.origin}"
-    figure.suptitle(f"{source.name}, {layer.name}\n{weights}", fontsize=10)
+    title = fit_text(f"{source.name}, {layer.name}\n{weights}", figure.get_figwidth(), 10)
+    figure.suptitle(title, fontsize=10)
     add_footer(figure, _explained(layer, pictures))
     save_figure(figure, file)
 

@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial
 from lrnas.arch import Architecture
 from lrnas.errors import UnknownName
 from lrnas.manifest import MANIFEST, RETRAINS
+from lrnas.objectives import cost_objectives, pick_objectives
 from lrnas.over_seeds import OverSeeds
 from lrnas.pareto import front_indices
 from lrnas.record import Record
@@ -63,6 +64,21 @@ class Final(OverSeeds):
     """Further runs, which ended in an error; the command that began them tries them again."""
     reason: str = ""
     """Of the last one that failed."""
+    costs: tuple[str, ...] = ("macs",)
+    """The search's objectives that cost, by name, which are what networks are compared by."""
+    known_as: str | None = None
+    """The search's name for it, where it is none of the paper's: that of a seed of the space."""
+
+    @property
+    def known_costs(self) -> dict[str, int]:
+        """Of these costs, those that are known here; MACs, if none is."""
+        known = {"macs": self.macs, "params": self.params}
+        return {name: known[name] for name in self.costs if name in known} or {"macs": self.macs}
+
+    @property
+    def cheapest_first(self) -> tuple[tuple[int, ...], str]:
+        """To sort by."""
+        return tuple(self.known_costs.values()), self.identity
 
     @property
     def architecture(self) -> Architecture:
@@ -71,11 +87,16 @@ class Final(OverSeeds):
     @property
     def name(self) -> str:
         """For tables and sentences."""
-        return self.point or self.identity
+        return self.point or self.known_as or self.identity
+
+    @property
+    def ended(self) -> int:
+        """Runs that came to their end, by a test or by an infinite loss."""
+        return len(self.accuracies) + self.diverged
 
     def to_dict(self) -> dict[str, Any]:
         own = {key: value for key, value in asdict(self).items() if key != "description"}
-        return {**own, **self.numbers(), "architecture": self.architecture.to_dict()}
+        return {"name": self.name, **own, **self.numbers(), "architecture": self.architecture.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +168,21 @@ def read_retrained(study: Record, recipe: str | None = None) -> Retrained | None
         if "params" in run.user_attrs and run.user_attrs.get("status") != "duplicate":
             network, seed = run_key(run)
             runs.setdefault(network, {}).setdefault(seed, []).append(run)
-    finals = sorted((_final(recipe, some) for some in runs.values()), key=lambda final: (final.macs, final.identity))
+    searched = _open_search(study, search)
+    finals = sorted((_final(recipe, searched, some) for some in runs.values()), key=lambda final: final.cheapest_first)
     manifest = record.user_attrs[MANIFEST]
     others = tuple(f"{search}@{other}" for other in known if other != recipe)
     has_points = bool(manifest["space"]["points"])
     return Retrained(search, recipe, manifest["recipe"], manifest["data"], tuple(finals), has_points, others)
+
+
+def _open_search(study: Record, search: str) -> optuna.Study | None:
+    """What was searched, of which the record of a retraining may be all that is left."""
+    if study.name == search:
+        return study.study
+    if search not in optuna.get_all_study_names(study.study._storage):
+        return None
+    return optuna.load_study(study_name=search, storage=study.study._storage)
 
 
 def retrained_recipes(study: Record) -> list[str]:
@@ -183,24 +214,41 @@ def has_failed(run: FrozenTrial) -> bool:
 
 
 def final_front(finals: Iterable[Final]) -> list[Final]:
-    """Those that no other one dominates by its mean accuracy and its multiply-accumulates, cheapest first."""
+    """Those that no other one dominates by its mean accuracy and its known costs, cheapest first."""
     tested = [final for final in finals if final.accuracies and math.isfinite(final.mean)]
-    best = [tested[i] for i in front_indices([[final.macs, -final.mean] for final in tested])]
-    return sorted(best, key=lambda final: (final.macs, final.identity))
+    best = [tested[i] for i in front_indices([[*final.known_costs.values(), -final.mean] for final in tested])]
+    return sorted(best, key=lambda final: final.cheapest_first)
 
 
-def _final(recipe: str, runs: Mapping[int, Sequence[FrozenTrial]]) -> Final:
+def _costs(searched: optuna.Study) -> tuple[str, ...]:
+    objectives = pick_objectives(searched.user_attrs[MANIFEST]["objectives"])
+    return tuple(objective.name for objective in cost_objectives(objectives))
+
+
+def _name_in(searched: optuna.Study, number: int, identity: str) -> str | None:
+    """A network's name as a trial of its search, if it has one; another search may have taken that one's place."""
+    storage = searched._storage
+    try:
+        trial = storage.get_trial(storage.get_trial_id_from_study_id_trial_number(searched._study_id, number))
+    except KeyError:
+        return None
+    name: str | None = trial.user_attrs.get("point")
+    return name if trial.user_attrs.get("id") == identity else None
+
+
+def _final(recipe: str, searched: optuna.Study | None, runs: Mapping[int, Sequence[FrozenTrial]]) -> Final:
     """Of one network's runs by seed; of a seed, what is done counts, then what is open."""
     best = [min(runs[seed], key=lambda run: (not is_done(run), has_failed(run), -run.number)) for seed in sorted(runs)]
     first = best[0].user_attrs
     done = [run for run in best if is_done(run)]
     tested = [run for run in done if run.user_attrs["status"] == "completed"]
     failed = [run for run in best if has_failed(run)]
+    point, trial = first.get("point"), first.get("trial")
     return Final(
         identity=first["id"],
         description=first["architecture"],
-        point=first.get("point"),
-        trial=first.get("trial"),
+        point=point,
+        trial=trial,
         macs=first["macs"],
         params=first["params"],
         recipe=recipe,
@@ -211,4 +259,6 @@ def _final(recipe: str, runs: Mapping[int, Sequence[FrozenTrial]]) -> Final:
         open=len(best) - len(done) - len(failed),
         failed=len(failed),
         reason=max(failed, key=lambda run: run.number).user_attrs.get("reason", "") if failed else "",
+        costs=("macs",) if searched is None else _costs(searched),
+        known_as=None if point or trial is None or searched is None else _name_in(searched, trial, first["id"]),
     )

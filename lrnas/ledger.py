@@ -31,8 +31,10 @@ MOST_LOSSES = 3
 GONE_AFTER = 90.0
 """Seconds without a sign of life that make a driver gone."""
 DRIVER = "lrnas:driver:"
+_signed: set[str] = set()
+"""Drivers of this process: another one with its number is of a process that was there before."""
 _signed_off: set[str] = set()
-"""Drivers of this process that are done, also where the storage could not be told."""
+"""Those of them that are done, also where the storage could not be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,10 @@ class Ledger(Record, ABC):
         else:
             self._end(number, TrialState.FAIL, "lost", f"{reason}, {losses} times")
 
+    def losses(self) -> int:
+        """How often trials were lost, all of them together."""
+        return sum(trial.user_attrs.get("losses", 0) for trial in self._trials())
+
     def release(self, number: int) -> None:
         """A trial will not be finished by this driver: whoever asks next goes on with it."""
         if self._is_mine(number):
@@ -175,6 +181,7 @@ class Ledger(Record, ABC):
 
     def sign(self) -> None:
         """Leave a sign of life, every few seconds at most."""
+        _signed.add(self.driver)
         now = time.time()
         if now - self._last_sign > GONE_AFTER / 6:
             self._last_sign = now
@@ -189,15 +196,18 @@ class Ledger(Record, ABC):
         """The others."""
         living: set[str] = set()
         for key, seen in self.study.user_attrs.items():
-            if key.startswith(DRIVER):
-                host, process, _ = key.removeprefix(DRIVER).rsplit(":", 2)
-                here = host == socket.gethostname()
-                if seen and (_is_alive(int(process)) if here else time.time() - seen < GONE_AFTER):
-                    living.add(key.removeprefix(DRIVER))
+            if key.startswith(DRIVER) and time.time() - seen < GONE_AFTER:
+                driver = key.removeprefix(DRIVER)
+                host, process, _ = driver.rsplit(":", 2)
+                if host != socket.gethostname() or _is_alive(driver, int(process)):
+                    living.add(driver)
         return living - _signed_off - {self.driver}
 
 
-def _is_alive(process: int) -> bool:
+def _is_alive(driver: str, process: int) -> bool:
+    """Whether a driver of this host may live: after a start of the machine its number may be another process's."""
+    if process == os.getpid():
+        return driver in _signed
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
-from lrnas.drawing import add_footer, make_figure, save_figure
+from lrnas.drawing import (
+    COARSE,
+    Files,
+    add_footer,
+    fit_text,
+    label_text,
+    label_ticks,
+    make_figure,
+    plain_text,
+    save_figure,
+    settle,
+)
 from lrnas.errors import UnknownName
 from lrnas.figure_data import Panel, PaperFigure, Places, Series
-from lrnas.plots import name_points, plain_text
+from lrnas.placing import add_legend, name_points
 from lrnas.table_figures import other_data, state_of_the_art, table_figure
 from lrnas.time_figures import gradients, times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
 __all__ = ["FIGURES", "draw_paper_figure", "make_paper_figure"]
 
@@ -30,7 +39,7 @@ FIGURES: dict[str, Callable[[Places], PaperFigure]] = {
     "gradients": gradients,
 }
 MOST_COLUMNS = 3
-COLOURS = [f"C{i}" for i in range(10) if i not in (3, 7)] * 4
+COLOURS = [f"C{i}" for i in range(10) if i not in (3, 7)]
 """Red and grey have a meaning of their own."""
 
 
@@ -41,29 +50,29 @@ def make_paper_figure(name: str, places: Places) -> PaperFigure:
     return FIGURES[name](places)
 
 
-def draw_paper_figure(figure: PaperFigure, path: Path) -> Path:
-    """Draw a figure as the suffix of the file says."""
+def draw_paper_figure(figure: PaperFigure, path: Files) -> None:
+    """Draw a figure as the suffixes of files say."""
     number = len(figure.panels)
     columns = figure.columns or (2 if number == 4 else min(number, MOST_COLUMNS))
     rows = math.ceil(number / columns)
     width = 9.2 if figure.columns == 1 else max(4.6 * columns, 6)
-    drawn = make_figure(width, 3.9 * rows + 0.6)
+    drawn = make_figure(width, 3.9 * rows + 0.6, COARSE)
     grid = drawn.subplots(rows, columns, squeeze=False).flatten()
-    drawn.suptitle(figure.title, fontsize=11)
+    drawn.suptitle(plain_text(figure.title), fontsize=11)
     add_footer(drawn, figure.footer)
     for axes in grid[number:]:
         axes.set_axis_off()
     for axes, panel in zip(grid, figure.panels, strict=False):
-        _draw(axes, panel)
-    drawn.draw_without_rendering()
-    drawn.set_layout_engine("none")  # everything has its place, and names find theirs without moving it
+        _draw(axes, panel, width / columns - 0.5)
+    settle(drawn)
     for axes, panel in zip(grid, figure.panels, strict=False):
+        add_legend(axes, 7)
         if panel.named:
-            name_points(axes, _places(panel))
-    return save_figure(drawn, path)
+            name_points(axes, _places(panel).items())
+    save_figure(drawn, path)
 
 
-def _draw(axes: Axes, panel: Panel) -> None:
+def _draw(axes: Axes, panel: Panel, width: float) -> None:
     if panel.band is not None:
         axes.axhspan(*panel.band, color="0.9", label=f"within a factor of {panel.band[1]:g}")
     coloured = [series for series in panel.series if series.style in ("measured", "line")]
@@ -76,30 +85,22 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.set(xlim=(0, 1.15), ylim=(0, far))
     else:
         axes.margins(0.12 if panel.named else 0.06)
+        if panel.named and "x" in panel.log:  # most are at one end, and names are wide
+            axes.margins(x=0.3 if width < 6 else 0.12)
     for name in panel.log:
         axes.set(**{f"{name}scale": "log"})
-        _label_ticks(getattr(axes, f"{name}axis"))
+        label_ticks(getattr(axes, f"{name}axis"))
     if any(series.style == "line" for series in panel.series):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(panel.title, fontsize=9)
-    axes.set_xlabel(panel.x_label, fontsize=9)
-    axes.set_ylabel(panel.y_label, fontsize=9)
+    axes.set_title(fit_text(panel.title, width, 9), fontsize=9)
+    axes.set_xlabel(plain_text(panel.x_label), fontsize=9)
+    axes.set_ylabel(plain_text(panel.y_label), fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(True, which="both" if len(panel.log) == 1 else "major", alpha=0.25)
-    axes.legend(fontsize=7, loc="best")
-
-
-def _label_ticks(axis: Axis) -> None:
-    """Plain numbers, and some between the powers of ten, where there are few of these."""
-    low, high = axis.get_view_interval()
-    if high < 1e4 * low:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 2, 3, 5, 7)))
-        axis.set_major_formatter(lambda value, position: f"{value:g}")
-        axis.set_minor_formatter(NullFormatter())
 
 
 def _draw_series(axes: Axes, series: Series, number: int) -> None:
-    marks, label = series.marks, plain_text(series.label)
+    marks, label = series.marks, label_text(series.label)
     if not marks:
         axes.plot([], [], " ", label=label)
         return
@@ -109,7 +110,7 @@ def _draw_series(axes: Axes, series: Series, number: int) -> None:
     elif series.style == "beside":
         axes.scatter(x, y, s=30, color="0.45", marker="s", label=label, zorder=2)
     elif series.style == "line":
-        axes.plot(x, y, marker=".", color=COLOURS[number], lw=max(3.5 - 0.8 * number, 1), label=label)
+        axes.plot(x, y, marker=".", color=COLOURS[number % len(COLOURS)], lw=max(3.5 - 0.8 * number, 1), label=label)
     else:
         errors = [math.nan if mark.error is None else mark.error for mark in marks]
         axes.errorbar(
@@ -118,10 +119,10 @@ def _draw_series(axes: Axes, series: Series, number: int) -> None:
             errors if any(mark.error is not None for mark in marks) else None,
             fmt="o",
             ms=5,
-            color=COLOURS[number],
+            color=COLOURS[number % len(COLOURS)],
             capsize=3,
             zorder=4,
-            label=plain_text(_with_seeds(series)),
+            label=label_text(_with_seeds(series)),
         )
 
 

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
+from lrnas.drawing import FRONT, Files, fit_text, label_text, label_ticks, make_figure, save_figure, settle
 from lrnas.objectives import OBJECTIVES, cost_objectives
+from lrnas.placing import add_legend, finish_costs, name_points
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from lrnas.profile import Profile
     from lrnas.record import Record
     from lrnas.trials import Trial
 
-__all__ = ["Files", "Place", "name_points", "plain_text", "plot_front", "plot_times"]
-
-Place = tuple[float, float]
-Files = Path | Sequence[Path]
-"""One, or several for the same figure in several forms."""
+__all__ = ["plot_front", "plot_times"]
 
 
 def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
@@ -35,9 +25,6 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     The cost is that of the objectives, multiply-accumulates before others, if no `axis` names another; a second one
     gives the colours.
     """
-    matplotlib.use("Agg", force=False)
-    from matplotlib import pyplot as plt
-
     costs = sorted(cost_objectives(study.objectives), key=lambda objective: objective.name != (axis or "macs"))
     if axis is not None and costs[0].name != axis:
         costs.insert(0, OBJECTIVES[axis])
@@ -48,7 +35,8 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     stopped = [trial for trial in trials if trial.status == "stopped" and trial.accuracy is not None]
     if not (full or stopped):
         return
-    figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
+    figure = make_figure(*FRONT)
+    axes = figure.subplots()
 
     def place(trial: Trial) -> tuple[float, float]:
         return getattr(trial, cost.name) / cost.unit, 100 * (trial.accuracy or 0)
@@ -67,7 +55,9 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     if second is not None and full:
         low, high = min(colour(full)), max(colour(full))
         colours = (LogNorm if high > 10 * low else Normalize)(low, max(high, 1.001 * low))
-        figure.colorbar(ScalarMappable(colours), ax=axes, label=second.label)
+        bar = figure.colorbar(ScalarMappable(colours), ax=axes, label=second.label)
+        if isinstance(colours, LogNorm):
+            label_ticks(bar.ax.yaxis)
     scatter(stopped, s=12, color="0.8", label="stopped early", zorder=1)
     others = [trial for trial in full if trial.point not in points]
     scatter(others, colours, s=26, color="tab:blue", label="trained in full", zorder=3)
@@ -79,98 +69,48 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     elif front:  # in three dimensions there is no staircase
         x, y = zip(*front, strict=True)
         axes.scatter(x, y, s=150, facecolors="none", edgecolors="0.3", linewidths=0.8, label="front", zorder=2)
-    axes.set_xscale("log")
-    axes.set_xlabel(cost.label)
-    axes.set_ylabel("validation accuracy, %")
-    axes.set_title(plain_text(study.name))
     if full:  # early accuracies reach far down: the picture is about the others
         low, high = (100 * best(trial.accuracy or 0 for trial in full) for best in (min, max))
         margin = 0.12 * (high - low) + 0.3
         axes.set_ylim(low - margin, min(high + margin, 100.3))
-    axes.grid(True, which="both", alpha=0.25)
-    axes.legend(loc="lower right", fontsize=8)
-    name_points(axes, {str(trial.point): place(trial) for trial in paper})
-    for file in [path] if isinstance(path, Path) else path:
-        figure.savefig(file, dpi=150)
-    plt.close(figure)
+    named = [(str(trial.point), place(trial)) for trial in paper]
+    title = fit_text(study.name, FRONT[0] - 1, 12)
+    finish_costs(axes, named, xlabel=cost.label, ylabel="validation accuracy, %", title=title)
+    save_figure(figure, path)
 
 
-def plot_times(profile: Profile, path: Path) -> None:
+def plot_times(profile: Profile, path: Files) -> None:
     """Time of a forward pass against multiply-accumulates: of layers, as in the paper, and of whole networks."""
-    matplotlib.use("Agg", force=False)
-    from matplotlib import pyplot as plt
-
     networks = profile.networks
     layered = any(network.layers for network in networks)
-    figure, panels = plt.subplots(1, 1 + layered, figsize=(6 + 5.5 * layered, 4.8), layout="constrained", squeeze=False)
+    width = 6 + 5.5 * layered
+    figure = make_figure(width, 4.8)
+    figure.suptitle(fit_text(str(profile.conditions), width, 9), fontsize=9)
+    panels = figure.subplots(1, 1 + layered, squeeze=False)[0]
+    for axes in panels:
+        axes.set(xlabel="multiply-accumulates of an image, millions", ylabel="forward pass, ms", title="networks")
+        axes.grid(True, which="both", alpha=0.25)
     if layered:
-        axes = panels[0, 0]
-        for network in networks:
+        axes = panels[0]
+        for i, network in enumerate(networks):
             convs = [layer for layer in network.layers if layer.macs]
             x, y = [layer.macs / 1e6 for layer in convs], [layer.forward for layer in convs]
-            axes.scatter(x, y, label=plain_text(network.name))
-        axes.set(xscale="log", yscale="log", title="layers", xlabel="multiply-accumulates of an image, millions")
-        axes.legend(fontsize=8)
-    axes = panels[0, -1]
+            size = max(90 - 25 * i, 20)  # layers that networks share are seen below each other
+            axes.scatter(x, y, size, color=f"C{i % 10}", label=label_text(network.name), zorder=3)
+        axes.set(xscale="log", yscale="log", title="layers")
+        for axis in (axes.xaxis, axes.yaxis):
+            label_ticks(axis)
+    axes = panels[-1]
     for base in networks:
         if base.baseline == base.name:  # where time goes with multiply-accumulates
             axes.plot([0, base.macs / 1e6], [0, base.forward], color="0.7", lw=1, zorder=1)
-    places = {network.name: (network.macs / 1e6, network.forward) for network in networks}
-    for i, network in enumerate(networks):
-        axes.scatter(*places[network.name], color=f"C{i % 10}", s=40, zorder=3)
-    axes.set(title="networks", xlabel="multiply-accumulates of an image, millions")
-    axes.set_xlim(0, 1.1 * max(x for x, _ in places.values()))
-    axes.set_ylim(0, 1.12 * max(y for _, y in places.values()))
-    for axes in panels[0]:
-        axes.set_ylabel("forward pass, ms")
-        axes.grid(True, which="both", alpha=0.25)
-    name_points(panels[0, -1], places)
-    figure.suptitle(str(profile.conditions), fontsize=9)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def plain_text(name: str) -> str:
-    """A name without mathematics, which Matplotlib would read between two dollars."""
-    return name.replace("$", r"\$")
-
-
-def name_points(axes: Axes, named: Mapping[str, Place] | Iterable[tuple[str, Place]]) -> None:
-    """Write names beside points, the rightmost first, where they hide neither points nor names."""
-    named = list(named.items() if isinstance(named, Mapping) else named)
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()
-    taken = [Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in (axes.transData.transform(place) for _, place in named)]
-    for name, point in sorted(named, key=lambda item: -item[1][0]):
-        _label(axes, plain_text(name), point, taken)
-
-
-def _label(axes: Axes, text: str, point: tuple[float, float], taken: list[Bbox]) -> None:
-    """Write a name beside a point, where no other name is."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    renderer = figure._get_renderer()  # type: ignore[attr-defined]
-    for x, y in product((7, -7), (-10, 5, -21, 16, -32, 27, -43, 38)):
-        side = "left" if x > 0 else "right"
-        note = axes.annotate(
-            text,
-            point,
-            xytext=(x, y),
-            textcoords="offset points",
-            fontsize=8,
-            ha=side,
-            arrowprops={"arrowstyle": "-", "color": "0.6", "lw": 0.5, "shrinkB": 3} if abs(y) > 12 else None,
-            zorder=5,
-        )
-        note.update_positions(renderer)
-        box = Text.get_window_extent(note)  # without the line to the point
-        inside = axes.get_window_extent()
-        if inside.x0 < box.x0 and box.x1 < inside.x1 and not any(box.overlaps(other) for other in taken):
-            break
-        note.remove()
-    else:
-        note = axes.annotate(text, point, xytext=(7, -10), textcoords="offset points", fontsize=8)
-        note.update_positions(renderer)
-        box = Text.get_window_extent(note)
-    taken.append(box)
+    places = [(network.macs / 1e6, network.forward) for network in networks]
+    for i, place in enumerate(places):
+        axes.scatter(*place, color=f"C{i % 10}", s=40, zorder=3)
+    axes.set_xlim(0, 1.1 * max(x for x, _ in places))
+    axes.set_ylim(0, 1.12 * max(y for _, y in places))
+    settle(figure)
+    if layered:
+        add_legend(panels[0])
+    name_points(axes, zip((network.name for network in networks), places, strict=True))
+    save_figure(figure, path)

@@ -61,9 +61,11 @@ def _profile(options: argparse.Namespace) -> None:
         raise LrnasError("give networks to measure, or --check-table SPACE; got both or neither; try vgg-gmp-lr-join")
     if options.plot is not None:
         try:
+            from lrnas.drawing import check_format
             from lrnas.plots import plot_times
         except ImportError as error:
             raise MissingExtra("--plot", error.name, "plot") from None
+        check_format(options.plot)  # not only when all is measured
     if options.check_table:
         _check(options)
         return
@@ -103,7 +105,7 @@ def _find(source: str, options: argparse.Namespace) -> tuple[str, Architecture, 
     try:
         return *read_source(source), None
     except UnknownName:
-        check_no_study(source, options.studies)
+        check_no_study(source, options.studies, options.storage)
         raise
 
 

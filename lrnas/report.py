@@ -5,32 +5,38 @@ The page (`lrnas.page`) and the figures for print (`lrnas.figures`) draw this an
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import optuna
 from optuna.trial import FrozenTrial
 
-from lrnas.finals import Final, Retrained
+from lrnas.finals import Retrained
 from lrnas.layouts import ImageShape, Layer, find_image_shape, lay_out
 from lrnas.manifest import StudyError
 from lrnas.objectives import OBJECTIVES, Objective
 from lrnas.pareto import add_to_front, hypervolume
+from lrnas.recipes import Recipe
 from lrnas.record import Record, Summary
-from lrnas.shell_lines import ShellLine, Whereabouts, shell_lines
+from lrnas.shell_lines import ShellLine, Whereabouts, retrain_line, shell_lines
+from lrnas.tested import Tested
 from lrnas.trials import Trial
-from lrnas.verdicts import TEST, Verdict, judge
+from lrnas.verdicts import TEST, judge
 
-__all__ = ["Moment", "Network", "Report", "StudyReport", "Tested", "make_report", "pick_axis"]
+__all__ = ["Moment", "Network", "Report", "StudyReport", "make_report", "pick_axis"]
 
 TRIED = 5
 """Networks whose counts are looked at to tell what images a study has."""
+MOST_DIFFERENCES = 4
+"""Between studies, of which a remark tells."""
+FEWEST = 20
+"""Networks trained in full of which importances are told: the best tenth is then two of them."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +123,30 @@ class StudyReport:
     networks: tuple[Network, ...]
     history: tuple[Moment, ...]
     shape: ImageShape | None
+    retrain: ShellLine | None
+    """What trains its front again and tests it."""
     record: Record = field(repr=False)
 
     @cached_property
     def importances(self) -> dict[str, dict[str, float]]:
-        """By objective, by parameter, the largest first; they sum to 1."""
-        return _importances(self.record)
+        """By objective, by parameter, they sum to 1; what matters most to some objective comes first.
+
+        None where too few networks are trained in full to have a best tenth.
+        """
+        return _importances(self.record) if len(self.full) >= FEWEST else {}
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What its accuracies hang on, by name."""
+        manifest = self.record.manifest
+        trained_by = manifest.get("trainable") or "lrnas"
+        own = {"data": self.data, "image_size": manifest["image_size"], "trained by": trained_by}
+        return own | Recipe.complete(manifest["recipe"])
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The costs up to which its hypervolume is taken, by objective."""
+        return {name: self.record.manifest["reference"][name] for name in self.record.costs}
 
     @property
     def full(self) -> list[Network]:
@@ -149,32 +173,7 @@ class StudyReport:
             "networks": [network.to_dict() for network in self.networks],
             "history": [moment.to_list() for moment in self.history],
             "importances": self.importances,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Tested:
-    """Networks of a study that are trained again with one recipe and tested, and what that says of the paper's."""
-
-    retrained: Retrained
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def finals(self) -> list[Final]:
-        """Those that have a mean to show."""
-        return [final for final in self.retrained.finals if math.isfinite(final.mean)]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.retrained.name,
-            "study": self.retrained.study,
-            "recipe": self.retrained.recipe,
-            "head": str(self.retrained),
-            "left": self.retrained.left,
-            "finals": [_final_as_data(final) for final in self.finals],
-            "verdicts": [
-                {"point": verdict.point, "kind": verdict.kind, "sentence": str(verdict)} for verdict in self.verdicts
-            ],
+            "retrain": None if self.retrain is None else [self.retrain.title, self.retrain.line],
         }
 
 
@@ -206,10 +205,10 @@ class Report:
                 found.append(f"{study.name} has no network trained in full yet: there is no front to show.")
             if study.networks and study.shape is None:
                 found.append(f"{study.name} was counted by another version: its networks are shown without layers.")
-        conditions = {(study.data, study.epochs) for study in self.studies}
-        if len(conditions) > 1:
-            listed = "; ".join(f"{study.name}: {study.data}, {study.epochs} epochs" for study in self.studies)
+        if listed := _list_differences([study.conditions for study in self.studies], self.studies):
             found.append(f"The studies were trained under different conditions; compare with care ({listed}).")
+        if listed := _list_differences([study.bounds for study in self.studies], self.studies):
+            found.append(f"Hypervolumes of the studies do not compare: they are taken up to other costs ({listed}).")
         again = [one.retrained for one in self.tested]
         if any((one.data, one.fields) != (again[0].data, again[0].fields) for one in again):
             listed = "; ".join(f"{one.name}: {one.data}, {one.fields['epochs']} epochs" for one in again)
@@ -226,6 +225,7 @@ class Report:
             "studies": [study.to_dict() for study in self.studies],
             "tested": [one.to_dict() for one in self.tested],
             "test": TEST,
+            "fewest": FEWEST,
         }
 
 
@@ -241,7 +241,8 @@ def make_report(
     studies = tuple(_report_study(record, where) for record in records)
     chosen = OBJECTIVES[pick_axis(records, axis)]
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
-    tested = tuple(Tested(one, tuple(judge(one.finals))) for one in retrained)
+    baselines = {record.name: record.manifest["space"].get("baseline") for record in records}
+    tested = tuple(Tested(one, tuple(judge(one.finals)), baselines.get(one.study)) for one in retrained)
     return Report(studies, chosen, tested, made)
 
 
@@ -255,6 +256,25 @@ def pick_axis(records: Sequence[Record], wanted: str | None) -> str:
     if wanted not in known:
         raise StudyError(f"the cost axis of these studies is one of {', '.join(known)}; got {wanted!r}; choose one")
     return wanted
+
+
+def _list_differences(known: Sequence[Mapping[str, Any]], studies: Sequence[StudyReport]) -> str:
+    """What studies do not have in common, in words, the first few of each; empty where they have all."""
+    names = [name for name in dict.fromkeys(chain(*known)) if any(one.get(name) != known[0].get(name) for one in known)]
+    if not names:
+        return ""
+    more = f", {len(names) - MOST_DIFFERENCES} more" if len(names) > MOST_DIFFERENCES else ""
+    return "; ".join(
+        f"{study.name}: {', '.join(f'{name} {_spell(one.get(name))}' for name in names[:MOST_DIFFERENCES])}{more}"
+        for study, one in zip(studies, known, strict=True)
+    )
+
+
+def _spell(value: Any) -> str:
+    if value is None:
+        return "–"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:,.0f}" if is_number and value == int(value) else f"{value:.5g}" if is_number else str(value)
 
 
 def _report_study(record: Record, where: Whereabouts) -> StudyReport:
@@ -287,6 +307,7 @@ def _report_study(record: Record, where: Whereabouts) -> StudyReport:
         tuple(networks),
         tuple(_history(record, summary, rows)),
         shape,
+        retrain_line(record, where),
         record,
     )
 
@@ -321,23 +342,11 @@ def _importances(record: Record) -> dict[str, dict[str, float]]:
             return sign * float(row.values[place])
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of small targets being the good ones, as they are here
-            values = optuna.importance.get_param_importances(record.study, target=target)
-        if any(values.values()):
-            found[goal.name] = {name: round(value, 5) for name, value in values.items()}
-    return found
-
-
-def _final_as_data(final: Final) -> dict[str, Any]:
-    return {
-        "name": final.name,
-        "is_paper": final.point is not None,
-        "trial": final.trial,
-        "macs": final.macs,
-        "params": final.params,
-        "recipe": final.recipe,
-        "seeds": list(final.seeds),
-        "accuracies": list(final.accuracies),
-        "mean": final.mean,
-        "deviation": final.deviation,
-    }
+            # of small targets being the good ones, as they are here, and of an option that Optuna may change
+            warnings.simplefilter("ignore")
+            values = optuna.importance.get_param_importances(record.study, target=target, normalize=False)
+        if total := sum(values.values()):  # Optuna would share it out evenly where nothing is known
+            found[goal.name] = {name: value / total for name, value in values.items()}
+    highest = {name: max(values[name] for values in found.values()) for values in found.values() for name in values}
+    order = sorted(highest, key=lambda name: -highest[name])
+    return {goal: {name: round(values[name], 5) for name in order} for goal, values in found.items()}

@@ -93,13 +93,14 @@ def _report(options: argparse.Namespace) -> None:
 
 def _plot(options: argparse.Namespace) -> None:
     try:
-        from lrnas.figures import check_figure_file, plot_allocation, plot_curves, plot_history
+        from lrnas.drawing import check_format
+        from lrnas.figures import plot_allocation, plot_curves, plot_history
         from lrnas.plots import plot_front
     except ImportError as error:
         raise MissingExtra("a figure", error.name, "plot") from None
     name = options.name or _only(options)
     file = options.out or Path(options.studies) / name / f"{options.picture}.pdf"
-    check_figure_file(file)
+    check_format(file)
     record = _open(options, name)
     report = _gather(options, [record])
     study = report.studies[0]
@@ -111,8 +112,7 @@ def _plot(options: argparse.Namespace) -> None:
         "allocation": lambda: plot_allocation(study, file, report.axis),
         "curves": lambda: plot_curves(study, file),
     }
-    with _writing(file.parent):
-        draw[options.picture]()
+    draw[options.picture]()
     print(f"Written: {file}")
 
 
@@ -157,22 +157,16 @@ def _gather(options: argparse.Namespace, records: list[Record]) -> Report:
     )
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Files are about to be written to a folder, which need not be there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise LrnasError(f"cannot write to {folder}: {error.strerror or error}; give another --out") from None
-
-
 def _write_page(report: Report, folder: Path) -> Path:
     from lrnas.page import make_page
 
     file = folder / "report.html"
-    with _writing(folder):
-        file.write_text(make_page(report), encoding="utf-8")
+    text = make_page(report)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LrnasError(f"cannot write to {folder}: {error.strerror or error}; give another --out") from None
     return file
 
 
@@ -203,11 +197,10 @@ def _write_figures(report: Report, records: list[Record], folder: Path) -> list[
         if study.importances:
             draw[f"importances{ending}"] = partial(figures.plot_importances, study)
     files = []
-    with _writing(folder):
-        for name, picture in draw.items():
-            forms = [folder / f"{name}.{form}" for form in FORMS]
-            picture(forms)
-            files += forms
+    for name, picture in draw.items():
+        forms = [folder / f"{name}.{form}" for form in FORMS]
+        picture(forms)
+        files += forms
     return files
 
 

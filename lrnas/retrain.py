@@ -35,6 +35,7 @@ from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.record import Record
 from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.search_view import watched
+from lrnas.shell_lines import Whereabouts
 
 __all__ = ["Retraining", "retrain"]
 
@@ -165,7 +166,8 @@ def retrain(
         raise LrnasError(f"the number of seeds is at least 1; got {seeds}; give 3, say")
     workers = pick_workers(**worker_options)
     search = open_study(name, storage=storage, studies=studies)
-    networks = _choose(search, trials, not trials if front is None else front, points)
+    where = Whereabouts(str(studies), storage)
+    networks = _choose(search, trials, not trials if front is None else front, points, where)
     given = dict(changes or {}) | ({} if epochs is None else {"epochs": epochs})
     training = _Training(search.manifest, name, data, data_dir, recipe, given)
     full_name = f"{name}@{training.label}"
@@ -203,13 +205,16 @@ def retrain(
     return retraining
 
 
-def _choose(search: Record, trials: Sequence[int], front: bool, points: bool) -> list[Chosen]:
+def _choose(
+    search: Record, trials: Sequence[int], front: bool, points: bool, where: Whereabouts | None = None
+) -> list[Chosen]:
     """The networks to train, the paper's first, each once under whatever names it has."""
     name, manifest = search.name, search.manifest
+    look = (where or Whereabouts()).command("front", name)
     if manifest.get("trainable") is not None:
         raise StudyError(
             f"networks are trained again by lrnas, which knows their test images; got {name}, trained by "
-            f"{manifest['trainable']}; take them from `lrnas front {name} --json` and test them there"
+            f"{manifest['trainable']}; take them from `{look} --json` and test them there"
         )
     summary = search.summary()
     by_number = {trial.number: trial for trial in summary.trials}
@@ -218,7 +223,7 @@ def _choose(search: Record, trials: Sequence[int], front: bool, points: bool) ->
     for number in trials:
         if number not in by_number:
             there = f"it has {len(by_number)}, up to {max(by_number)}"
-            raise StudyError(f"{name} has no trial {number}; {there}; `lrnas front {name}` shows the best ones")
+            raise StudyError(f"{name} has no trial {number}; {there}; `{look}` shows the best ones")
     paper = {key: Architecture.from_dict(value, key) for key, value in manifest["space"]["points"].items()}
     names = {canonical_id(network): key for key, network in reversed(paper.items())}
     numbers = {trial.identity: trial.number for trial in reversed(summary.trials) if trial.status == "completed"}

@@ -73,11 +73,12 @@ def _retrain(options: argparse.Namespace) -> None:
     from lrnas.shell_lines import Whereabouts
     from lrnas.verdicts import judge
 
+    where = Whereabouts(options.studies, options.storage)
     if "@" in options.study:
         record = open_record(options.study, storage=options.storage, studies=options.studies)
         retrained = read_retrained(record)
         assert retrained is not None
-        left, command = retrained.left, f"`lrnas retrain {retrained.study}` with its options"
+        left, command = retrained.left, f"`{where.command('retrain', retrained.study)}` with its options"
     else:
         record, left = _train(options)
         retrained, command = read_retrained(record), "the same command"
@@ -86,7 +87,6 @@ def _retrain(options: argparse.Namespace) -> None:
     if options.json:
         _print_json(record, retrained, verdicts, left)
     else:
-        where = Whereabouts(options.studies, options.storage)
         _print_finals(record, retrained, verdicts, f"{left}; {command} goes on with them" if left else "", where)
 
 
@@ -141,7 +141,7 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
     console = make_console()
     manifest, finals = record.manifest, retrained.finals
     if left:
-        console.print(f"Runs that are not done: {left}.")
+        console.print(f"Runs that are not done: {left}.", soft_wrap=True)
     for final in finals:
         if final.failed:
             console.print(f"{final.name}: runs that failed: {final.failed}, the last one: {final.reason or 'unknown'}")
@@ -150,7 +150,11 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
         return
     baseline = manifest["space"]["baseline"]
     whole = next((final for final in finals if final.point is not None and final.point == baseline), None)
-    front = {final.identity for final in final_front(finals)}
+    most = max(len(final.accuracies) for final in finals)
+    front = {
+        final.identity: "front" if len(final.accuracies) == most else "front by fewer runs"
+        for final in final_front(finals)
+    }
     epochs = manifest["recipe"]["epochs"]
     title = f"{record.name}: test images of {manifest['data']}, of a recipe of {epochs} epochs at most"
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
@@ -158,7 +162,7 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
     table = make_table(title, ["network"], columns)
     table.add_column("")
     for final in finals:
-        marks = [mark for mark, holds in (("front", final.identity in front), ("paper", final.point)) if holds]
+        marks = [mark for mark in (front.get(final.identity), "paper" if final.point else None) if mark]
         table.add_row(
             final.name,
             "–" if final.trial is None else str(final.trial),
@@ -173,6 +177,9 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
         )
     console.print(table)
     console.print("Accuracy on the test images, looked at once per run, when it was trained; mean ± sd of n seeds.")
+    console.print("The front is by these means, whatever the noise between seeds.")
+    if "front by fewer runs" in front.values():
+        console.print("By fewer runs than others have, one may be there, or another not, by luck: train it as often.")
     if not retrained.has_points:
         console.print(f"{manifest['source']} has no networks of the paper: there is nothing to compare these with.")
     for verdict in verdicts:

@@ -159,8 +159,8 @@ def _search(options: argparse.Namespace) -> None:
     _print_front(study)
     console = make_console()
     console.print(f"Written: {', '.join(str(file) for file in files)}")
-    where = Whereabouts(options.studies, options.storage).options()
-    console.print(f"Look again: lrnas front {study.name}{where}", soft_wrap=True)
+    again = Whereabouts(options.studies, options.storage).command("front", study.name)
+    console.print(f"Look again: {again}", soft_wrap=True)
     spent = study.spent()
     more = f" with a budget above {spent}" if spent >= options.budget else ""
     console.print(f"Go on:      the same command{more}")
@@ -223,7 +223,7 @@ def _front_as_data(study: Record) -> dict[str, Any]:
         "counts": summary.counts,
         "hypervolume": summary.hypervolume,
         "front": [_as_data(study, trial) for trial in summary.front],
-        "paper": [_as_data(study, trial) for trial in _paper_trials(study, summary.trials) if not trial.on_front],
+        "paper": [_as_data(study, trial) for trial in _paper_trials(study, summary.trials)],
     }
 
 

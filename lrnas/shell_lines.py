@@ -16,7 +16,7 @@ from lrnas.recipes import Recipe, named_recipes
 from lrnas.record import Record
 from lrnas.trials import Trial
 
-__all__ = ["ShellLine", "Whereabouts", "shell_lines"]
+__all__ = ["ShellLine", "Whereabouts", "retrain_line", "shell_lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,10 @@ class Whereabouts:
         may_tell = re.search(r"//.*[@?]", self.storage)  # a user, or options: either may have a password
         return f'{studies} --storage "$STORAGE"' if may_tell else f"{studies} --storage {shlex.quote(self.storage)}"
 
+    def command(self, verb: str, name: str) -> str:
+        """A command about a study that finds it from where this one ran."""
+        return f"lrnas {verb} {shlex.quote(name)}{self.options()}"
+
 
 def shell_lines(record: Record, trial: Trial, where: Whereabouts) -> list[ShellLine]:
     """In the order in which one wants them."""
@@ -55,6 +59,15 @@ def shell_lines(record: Record, trial: Trial, where: Whereabouts) -> list[ShellL
     return lines
 
 
+def retrain_line(record: Record, where: Whereabouts) -> ShellLine | None:
+    """What trains the front of a study again and tests it; nothing does where people's own code trained it."""
+    if record.manifest.get("trainable") is not None:
+        return None
+    same, hint, beside = _retrain_parts(record.manifest)
+    line = f"lrnas retrain {shlex.quote(record.name)}{where.options()}{same}"
+    return ShellLine(f"Train its front{beside} by the paper's recipe, over three seeds, and test them{hint}", line)
+
+
 def _file_name(name: str) -> str:
     """Of a study, for a file in any folder of any system."""
     return re.sub(r"[^\w.+-]+", "_", name).lstrip(".-") or "study"
@@ -62,11 +75,8 @@ def _file_name(name: str) -> str:
 
 def _training_lines(manifest: Mapping[str, Any], file: str, retrain: str) -> list[ShellLine]:
     data = manifest["data"]
-    known = data in SETS
-    images = f"--data {data}" if known else f'--data "$DATA" --image-size {manifest["image_size"]}'
-    same = "" if known else ' --data "$DATA"'
-    hint = "" if known else " (DATA is where the images are, as in the search)"
-    beside = " and the paper's networks" if manifest["space"]["points"] else ""
+    images = f"--data {data}" if data in SETS else f'--data "$DATA" --image-size {manifest["image_size"]}'
+    same, hint, beside = _retrain_parts(manifest)
     compare = ", and compare them" if beside else ", and test it"
     again = "Train it again as the study did, and test it" + hint
     return [
@@ -76,6 +86,14 @@ def _training_lines(manifest: Mapping[str, Any], file: str, retrain: str) -> lis
             f"{retrain}{same} --recipe paper --seeds 3",
         ),
     ]
+
+
+def _retrain_parts(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The option that says where images are, a hint at it, and what is trained beside networks of the study."""
+    known = manifest["data"] in SETS
+    same = "" if known else ' --data "$DATA"'
+    hint = "" if known else " (DATA is where the images are, as in the search)"
+    return same, hint, " and the paper's networks" if manifest["space"]["points"] else ""
 
 
 def _recipe_options(manifest: Mapping[str, Any]) -> str:

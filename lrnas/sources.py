@@ -95,7 +95,7 @@ def find_source(
     try:
         name, network = read_source(source)
     except UnknownName:
-        check_no_study(source, studies)
+        check_no_study(source, studies, storage)
         known = [*named_networks(), *BACKBONES]
         where = " (also: a checkpoint, FILE.json, timm:MODEL or STUDY:TRIAL; `lrnas models` lists networks)"
         raise UnknownName("source", source[:80], known, where) from None

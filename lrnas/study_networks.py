@@ -60,51 +60,58 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
         raise MissingExtra("a study", error.name, "search") from None
     name, which = found[1], found[2]
     record = open_record(name, storage=storage, studies=studies)
-    pick = _pick_run if RETRAINS in record.manifest else _pick_trial
-    return StudyNetwork(record, pick(record, which))
+    is_retraining = RETRAINS in record.manifest
+    look = f"`{_command('retrain' if is_retraining else 'front', name, studies, storage)}` shows "
+    if is_retraining:
+        return StudyNetwork(record, _pick_run(record, which, f"{look}them"))
+    return StudyNetwork(record, _pick_trial(record, which, f"{look}the best ones"))
 
 
-def check_no_study(source: str, studies: str | Path = "studies") -> None:
+def check_no_study(source: str, studies: str | Path = "studies", storage: str | None = None) -> None:
     """Refuse the name of a study where that of one of its networks is meant."""
     from lrnas.storage import DATABASE  # with optuna
 
     if source == Path(source).name and (Path(studies) / source.partition("@")[0] / DATABASE).exists():
-        means = f"{source}:NETWORK, as in `lrnas retrain {source}`" if "@" in source else f"{source}:best"
+        means = f"{source}:best"
+        if "@" in source:
+            means = f"{source}:NETWORK, as in `{_command('retrain', source, studies, storage)}`"
         raise LrnasError(f"a network is wanted; got {source}, a study; did you mean {means}?")
 
 
-def _pick_trial(record: Record, which: str) -> Trial:
+def _command(verb: str, name: str, studies: str | Path, storage: str | None) -> str:
+    from lrnas.shell_lines import Whereabouts  # with torch
+
+    return Whereabouts(str(studies), storage).command(verb, name)
+
+
+def _pick_trial(record: Record, which: str, look: str) -> Trial:
     if which == "best":
         return record.best()
     trials = record.trials()
     if which.isdecimal():
-        return _numbered(record, trials, int(which), f"front {record.name}` shows the best ones")
+        return _numbered(record, trials, int(which), look)
     named = [trial for trial in trials if which in (trial.point, trial.identity)]
     if not named:
         known = [trial.point or trial.identity for trial in trials]
-        raise UnknownName(
-            f"network of {record.name}", which, known, f"; `lrnas front {record.name}` shows the best ones"
-        )
+        raise UnknownName(f"network of {record.name}", which, known, f"; {look}")
     return min(named, key=lambda trial: (trial.status != "completed", trial.number))
 
 
-def _pick_run(record: Record, which: str) -> Trial:
+def _pick_run(record: Record, which: str, look: str) -> Trial:
     from lrnas.finals import read_finals
 
     name = record.name
     if which == "best":
         raise LrnasError(
-            f"nothing is chosen by test accuracy; got {name}:best; name a network or the number of a run, `lrnas "
-            f"retrain {name}` has them"
+            f"nothing is chosen by test accuracy; got {name}:best; name a network or the number of a run, {look}"
         )
-    look = f"retrain {name}` has them"
     trials = record.trials()
     if which.isdecimal():
         return _numbered(record, trials, int(which), look)
     finals = read_finals(record)
-    final = next((final for final in finals if which in (final.point, final.identity)), None)
+    final = next((final for final in finals if which in (final.name, final.identity)), None)
     if final is None:
-        raise UnknownName(f"network of {name}", which, [final.name for final in finals], f"; `lrnas {look}")
+        raise UnknownName(f"network of {name}", which, [final.name for final in finals], f"; {look}")
     if not final.runs:
         raise LrnasError(f"weights are those of a run that is done; {name} has none of {which}; name another network")
     return _numbered(record, trials, final.runs[0], look)
@@ -115,4 +122,4 @@ def _numbered(record: Record, trials: list[Trial], number: int, look: str) -> Tr
         if trial.number == number:
             return trial
     there = f"it has {len(trials)}, up to {max(trial.number for trial in trials)}" if trials else "it has none"
-    raise LrnasError(f"{record.name} has no trial {number}; {there}; `lrnas {look}")
+    raise LrnasError(f"{record.name} has no trial {number}; {there}; {look}")

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -83,11 +83,12 @@ def run_trials(
     Ray runs. `make_job` says how a network is trained; `notify` is called with what happened, in a few words. With
     `test`, each network is tested when its training is over: only where nothing is chosen any more.
     """
+    losses = _Losses()
     with alive(study), marked(folder) as mark:
         while True:
-            searcher = _StudySearcher(study, make_job, folder, mark, budget, workers, notify, test)
+            searcher = _StudySearcher(study, make_job, folder, mark, budget, workers, notify, test, losses)
             scheduler = _RungScheduler(study, searcher, rungs, factor)
-            before = study.spent(), study.waiting()
+            before = _standing(study)
             try:
                 with _stoppable(searcher):
                     _fit(searcher, scheduler, workers)
@@ -102,7 +103,7 @@ def run_trials(
                 raise searcher.failure
             study.release_orphans()
             # trials that were lost wait for another try: go on, unless nothing moves
-            stands = (study.spent(), study.waiting()) == before
+            stands = _standing(study) == before
             if searcher.over or searcher.interrupted or study.spent() >= budget or stands:
                 break
     if searcher.broken:
@@ -111,6 +112,11 @@ def run_trials(
         notify("stopped; the same command goes on with it")
     elif searcher.over:
         notify(searcher.over)
+
+
+def _standing(study: Ledger) -> tuple[int, int, int]:
+    """What is another after a round in which anything happened: a trial that is lost once more waits as before."""
+    return study.spent(), study.waiting(), study.losses()
 
 
 @contextmanager
@@ -235,6 +241,15 @@ def _guarded(callback: Callback) -> Callback:
     return cast(Callback, call)
 
 
+@dataclass
+class _Losses:
+    """What is known of lost trials from one round of Tune's to the next."""
+
+    in_a_row: int = 0
+    reasons: set[str] = field(default_factory=set)
+    """That have been told."""
+
+
 class _StudySearcher(Searcher):
     """Tune's way to ask and tell a study."""
 
@@ -248,6 +263,7 @@ class _StudySearcher(Searcher):
         workers: Workers,
         notify: Callable[[str], None],
         test: bool,
+        losses: _Losses | None = None,
     ) -> None:
         super().__init__()
         self.study = study
@@ -267,10 +283,7 @@ class _StudySearcher(Searcher):
         self.interrupted = False
         self.broken = False
         """Whether it is over because nothing can be trained here."""
-        self.losses = 0
-        """In a row."""
-        self.reasons: set[str] = set()
-        """For losses, that have been told."""
+        self.losses = losses or _Losses()
         self.last_words: dict[str, str] = {}
         """Of workers that had to go."""
         self.failure: LrnasError | None = None
@@ -328,7 +341,7 @@ class _StudySearcher(Searcher):
             self._lose(number, result.get("reason") or self.last_words.pop(trial_id, "its worker was lost"))
             self.notify("ended")
             return
-        self.losses = 0
+        self.losses.in_a_row = 0
         if trial_id in self.stopped:
             self.study.prune(number, "stopped", self.stopped.pop(trial_id))
             self._forget(number)
@@ -354,12 +367,12 @@ class _StudySearcher(Searcher):
 
     def _lose(self, number: int, reason: str) -> None:
         self.study.lose(number, reason)
-        self.losses += 1
-        if reason not in self.reasons:
-            self.reasons.add(reason)
+        self.losses.in_a_row += 1
+        if reason not in self.losses.reasons:
+            self.losses.reasons.add(reason)
             self.notify(f"a trial was lost ({reason}); it is tried again, {MOST_LOSSES} times in all")
-        if self.losses >= max(MOST_LOSSES_IN_A_ROW, 2 * (self.workers.concurrency or 1)):
-            self.over, self.broken = f"{self.losses} trials in a row were lost, the last one: {reason}", True
+        if self.losses.in_a_row >= max(MOST_LOSSES_IN_A_ROW, 2 * (self.workers.concurrency or 1)):
+            self.over, self.broken = f"{self.losses.in_a_row} trials in a row were lost, the last one: {reason}", True
 
     def _folder(self, number: int) -> Path:
         return self.folder / f"{number:05d}"

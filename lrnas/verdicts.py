@@ -1,31 +1,37 @@
 """Whether a search did better than the networks of the paper: a verdict per network, with the noise between seeds.
 
-A network of the paper is compared with every network the search found that was trained again and costs no more
-multiply-accumulates. The paper's own are not among these: that one of them beats another is no success of a search.
+A network of the paper is compared with every network the search found that was trained again and costs no more, in any
+of the search's objectives that are known here, multiply-accumulates and parameters. The paper's own are not among
+these: that one of them beats another is no success of a search.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from lrnas.finals import Final
+from lrnas.rungs import costs_no_more
 
 __all__ = ["LEVEL", "TEST", "Verdict", "judge"]
 
 LEVEL = 0.05
-"""Below which a p-value means something; intervals hold with the rest of the probability."""
+"""Of both sides together; intervals hold with the rest of the probability."""
+SIDE = LEVEL / 2
+"""Below which the p-value of one side means something: for one comparison, just where the interval excludes zero."""
 TEST = (
-    f"Welch's t-test on test accuracies over seeds, one-sided, level {LEVEL:g}, Holm-corrected for `dominated` over "
+    f"Welch's t-test on test accuracies over seeds, either side at level {SIDE:g}, Holm-corrected for `dominated` over "
     "the networks found that cost no more, within each of the paper's networks; intervals are Welch's, two-sided, "
-    "95 %, for one comparison"
+    "95 %, for one comparison; all this holds for a number of seeds that is fixed beforehand"
 )
 """In words, to stand beside verdicts."""
+
+WORDS = {"macs": "MACs", "params": "parameters"}
 
 Kind = Literal["dominated", "matched", "not reached", "unknown"]
 
@@ -38,61 +44,113 @@ class Verdict:
     kind: Kind
     """Dominated: some network found that costs no more is better beyond noise. Matched: between the best of them and
     the point there is no difference beyond noise. Not reached: the point is better than the best of them, beyond noise,
-    or there is none. Unknown: too few runs to know the noise, or runs that show none."""
+    or there is none. Unknown: too few runs of the point or the best to know the noise, or runs that show none."""
     rival: Final | None = None
     """Where dominated: the cheapest of those that do so. Otherwise the best of those that cost no more."""
     share: float | None = None
-    """Of the point's multiply-accumulates that the rival has."""
+    """Of the point's multiply-accumulates that the rival has, whatever is compared."""
     difference: float | None = None
     """Of mean accuracies, rival less point."""
     interval: tuple[float, float] | None = None
     """Of the difference; None where the noise is unknown."""
     p: float | None = None
-    """Of the test that the rival is better, corrected; where not reached, of the one test that the point is."""
+    """Of the one-sided test that the rival is better, corrected; where not reached, of the one that the point is."""
     compared: int = 0
     """Networks found that cost no more and have runs enough."""
     runs: int = 0
     """Of the point or the rival, whichever has fewer."""
     untested: int = 0
     """Networks found that cost no more of which no run was tested, or none yet."""
+    single: int = 0
+    """Networks found that cost no more of which one run was tested, which shows no noise."""
+    gone: int = 0
+    """Those of the untested whose runs all diverged."""
+    final: Final | None = None
+    """The point's own runs."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Of each of the point's costs that are compared, what the rival has."""
+    not_compared: tuple[str, ...] = ()
+    """Objectives of the search that are not known of networks trained again."""
 
     def __str__(self) -> str:
+        remarks = "".join(f"; {remark}" for remark in self.remarks())
         if self.rival is None:
-            why = "no run of it was tested" if self.kind == "unknown" else "no network found costs no more"
-            if self.untested:
-                why = f"none of the {self.untested} that cost no more was tested"
-            return f"{self.point}: {self.kind}, {why}."
-        assert self.share is not None and self.difference is not None
+            return f"{self.point}: {self.kind}, {self.why()}{remarks}."
+        assert self.difference is not None
         numbers = [f"{100 * self.difference:+.2f} points"]
         if self.interval is not None:
             low, high = self.interval
             numbers.append(f"95 % interval {100 * low:+.2f} to {100 * high:+.2f}")
-        if self.p is not None and self.kind != "matched":
-            numbers.append("p < 0.001" if self.p < 0.001 else f"p = {self.p:.3f}")
+        if told := self._p_in_words():
+            numbers.append(told)
         number = "" if self.rival.trial is None else f", trial {self.rival.trial},"
-        rival = f"{self.rival.name}{number} at {self.share:.3f} of its MACs"
+        shares = " and ".join(f"{share:.3f} of its {WORDS[name]}" for name, share in self.shares.items())
+        rival = f"{self.rival.name}{number} at {shares}"
         links = {
             "dominated": f"dominated by {rival}",
-            "matched": f"matched by {rival}, as far as {self.runs} runs tell",
-            "not reached": f"not reached; the best that costs no more is {rival}",
-            "unknown": f"no verdict, the noise between seeds is unknown; {rival}",
+            "matched": f"matched by {rival}, {self.why()}",
+            "not reached": f"not reached; {self.why()} is {rival}",
+            "unknown": f"no verdict, {self.why()}; {rival}",
         }
-        more = f"; of those that cost no more, {self.untested} not tested" if self.untested else ""
-        return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{more}."
+        return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{remarks}."
+
+    def why(self) -> str:
+        """What the kind comes from, beside the numbers."""
+        if self.rival is not None:
+            return {
+                "dominated": "the cheapest that is better beyond noise",
+                "matched": f"as far as {self.runs} runs tell",
+                "not reached": "the best that costs no more",
+                "unknown": "the noise between seeds is unknown",
+            }[self.kind]
+        if self.untested:
+            diverged = f"; {self.gone} diverged in every run" if self.gone else ""
+            return f"none of the {self.untested} that cost no more was tested{diverged}"
+        return "no run of it was tested" if self.kind == "unknown" else "no network found costs no more"
+
+    def remarks(self) -> list[str]:
+        """What the numbers leave out: runs that diverged, networks without runs enough, costs that are not known."""
+        told = []
+        if self.final is not None and self.final.diverged:
+            told.append(f"{self.final.diverged} of its {self.final.ended} runs diverged")
+        if self.rival is not None:
+            if self.rival.diverged:
+                told.append(f"{self.rival.diverged} of the {self.rival.ended} runs of {self.rival.name} diverged")
+            waiting = self.untested - self.gone
+            others = [f"{waiting} not tested"] if waiting else []
+            others += [f"{self.gone} diverged in every run"] if self.gone else []
+            others += [f"{self.single} tested by one run"] if self.single else []
+            told += [f"of those that cost no more, {' and '.join(others)}"] if others else []
+        return told + ([f"{' and '.join(self.not_compared)} was not compared"] if self.not_compared else [])
+
+    def _p_in_words(self) -> str:
+        """Nothing where it would say what the interval says."""
+        if self.p is None or (self.kind == "matched" and (self.interval is None or self.interval[0] <= 0)):
+            return ""
+        p = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.3f}"
+        is_corrected = self.compared > 1 and self.kind != "not reached"
+        return f"corrected {p}, of {self.compared} compared" if is_corrected else p
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "point": self.point,
             "verdict": self.kind,
             "rival": None if self.rival is None else self.rival.identity,
+            "rival_name": None if self.rival is None else self.rival.name,
             "rival_trial": None if self.rival is None else self.rival.trial,
             "share": self.share,
+            "shares": dict(self.shares),
+            "not_compared": list(self.not_compared),
             "difference": self.difference,
             "interval": None if self.interval is None else list(self.interval),
             "p": self.p,
             "compared": self.compared,
             "runs": self.runs,
             "untested": self.untested,
+            "single": self.single,
+            "gone": self.gone,
+            "diverged": None if self.final is None else self.final.diverged,
+            "rival_diverged": None if self.rival is None else self.rival.diverged,
         }
 
 
@@ -102,15 +160,20 @@ def judge(finals: Sequence[Final]) -> list[Verdict]:
     Networks that were not tested yet belong here too: without them, a point might seem beyond reach.
     """
     found = [final for final in finals if final.point is None]
-    points = sorted((final for final in finals if final.point is not None), key=lambda final: final.macs)
+    points = sorted((final for final in finals if final.point is not None), key=lambda final: final.cheapest_first)
     verdicts = []
     for point in points:
-        cheaper = [final for final in found if final.macs <= point.macs]
+        limits = list(point.known_costs.values())
+        cheaper = [final for final in found if costs_no_more(list(final.known_costs.values()), limits)]
         tested = [final for final in cheaper if _known(final)]
-        verdict = _judge(point, tested)
-        if _known(point) and len(tested) < len(cheaper):
-            kind: Kind = verdict.kind if tested else "unknown"
-            verdict = replace(verdict, kind=kind, untested=len(cheaper) - len(tested))
+        unknown = tuple(name for name in point.costs if name not in point.known_costs)
+        verdict = replace(_judge(point, tested), final=point, not_compared=unknown)
+        if _known(point):
+            kind: Kind = verdict.kind if tested or not cheaper else "unknown"
+            single = sum(len(_known(final)) == 1 for final in tested)
+            gone = sum(final.diverged > 0 and not (final.accuracies or final.open or final.failed) for final in cheaper)
+            untested = len(cheaper) - len(tested)
+            verdict = replace(verdict, kind=kind, untested=untested, single=single, gone=gone)
         verdicts.append(verdict)
     return verdicts
 
@@ -122,20 +185,21 @@ def _judge(point: Final, cheaper: Sequence[Final]) -> Verdict:
     if not cheaper:
         return Verdict(point.point, "not reached")
     able = [rival for rival in cheaper if len(_known(rival)) > 1]
+    best = max(cheaper, key=lambda rival: (_mean(rival), len(_known(rival))))
     if len(_known(point)) < 2 or not able:
-        return _verdict(point, "unknown", max(cheaper, key=_mean), None, 0)
+        return _verdict(point, "unknown", best, None, 0)
     corrected = _holm([_p_better(rival, point) for rival in able])
-    better = [i for i, p in enumerate(corrected) if p < LEVEL]
+    better = [i for i, p in enumerate(corrected) if p < SIDE]
     if better:
-        i = min(better, key=lambda i: (able[i].macs, -_mean(able[i])))
+        i = min(better, key=lambda i: (able[i].cheapest_first[0], -_mean(able[i])))
         return _verdict(point, "dominated", able[i], corrected[i], len(able))
-    i = max(range(len(able)), key=lambda i: _mean(able[i]))
-    if not _vary(able[i], point) and _known(able[i])[0] != _known(point)[0]:
-        return _verdict(point, "unknown", able[i], None, len(able))
-    behind = _p_better(point, able[i])
-    if behind < LEVEL:
-        return _verdict(point, "not reached", able[i], behind, len(able))
-    return _verdict(point, "matched", able[i], corrected[i], len(able))
+    is_still = not _vary(best, point) and _known(best)[0] != _known(point)[0]
+    if best not in able or is_still:  # one run that is ahead of all others may be luck, or not
+        return _verdict(point, "unknown", best, None, len(able))
+    behind = _p_better(point, best)
+    if behind < SIDE:
+        return _verdict(point, "not reached", best, behind, len(able))
+    return _verdict(point, "matched", best, corrected[able.index(best)], len(able))
 
 
 def _verdict(point: Final, kind: Kind, rival: Final, p: float | None, compared: int) -> Verdict:
@@ -143,7 +207,9 @@ def _verdict(point: Final, kind: Kind, rival: Final, p: float | None, compared: 
     interval = None if p is None else _interval(rival, point)
     difference = _mean(rival) - _mean(point)
     runs = min(len(_known(point)), len(_known(rival)))
-    return Verdict(point.point, kind, rival, rival.macs / point.macs, difference, interval, p, compared, runs)
+    share = rival.macs / point.macs
+    shares = {name: cost / point.known_costs[name] for name, cost in rival.known_costs.items()}
+    return Verdict(point.point, kind, rival, share, difference, interval, p, compared, runs, shares=shares)
 
 
 def _known(final: Final) -> list[float]:

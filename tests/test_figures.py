@@ -1,17 +1,20 @@
 """Figures for print: that they are written in every form, show what they should, and say when there is nothing."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from filled_studies import fill_study
 from matplotlib.axes import Axes
+from matplotlib.markers import MarkerStyle
 from PIL import Image
 from test_report import some_finals
 
+from lrnas.drawing import Files, save_figure
 from lrnas.errors import LrnasError
 from lrnas.figures import (
-    check_figure_file,
     plot_allocation,
     plot_curves,
     plot_finals,
@@ -19,7 +22,7 @@ from lrnas.figures import (
     plot_history,
     plot_importances,
 )
-from lrnas.plots import name_points, plot_front
+from lrnas.plots import plot_front
 from lrnas.record import Record
 from lrnas.report import Report, make_report
 
@@ -28,13 +31,24 @@ from lrnas.report import Report, make_report
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     folder = tmp_path_factory.mktemp("studies")
     where = f"journal:{folder / 'journal'}"
-    first = fill_study(folder, 14, name="a $b$ <c>", storage=where)
-    return [first, fill_study(folder, 8, name="two", storage=where, seed=1)]
+    first = fill_study(folder, 20, name="net $a_$ b <script>", storage=where, stopped=0.0)
+    return [first, fill_study(folder, 8, name="_two", storage=where, seed=1)]
 
 
 @pytest.fixture(scope="module")
 def report(records: list[Record]) -> Report:
     return make_report(records, retrained=[some_finals(records[0])])
+
+
+def drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> Axes:
+    """The only axes of a figure that is written."""
+    drawn: list[Axes] = []
+    monkeypatch.setattr(
+        "lrnas.figures.save_figure", lambda figure, path: drawn.extend(figure.axes) or save_figure(figure, path)
+    )
+    draw()
+    (axes,) = drawn
+    return axes
 
 
 @pytest.mark.slow
@@ -51,13 +65,16 @@ def test_figures_tell_what_they_show(report: Report, records: list[Record], tmp_
     }.items():
         draw(tmp_path / f"{name}.svg")
         texts[name] = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
-    assert "a $b$ &lt;c&gt;" in texts["fronts"] and "two" in texts["fronts"] and "nin-c3-lr" in texts["fronts"]
+    plot_front(records[0], tmp_path / "one.svg", "params")
+    texts["one"] = (tmp_path / "one.svg").read_text(encoding="utf-8")
+    assert all("net $a_$ b &lt;script&gt;" in text for text in texts.values())
+    assert all("> _two</text>" in texts[name] for name in ("fronts", "history")) and "nin-c3-lr" in texts["fronts"]
     assert "hours of training" in texts["history"] and "rungs" in texts["curves"]
     assert all(name in texts["allocation"] for name in ("conv1", "conv3", "k×k", "join"))
     assert "accuracy" in texts["importances"] and "conv1.width" in texts["importances"]
+    assert "20 networks trained in full, 20 of 22 parameters" in texts["importances"]
     assert "mean ± sd over seeds" in texts["finals"]
-    plot_front(records[0], tmp_path / "one.svg", "params")
-    assert "parameters, millions" in (tmp_path / "one.svg").read_text(encoding="utf-8")
+    assert "parameters, millions" in texts["one"]
 
 
 def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,10 +82,7 @@ def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, mo
     first = some_finals(records[0], point="$x$ and $y$")
     lower = [replace(final, accuracies=tuple(value / 2 for value in final.accuracies)) for final in first.finals]
     two = make_report(records, retrained=[first, replace(first, study="two", finals=tuple(lower))])
-    drawn: list[Axes] = []
-    monkeypatch.setattr("lrnas.figures.name_points", lambda axes, named: drawn.append(axes) or name_points(axes, named))
-    plot_finals(two, tmp_path / "finals.svg")
-    (axes,) = drawn
+    axes = drawn_by(monkeypatch, lambda: plot_finals(two, tmp_path / "finals.svg"))
     tested = [final for final in first.finals if final.accuracies]
     places = [(final.macs / 1e6, share * final.mean) for share in (100, 50) for final in tested]
     assert [tuple(note.xy) for note in sorted(axes.texts, key=lambda note: (-note.xy[1] // 60, note.xy[0]))] == [
@@ -81,14 +95,65 @@ def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, mo
     assert text.count("$x$ and $y$") == len(places) and "two@paper, the paper&#x27;s" in text.replace("'", "&#x27;")
 
 
+def test_the_papers_networks_are_told_from_others_in_every_study(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = drawn_by(monkeypatch, lambda: plot_fronts(report, tmp_path / "fronts.svg"))
+    full = [network for study in report.studies for network in study.full]
+    papers = sorted((network.name, network.trial.macs / 1e6) for network in full if network.is_paper)
+    assert len(papers) == 6 and sorted((note.get_text(), note.xy[0]) for note in axes.texts) == [
+        (name, pytest.approx(macs)) for name, macs in papers
+    ]
+    diamond = MarkerStyle("D").get_path().transformed(MarkerStyle("D").get_transform()).vertices
+    points: dict[bool, list[float]] = {True: [], False: []}
+    for collection in axes.collections:
+        (path,) = collection.get_paths()
+        points[np.array_equal(path.vertices, diamond)] += [x for x, _ in collection.get_offsets()]
+    others = [network.trial.macs / 1e6 for network in full if not network.is_paper]
+    assert sorted(points[True]) == pytest.approx(sorted(macs for _, macs in papers))
+    assert sorted(points[False]) == pytest.approx(sorted(others))
+    shown = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert shown[-1] == "the paper's" and len(shown) == 3
+
+
+def test_parameters_that_matter_for_any_objective_are_shown(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = report.studies[0]
+    values = study.importances
+    wanted = sorted(values["accuracy"], key=lambda name: -max(each[name] for each in values.values()))
+    first = sorted(wanted, key=lambda name: -values["accuracy"][name])
+    assert wanted[:3] != first[:3]  # not those of the first objective
+    for number, note in ((3, f"in full, 3 of {len(wanted)} parameters"), (len(wanted), "trained in full")):
+        monkeypatch.setattr("lrnas.figures.MOST_PARAMETERS", number)
+        axes = drawn_by(monkeypatch, lambda: plot_importances(study, tmp_path / "importances.svg"))
+        assert [label.get_text() for label in axes.get_yticklabels()] == wanted[:number][::-1]
+        assert axes.get_title().replace("\n", " ").endswith(note)
+        bars = {bar.get_width() for bar in axes.patches}
+        assert bars == {each[name] for each in values.values() for name in wanted[:number]}
+
+
 def test_figures_come_in_three_forms(report: Report, tmp_path: Path) -> None:
     plot_history(report.studies, tmp_path / "history.pdf")
     assert (tmp_path / "history.pdf").read_bytes().startswith(b"%PDF")
     plot_history(report.studies, tmp_path / "history.png")
     with Image.open(tmp_path / "history.png") as image:
         assert image.size == (1350, 600)
-    with pytest.raises(LrnasError, match=r"a figure is a \.pdf, \.png or \.svg; got 'x\.gif'"):
-        check_figure_file(Path("x.gif"))
+    with pytest.raises(LrnasError, match=r"pictures are written as png, svg, pdf; got '.*x\.gif'; choose one of these"):
+        plot_history(report.studies, [tmp_path / "x.svg", tmp_path / "x.gif"])
+    assert not (tmp_path / "x.svg").exists()
+
+
+@pytest.mark.parametrize("draw", [plot_fronts, lambda report, file: plot_front(report.studies[0].record, file)])
+def test_figures_of_the_same_study_are_the_same_files(
+    report: Report, tmp_path: Path, draw: Callable[[Report, Files], None]
+) -> None:
+    first, second = ([tmp_path / f"{number}.{form}" for form in ("png", "svg", "pdf")] for number in (1, 2))
+    draw(report, first)
+    for file in second:  # one after the other, and not in the same order
+        draw(report, file)
+    assert [one.read_bytes() == other.read_bytes() for one, other in zip(first, second, strict=True)] == [True] * 3
+    assert ">validation accuracy, %</text>" in first[1].read_text(encoding="utf-8")
 
 
 def test_studies_with_nothing_to_show(tmp_path: Path) -> None:

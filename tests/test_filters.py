@@ -185,6 +185,14 @@ def test_the_command_draws_a_checkpoint(
         assert len(np.unique(np.asarray(Image.open(file).convert("RGB")).reshape(-1, 3), axis=0)) > 100
 
 
+def test_names_are_no_mathematics(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = checkpoint.rename(tmp_path / "net $a_$ b <script>")
+    file = tmp_path / "filters.svg"
+    assert main(["filters", str(named), "--out", str(file)]) == 0
+    assert ">net $a_$ b &lt;script&gt;, conv1</text>" in file.read_text(encoding="utf-8")
+    assert str(named) in capsys.readouterr().out
+
+
 def test_deeper_and_separable_layers(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "filters.png"
     assert main(["filters", str(checkpoint), "--layer", "conv2.conv", "--out", str(file), "--show", "mean"]) == 0
@@ -205,7 +213,7 @@ def test_mistakes(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     for arguments, message in (
         (["nin"], "got a network whose layers are all dense"),
         ([str(checkpoint), "--layer", "conv9"], "got 'conv9'; known: conv1, conv2, conv3"),
-        ([str(checkpoint), "--out", "filters.bmp"], "png, svg, pdf; got '.bmp'"),
+        ([str(checkpoint), "--out", "filters.bmp"], "png, svg, pdf; got 'filters.bmp'"),
         ([str(checkpoint), "--number", "0"], "at least 1; got 0"),
         ([str(tmp_path / "none.json")], "does not exist"),
         ([str(checkpoint), "--out", str(checkpoint / "checkpoint.json" / "a.png")], "cannot write"),

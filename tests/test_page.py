@@ -17,9 +17,11 @@ import pytest
 from filled_studies import fill_study
 from PIL import Image
 from test_report import some_finals
+from test_tested import FOUND, retrain_by_hand
 
 from lrnas.page import make_page, pack
 from lrnas.report import make_report
+from lrnas.shell_lines import Whereabouts
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -123,12 +125,13 @@ class Tab:
     def points(self) -> Any:
         return self.page.locator("#front .scatterlayer .points path")
 
-    def move_to(self, point: Any) -> tuple[float, float]:
+    def move_to(self, point: Any, chart: str = "front") -> tuple[float, float]:
+        point.scroll_into_view_if_needed()
         box = point.bounding_box()
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
         self.page.mouse.move(x - 1, y)
         self.page.mouse.move(x, y)
-        self.page.wait_for_selector("#front .hoverlayer .hovertext")
+        self.page.wait_for_selector(f"#{chart} .hoverlayer .hovertext")
         return x, y
 
 
@@ -158,14 +161,19 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert not page.locator("#card").is_visible()
 
     tab.see_all()
-    for chart in ("finals", "history", "allocation", "curves", "importances"):
+    for chart in ("finals", "history", "allocation", "curves"):
         assert page.locator(f"#{chart} .main-svg").count(), chart
+    full = sum(network["is_full"] for network in networks)
+    assert not page.locator("#importances").is_visible()
+    assert f"Left out: {full} networks are trained in full" in page.locator("#importances-note").inner_text()
     assert page.locator("#finals .points path").count() == 3
     assert page.locator("#finals .errorbar path.yerror").count() == 2  # one seed has no deviation
     assert (
         page.locator("#tested").inner_text().startswith("s@paper, on cifar10: 3 of 4 networks tested; 5 runs not done")
     )
-    assert f"{EVIL}: not reached, no network found" in page.locator("#verdicts").inner_text()
+    assert f"{EVIL}: not reached, no network found" in page.locator("#summary").inner_text()
+    row = page.locator("#verdicts tbody tr").first.locator("td").all_inner_texts()
+    assert row == [EVIL, "not reached", *["–"] * 5, "no network found costs no more"]
     low, high = page.evaluate("document.getElementById('finals').layout.yaxis.range")
     assert low < 89.3 and high > 94.7  # means of 90 to 92, and the bars
     assert "Welch" in page.locator("#verdict-test").inner_text()
@@ -219,11 +227,178 @@ def test_several_retrainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
     page = tab.page
     tab.see_all()
     assert page.locator("#tested p").count() == 2
-    steps = "document.getElementById('finals').data.filter((trace) => trace.mode === 'lines').length"
+    steps = "byId('finals').data.filter((trace) => trace.mode === 'lines' && trace.meta !== 'key').length"
     assert page.evaluate(steps) == 2  # a staircase each
-    assert page.locator("#verdicts tr").first.inner_text().startswith("one@paper")
+    assert page.locator("#verdicts tbody tr").first.inner_text().startswith("one@paper")
+    assert "one@paper, on cifar10: 3 of 4 networks tested" in page.locator("#summary p").first.inner_text()
+    assert "front by means" in page.locator("#finals .legend").text_content()
     assert f"{EVIL}@paper, the paper's" in page.locator("#finals .legend").text_content()
     assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_tests_lead_to_cards_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    record = fill_study(tmp_path, 12, storage=f"journal:{tmp_path / 'journal'}")
+    found = next(trial for trial in record.trials() if trial.number == FOUND)
+    file = tmp_path / "report.html"
+    file.write_text(make_page(make_report([record], retrained=[retrain_by_hand(record)])), encoding="utf-8")
+    tab = Tab(browser, file, 1400, 900)
+    page = tab.page
+    lines = page.locator("#summary li")
+    assert (
+        page.locator("#summary b").first.inner_text()
+        == "Of 3 networks of the paper: 1 dominated, 1 matched, 1 unknown."
+    )
+    assert lines.last.inner_text().startswith(
+        f"nin: dominated by {found.identity}, trial {FOUND}, at 0.031 of its MACs"
+    )
+    assert page.locator("#summary").bounding_box()["y"] < page.locator("#front").bounding_box()["y"]
+    assert "validation accuracy, one seed" in page.locator("#studies th", has_text="best").inner_text()
+    tab.see_all()
+
+    def card() -> list[str]:
+        assert page.locator("#card").is_visible()
+        told = [page.locator("#card-title").inner_text(), page.locator("#card .facts").inner_text()]
+        page.keyboard.press("Escape")
+        return told
+
+    lines.last.locator("button").click()
+    title, facts = card()
+    assert title == found.point and "94.70 ± 0.10 %, 3 seeds (s@paper)" in facts.replace("\n", " ")
+    page.locator("#verdicts tbody tr").first.locator("button").first.click()
+    title, facts = card()
+    assert title == "nin-c3-lr" and "93.00 %, 1 seed, 1 diverged, 2 failed, 3 open (s@paper)" in facts
+    assert page.locator("#verdicts th").first.inner_text() == "the paper's"
+    row = page.locator("#verdicts tbody tr").last.locator("td").all_inner_texts()
+    assert row[:5] == ["nin", "dominated", found.identity, "0.031", "+4.20"] and "nin:" not in row[-1]
+
+    names = page.locator("#finals-table th").all_inner_texts()
+    assert names[1:] == [
+        "trial",
+        "MACs",
+        "share",
+        "parameters",
+        "test accuracy",
+        "n",
+        "diverged",
+        "failed",
+        "open",
+        "note",
+    ]
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("#finals-table tbody tr").all()]
+    assert [row[5] for row in rows] == ["94.70 ± 0.10 %", "–", "93.00 %", "94.50 ± 0.71 %", "90.50 ± 0.50 %"]
+    assert rows[2][6:] == ["1", "1", "2", "3", "the paper's, last error: out of memory"]
+
+    x, y = tab.move_to(page.locator("#finals .points path").first, "finals")
+    assert f"trial {FOUND}, s@paper" in page.locator("#finals .hoverlayer").text_content()
+    page.mouse.click(x, y)
+    assert card()[0] == found.point
+    symbols = page.evaluate("document.getElementById('finals').data.map((trace) => trace.marker?.symbol)")
+    assert symbols == [None, "circle", "diamond", "diamond-open"]  # one seed is hollow
+    assert "front by means" in page.locator("#finals .legend").text_content()
+    for chart in ("front", "finals", "history", "allocation", "curves"):
+        assert page.locator(f"#{chart}[role=img]").get_attribute("aria-label"), chart
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_what_is_to_be_tested_is_told_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    where = f"journal:{tmp_path / 'journal'}"
+    trials = {"it's": 6, "own": 6, "empty": 0}
+    records = [fill_study(tmp_path, number, name=name, storage=where) for name, number in trials.items()]
+    records[1].manifest["trainable"] = "mine:train"
+    report = make_report(records, where=Whereabouts("my studies"))
+    file = tmp_path / "report.html"
+    file.write_text(make_page(report), encoding="utf-8")
+    tab = Tab(browser, file, 1400, 900)
+    page = tab.page
+    told = page.locator("#summary p b").all_inner_texts()
+    assert told == ["Nothing of it's is tested yet.", "Nothing of own is tested."]
+    line = report.studies[0].retrain
+    assert line is not None and page.locator("#summary code").first.inner_text() == line.line
+    assert "--studies 'my studies'" in line.line
+    page.locator("#summary .line button").first.click()
+    assert page.evaluate("navigator.clipboard.readText()") == line.line
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_two_fronts_are_told_apart_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    where = f"journal:{tmp_path / 'journal'}"
+    report = make_report([fill_study(tmp_path, 40, storage=where, objectives="accuracy,macs,params", stopped=0.2)])
+    (study,) = report.studies
+    networks = tuple(
+        replace(network, trial=replace(network.trial, on_front=True)) if network.name == "nin" else network
+        for network in study.networks
+    )
+    file = tmp_path / "report.html"
+    file.write_text(make_page(replace(report, studies=(replace(study, networks=networks),))), encoding="utf-8")
+    tab = Tab(browser, file, 1400, 900)
+    page = tab.page
+    ringed = "byId('front').data.filter((one) => one.marker?.line).map((one) => [one.name, one.x.length])"
+    on_front = [network.is_paper for network in networks if network.trial.on_front]
+    assert page.evaluate(ringed) == [["on the front", on_front.count(False)], ["the paper's", on_front.count(True)]]
+    assert "best for the cost shown" in page.locator("#front .legend").text_content()
+    assert "front of the study's objectives (accuracy, MACs, parameters)" in page.locator("#front-what").inner_text()
+
+    def ticks() -> list[str]:
+        return list(page.locator("#front .xtick text").all_text_contents())
+
+    assert {"10", "20", "50", "100", "200"} <= set(ticks()) <= {"1", "2", "5", "10", "20", "50", "100", "200", "500"}
+    page.evaluate("Plotly.relayout('front', { 'xaxis.range[0]': Math.log10(110), 'xaxis.range[1]': Math.log10(190) })")
+    page.wait_for_function("document.querySelectorAll('#front .xtick').length > 2")
+    assert all(110 <= int(text) <= 190 for text in ticks())
+    page.get_by_role("button", name="linear").click()
+    assert "0" in ticks()
+
+    tab.see_all()
+    full = sum(network.is_full for network in networks)
+    note = page.locator("#importances-note").inner_text()
+    assert note.startswith(f"Of {full} networks trained in full. 20 of 22 parameters are shown")
+    assert (
+        page.locator("#importances .main-svg").count()
+        and "best tenth" in page.locator("#importances-what").inner_text()
+    )
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_costs_that_are_not_known_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    where = f"journal:{tmp_path / 'journal'}"
+    plain = fill_study(tmp_path, 12, name="plain", storage=where)
+    timed = fill_study(tmp_path, 12, name="timed", storage=where, objectives="accuracy,latency")
+    report = make_report([plain, timed])
+    file = tmp_path / "report.html"
+    file.write_text(make_page(report), encoding="utf-8")
+    tab = Tab(browser, file, 1400, 900)
+    page = tab.page
+    tab.see_all()
+    page.select_option("#axis", "latency")
+    layout = "document.getElementById('allocation').layout.xaxis"
+    assert page.evaluate(f"{layout}.title.text") == "multiply-accumulates, millions"
+    assert all(page.evaluate(f"{layout}.ticktext"))
+    page.select_option("#study", "1")
+    assert page.evaluate(f"{layout}.title.text") == "latency, ms"
+    assert tab.complaints == []
+
+    (study,) = make_report([timed]).studies
+    networks = tuple(  # the latency of one alone is known, which waits
+        replace(
+            network, trial=replace(network.trial, status="waiting") if not i else replace(network.trial, latency=None)
+        )
+        for i, network in enumerate(study.networks)
+    )
+    file.write_text(make_page(replace(report, studies=(replace(study, networks=networks),))), encoding="utf-8")
+    tab = Tab(browser, file, 1400, 900)
+    page = tab.page
+    assert page.locator("#front .main-svg").count()
+    page.select_option("#axis", "latency")
+    assert not page.locator("#front").is_visible()
+    told = "Of no trained network is this cost known: latency, ms. Choose another."
+    assert page.locator("#front-empty").inner_text() == told
+    page.select_option("#axis", "macs")
+    assert page.locator("#front").is_visible() and not page.locator("#front-empty").is_visible()
+    assert tab.points().count() > 5 and tab.complaints == []
 
 
 @pytest.mark.slow

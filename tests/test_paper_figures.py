@@ -1,6 +1,7 @@
 """The paper's figures: what is in them, where it comes from, and that they are drawn."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -195,7 +196,8 @@ def test_gradients_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 def is_drawn(name: str, folder: Path) -> bool:
-    file = draw_paper_figure(make_paper_figure(name, Places(RESULTS)), folder / f"{name}.png")
+    file = folder / f"{name}.png"
+    draw_paper_figure(make_paper_figure(name, Places(RESULTS)), file)
     pixels = np.asarray(Image.open(file).convert("RGB"))
     coloured = (pixels.max(axis=2).astype(int) - pixels.min(axis=2) > 60).sum()
     return bool(100 < coloured < pixels.size / 6) and file.stat().st_size < 150_000
@@ -223,6 +225,23 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["figures", *options, "--format", "svg"]) == 0
     assert "other-data" in capsys.readouterr().out
     assert Path(figure["files"][0]).read_bytes() == first  # the same numbers, the same file
+    assert b">multiply-accumulates, millions</text>" in first
+
+
+def test_names_and_folders_are_no_mathematics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, shown = "net $a_$ b <script>", "net $a_$ b &lt;script&gt;"
+    folder = Path(name)
+    file = write_record(folder / "reproduce", "nin", 0, 0.9, data=name.replace(" ", "_"))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "network": name, "recipe_name": f"_{name}"}))
+    shutil.copy(RESULTS / "gradient_variance.json", folder)
+    texts = {}
+    for figure in ("other-data", "gradients"):
+        draw_paper_figure(make_paper_figure(figure, Places(folder)), tmp_path / "figure.svg")
+        texts[figure] = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert f">{shown}</text>" in texts["other-data"] and shown.replace(" ", "_") in texts["other-data"]
+    assert f"recipe _{shown}" in texts["other-data"]
+    assert f">Measured: {shown}/gradient_variance.json" in texts["gradients"]
 
 
 def test_what_has_no_numbers_is_left_out_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

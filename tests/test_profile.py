@@ -107,6 +107,7 @@ def test_the_table_is_set_beside_whole_networks(
         (["nin", "--device", "cuda:7"], "GPUs that PyTorch can use"),
         (["nin", "--dtype", "fp8"], "one of bf16, fp16, fp32"),
         (["nin", "--batch", "0"], "at least one image"),
+        (["nin", "--plot", "times.gif"], "png, svg, pdf; got 'times.gif'"),
         (["nine"], "did you mean nin"),
         (["vgg11-bn-gmp", "--batch", "1", "--size", "16"], "give a larger --batch"),
     ],

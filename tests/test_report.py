@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 from filled_studies import fill_study
+from optuna.distributions import IntDistribution
 
 from lrnas.finals import Final, Retrained
 from lrnas.manifest import StudyError
@@ -14,8 +17,8 @@ from lrnas.report import Report, make_report
 from lrnas.verdicts import judge
 
 
-def fill(folder: Path, trials: int, **more: str) -> Record:
-    return fill_study(folder, trials, storage=f"journal:{folder / 'journal'}", **more)  # type: ignore[arg-type]
+def fill(folder: Path, trials: int, **more: Any) -> Record:
+    return fill_study(folder, trials, storage=f"journal:{folder / 'journal'}", **more)
 
 
 def some_finals(record: Record, recipe: str = "paper", point: str | None = None, **fields: object) -> Retrained:
@@ -70,12 +73,25 @@ def test_the_front_s_history_ends_where_it_is_now(record: Record, report: Report
     assert volumes == sorted(volumes) and volumes[0] < volumes[-1]
 
 
-def test_importances_are_of_every_objective(report: Report) -> None:
-    importances = report.studies[0].importances
-    assert list(importances) == ["accuracy", "macs"]
-    for values in importances.values():
+def test_importances_are_of_every_objective(tmp_path: Path) -> None:
+    importances = make_report([fill(tmp_path, 30, stopped=0.0)]).studies[0].importances
+    accuracy, macs = importances["accuracy"], importances["macs"]
+    assert list(importances) == ["accuracy", "macs"] and list(accuracy) == list(macs)
+    for values in (accuracy, macs):
         assert sum(values.values()) == pytest.approx(1, abs=1e-3)
-        assert list(values.values()) == sorted(values.values(), reverse=True)
+    highest = [max(accuracy[name], macs[name]) for name in accuracy]
+    assert highest == sorted(highest, reverse=True)
+
+
+def test_importances_are_told_where_they_can_be_known(tmp_path: Path) -> None:
+    assert make_report([fill(tmp_path, 19, stopped=0.0)]).studies[0].importances == {}
+    some = fill(tmp_path, 20, name="t", stopped=0.0)
+    fixed = optuna.create_study(directions=some.study.directions)
+    for row in some.study.get_trials():
+        row.params, row.distributions = {"a": 1, "b": 2}, {"a": IntDistribution(1, 1), "b": IntDistribution(2, 2)}
+        fixed.add_trial(row)
+    (study,) = make_report([Record("t", fixed, some.objectives, some.manifest)]).studies
+    assert len(study.full) == 20 and study.importances == {}  # not a half each
 
 
 def test_a_study_without_a_network(tmp_path: Path) -> None:
@@ -97,8 +113,30 @@ def test_several_objectives_and_their_axes(tmp_path: Path, record: Record) -> No
 def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: Record) -> None:
     other = fill(tmp_path, 3, name="t")
     assert make_report([record, other]).remarks() == []
-    other.manifest["data"] = "digits"
-    assert "different conditions" in make_report([record, other]).remarks()[0]
+    before = dict(other.manifest)
+    for change, told in (
+        ({"data": "digits"}, "s: data cifar10; t: data digits"),
+        ({"image_size": 31}, "s: image_size 32; t: image_size 31"),
+        ({"trainable": "mine:train"}, "s: trained by lrnas; t: trained by mine:train"),
+        ({"recipe": before["recipe"] | {"lr": 0.05, "epochs": 2}}, "s: epochs 9, lr 0.03; t: epochs 2, lr 0.05"),
+    ):
+        other.manifest = before | change
+        remark = make_report([record, other]).remarks()[-1]
+        assert "different conditions" in remark and told in remark
+    other.manifest = before | {"recipe": {name: value for name, value in before["recipe"].items() if name != "drop_at"}}
+    assert make_report([record, other]).remarks() == []  # begun before recipes had that field
+
+
+def test_hypervolumes_that_do_not_compare_are_called_that(tmp_path: Path, record: Record) -> None:
+    other = fill(tmp_path, 3, name="t")
+    other.manifest["reference"] |= {"params": 5}
+    assert make_report([record, other]).remarks() == []  # no objective of theirs
+    other.manifest["reference"] |= {"macs": 2_000_000}
+    (remark,) = make_report([record, other]).remarks()
+    assert "Hypervolumes" in remark and "s: macs 250,000,000; t: macs 2,000,000" in remark
+    timed = fill(tmp_path, 3, name="u", objectives="accuracy,macs,latency")
+    (remark,) = make_report([record, timed]).remarks()
+    assert "s: latency –; u: latency 3" in remark
 
 
 def test_counts_of_another_version_leave_the_layers_out(tmp_path: Path) -> None:
@@ -121,7 +159,7 @@ def test_finals_and_verdicts_are_shown(record: Record) -> None:
     assert data["test"].startswith("Welch's t-test")
     first, second, *others = one["finals"]
     assert first["mean"] == pytest.approx(0.92) and first["deviation"] == pytest.approx(0.02645, abs=1e-4)
-    assert second["deviation"] is None and len(others) == 1  # one was not tested
+    assert second["deviation"] is None and [other["mean"] is None for other in others] == [False, True]
     assert report.remarks() == [] and pack(data)
 
 

@@ -1,6 +1,8 @@
 """Networks of a search trained again: what is chosen, what is recorded, and what of it is read."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -12,13 +14,13 @@ from lrnas.cli import main
 from lrnas.cluster import Workers
 from lrnas.driver import open_record, open_study, search, trials_folder
 from lrnas.finals import read_finals, read_retrained, retrained_recipes
-from lrnas.ledger import MOST_LOSSES, Proposal
+from lrnas.ledger import MOST_LOSSES, Ledger, Proposal
 from lrnas.manifest import MANIFEST, RETRAINS, StudyError
 from lrnas.objectives import RETRAINED, InvalidObjectives, UnknownName, pick_objectives
 from lrnas.plan import canonical_id
 from lrnas.retrain import Chosen, Retraining, _choose, _Training
 from lrnas.search_view import _View
-from lrnas.tuning import _StudySearcher
+from lrnas.tuning import _StudySearcher, run_trials
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -228,6 +230,46 @@ def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path) -> None:
     assert [(final.open, final.failed) for final in read_finals(study) if final.point == "nin-c3"] == [(1, 0)]
 
 
+def fails_always(searcher: _StudySearcher, *_: object) -> None:
+    """As Tune does when nothing works: it asks for all there is, trains it side by side, and ends."""
+    asked = []
+    while searcher.suggest(f"{len(asked)}") != "FINISHED":
+        asked.append(f"{len(asked)}")
+    for name in asked:
+        searcher.on_trial_complete(name, {"status": "lost", "reason": "no room"})
+
+
+def test_rounds_go_on_while_something_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is lost again stands where it stood, but for its losses; in a row they are counted over rounds."""
+    monkeypatch.setattr("lrnas.tuning._fit", fails_always)
+    study = make_search()
+    networks = _choose(study, (0, 1), False, False)
+    told: list[str] = []
+
+    def train(record: Ledger, budget: int) -> None:
+        run_trials(
+            record,
+            lambda proposal: training(study).job(replace(proposal, seed=1)),
+            tmp_path,
+            budget=budget,
+            rungs=(),
+            factor=3,
+            workers=Workers(1, 0, None),
+            notify=told.append,
+            test=True,
+        )
+
+    runs = retraining(study)
+    enqueue(runs, networks[:1], range(1, 2))
+    train(runs, 1)
+    (run,) = runs.study.trials
+    assert (run.state, run.user_attrs["reason"]) == (TrialState.FAIL, "no room, 3 times")
+    (line,) = (line for line in told if "lost" in line)
+    assert line == "a trial was lost (no room); it is tried again, 3 times in all"
+    with pytest.raises(StudyError, match="6 trials in a row were lost, the last one: no room"):
+        train(study, study.spent() + 1)  # a search has always one more to propose
+
+
 def test_runs_that_were_given_up_before_are_asked_for_again() -> None:
     study = make_search()
     networks = _choose(study, (0,), False, False)
@@ -254,6 +296,25 @@ def test_progress_is_that_of_what_is_asked_for() -> None:
     assert view._summary(1.0) == "0/2 runs: 1 running"
     finish(mine, 0.5)
     assert view._summary(2.0).startswith("1/2 runs: 1 running")
+
+
+def test_networks_know_what_their_search_made_small_and_called_them(tmp_path: Path) -> None:
+    """However they are read: from the search, from the record alone, or where the search is gone."""
+    study = make_search(tmp_path / "s", "accuracy,params")
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0,), False, False), range(1, 2))
+    finish(runs, 0.9)
+    record = open_record("s@fast", studies=tmp_path)
+    for source in (study, record):
+        (found,) = read_finals(source)
+        assert (found.costs, found.name, found.point) == (("params",), "lr-x0.25", None)  # as the search calls it
+        assert found.to_dict()["name"] == found.to_dict()["known_as"] == "lr-x0.25"
+    optuna.delete_study(study_name="s", storage=record.study._storage)
+    for again in ("", "another search"):  # of that name, without this trial
+        if again:
+            make_study(tmp_path / "s")
+        (found,) = read_finals(record)
+        assert (found.costs, found.name) == (("macs",), found.identity)
 
 
 def test_the_last_retraining_is_read_unless_one_is_named() -> None:
@@ -288,7 +349,7 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     enqueue(runs, _choose(study, (0, 1), False, True), range(1, 3))
     for _ in range(6):
         finish(runs, 0.9)
-    with pytest.raises(StudyError, match=r"got s@fast, networks of s that were trained again; `lrnas retrain s@fast`"):
+    with pytest.raises(StudyError, match=r"networks of s that were trained again; `lrnas retrain s@fast --studies /"):
         open_study("s@fast", studies=studies)
     assert open_record("s@fast", studies=studies).counts() == {"completed": 6, "waiting": 4}
     with pytest.raises(StudyError, match="a study's name has no @"):
@@ -304,16 +365,40 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     assert shown["left"] == 4 and len(shown["networks"]) == 5 and len(shown["verdicts"]) == 3
     assert main(["retrain", "s@fast", "--studies", str(studies)]) == 0
     out = capsys.readouterr().out
-    assert "Runs that are not done: 4; `lrnas retrain s` with its options goes on with them." in out
+    again = f"lrnas retrain s --studies {studies}"
+    assert f"Runs that are not done: 4; `{again}` with its options goes on with them." in out
+    assert f"Weights: lrnas export s@fast:NETWORK --studies {studies} (" in out
     assert "Test: Welch's t-test" in out and "front, paper" in out
-    assert "Weights: lrnas export s@fast:NETWORK --studies" in out
     (row,) = (line for line in out.splitlines() if line.startswith("nin  "))
     assert "%  2  0, 5 " in row  # n, and the runs over both seeds
     assert "nothing to compare" not in out
+    assert "lr-x0.25 " in out  # the search's name, as in verdicts
+    assert re.search(r"nin-c3: .*unknown; (lr|dense)-x0.25, trial [01], at", " ".join(out.split()))
     assert main(["export", "s@fast:best", "--studies", str(studies)]) == 2
     assert "nothing is chosen by test accuracy; got s@fast:best" in capsys.readouterr().err
     assert main(["export", "s@fast", "--studies", str(studies)]) == 2
-    assert "did you mean s@fast:NETWORK, as in `lrnas retrain s@fast`?" in capsys.readouterr().err
+    assert "did you mean s@fast:NETWORK, as in `lrnas retrain s@fast --studies" in capsys.readouterr().err
+
+
+def test_the_front_says_that_it_is_by_means_and_of_how_many_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make_search(tmp_path / "s")
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0, 1), False, False), range(1, 2))
+    finish(runs, 0.8)
+    finish(runs, 0.9)
+    shown = ["retrain", "s@fast", "--studies", str(tmp_path)]
+    assert main(shown) == 0
+    out = capsys.readouterr().out
+    assert "The front is by these means" in out and "fewer runs" not in out  # all have as many
+    enqueue(runs, _choose(study, (0,), False, False), range(1, 4))
+    finish(runs, 0.7)
+    finish(runs, 0.6)
+    assert main(shown) == 0
+    marks = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if " " in line.strip()}
+    assert marks["1"].rstrip().endswith("1  front by fewer runs") and "front" not in marks["0"]
+    assert "one may be there, or another not, by luck" in marks["fewer"]
 
 
 def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,9 +416,9 @@ def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["t"], "unknown study 't'; known: s"),
+        (["t"], "unknown study 't'; known: s; `lrnas studies --studies /"),
         (["s@paper"], "the storage has no study 's@paper'; known: s"),
-        (["s", "--trials", "1,7"], "s has no trial 7; it has 4"),
+        (["s", "--trials", "1,7"], "s has no trial 7; it has 4, up to 3; `lrnas front s --studies /"),
         (["s", "--seeds", "0"], "the number of seeds is at least 1; got 0"),
         (["s", "--recipe", "papr"], "unknown recipe 'papr'; did you mean paper?"),
         (["s", "--set", "lr"], "--set takes FIELD=VALUE"),

@@ -15,7 +15,7 @@ from lrnas.options import read_settings
 from lrnas.plan import canonical_id
 from lrnas.recipes import get_recipe
 from lrnas.record import Record
-from lrnas.shell_lines import Whereabouts, shell_lines
+from lrnas.shell_lines import Whereabouts, retrain_line, shell_lines
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,20 @@ def test_the_recipe_is_the_study_s(record: Record) -> None:
     assert get_recipe(options.recipe, "nin", 8, len(digits.train), read_settings(options.set, None)) == odd
 
 
+def test_the_line_that_tests_the_front(record: Record) -> None:
+    line = retrain_line(record, Whereabouts("my studies", "journal:a b"))
+    assert line is not None and line.title.startswith("Train its front and the paper's networks by the paper's recipe")
+    options = _parser().parse_args(shlex.split(line.line)[1:])
+    assert (options.study, options.studies, options.storage) == ("it's <b>", "my studies", "journal:a b")
+    assert (options.trials, options.points, options.recipe, options.seeds) == ([], True, "paper", 3)
+    record.manifest["data"] = "folder:0123456789abcdef"
+    try:
+        line = retrain_line(record, Whereabouts())
+    finally:
+        record.manifest["data"] = "cifar10"
+    assert line is not None and line.line.endswith(' --data "$DATA"') and "DATA is where the images are" in line.title
+
+
 def test_passwords_stay_at_home(record: Record) -> None:
     for url in (
         "postgresql://me:secret@host/db",
@@ -96,6 +110,7 @@ def test_own_training_code_is_not_reproduced(record: Record) -> None:
     record.manifest["trainable"] = "mine:train"
     try:
         lines = [line.line for line in shell_lines(record, record.trials()[0], Whereabouts())]
+        assert retrain_line(record, Whereabouts()) is None
     finally:
         record.manifest["trainable"] = None
     assert not any("reproduce" in line for line in lines)

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from lrnas.arch import Architecture
 from lrnas.bulk import BulkStorage
 from lrnas.errors import InvalidArchitecture
 from lrnas.groups import Parameter
-from lrnas.ledger import DRIVER
+from lrnas.ledger import DRIVER, _signed
 from lrnas.manifest import StudyError, check_manifest
 from lrnas.objectives import InvalidObjectives, Limits, pick_objectives
 from lrnas.plan import canonical_id
@@ -206,6 +209,21 @@ def test_the_trials_of_a_living_driver_are_left_alone(tmp_path: Path) -> None:
     assert two.release_orphans() == 0
     one.study.set_user_attr(DRIVER + one.driver, 0.0)  # it signed off
     assert two.release_orphans() == 1 and two.ask().number == proposal.number
+
+
+def test_a_process_with_a_dead_driver_s_number_is_not_that_driver(tmp_path: Path) -> None:
+    """After the machine or a container was started again, any process may have it: also the one that asks."""
+    host = socket.gethostname()
+    for process, age in ((os.getppid(), 100.0), (os.getpid(), 1.0)):
+        dead = make_study(tmp_path / str(process))
+        dead.driver = f"{host}:{process}:dead"
+        number = dead.ask().number
+        study = make_study(tmp_path / str(process))
+        if process != os.getpid():
+            assert study.release_orphans() == 0  # its last sign is new, and a process has its number
+        _signed.discard(dead.driver)  # it was not of this process
+        dead.study.set_user_attr(DRIVER + dead.driver, time.time() - age)
+        assert study.release_orphans() == 1 and study.ask().number == number
 
 
 def test_a_driver_that_trains_nothing_has_no_trials(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ const MOST_IN_ALLOCATION = 60;
 const MOST_PARAMETERS = 20;
 const MOST_ELEMENTS = 300;
 const MOST_LAYERS = 14;
+// where the name of a point may stand, the best first: half widths to the side, pixels to the side and down
+const NOTE_PLACES = [[0, 0, -17], [0, 0, 17], [-1, -10, 0], [1, 10, 0], [-1, 0, -32], [1, 0, 32], [-1, 0, -50], [1, 0, 50], [-1, 0, 66], [-1, 0, -68], [1, 0, 84], [-1, 0, 100]];
 
 /** What all charts have in common, in the colours of the page. */
 function makeLayout(more = {}) {
@@ -21,8 +23,11 @@ function makeLayout(more = {}) {
   };
 }
 
-function draw(id, traces, layout) {
+/** Draw a chart, or draw it again; the label says what is in it where it cannot be seen. */
+function draw(id, label, traces, layout) {
   const element = byId(id);
+  element.setAttribute("role", "img");
+  element.setAttribute("aria-label", label);
   const isNew = !element.data;
   // by names of their own no trace takes over what was painted for another
   const named = traces.map((trace, i) => ({ ...trace, uid: (trace.marker?.maxdisplayed ? "dots" : "plain") + i }));
@@ -30,6 +35,13 @@ function draw(id, traces, layout) {
   if (isNew) {
     paintDots(element);
     element.on("plotly_afterplot", () => paintDots(element));
+    element.on("plotly_legendclick", (event) => event.data[event.curveNumber].meta !== "key");
+    element.on("plotly_relayout", (change) => {
+      const isLog = element.layout.xaxis.type === "log";
+      if (isLog && Object.keys(change).some((key) => key.startsWith("xaxis.range") || key === "xaxis.autorange")) {
+        Plotly.relayout(element, { xaxis: { ...element.layout.xaxis, ...costTicks(id, element.layout.xaxis.range) } });
+      }
+    });
     element.on("plotly_click", (event) => {
       const network = event.points[0].customdata;
       if (Array.isArray(network)) openCard(page.data.studies[network[0]], page.data.studies[network[0]].networks[network[1]]);
@@ -38,16 +50,32 @@ function draw(id, traces, layout) {
 }
 
 const studyColour = (i) => (page.data.studies.length > 1 ? PALETTE[i % PALETTE.length] : colour("--found"));
+const spellObjective = (name) => ({ macs: "MACs", params: "parameters" })[name] ?? name;
 const currentAxis = () => page.data.axes.find((axis) => axis.name === page.axis);
 
-/** The best accuracy for every cost, cheapest first. */
+/** Ticks of the axis of costs: on a log axis 1, 2 and 5 in every decade, or its beginning where it is narrow, with all of the number. */
+function costTicks(id, [from, to]) {
+  if (page.scale !== "log") return { tickmode: "auto" };
+  const steps = byId(id).clientWidth / (to - from) < 150 ? [1] : [1, 2, 5];
+  const values = [];
+  for (let decade = Math.floor(from) - 1; decade <= to + 1; decade++) values.push(...steps.map((step) => Number(`${step}e${decade}`)));
+  const shown = values.filter((value) => Math.log10(value) >= from && Math.log10(value) <= to).length;
+  if (shown < 3) return { tickmode: "auto", tickformat: ",~r" };  // drawn larger than these are apart
+  return { tickmode: "array", tickvals: values, ticktext: values.map((value) => (value < 1 ? String(value) : whole(value))) };
+}
+
+/** The best accuracy for every cost, cheapest first, as far as the dearest. */
 function staircase(places) {
   const best = [];
   for (const place of [...places].sort((a, b) => a.x - b.x || b.y - a.y)) {
     if (!best.length || place.y > best.at(-1).y) best.push(place);
   }
-  return best;
+  const dearest = Math.max(...places.map((place) => place.x));
+  return best.length ? [...best, { x: dearest, y: best.at(-1).y }] : best;
 }
+
+/** What lines mean, as an entry of a legend whose other entries are studies; a click on it would switch nothing. */
+const legendLine = (name) => ({ type: "scatter", mode: "lines", name, x: [null], y: [null], line: { color: colour("--muted"), width: 1.6 }, hoverinfo: "skip", meta: "key", legendrank: 1001 });
 
 /** A layer in words, put together once for all networks that have it. */
 function spellLayer(layer) {
@@ -149,31 +177,43 @@ function drawFront() {
       const shown = several ? group : {};
       traces.push(asDots(pointTrace(study, partial, "stopped early", { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown)));
     }
-    traces.push({ type: "scatter", mode: "lines", name: "front", x: steps.map((p) => p.x), y: steps.map((p) => p.y),
-      line: { shape: "hv", color: studyColour(i), width: 1.6 }, hoverinfo: "skip", ...group });
+    traces.push({ type: "scatter", mode: "lines", name: "best for the cost shown", legendrank: 1001, x: steps.map((p) => p.x), y: steps.map((p) => p.y),
+      line: { shape: "hv", color: studyColour(i), width: 1.6 }, hoverinfo: "skip", ...(several ? group : {}) });
     const found = full.filter((p) => !p.network.is_paper);
     const paper = full.filter((p) => p.network.is_paper);
     // one look for all points of a trace: Plotly draws that several times faster than a look for each
     const marker = { color: studyColour(i), size: 8 };
     traces.push(asDots(pointTrace(study, found.filter((p) => !p.network.on_front), name, marker, { legendgroup: String(i) })));
-    const ring = { ...marker, size: 10, line: { color: colour("--ink"), width: 1.3 } };
-    traces.push(pointTrace(study, found.filter((p) => p.network.on_front), "on the front", ring, several ? group : {}));
-    const diamond = { symbol: "diamond", size: 11, color: several ? studyColour(i) : colour("--paper"), line: { color: colour("--ink"), width: several ? 1.3 : 0 } };
-    if (paper.length) traces.push(pointTrace(study, paper, "the paper's", diamond, several ? group : {}));
+    const line = { color: colour("--ink"), width: 1.3 };
+    traces.push(pointTrace(study, found.filter((p) => p.network.on_front), "on the front", { ...marker, size: 10, line }, several ? group : {}));
+    const diamond = { symbol: "diamond", size: 11, color: several ? studyColour(i) : colour("--paper") };
+    const [on, off] = [paper.filter((p) => p.network.on_front), paper.filter((p) => !p.network.on_front)];
+    const shown = several ? group : { legendgroup: "paper" };
+    if (off.length) traces.push(pointTrace(study, off, "the paper's", diamond, shown));
+    if (on.length) traces.push(pointTrace(study, on, "the paper's", { ...diamond, line }, { ...shown, showlegend: !several && !off.length }));
     every.full.push(...full); every.partial.push(...partial); every.paper.push(...paper);
   });
-  if (!every.full.length && !every.partial.length) { byId("front-section").hidden = true; return; }
+  const isEmpty = !every.full.length && !every.partial.length;
+  byId("front").hidden = byId("front-what").hidden = isEmpty;
+  byId("front-empty").hidden = !isEmpty;
+  byId("front-empty").textContent = `Of no trained network is this cost known: ${currentAxis().label}. Choose another.`;
+  if (isEmpty) return;
+  if (several) traces.push(legendLine("best for the cost shown"));
+  byId("front-objectives").textContent = [...new Set(studies.map((study) => study.objectives.map(spellObjective).join(", ")))].join("; ");
   const ranges = frontRanges(every.full, page.showPartial || !every.full.length ? every.partial : []);
   const named = [...new Map(every.paper.map((p) => [several ? p.network.name + p.x + p.y : p.network.name, p])).values()];
-  draw("front", traces, {
-    xaxis: { title: { text: currentAxis().label }, type: page.scale, range: ranges.x },
+  const best = Math.max(...[...every.full, ...every.partial].map((p) => p.y));
+  const label = `Validation accuracy against ${currentAxis().label}: ${every.full.length} networks trained in full, ${every.partial.length} stopped early, ` +
+    `at best ${best.toFixed(2)} %. The table of all trials has the numbers.`;
+  draw("front", label, traces, {
+    xaxis: { title: { text: currentAxis().label }, type: page.scale, range: ranges.x, ...costTicks("front", ranges.x) },
     yaxis: { title: { text: "validation accuracy, %" }, range: ranges.y },
-    annotations: nameNotes("front", named.map((p) => ({ x: p.x, y: p.y, text: p.network.name })), ranges),
+    annotations: nameNotes("front", named.map((p) => ({ x: p.x, y: p.y, text: p.network.name })), every.full.filter((p) => !p.network.is_paper), ranges),
   });
 }
 
-/** Names beside points, where they hide neither each other nor points. */
-function nameNotes(id, places, ranges) {
+/** Names beside points, where they hide neither each other nor, as far as there is room, other points and error bars. */
+function nameNotes(id, places, others, ranges) {
   const element = byId(id);
   const [width, height] = [element.clientWidth - 80, element.clientHeight - 90];
   const isLog = page.scale === "log";
@@ -181,68 +221,26 @@ function nameNotes(id, places, ranges) {
     const x = isLog ? Math.log10(place.x) : place.x;
     return [width * (x - ranges.x[0]) / (ranges.x[1] - ranges.x[0]), height * (1 - (place.y - ranges.y[0]) / (ranges.y[1] - ranges.y[0]))];
   };
-  const taken = places.map((place) => { const [x, y] = at(place); return [x - 7, y - 7, x + 7, y + 7]; });
+  const scale = height / (ranges.y[1] - ranges.y[0]);
+  const boxOf = (place) => { const [x, y] = at(place); const bar = (place.bar || 0) * scale; return [x - 7, y - Math.max(7, bar), x + 7, y + Math.max(7, bar)]; };
+  const taken = places.map(boxOf);
+  const points = others.map(boxOf);
   const notes = [];
   for (const place of [...places].sort((a, b) => b.x - a.x)) {
     const [x, y] = at(place);
     const half = 3.4 * place.text.length + 3;
-    let chosen = null;
-    for (const [dx, dy] of [[0, -17], [0, 17], [-half - 10, 0], [half + 10, 0], [-half, -32], [half, 32], [-half, -50], [half, 50], [-half, 66], [-half, -68], [half, 84], [-half, 100]]) {
-      const box = [x + dx - half, y + dy - 8, x + dx + half, y + dy + 8];
-      const isInside = box[0] > -20 && box[2] < width + 12 && box[1] > -6 && box[3] < height;
-      const isFree = !taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3]);
-      if (isInside && isFree) { chosen = [dx, dy]; taken.push(box); break; }
-    }
-    const [ax, ay] = chosen ?? [0, -17];
+    const boxes = NOTE_PLACES.map(([across, dx, dy]) => [across * half + dx, dy]).map(([dx, dy]) => ({ dx, dy, box: [x + dx - half, y + dy - 8, x + dx + half, y + dy + 8] }))
+      .filter(({ box }) => box[0] > -20 && box[2] < width + 12 && box[1] > -6 && box[3] < height);
+    const isFree = (box, some) => !some.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3]);
+    const free = boxes.filter(({ box }) => isFree(box, taken));
+    const chosen = free.find(({ box }) => isFree(box, points)) ?? free[0];
+    if (chosen) taken.push(chosen.box);
+    const [ax, ay] = chosen ? [chosen.dx, chosen.dy] : [0, -17];
     notes.push({ x: isLog ? Math.log10(place.x) : place.x, y: place.y, text: plain(place.text), ax, ay,
       showarrow: true, arrowhead: 0, arrowwidth: 0.6, standoff: 6,
       arrowcolor: Math.hypot(ax, ay) > 30 ? colour("--muted") : "rgba(0,0,0,0)", font: { size: 12, color: colour("--ink") } });
   }
   return notes;
-}
-
-function drawFinals() {
-  const { tested } = page.data;
-  const several = tested.length > 1;
-  byId("tested").replaceChildren(...tested.map((one) => make("p", {}, one.head)));
-  const axis = currentAxis().name === "latency" ? page.data.axes[0] : currentAxis();
-  const every = [];
-  const traces = [];
-  tested.forEach((one) => {
-    const places = one.finals.map((final) => ({ x: final[axis.name] / axis.unit, y: 100 * final.mean, final,
-      bar: final.deviation == null ? NaN : 100 * final.deviation }));
-    if (!places.length) return;
-    const steps = staircase(places);
-    const shade = studyColour(page.data.studies.findIndex((study) => study.name === one.study));
-    const group = several ? { legendgroup: one.name } : {};
-    const traceOf = (name, some, marker) => ({
-      type: "scatter", mode: "markers", name: several ? `${plain(one.name)}, ${name}` : name, x: some.map((p) => p.x), y: some.map((p) => p.y), marker,
-      error_y: { type: "data", array: some.map((p) => p.bar), color: marker.color, thickness: 1.2, width: 4 },
-      text: some.map(({ final }) => `<b>${plain(final.name)}</b>, ${plain(one.name)}<br>${percent(final.mean)}${final.deviation == null ? "" : " ± " + (100 * final.deviation).toFixed(2)}, ` +
-        `${final.accuracies.length} seeds<br>${shortNumber(final.macs)} MACs, ${shortNumber(final.params)} parameters`),
-      hovertemplate: "%{text}<extra></extra>", ...group,
-    });
-    traces.push({ type: "scatter", mode: "lines", name: "front", x: steps.map((p) => p.x), y: steps.map((p) => p.y), showlegend: !several,
-      line: { shape: "hv", color: several ? shade : colour("--muted"), width: 1.4 }, hoverinfo: "skip", ...group });
-    const found = places.filter((p) => !p.final.is_paper);
-    const paper = places.filter((p) => p.final.is_paper);
-    if (found.length) traces.push(traceOf("found", found, { color: several ? shade : colour("--found"), size: 9 }));
-    if (paper.length) traces.push(traceOf("the paper's", paper, { color: several ? shade : colour("--paper"), size: 10, symbol: "diamond" }));
-    every.push(...places);
-  });
-  byId("finals").hidden = !every.length;
-  if (every.length) {
-    const ranges = frontRanges(every, []);
-    draw("finals", traces, {
-      xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x },
-      yaxis: { title: { text: "test accuracy, %" }, range: ranges.y },
-      annotations: nameNotes("finals", every.filter((p) => p.final.is_paper).map((p) => ({ x: p.x, y: p.y, text: p.final.name })), ranges),
-    });
-  }
-  const verdicts = tested.flatMap((one) => one.verdicts.map((verdict) => ({ ...verdict, name: one.name })));
-  byId("verdicts").replaceChildren(...verdicts.map((verdict) => make("tr", {}, ...(several ? [make("td", {}, verdict.name)] : []),
-    make("td", {}, verdict.point), make("td", {}, verdict.kind), make("td", { class: "wide" }, verdict.sentence))));
-  byId("verdict-test").textContent = verdicts.length ? `The test: ${page.data.test}.` : "";
 }
 
 function drawHistory() {
@@ -252,7 +250,9 @@ function drawHistory() {
   const overTime = page.historyAxis === "seconds";
   const longest = Math.max(...some.map((study) => study.history.at(-1)[1]));
   const [unit, name] = longest > 7200 ? [3600, "hours"] : longest > 120 ? [60, "minutes"] : [1, "seconds"];
-  draw("history", some.map((study) => ({
+  const label = "Hypervolume of the front by " + (overTime ? "training time" : "trials that have ended") +
+    `: ${some.map((study) => `${study.name} comes to ${study.history.at(-1)[2].toFixed(4)}`).join(", ")}.`;
+  draw("history", label, some.map((study) => ({
     type: "scatter", mode: "lines", name: plain(study.name), showlegend: some.length > 1,
     x: study.history.map(([trials, seconds]) => (overTime ? seconds / unit : trials)), y: study.history.map((moment) => moment[2]),
     line: { shape: "hv", color: studyColour(page.data.studies.indexOf(study)) }, hovertemplate: "%{y:.4f}<extra>%{x}</extra>",
@@ -288,7 +288,7 @@ function drawCurves() {
     const shade = 0.35 + 0.3 * (stopped.indexOf(name) / Math.max(1, stopped.length));
     return { color: colour("--muted"), width: 0.8, opacity: shade };
   };
-  draw("curves", order.map((name) => {
+  draw("curves", `Validation accuracy of the networks of ${study.name} by epoch.`, order.map((name) => {
     const { opacity, ...line } = styleOf(name);
     const trace = { type: "scatter", mode: "lines", name, ...groups.get(name), line, opacity, hovertemplate: "%{text}<br>%{y:.2f} % after %{x}<extra></extra>" };
     return name === "stopped after 1" || study.epochs === 1 ? asDots({ ...trace, mode: "markers", opacity: 1, marker: { color: line.color, size: 4, opacity } }) : trace;
@@ -300,14 +300,24 @@ function drawCurves() {
 }
 
 function drawImportances() {
-  const { importances } = page.data.studies[page.study];
+  const { importances, networks } = page.data.studies[page.study];
   const goals = Object.keys(importances);
-  byId("importances-section").hidden = !goals.length;
-  if (!goals.length) return;
-  const names = Object.keys(importances[goals[0]]).slice(0, MOST_PARAMETERS).reverse();
+  const full = networks.filter((network) => network.is_full).length;
+  byId("importances").hidden = byId("importances-what").hidden = !goals.length;
+  if (!goals.length) {
+    byId("importances-note").textContent = full < page.data.fewest
+      ? `Left out: ${full} networks are trained in full, and of fewer than ${page.data.fewest} nothing can be told of the best tenth.`
+      : `Left out: of ${full} networks trained in full, the best do not differ from the others in any parameter.`;
+    return;
+  }
+  const every = Object.keys(importances[goals[0]]);
+  const names = every.slice(0, MOST_PARAMETERS).reverse();
+  byId("importances-note").textContent = `Of ${full} networks trained in full.` +
+    (names.length < every.length ? ` ${names.length} of ${every.length} parameters are shown, those that matter most to some objective.` : "");
   byId("importances").style.height = `${Math.max(220, 22 * names.length + 90)}px`;
-  draw("importances", goals.map((goal, i) => ({
-    type: "bar", orientation: "h", name: goal, y: names.map(plain), x: names.map((name) => importances[goal][name] ?? 0),
+  const first = every.slice(0, 3).join(", ");
+  draw("importances", `Importances of parameters for ${goals.join(" and ")}: the first are ${first}.`, goals.map((goal, i) => ({
+    type: "bar", orientation: "h", name: goal, y: names.map(plain), x: names.map((name) => importances[goal][name]),
     marker: { color: PALETTE[i] }, hovertemplate: "%{y}: %{x:.3f}<extra>%{fullData.name}</extra>",
   })), { barmode: "group", xaxis: { title: { text: "importance" } }, yaxis: { type: "category", automargin: true } });
 }
@@ -333,8 +343,8 @@ function filtersOf(layer) {
 
 function drawAllocation() {
   const study = page.data.studies[page.study];
-  const axis = currentAxis();
   const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => p.network.on_front && p.network.layers.shapes.length);
+  const axis = all.every((p) => p.network[page.axis] != null) ? currentAxis() : page.data.axes[0];
   all.sort((a, b) => a.network[axis.name] - b.network[axis.name]);
   const front = spreadOut(all, MOST_IN_ALLOCATION);
   const layers = variedLayers(front);
@@ -368,5 +378,5 @@ function drawAllocation() {
   });
   layout.xaxis = { title: { text: axis.label }, anchor: "y" + (layers.length > 1 ? layers.length : ""), tickangle: -90, showgrid: false,
     tickvals: front.map((_, i) => i), ticktext: front.map((p) => Number((p.network[axis.name] / axis.unit).toPrecision(3))), range: [-0.6, front.length - 0.4] };
-  draw("allocation", traces, layout);
+  draw("allocation", `Shares of filters by shape in ${layers.length} layers of ${front.length} networks along the front of ${study.name}; a network's card has the numbers.`, traces, layout);
 }

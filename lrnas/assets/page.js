@@ -31,10 +31,13 @@ function watchCharts() {
 function drawOverview() {
   const { studies, remarks, tested } = page.data;
   byId("finals-section").hidden = !tested.length;
+  byId("front-section").hidden = !studies.some((study) => study.networks.some((network) => network.is_full || network.is_partial));
+  drawSummary();
   byId("remarks").replaceChildren(...remarks.map((remark) => make("p", { class: "remark" }, remark)));
   const names = ["study", "space", "data", "epochs", "in full", "stopped", "on the front", "best", "hypervolume", "training", "hardware"];
   const isText = new Set(["study", "space", "data", "hardware"]);
-  const head = make("tr", {}, ...names.map((name) => make("th", { class: isText.has(name) ? "" : "number" }, name)));
+  const head = make("tr", {}, ...names.map((name) => make("th", { class: isText.has(name) ? "" : "number", scope: "col" }, name,
+    ...(name === "best" ? [make("span", { class: "unit" }, "validation accuracy, one seed")] : []))));
   const rows = studies.map((study) => {
     const full = study.networks.filter((network) => network.is_full);
     const best = full.length ? full.reduce((a, b) => (b.accuracy > a.accuracy ? b : a)).accuracy : null;

@@ -88,3 +88,18 @@ def test_a_killed_retraining_goes_on(tmp_path: Path, capsys: pytest.CaptureFixtu
     shown = json.loads(capsys.readouterr().out)
     assert shown["left"] == 0 and [network["n"] for network in shown["networks"]] == [2, 2]
     assert [run.datetime_complete for run in runs(storage)] == [run.datetime_complete for run in after]
+
+
+def test_a_run_that_fails_each_time_is_tried_three_times_and_says_why(tmp_path: Path) -> None:
+    """Alone, so that Tune ends after every try."""
+    storage = make_search(tmp_path / "studies" / "s").study._storage
+    folder = tmp_path / "studies" / "s" / "retrained" / "fast,epochs=1"
+    folder.mkdir(parents=True)
+    (folder / "00000").write_text("where the run would have its folder")
+    process = start(tmp_path, "--trials", "0", "--epochs", "1", "--seeds", "1")
+    out, err = process.communicate(timeout=300)
+    (run,) = runs(storage)
+    assert (run.state, run.user_attrs["losses"]) == (TrialState.FAIL, 3), err
+    assert run.user_attrs["reason"].endswith(", 3 times") and "00000" in run.user_attrs["reason"]
+    assert err.count("it is tried again, 3 times in all") == 1
+    assert "runs that failed: 1, the last one: " in out, out

@@ -1,0 +1,153 @@
+/** Where a trial of a study is on the page, as charts and cards are told; null where it is not. */
+function placeOfTrial(studyName, number) {
+  const study = page.data.studies.findIndex((one) => one.name === studyName);
+  const network = study < 0 || number == null ? -1 : page.data.studies[study].networks.findIndex((one) => one.number === number);
+  return network < 0 ? null : [study, network];
+}
+
+/** A name that opens the card of a trial, where there is one. */
+function trialLink(studyName, number, name) {
+  const place = placeOfTrial(studyName, number);
+  if (!place) return name;
+  const study = page.data.studies[place[0]];
+  return make("button", { type: "button", class: "link", onclick: () => openCard(study, study.networks[place[1]]) }, name);
+}
+
+const spread = (final) => (final.deviation == null ? "" : ` ± ${(100 * final.deviation).toFixed(2)}`);
+const testAccuracy = (final) => (final.mean == null ? "–" : `${(100 * final.mean).toFixed(2)}${spread(final)} %`);
+
+/** What runs of a network came to, in a line. */
+function spellRuns(final) {
+  const number = final.accuracies.length;
+  const others = ["diverged", "failed", "open"].filter((name) => final[name]).map((name) => `${final[name]} ${name}`);
+  const tested = number ? [testAccuracy(final), number === 1 ? "1 seed" : `${number} seeds`] : ["not tested"];
+  return [...tested, ...others].join(", ");
+}
+
+/** What tests of a network came to, as facts for its card. */
+function testsOf(study, network) {
+  return page.data.tested.filter((one) => one.study === study.name).flatMap((one) =>
+    one.finals.filter((final) => final.trial === network.number).map((final) => ["test accuracy", `${spellRuns(final)} (${one.name})`]));
+}
+
+/** What the page comes to: a line for each of the paper's networks, or what is to be done first. */
+function drawSummary() {
+  const { studies, tested } = page.data;
+  const parts = tested.flatMap((one) => [
+    make("p", {}, make("b", {}, one.headline), make("span", { class: "muted" }, ` ${one.head}`)),
+    make("ul", { class: "verdicts" }, ...one.verdicts.map((verdict) => make("li", { "data-kind": verdict.kind }, ...sentenceParts(one, verdict)))),
+  ]);
+  for (const study of studies) {
+    if (tested.some((one) => one.study === study.name) || !study.networks.some((network) => network.is_full)) continue;
+    const whose = studies.length > 1 ? ` of ${study.name}` : "";
+    if (study.retrain) parts.push(make("p", {}, make("b", {}, `Nothing${whose} is tested yet.`)), cardLine(...study.retrain));
+    else parts.push(make("p", {}, make("b", {}, `Nothing${whose} is tested.`), " Code of one's own trained it, which says nothing of test images."));
+  }
+  if (tested.some((one) => one.verdicts.length)) {
+    parts.push(make("p", { class: "muted" }, "By test accuracy over seeds, after training again in full. The first chart below is what the search saw: validation accuracy, one seed."));
+  }
+  byId("summary-section").hidden = !parts.length;
+  byId("summary").replaceChildren(...parts);
+}
+
+/** A verdict in words, with the network found as a link to its card. */
+function sentenceParts(one, { point, rival, trial, sentence }) {
+  const rest = sentence.slice(point.length).replace(/p ([=<]) /, "p\u00a0$1\u00a0");
+  const at = rival == null ? -1 : rest.indexOf(rival);
+  if (at < 0) return [make("b", {}, point), rest];
+  return [make("b", {}, point), rest.slice(0, at), trialLink(one.study, trial, rival), rest.slice(at + rival.length)];
+}
+
+function drawFinals() {
+  const { tested } = page.data;
+  byId("tested").replaceChildren(...tested.map((one) => make("p", {}, one.head)));
+  drawFinalsChart();
+  drawVerdicts();
+  drawFinalsTable();
+}
+
+function drawFinalsChart() {
+  const { tested } = page.data;
+  const several = tested.length > 1;
+  const axis = currentAxis().name === "latency" ? page.data.axes[0] : currentAxis();
+  const every = [];
+  const traces = [];
+  tested.forEach((one) => {
+    const places = one.finals.filter((final) => final.mean != null).map((final) => ({ x: final[axis.name] / axis.unit, y: 100 * final.mean, final,
+      bar: final.deviation == null ? NaN : 100 * final.deviation }));
+    if (!places.length) return;
+    const steps = staircase(places);
+    const shade = studyColour(page.data.studies.findIndex((study) => study.name === one.study));
+    const group = several ? { legendgroup: one.name } : {};
+    const traceOf = (name, some, marker) => ({
+      type: "scatter", mode: "markers", name: several ? `${plain(one.name)}, ${name}` : name, x: some.map((p) => p.x), y: some.map((p) => p.y), marker,
+      error_y: { type: "data", array: some.map((p) => p.bar), color: marker.color, thickness: 1.2, width: 4 },
+      customdata: some.map(({ final }) => placeOfTrial(one.study, final.trial)), legendgroup: name, ...group,
+      text: some.map(({ final }) => `<b>${plain(final.name)}</b>, ${final.trial == null ? "" : `trial ${final.trial}, `}${plain(one.name)}<br>${spellRuns(final)}<br>` +
+        `${shortNumber(final.macs)} MACs, ${shortNumber(final.params)} parameters`),
+      hovertemplate: "%{text}<extra></extra>",
+    });
+    traces.push({ type: "scatter", mode: "lines", name: "front by means", legendrank: 1001, x: steps.map((p) => p.x), y: steps.map((p) => p.y), showlegend: !several,
+      line: { shape: "hv", color: several ? shade : colour("--muted"), width: 1.4 }, hoverinfo: "skip", ...group });
+    for (const isPaper of [false, true]) {
+      const some = places.filter((p) => p.final.is_paper === isPaper);
+      const marker = { color: several ? shade : colour(isPaper ? "--paper" : "--found"), size: isPaper ? 10 : 9 };
+      const solid = some.filter((p) => p.final.accuracies.length > 1);
+      const hollow = some.filter((p) => p.final.accuracies.length === 1);
+      const [name, symbol] = isPaper ? ["the paper's", "diamond"] : ["found", "circle"];
+      if (solid.length) traces.push(traceOf(name, solid, { ...marker, symbol }));
+      if (hollow.length) traces.push({ ...traceOf(name, hollow, { ...marker, symbol: `${symbol}-open` }), showlegend: !solid.length });
+    }
+    every.push(...places);
+  });
+  byId("finals").hidden = !every.length;
+  if (!every.length) return;
+  if (several) traces.push(legendLine("front by means"));
+  const ranges = frontRanges(every, []);
+  draw("finals", `Test accuracy against ${axis.label} of ${every.length} networks, mean and standard deviation over seeds. The table below has the numbers.`, traces, {
+    xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x, ...costTicks("finals", ranges.x) },
+    yaxis: { title: { text: "test accuracy, %" }, range: ranges.y },
+    annotations: nameNotes("finals", every.filter((p) => p.final.is_paper).map((p) => ({ ...p, text: p.final.name })), every.filter((p) => !p.final.is_paper), ranges),
+  });
+}
+
+/** Rows of cells under a head; titles that begin with "#" are of numbers. */
+function fillTable(id, titles, rows) {
+  const kinds = titles.map((title) => (title.startsWith("#") ? "number" : ""));
+  const head = make("tr", {}, ...titles.map((title, i) => make("th", { class: kinds[i], scope: "col" }, title.replace("#", ""))));
+  byId(id).replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((cell, i) =>
+    make("td", { class: kinds[i] || (titles[i] === "note" ? "wide" : "") }, cell))))));
+}
+
+function drawVerdicts() {
+  const { tested } = page.data;
+  const several = tested.length > 1;
+  const points = (value) => (value == null ? "–" : (value < 0 ? "−" : "+") + Math.abs(100 * value).toFixed(2));
+  const rows = tested.flatMap((one) => one.verdicts.map((verdict) => {
+    const own = one.finals.find((final) => final.is_paper && final.name === verdict.point);
+    return [...(several ? [one.name] : []), trialLink(one.study, own?.trial, verdict.point), verdict.kind,
+      verdict.rival == null ? "–" : trialLink(one.study, verdict.trial, verdict.rival), verdict.share == null ? "–" : verdict.share.toFixed(3),
+      points(verdict.difference), verdict.interval == null ? "–" : verdict.interval.map(points).join(" to "),
+      verdict.p == null ? "–" : verdict.p < 0.001 ? "< 0.001" : verdict.p.toFixed(3), verdict.note];
+  }));
+  byId("verdicts-part").hidden = !rows.length;
+  fillTable("verdicts", [...(several ? ["retraining"] : []), "the paper's", "verdict", "network found", "#share of its MACs", "#difference, points", "#95 % interval", "#p", "note"], rows);
+  byId("verdict-test").textContent = `The test: ${page.data.test}.`;
+}
+
+/** All that the terminal shows of them. */
+function drawFinalsTable() {
+  const { tested } = page.data;
+  const several = tested.length > 1;
+  const finals = tested.flatMap((one) => one.finals.map((final) => ({ one, final })));
+  const further = ["diverged", "failed", "open"].filter((name) => finals.some(({ final }) => final[name]));
+  const rows = finals.map(({ one, final }) => {
+    const notes = [final.on_front && "front by means", final.is_paper && "the paper's", final.reason && `last error: ${final.reason}`].filter(Boolean);
+    return [...(several ? [one.name] : []), trialLink(one.study, final.trial, final.name), final.trial == null ? "–" : String(final.trial), whole(final.macs),
+      final.share == null ? "–" : final.share.toFixed(3), whole(final.params), testAccuracy(final), String(final.accuracies.length),
+      ...further.map((name) => String(final[name])), notes.join(", ")];
+  });
+  fillTable("finals-table", [...(several ? ["retraining"] : []), "network", "#trial", "#MACs", "#share", "#parameters", "#test accuracy", "#n", ...further.map((name) => `#${name}`), "note"], rows);
+  byId("finals-note").textContent = "Share: of the MACs of the dense network. Mean ± standard deviation of n seeds." +
+    (further.length ? " Runs that diverged, failed or are open are not among the n." : "");
+}

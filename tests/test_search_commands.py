@@ -1,0 +1,52 @@
+"""What is printed of a search: its front, and the paper's networks beside it."""
+
+import json
+import shlex
+from pathlib import Path
+
+import optuna
+import pytest
+from small_studies import SPACE, make_search, make_study
+
+from lrnas.cli import main
+from lrnas.shell_lines import Whereabouts
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a search in it; of the paper's networks, one is on the front and one is beaten."""
+    folder = tmp_path_factory.mktemp("my studies")
+    study = make_search(folder / "s")
+    study.enqueue({"nin": SPACE.points["nin"]})
+    proposal = study.ask()
+    assert proposal is not None
+    study.record(proposal.number, [0.6], 1.0)
+    study.complete(proposal.number, 0.6)
+    return folder
+
+
+def test_the_table_and_its_data_have_the_same_networks(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["front", "s", "--studies", str(studies)]) == 0
+    table = capsys.readouterr().out
+    assert main(["front", "s", "--studies", str(studies), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(row["point"], row["on_front"]) for row in shown["paper"]] == [("nin-c3-lr", True), ("nin", False)]
+    assert all(row.keys() == shown["front"][0].keys() for row in shown["paper"])
+    rows = [line.strip() for line in table.splitlines() if "," in line and "%" in line]
+    marks = {row.split()[0]: row.rsplit("  ", 1)[1] for row in rows}
+    assert marks == {row["point"]: "front" for row in shown["front"]} | {
+        row["point"]: "front, paper" if row["on_front"] else "beaten, paper" for row in shown["paper"]
+    }
+
+
+def test_what_is_to_be_typed_next_says_where_the_study_is(
+    studies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lrnas.driver.search", lambda *_, **__: make_study(studies / "s"))  # there is nothing to train
+    assert main(["search", "--space", "nin", "--budget", "5", "--studies", str(studies)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Look again: "))
+    program, *arguments = shlex.split(line.removeprefix("Look again: "))
+    assert (program, main(arguments)) == ("lrnas", 0) and "nin-c3-lr" in capsys.readouterr().out
+    assert Whereabouts().command("front", "my study") == "lrnas front 'my study'"

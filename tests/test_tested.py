@@ -1,0 +1,88 @@
+"""What a page is told of networks that were tested: every number that the terminal has, and verdicts in parts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from filled_studies import fill_study
+
+from lrnas import tested
+from lrnas.finals import Final, Retrained
+from lrnas.record import Record
+from lrnas.verdicts import judge
+
+FOUND = 7
+"""A trial that is none of the paper's, and costs less than some of these."""
+
+
+def retrain_by_hand(record: Record, name: str | None = None) -> Retrained:
+    """Made up: the paper's networks and one found, which beats the dearest; of one nothing is tested yet."""
+    trials = {trial.number: trial for trial in record.trials()}
+    chosen = [trial for trial in trials.values() if trial.point in record.manifest["space"]["points"]]
+    results = {"nin": (0.90, 0.91, 0.905), "nin-c3": (0.94, 0.95), "nin-c3-lr": (0.93,)}
+    finals = [
+        Final(
+            trial.identity,
+            trial.description,
+            trial.point if trial.number != FOUND else None,
+            trial.number,
+            trial.macs,
+            trial.params,
+            "paper",
+            tuple(range(len(accuracies))),
+            accuracies,
+        )
+        for trial in [*chosen, trials[FOUND]]
+        for accuracies in [results.get(trial.point or "", (0.948, 0.946, 0.947))]
+    ]
+    finals[2] = replace(finals[2], diverged=1, failed=2, open=3, reason="out of memory")
+    finals.append(replace(finals[-1], identity="other", trial=None, seeds=(), accuracies=(), open=3))
+    finals.sort(key=lambda final: final.macs)
+    return Retrained(name or record.name, "paper", {"epochs": 160}, "cifar10", tuple(finals))
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> tested.Tested:
+    folder: Path = tmp_path_factory.mktemp("studies")
+    retrained = retrain_by_hand(fill_study(folder, 12, storage=f"journal:{folder / 'journal'}"))
+    return tested.Tested(retrained, tuple(judge(retrained.finals)), "nin")
+
+
+def test_every_network_has_the_numbers_of_the_terminal(again: tested.Tested) -> None:
+    finals = {final["name"]: final for final in again.to_dict()["finals"]}
+    assert len(finals) == len(again.retrained.finals) == len(again.finals) + 1
+    last = finals["nin-c3-lr"]
+    assert [last[name] for name in ("diverged", "failed", "open", "reason")] == [1, 2, 3, "out of memory"]
+    assert (last["mean"], last["deviation"], last["is_paper"]) == (0.93, None, True)
+    assert finals["nin"]["share"] == 1 and 0 < last["share"] < 1
+    assert [final["trial"] for final in finals.values() if final["on_front"]] == [FOUND]
+    assert finals["other"]["mean"] is None and finals["other"]["trial"] is None
+    without = replace(again, baseline=None).to_dict()["finals"]
+    assert {final["share"] for final in without} == {None}
+
+
+def test_verdicts_come_as_sentences_and_in_parts(again: tested.Tested) -> None:
+    data = again.to_dict()
+    assert data["headline"] == "Of 3 networks of the paper: 1 dominated, 1 matched, 1 unknown."
+    verdicts = {verdict["point"]: verdict for verdict in data["verdicts"]}
+    nin = verdicts["nin"]
+    assert (nin["kind"], nin["trial"]) == ("dominated", FOUND) and nin["difference"] == pytest.approx(0.042)
+    assert nin["interval"][0] < 0.042 < nin["interval"][1] and 0 < nin["p"] < 0.05
+    matched = verdicts["nin-c3"]
+    assert matched["p"] is None and matched["note"].startswith("as far as 2 runs tell; of those that cost no more, 1")
+    for verdict in verdicts.values():
+        assert verdict["sentence"].startswith(verdict["point"]) and verdict["point"] not in verdict["note"]
+
+
+def test_a_verdict_without_a_rival_says_why(again: tested.Tested) -> None:
+    points = tuple(final for final in again.retrained.finals if final.point is not None)
+    (first, *_) = tested.Tested(again.retrained, tuple(judge(points))).to_dict()["verdicts"]
+    assert (first["kind"], first["rival"]) == ("not reached", None)
+    assert first["note"] == "no network found costs no more; 1 of its 2 runs diverged"
+
+
+def test_nothing_to_compare_with_is_said(again: tested.Tested) -> None:
+    told = "No network of the paper was trained again: there is nothing to compare with."
+    assert tested.Tested(again.retrained, ()).headline == told
+    told = "No network of the paper is in the space: there is nothing to compare with."
+    assert tested.Tested(replace(again.retrained, has_points=False), ()).headline == told
