@@ -64,6 +64,8 @@ class Reproduction:
     data: str
     is_published_data: bool
     recipe: Recipe
+    input_size: int
+    """Rows and columns of the images as networks are given them."""
     networks: list[Measured]
     """The one asked for, then the baseline."""
     files: list[Path]
@@ -103,6 +105,7 @@ class Reproduction:
             "data": self.data,
             "is_published_data": self.is_published_data,
             "recipe": self.recipe.to_dict(),
+            "input": self.input_size,
             "networks": [network.to_dict() for network in self.networks],
             "verdict": self.verdict(),
             "files": [str(file) for file in self.files],
@@ -173,7 +176,8 @@ def reproduce(
             else:
                 runs.append(_run(files[-1], label, job(label, seed), image_set, how))
         measured.append(_measured(label, job(label, 0), runs, image_set, base_macs, is_published))
-    return Reproduction(summary, image_set.name, is_published, chosen, measured, files, reused)
+    size = chosen.crop or image_set.image_size
+    return Reproduction(summary, image_set.name, is_published, chosen, size, measured, files, reused)
 
 
 class _How(NamedTuple):

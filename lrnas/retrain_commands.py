@@ -156,7 +156,9 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
         for final in final_front(finals)
     }
     epochs = manifest["recipe"]["epochs"]
-    title = f"{record.name}: test images of {manifest['data']}, of a recipe of {epochs} epochs at most"
+    title = (
+        f"{record.name}: test images of {manifest['data']}, of a recipe of {epochs} epoch{'s' * (epochs != 1)} at most"
+    )
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
     columns = ("trial", "MACs", "share", "parameters", "test accuracy", "n", "runs", *further)
     table = make_table(title, ["network"], columns)

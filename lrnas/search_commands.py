@@ -248,6 +248,7 @@ def _print_front(study: Record) -> None:
     baseline = study.manifest["space"]["baseline"]
     trials = _paper_trials(study, summary.trials)
     whole = next((trial for trial in trials if trial.point == baseline), None)
+    dense = whole.macs if whole else _baseline_macs(study, front[0])
     latency = study.manifest.get("latency")
     timed = ("latency", "share") if latency else ()
     columns = ("trial", "accuracy", "MACs", "share", "parameters", *timed)
@@ -255,7 +256,7 @@ def _print_front(study: Record) -> None:
     table.add_column("")
     shown = {trial.number: trial for trial in (*front, *trials)}
     for trial in sorted(shown.values(), key=study.cheapest_first):
-        numbers = [f"{trial.macs:,}", f"{trial.macs / whole.macs:.3f}" if whole else "–", f"{trial.params:,}"]
+        numbers = [f"{trial.macs:,}", f"{trial.macs / dense:.3f}" if dense else "–", f"{trial.params:,}"]
         if latency and trial.latency is not None:
             share = f"{trial.latency / whole.latency:.3f}" if whole and whole.latency else "–"
             numbers += [f"{trial.latency:.3f} ms", share]
@@ -269,6 +270,23 @@ def _print_front(study: Record) -> None:
         batch = f"{latency['dtype']}, batch {latency['batch']}{threads}"
         console.print(f"Latency on {latency['hardware']}, {batch}: the sum of measured layers (docs/profile.md).")
     console.print("Accuracy on validation images, after the study's own training; `lrnas retrain` tests them.")
+
+
+def _baseline_macs(study: Record, trial: Trial) -> int | None:
+    """Of the network that others are compared with, also where it was not trained; None where that is not known."""
+    from lrnas.arch import Architecture
+    from lrnas.plan import make_plan
+    from lrnas.study_networks import StudyNetwork
+
+    space = study.manifest["space"]
+    if space["baseline"] is None:
+        return None
+    try:
+        shape = StudyNetwork(study, trial).image_shape
+    except LrnasError:  # counted by another lrnas, say
+        return None
+    network = Architecture.from_dict(space["points"][space["baseline"]])
+    return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False).cost.macs
 
 
 def _write_files(study: Record, folder: Path) -> list[Path]:

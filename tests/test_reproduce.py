@@ -88,7 +88,11 @@ def test_the_command(thin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     arguments = ["reproduce", str(thin), "--data", "digits", "--recipe", "fast", "--epochs", "1", "--out", out]
     assert main([*arguments, "--set", "batch_size=64"]) == 0
     captured = capsys.readouterr()
-    assert "Measured on the test images of digits" in captured.out and "points against nin" in captured.out
+    assert "Counted at 30×30; trained, and counted below, at 8×8." in captured.out
+    assert "Measured on the test images of digits, 8×8 pixels, recipe of 1 epoch at most" in " ".join(
+        captured.out.split()
+    )
+    assert "points against nin" in captured.out
     assert "thin, seed 0  epoch 1/1  loss" in captured.err and "already" not in captured.out
     assert main([*arguments, "--set", "batch_size=64"]) == 0
     assert "2 of 2 runs were there already, made on" in capsys.readouterr().out
