@@ -195,6 +195,8 @@ def _reproduce(options: argparse.Namespace) -> None:
         print_json(result.to_dict())
     else:
         _print_count(result.summary, with_layers=False)
+        if (size := result.input_size) != (own := result.summary.input_size):
+            make_console().print(f"Counted at {own}×{own}; trained, and counted below, at {size}×{size}.")
         _print_reproduction(result)
 
 
@@ -368,7 +370,9 @@ def _print_count(summary: Summary, with_layers: bool) -> None:
 
 
 def _print_reproduction(result: Reproduction) -> None:
-    title = f"Measured on the test images of {result.data}, recipe of {result.recipe.epochs} epochs at most"
+    epochs, size = result.recipe.epochs, result.input_size
+    trained = f"{size}×{size} pixels, recipe of {epochs} epoch{'s' * (epochs != 1)} at most"
+    title = f"Measured on the test images of {result.data}, {trained}"
     columns = ("MACs", "share", "published", "measured", "sd", "n", "diverged")
     table = make_table(title, ["network"], columns)
     for network in result.networks:
@@ -384,6 +388,8 @@ def _print_reproduction(result: Reproduction) -> None:
         )
     console = make_console()
     console.print(table)
+    if reuse := result.reuse():
+        console.print(reuse, soft_wrap=True)
     console.print(result.verdict())
     console.print(f"Records: {result.files[0].parent}/")
 

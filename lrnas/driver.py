@@ -22,8 +22,8 @@ from lrnas.arch import Architecture
 from lrnas.cluster import WorkerOptions, pick_workers, running_ray
 from lrnas.data import data_folder, is_stream, load_set, shown_name
 from lrnas.errors import LrnasError, UnknownName, closest
+from lrnas.events import SearchEvents
 from lrnas.job import OWN_DATA, Images, Job
-from lrnas.ledger import Ledger
 from lrnas.manifest import (
     DATA_NAME,
     MANIFEST,
@@ -41,18 +41,19 @@ from lrnas.record import Record
 from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.rungs import rung_epochs
 from lrnas.samplers import check_sampler, make_sampler
+from lrnas.search_view import watched
 from lrnas.shelf import begin_anew, is_there, study_folder, study_names, trials_folder
 from lrnas.shell_lines import Whereabouts
 from lrnas.space import SearchSpace, load_space
 from lrnas.storage import DATABASE, open_storage
 from lrnas.study import Study
 from lrnas.trainable import Trainable, load_trainable
+from lrnas.within import find_within
 
 if TYPE_CHECKING:
     from lrnas.latency import Latency
 
 __all__ = [
-    "SearchEvents",
     "name_metrics",
     "open_record",
     "open_study",
@@ -69,19 +70,7 @@ SAMPLED, SAMPLING = 24, 20.0
 """Networks whose layers are measured before trials run on the same device, and the seconds for that."""
 
 
-class SearchEvents:
-    """What a search tells whoever watches it."""
-
-    def say(self, line: str) -> None:
-        """Something worth a line."""
-
-    def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
-        """The study is open; trials are about to run. With the cost of the dense network, where that is the measure."""
-
-    def changed(self, what: str) -> None:
-        """A trial started, ended or has one more epoch."""
-
-
+@watched
 def search(
     space: str,
     *,
@@ -112,11 +101,13 @@ def search(
     input_shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
     events: SearchEvents | None = None,
+    progress: bool = True,  # see `watched`
     **worker_options: Unpack[WorkerOptions],
 ) -> Study:
     """Search a space for the networks with the best accuracy for their cost; the study that has them.
 
     The arguments are those of the command line, which explains them. `trainable` is also taken as a function itself.
+    How it goes is told on stderr, or to `events` of one's own, or with `progress=False` to nobody.
     """
     events = events or SearchEvents()
     if budget < 1:
@@ -145,6 +136,8 @@ def search(
     folder = study_folder(studies, name)
     goals = pick_objectives(objectives)
     check_sampler(sampler)
+    limits = Limits(max_macs, min_macs, max_params)
+    reachable = find_within(found, limits, training.cost)  # before anything is written
     kept = open_storage(storage, folder, events.say)
     record = optuna.create_study(
         storage=kept,
@@ -157,6 +150,7 @@ def search(
     if image_size is None and is_stream(source) and size != training.data.image_size and has_results(record):
         events.say(f"{name} was begun with images of {size}×{size} pixels, and goes on with these")
         training = prepare(size)
+        reachable = find_within(found, limits, training.cost)
 
     def pin(record: optuna.Study) -> dict[str, Any]:
         if "latency" in objectives or max_latency is not None:
@@ -173,7 +167,9 @@ def search(
         events.say(NAMES_ALONE.format(name))
     training.measure_latency(manifest)
     name_metrics(record, goals)
-    limits = Limits(max_macs, min_macs, max_params, max_latency)
+    if max_latency is not None:
+        limits = dataclasses.replace(limits, max_latency=max_latency)
+        reachable = find_within(found, limits, training.guess, training.cost)
     study = Study(name, record, goals, manifest, found, training.cost, limits, training.guess)
     # each takes seconds, one of the processor, one of waiting
     with _read_ahead(record), running_ray(workers) as workers:
@@ -184,6 +180,8 @@ def search(
             taken = study.import_from(open_study(warm_start, storage=storage, studies=studies))
             events.say(f"{taken} networks of {warm_start} taken over")
         study.enqueue({**found.points, **found.seeds})
+        if reachable is not None and not study.spent():  # the sampler may not meet one by itself
+            record.enqueue_trial(reachable)
         study.release_orphans()
         done = study.spent()
         if budget < done:

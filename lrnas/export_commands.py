@@ -39,6 +39,12 @@ def add_export_command(commands: Any, data_help: str) -> argparse.ArgumentParser
     export.add_argument(
         "--batch", type=int, default=1, metavar="N", help="images at a time, for measuring (default: 1)"
     )
+    export.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="of a CPU, for measuring (default: PyTorch's, or 1 where that is faster)",
+    )
     export.add_argument("--data", metavar="NAME", help=f"images to check with: {data_help} (default: those trained on)")
     add_data_dir(export)
     export.add_argument(
@@ -63,6 +69,7 @@ def _export(options: argparse.Namespace) -> None:
         fuse=options.fuse,
         device=options.device,
         batch=options.batch,
+        threads=options.threads,
         data=options.data,
         data_dir=options.data_dir,
         input_size=options.input,
@@ -84,7 +91,7 @@ def _export(options: argparse.Namespace) -> None:
 
 def _print_fusion(fusion: Fusion, result: Export) -> None:
     columns = list(dict.fromkeys(name for choice in fusion.layers for name in choice.seconds))
-    title = f"Forms of every layer, milliseconds for {result.batch} at a time on {result.device}"
+    title = f"Forms of every layer, milliseconds {_conditions(result)}"
     table = make_table(title, ["layer", "filters"], columns)
     for column in ("chosen", ""):
         table.add_column(column, no_wrap=True)
@@ -99,7 +106,18 @@ def _print_fusion(fusion: Fusion, result: Export) -> None:
         console.print("Nothing to fold: no batch norm follows a convolution, no layer has mixed shapes.")
         return
     listed = ", ".join(f"{name} {1000 * seconds:.3f}" for name, seconds in fusion.network.seconds.items())
-    console.print(f"The whole network, milliseconds: {listed}; kept: {fusion.network.chosen}.")
+    why = f" ({fusion.network.remark})" if fusion.network.remark else ""
+    console.print(f"The whole network, likewise: {listed}; kept: {fusion.network.chosen}{why}.", soft_wrap=True)
+
+
+def _conditions(result: Export) -> str:
+    """Under which forms were measured."""
+    where = "in onnxruntime" if result.format == "onnx" else "in PyTorch"
+    return f"{where} for {result.batch} at a time on {result.device}{_threads(result)}"
+
+
+def _threads(result: Export) -> str:
+    return f", {result.threads} thread{'s' * (result.threads != 1)}" if result.device == "cpu" else ""
 
 
 def _size(number: int) -> str:
@@ -120,9 +138,8 @@ def _print_export(result: Export) -> None:
         f"Checked:  {check.images}: outputs differ by {check.max_difference:.2g} at most (largest output "
         f"{check.largest_output:.3g}), {check.same_class} of {check.number} in the same class"
     )
-    threads = f", {result.threads} threads" if result.device == "cpu" else ""
     listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in result.seconds.items())
-    console.print(f"Takes:    {listed} for {result.batch} at a time on {result.device}{threads}")
+    console.print(f"Takes:    {listed} for {result.batch} at a time on {result.device}{_threads(result)}")
     console.print(f"Load:     {result.load}", soft_wrap=True)
     if result.also:
         console.print(f"          {result.also}", soft_wrap=True)

@@ -27,11 +27,12 @@ from lrnas.arch import Architecture
 from lrnas.batches import DataSet
 from lrnas.errors import UnknownName, in_a_line
 from lrnas.fold import plain
-from lrnas.forms import Fusion, Timer, choose_forms, torch_timer
+from lrnas.forms import Fusion, Timer, choose_forms, fastest, torch_timer
 from lrnas.inputs import Inputs, find_data, find_inputs
 from lrnas.onnx_models import check_extras, has_cuda, onnx_timer
 from lrnas.provenance import hardware
 from lrnas.sources import ExportError, Source, find_source
+from lrnas.threads import num_threads
 from lrnas.timing import measure
 from lrnas.writers import ARCHITECTURE, CONFIG, WEIGHTS, WRITERS, Network, Written, registered_name
 
@@ -74,6 +75,7 @@ class Export:
     device: str
     batch: int
     threads: int
+    """Of the CPU, PyTorch's as well as onnxruntime's."""
     fusion: Fusion | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -103,6 +105,7 @@ def export(
     fuse: bool = False,
     device: str | None = None,
     batch: int = 1,
+    threads: int | None = None,
     data: str | None = None,
     data_dir: str | Path | None = None,
     input_size: int | None = None,
@@ -116,12 +119,19 @@ def export(
 ) -> Export:
     """Write a checkpoint, a trial (STUDY:TRIAL) or a named network for use elsewhere, and check what was written.
 
-    `device` and `batch` say where and how it is to run: it is measured there, and with `fuse` every layer takes the
-    form that is the fastest there. The other arguments are those of the command line, which explains them.
+    `device`, `batch` and `threads` say where and how it is to run: it is measured there, and with `fuse` every layer
+    takes the form that is the fastest there. Without `threads`, a CPU's are as many as PyTorch takes, or one where that
+    is faster, as for small networks and where others use its cores. The other arguments are those of the command line,
+    which explains them.
     """
     if format not in get_args(Format):
         raise UnknownName("format", str(format), get_args(Format))
-    for what, number in (("batch", batch), ("input", input_size), ("number of classes", num_classes)):
+    for what, number in (
+        ("batch", batch),
+        ("number of threads", threads),
+        ("input", input_size),
+        ("number of classes", num_classes),
+    ):
         if number is not None and number < 1:
             raise ExportError(f"the {what} is at least 1; got {number}")
     notes: list[str] = []
@@ -141,21 +151,22 @@ def export(
         note("images were whitened in training, which is no part of the network: whoever runs it must do the same")
     expected = _outputs(model, inputs.images)
     fusion = None
+    threads = threads or _pick_threads(_for_format(model, format), inputs.batch(batch), target)
     with _scratch(place) as folder:
         if fuse:
             say(f"measuring on {_in_words(target)}, {batch} at a time")
-            fusion = choose_forms(_for_format(model, format), inputs.batch(batch), _timer(format, target))
+            fusion = choose_forms(_for_format(model, format), inputs.batch(batch), _timer(format, target, threads))
         final = model if fusion is None else fusion.model
         final = _for_format(final, format)
         network = Network(final, found.architecture, inputs, None if fusion is None else fusion.folding)
         written = WRITERS[format](network, folder, place.name)
         check = _check(written, inputs, expected)
-        seconds = _latency(written, _for_format(model, format), inputs.batch(batch), target, format)
+        seconds = _latency(written, _for_format(model, format), inputs.batch(batch), target, threads, format)
         files = _move(folder, place, format)
     load, also = _how_to_load(format, place, found.architecture, model, inputs, fused=fuse)
     return Export(
         found.name, format, found.origin, files, load, also, check, seconds, str(target), batch,
-        torch.get_num_threads(), fusion, notes,
+        threads, fusion, notes,
     )  # fmt: skip
 
 
@@ -256,8 +267,22 @@ def _for_format(model: nn.Module, wanted_format: str) -> nn.Module:
     return own if wanted_format == "timm" else plain(own)
 
 
-def _timer(wanted_format: str, device: torch.device) -> Timer:
-    return onnx_timer(device) if wanted_format == "onnx" else torch_timer(device)
+def _timer(wanted_format: str, device: torch.device, threads: int) -> Timer:
+    return onnx_timer(device, threads) if wanted_format == "onnx" else torch_timer(device, threads)
+
+
+def _pick_threads(model: nn.Module, images: Tensor, device: torch.device) -> int:
+    """Of the CPU, for all that is measured: as many as PyTorch takes, or one where that is faster."""
+    most = torch.get_num_threads()
+    if device.type != "cpu" or most == 1:
+        return most
+    taken: dict[int, float] = {}
+    with torch.inference_mode():
+        for number in (1, most, 1, most):
+            with num_threads(number):
+                (seconds,) = measure([lambda: model(images)], device, rounds=5, limit=0.3, quantile=0.0)
+            taken[number] = min(seconds, taken.get(number, seconds))
+    return min(taken, key=taken.__getitem__)
 
 
 def _check(written: Written, inputs: Inputs, expected: Tensor) -> Check:
@@ -276,14 +301,14 @@ def _check(written: Written, inputs: Inputs, expected: Tensor) -> Check:
 
 
 def _latency(
-    written: Written, model: nn.Module, images: Tensor, device: torch.device, wanted_format: str
+    written: Written, model: nn.Module, images: Tensor, device: torch.device, threads: int, wanted_format: str
 ) -> dict[str, float]:
-    """Seconds for a batch: in PyTorch before, and as exported."""
+    """Seconds for a batch: in PyTorch before, and as exported; measured as forms are."""
     there, x = model.to(device), images.to(device)
     before, after = ("PyTorch", "onnxruntime") if wanted_format == "onnx" else ("before", "exported")
     with torch.inference_mode():
-        taken = measure([lambda: there(x), written.caller(images, device)], device, sample=0.03, capture=False)
-    return dict(zip((before, after), taken, strict=True))
+        calls = {before: lambda: there(x), after: written.caller(images, device, threads)}
+        return fastest(calls, device, threads).seconds
 
 
 def _how_to_load(

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lrnas.drawing import FRONT, Files, Place, fit_text, label_text, make_figure, number_text, plain_text, save_figure
-from lrnas.layouts import KINDS, SHADES
+from lrnas.layouts import KINDS, SHADES, merge_orders
 from lrnas.manifest import StudyError
 from lrnas.objectives import Objective
 from lrnas.placing import finish_costs
@@ -231,14 +231,8 @@ def _spread(networks: list[Network], number: int) -> list[Network]:
 
 
 def _varied_layers(networks: Sequence[Network]) -> list[str]:
-    """Names of the layers whose filters could have other shapes, by how deep they are."""
-    depths = {
-        layer.name: depth / len(network.layers)
-        for network in networks
-        for depth, layer in enumerate(network.layers)
-        if layer.is_varied
-    }
-    return sorted(depths, key=lambda name: depths[name])
+    """Names of the layers whose filters could have other shapes, in their order."""
+    return merge_orders([layer.name for layer in network.layers if layer.is_varied] for network in networks)
 
 
 def _spelt(kind: str) -> str:

@@ -3,16 +3,18 @@
 A mixed-shape layer has fewer multiply-accumulates than the dense one it replaces, but not every machine is the faster
 for it. Each layer's forms (`lrnas.fold`) are run beside each other at the layer's own input size, and the fastest is
 kept; then the whole network so composed is run beside the one with every layer as trained and the one with every layer
-dense, and the fastest of these is kept.
+dense, and the fastest of these is kept. Everything is measured twice: what is faster by less than the two differ by is
+not called faster.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +22,28 @@ from torch import Tensor, nn
 from lrnas.batch_norms import find_norms
 from lrnas.fold import Folding, dense_form, fold, foldable_layers, merged_form, reason_to_keep
 from lrnas.layers import CompositeConv2d, SeparableConv2d
+from lrnas.threads import num_threads
 from lrnas.timing import Call, measure
 
-__all__ = ["Choice", "Fusion", "Timer", "choose_forms", "fastest", "torch_timer"]
+__all__ = ["Choice", "Fusion", "Timer", "Times", "choose_forms", "fastest", "torch_timer"]
 
 MARGIN = 0.02
-"""A whole network takes the place of the one of the fastest layers if it is faster by more."""
+"""A whole network takes the place of the one of the fastest layers if it is faster by more, and by more than noise."""
+ROUNDS, SAMPLE, LIMIT = 10, 0.005, 0.6
+"""Of each of two measurements: rounds, the seconds of a sample at least, those of one call at most. Many short samples:
+among them are some that nothing disturbed."""
 
-Timer = Callable[[Mapping[str, nn.Module], Tensor], dict[str, float]]
-"""Seconds of some modules for the same input."""
+
+class Times(NamedTuple):
+    """Of some calls that took turns."""
+
+    seconds: dict[str, float]
+    noise: float
+    """The largest difference between two measurements of one call, as a share."""
+
+
+Timer = Callable[[Mapping[str, nn.Module], Tensor], Times]
+"""Measures some modules for the same input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +87,7 @@ def choose_forms(model: nn.Module, images: Tensor, time_forms: Timer) -> Fusion:
     layers = foldable_layers(base)
     shapes = _input_shapes(base, layers, images[:1])
     choices: list[Choice] = []
-    known: dict[tuple[object, ...], dict[str, float]] = {}
+    known: dict[tuple[object, ...], Times] = {}
     for path, layer in layers.items():
         if path not in shapes:  # it takes no part
             continue
@@ -82,43 +97,76 @@ def choose_forms(model: nn.Module, images: Tensor, time_forms: Timer) -> Fusion:
         key = (repr(layer), shape, tuple(forms))  # layers of one kind are measured once
         if len(forms) > 1 and key not in known:
             known[key] = time_forms(forms, torch.randn(shape, generator=torch.Generator().manual_seed(0)))
-        seconds = known.get(key, {})
-        chosen = min(seconds, key=seconds.__getitem__) if seconds else own
-        choices.append(Choice(path, _filters(layer), seconds, chosen, reason_to_keep(layer)))
+        times = known.get(key, Times({}, 0.0))
+        chosen, remark = _prefer(own, times, times.noise)
+        choices.append(Choice(path, _filters(layer), times.seconds, chosen, reason_to_keep(layer) or remark))
     picked = {choice.name: choice.chosen for choice in choices if choice.chosen in ("dense", "merged")}
     dense = {choice.name: "dense" for choice in choices if "dense" in choice.seconds}
     if not norms and not dense:
         return Fusion(base, Folding(), choices)
     models = {"as trained": model}
     distinct: dict[str, dict[str, str]] = {}
+    """By name: the forms of layers; all but the one as trained have their norms folded."""
     for name, wanted in (("norms folded" if norms else "as trained", {}), ("fastest layers", picked), ("dense", dense)):
         if wanted not in distinct.values():
             distinct[name] = wanted
             models[name] = fold(copy.deepcopy(base), Folding({}, wanted))
-    seconds = time_forms(models, images)
+    times = time_forms(models, images)
     preferred = next(name for name, wanted in distinct.items() if wanted == picked)
-    quickest = min(distinct, key=seconds.__getitem__)
-    chosen = quickest if seconds[quickest] < (1 - MARGIN) * seconds[preferred] else preferred
-    network = Choice("whole network", "", seconds, chosen)
+    chosen, remark = _prefer(preferred, times, max(MARGIN, times.noise))
+    network = Choice("whole network", "", times.seconds, chosen, remark)
+    if chosen not in distinct:
+        return Fusion(copy.deepcopy(model), Folding(), choices, network)
     return Fusion(models[chosen], Folding(norms, distinct[chosen]), choices, network)
 
 
-def torch_timer(device: torch.device) -> Timer:
+def _prefer(own: str, times: Times, margin: float) -> tuple[str, str]:
+    """One's own, or what is faster by more than a margin; and, where something is faster by less, that it is."""
+    seconds = times.seconds
+    quickest = min(seconds, key=seconds.__getitem__, default=own)
+    if quickest == own:
+        return own, ""
+    gain = 1 - seconds[quickest] / seconds[own]
+    if gain > margin:
+        return quickest, ""
+    return own, f"{quickest} is faster by {100 * gain:.1f} %, within noise of {100 * margin:.1f} %"
+
+
+def torch_timer(device: torch.device, threads: int) -> Timer:
     """Times in PyTorch, on a device."""
 
-    def time_forms(forms: Mapping[str, nn.Module], x: Tensor) -> dict[str, float]:
+    def time_forms(forms: Mapping[str, nn.Module], x: Tensor) -> Times:
         x = x.to(device)
         there = {name: copy.deepcopy(form).to(device).eval() for name, form in forms.items()}
         with torch.inference_mode():
-            return fastest({name: functools.partial(form, x) for name, form in there.items()}, device)
+            return fastest({name: functools.partial(form, x) for name, form in there.items()}, device, threads)
 
     return time_forms
 
 
-def fastest(calls: Mapping[str, Call], device: torch.device) -> dict[str, float]:
-    """Seconds of each call where nothing disturbs it: the least of some rounds."""
-    taken = measure(list(calls.values()), device, rounds=7, sample=0.02, quantile=0.0, capture=False)
-    return dict(zip(calls, taken, strict=True))
+def fastest(calls: Mapping[str, Call], device: torch.device, threads: int) -> Times:
+    """Seconds of each call where nothing disturbs it: the least of some rounds; with so many threads of the CPU.
+
+    With one, all work is done in this thread, whose own clock stands still while others have the core.
+    """
+    clock = time.thread_time if threads == 1 and device.type == "cpu" else time.perf_counter
+    with num_threads(threads):
+        first, second = (
+            measure(
+                list(calls.values()),
+                device,
+                rounds=ROUNDS,
+                sample=SAMPLE,
+                limit=LIMIT,
+                quantile=0.0,
+                clock=clock,
+                capture=False,
+            )
+            for _ in range(2)
+        )
+    least = [min(pair) for pair in zip(first, second, strict=True)]
+    noise = max(max(pair) / min(pair) - 1 for pair in zip(first, second, strict=True))
+    return Times(dict(zip(calls, least, strict=True)), noise)
 
 
 def _forms(layer: nn.Module) -> dict[str, nn.Module]:

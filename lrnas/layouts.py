@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lrnas.arch import Architecture, Filters
 from lrnas.plan import make_plan
 
-__all__ = ["KINDS", "SHADES", "ImageShape", "Layer", "find_image_shape", "lay_out"]
+__all__ = ["KINDS", "SHADES", "ImageShape", "Layer", "find_image_shape", "lay_out", "merge_orders"]
 
 KINDS = ("kx1", "1xk", "kxk", "1x1", "other")
 """Of filters: vertical, horizontal, square, those of a single pixel, and the rest."""
@@ -121,3 +122,27 @@ def find_image_shape(size: int, counted: Iterable[tuple[Architecture, int, int]]
             if (cost.macs, cost.params) == (macs, params):
                 return ImageShape(size, channels, more + 1)
     return None
+
+
+def merge_orders(orders: Iterable[Sequence[str]]) -> list[str]:
+    """Names in one order that agrees with all those given; where that leaves a choice, as the numbers in them go.
+
+    So layers of unlike backbones stand where they belong: conv1, conv2, conv2_1, conv2_2, conv3.
+    """
+    before: dict[str, set[str]] = {}
+    for order in orders:
+        for i, name in enumerate(order):
+            before.setdefault(name, set()).update(order[:i])
+    found = []
+    while before:
+        free = [name for name, others in before.items() if not others]
+        found.append(min(free or before, key=_by_numbers))  # none is free where two orders contradict each other
+        del before[found[-1]]
+        for others in before.values():
+            others.discard(found[-1])
+    return found
+
+
+def _by_numbers(name: str) -> list[str | int]:
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]

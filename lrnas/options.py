@@ -47,8 +47,8 @@ def add_source_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "source",
         metavar="SOURCE",
-        help="a checkpoint (folder or file), STUDY:TRIAL (a number, or best), or, with weights as they are drawn, a "
-        "network as in `lrnas count`",
+        help="a checkpoint (folder or file), STUDY:TRIAL (a number, a network's name, or best), STUDY@RECIPE:NETWORK "
+        "of those trained again, or, with weights as they are drawn, a network as in `lrnas count`",
     )
     command.add_argument("--architecture", metavar="FILE", help="JSON, for weights that do not say what they are of")
     command.add_argument("--fresh", action="store_true", help="where there are no weights, take them as they are drawn")

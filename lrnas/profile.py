@@ -130,6 +130,7 @@ def profile(
     device: str | None = None,
     batch: int | None = None,
     input_size: int | None = None,
+    in_chans: int | None = None,
     num_classes: int | None = None,
     dtype: str | None = None,
     threads: int | None = None,
@@ -145,7 +146,7 @@ def profile(
     conditions = Conditions.here(found, batch, dtype, threads)
     setting = Setting(found, DTYPES[conditions.dtype], batch, compile_networks)
     rows = _with_baselines(networks, baseline)
-    measured = _Measurement(setting, [row[1] for row in rows], input_size, num_classes)
+    measured = _Measurement(setting, [row[1] for row in rows], input_size, num_classes, in_chans or 3)
     say(f"measuring {len(rows)} networks on {conditions}")
     with conditions.in_force():
         forward = measured.networks(training=False)
@@ -181,22 +182,30 @@ class _Measurement:
     """Of several networks, side by side."""
 
     def __init__(
-        self, setting: Setting, networks: list[Architecture], input_size: int | None, num_classes: int | None
+        self,
+        setting: Setting,
+        networks: list[Architecture],
+        input_size: int | None,
+        num_classes: int | None,
+        in_chans: int,
     ) -> None:
         self.setting = setting
+        self.in_chans = in_chans
         self.architectures = networks
         backbones = [resolve_backbone(network)[0] for network in networks]
         self.sizes = [input_size or native_input_size(backbone) for backbone in backbones]
         self.classes = [num_classes or native_num_classes(backbone) for backbone in backbones]
         shapes = zip(networks, self.sizes, self.classes, strict=True)
-        self.costs = [make_plan(network, size, classes, check_fit=False).cost for network, size, classes in shapes]
+        self.costs = [
+            make_plan(network, size, classes, in_chans, check_fit=False).cost for network, size, classes in shapes
+        ]
 
     def networks(self, training: bool) -> list[float]:
         """Milliseconds of each."""
 
         def make() -> list[Call]:
             return [
-                network_call(network, size, classes, self.setting, training=training)
+                network_call(network, size, classes, self.setting, self.in_chans, training=training)
                 for network, size, classes in zip(self.architectures, self.sizes, self.classes, strict=True)
             ]
 
@@ -205,7 +214,7 @@ class _Measurement:
     def layers(self, training: bool, say: Callable[[str], None]) -> list[list[LayerTime]]:
         """Of each network; those with the same name are measured together."""
         steps = [
-            steps_of(network, size, classes)
+            steps_of(network, size, classes, self.in_chans)
             for network, size, classes in zip(self.architectures, self.sizes, self.classes, strict=True)
         ]
         firsts = {own[0].key for own in steps if own}
@@ -305,6 +314,7 @@ def check_table(
     device: str | None = None,
     batch: int | None = None,
     input_size: int | None = None,
+    in_chans: int | None = None,
     num_classes: int | None = None,
     dtype: str | None = None,
     threads: int | None = None,
@@ -316,14 +326,14 @@ def check_table(
     place = find_device(device)
     table = LatencyTable(Conditions.here(place, 1 if batch is None else batch, dtype, threads), file, place)
     size, classes = input_size or native_input_size(found.backbones[0]), num_classes or 10
-    plain = Latency(table, size, classes)
+    plain = Latency(table, size, classes, in_chans or 3)
     named = [*found.points.values(), *found.seeds.values()][:REFERENCES]
     networks = plain.some_networks(found, number, seed)
     with _explained():
         latency = plain.calibrated(named)
         predicted = [latency.of(network) for network in networks]
         whole = [time for i in range(0, number, REFERENCES) for time in latency.whole(networks[i : i + REFERENCES])]
-    macs = [make_plan(network, size, classes, check_fit=False).cost.macs for network in networks]
+    macs = [make_plan(network, size, classes, in_chans or 3, check_fit=False).cost.macs for network in networks]
     names = [canonical_id(network) for network in networks]
     rows = list(zip(names, macs, predicted, whole, strict=True))
     return Check(table.conditions, found.name, size, latency.factor, rows)

@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.errors import LrnasError, MissingExtra
+from lrnas.errors import LrnasError, MissingExtra, UnknownName
 from lrnas.options import add_data_dir, add_study_options
 from lrnas.terminal import make_console, make_table, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from lrnas.arch import Architecture
+    from lrnas.layouts import ImageShape
     from lrnas.profile import Check, LayerTime, Profile, Profiled
 
 __all__ = ["add_profile_command"]
@@ -27,12 +30,15 @@ def add_profile_command(commands: Any) -> argparse.ArgumentParser:
         "networks that they are derived from (see docs/profile.md).",
     )
     parser.add_argument(
-        "sources", nargs="*", metavar="NETWORK", help="as in `lrnas count`, or STUDY:TRIAL (a number, or best)"
+        "sources", nargs="*", metavar="NETWORK", help="as in `lrnas count`, or STUDY:TRIAL (a number, a name, or best)"
     )
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda if there is one)")
     parser.add_argument("--batch", type=int, metavar="N", help="images at a time (default: 128 on a GPU, 8 on a CPU)")
-    parser.add_argument("--size", type=int, metavar="PIXELS", help="rows and columns of images (default: the paper's)")
-    parser.add_argument("--classes", type=int, metavar="N", help="number of classes (default: likewise)")
+    parser.add_argument(
+        "--size", type=int, metavar="PIXELS", help="rows and columns of images (default: the study's, or the paper's)"
+    )
+    parser.add_argument("--channels", type=int, metavar="N", help="of images (default: the study's, or 3)")
+    parser.add_argument("--classes", type=int, metavar="N", help="number of classes (default: as the size)")
     parser.add_argument("--dtype", metavar="NAME", help="bf16, fp16 or fp32 (default: bf16 on a GPU, fp32 on a CPU)")
     parser.add_argument("--threads", type=int, metavar="N", help="of a CPU (default: as many as PyTorch takes)")
     parser.add_argument("--compile", action="store_true", help="torch.compile everything, the baselines too")
@@ -65,11 +71,14 @@ def _profile(options: argparse.Namespace) -> None:
         return
     from lrnas.profile import profile
 
+    found = [_find(source, options) for source in (*options.sources, *filter(None, [options.baseline]))]
+    _take_shape([shape for _, _, shape in found], options)
+    networks = [(name, network) for name, network, _ in found]
     result = profile(
-        [_find(source, options) for source in options.sources],
+        networks[: len(options.sources)],
         **_setting(options),
         compile_networks=options.compile,
-        baseline=_find(options.baseline, options) if options.baseline else None,
+        baseline=networks[-1] if options.baseline else None,
         training=not options.no_training,
         layers=not options.no_layers,
         say=lambda line: print(line, file=sys.stderr, flush=True),
@@ -85,23 +94,33 @@ def _profile(options: argparse.Namespace) -> None:
     _print_networks(result)
 
 
-def _find(source: str, options: argparse.Namespace) -> tuple[str, Architecture]:
-    """A network by name or file, or a trial of a study."""
+def _find(source: str, options: argparse.Namespace) -> tuple[str, Architecture, ImageShape | None]:
+    """A network by name or file, or one of a study, with the shape of its images."""
+    from lrnas.study_networks import check_no_study, find_network
     from lrnas.summary import read_source
 
-    study, _, number = source.rpartition(":")
-    if study in ("", "timm") or not (number.isdecimal() or number == "best"):
-        return read_source(source)
-    from lrnas.driver import open_study
+    if (found := find_network(source, options.studies, options.storage)) is not None:
+        given = None not in (options.size, options.channels, options.classes)
+        return found.name, found.trial.architecture, None if given else found.image_shape
+    try:
+        return *read_source(source), None
+    except UnknownName:
+        check_no_study(source, options.studies, options.storage)
+        raise
 
-    record = open_study(study, storage=options.storage, studies=options.studies)
-    if number == "best":
-        best = record.best()
-        return f"{study}:{best.number}", best.architecture
-    for trial in record.trials():
-        if trial.number == int(number):
-            return source, trial.architecture
-    raise LrnasError(f"{study} has no network of trial {number}; `lrnas front {study}` shows some")
+
+def _take_shape(shapes: Iterable[ImageShape | None], options: argparse.Namespace) -> None:
+    """Have what no option says be as in the studies, which must agree: networks are measured side by side."""
+    for option, name in (("size", "size"), ("channels", "channels"), ("classes", "num_classes")):
+        found = {getattr(shape, name) for shape in shapes if shape is not None}
+        if getattr(options, option) is not None or not found:
+            continue
+        if len(found) > 1:
+            raise LrnasError(
+                f"networks of studies are measured as they were trained; got studies of {option} "
+                f"{' and '.join(map(str, sorted(found)))}; give --{option}"
+            )
+        setattr(options, option, found.pop())
 
 
 def _setting(options: argparse.Namespace) -> dict[str, Any]:
@@ -110,6 +129,7 @@ def _setting(options: argparse.Namespace) -> dict[str, Any]:
         "device": options.device,
         "batch": options.batch,
         "input_size": options.size,
+        "in_chans": options.channels,
         "num_classes": options.classes,
         "dtype": options.dtype,
         "threads": options.threads,

@@ -142,6 +142,11 @@ class Record:
         """Trials whose training began and that nobody trains now."""
         return sum(bool(trial.user_attrs.get("trained")) for trial in self._trials((TrialState.WAITING,)))
 
+    def waiting_macs(self) -> list[int]:
+        """Multiply-accumulates of the networks that wait to be trained, as far as they are known, in their order."""
+        rows = (trial.user_attrs for trial in self._trials((TrialState.WAITING,)))
+        return [row["macs"] for row in rows if "macs" in row]
+
     def at_epoch(self, number: int, epoch: int) -> tuple[list[float], list[tuple[float, list[float]]]]:
         """A trial's costs, and the accuracy and costs of all others after so many epochs."""
         costs: list[float] = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,12 @@ def add_report_commands(commands: Any) -> list[argparse.ArgumentParser]:
         help="studies as one HTML page, and as figures for print",
         description="Write one HTML page that holds all it needs, and the figures as PNG and SVG (see docs/report.md).",
     )
-    report.add_argument("names", nargs="+", metavar="STUDY", help="as in `lrnas studies`; several go on one front")
+    report.add_argument(
+        "names",
+        nargs="*",
+        metavar="STUDY",
+        help="as in `lrnas studies`; several go on one front (default: the only one)",
+    )
     report.add_argument("--out", type=Path, metavar="FOLDER", help="default: studies/STUDY/report")
     report.set_defaults(run=_report)
 
@@ -42,7 +48,7 @@ def add_report_commands(commands: Any) -> list[argparse.ArgumentParser]:
         "what the networks along the front are made of. curves: accuracy by epoch.",
     )
     plot.add_argument("picture", choices=PICTURES, metavar="PICTURE", help=", ".join(PICTURES))
-    plot.add_argument("name", metavar="STUDY", help="as in `lrnas studies`")
+    plot.add_argument("name", nargs="?", metavar="STUDY", help="as in `lrnas studies` (default: the only one)")
     plot.add_argument(
         "--out", type=Path, metavar="FILE", help=".pdf, .png or .svg (default: studies/STUDY/PICTURE.pdf)"
     )
@@ -55,7 +61,7 @@ def add_report_commands(commands: Any) -> list[argparse.ArgumentParser]:
         help="open a study in optuna-dashboard",
         description="Open a study in optuna-dashboard, on this machine, until Ctrl-C.",
     )
-    dashboard.add_argument("name", metavar="STUDY", help="as in `lrnas studies`")
+    dashboard.add_argument("name", nargs="?", metavar="STUDY", help="as in `lrnas studies` (default: the only one)")
     dashboard.add_argument("--port", type=int, default=8080, metavar="N", help="default: 8080; 0 for any that is free")
     dashboard.add_argument("--no-browser", action="store_true", help="only say where it is")
     dashboard.set_defaults(run=_dashboard)
@@ -66,7 +72,7 @@ def add_report_commands(commands: Any) -> list[argparse.ArgumentParser]:
 
 
 def _report(options: argparse.Namespace) -> None:
-    names = list(dict.fromkeys(options.names))
+    names = list(dict.fromkeys(options.names or [_only(options)]))
     records = [_open(options, name) for name in names]
     report = _gather(options, records)
     folder = options.out or Path(options.studies) / names[0] / "-".join(["report", *names[1:]])
@@ -92,9 +98,10 @@ def _plot(options: argparse.Namespace) -> None:
         from lrnas.plots import plot_front
     except ImportError as error:
         raise MissingExtra("a figure", error.name, "plot") from None
-    file = options.out or Path(options.studies) / options.name / f"{options.picture}.pdf"
+    name = options.name or _only(options)
+    file = options.out or Path(options.studies) / name / f"{options.picture}.pdf"
     check_format(file)
-    record = _open(options, options.name)
+    record = _open(options, name)
     report = _gather(options, [record])
     study = report.studies[0]
     if options.picture == "pareto" and not study.full:
@@ -112,16 +119,30 @@ def _plot(options: argparse.Namespace) -> None:
 def _dashboard(options: argparse.Namespace) -> None:
     from lrnas.dashboard import serve_dashboard
 
-    record = _open(options, options.name)
+    record = _open(options, options.name or _only(options))
     serve_dashboard(record, options.port, browser=not options.no_browser, say=lambda line: print(line, flush=True))
 
 
+def _only(options: argparse.Namespace) -> str:
+    """The study that is meant where none is named."""
+    with _search_extra():
+        from lrnas.shelf import only_study
+    return only_study(options.studies, options.storage)
+
+
 def _open(options: argparse.Namespace, name: str) -> Record:
-    try:
+    with _search_extra():
         from lrnas.driver import open_study
+    return open_study(name, storage=options.storage, studies=options.studies)
+
+
+@contextmanager
+def _search_extra() -> Iterator[None]:
+    """Says what is missing where studies cannot be read."""
+    try:
+        yield
     except ImportError as error:
         raise MissingExtra("a study", error.name, "search") from None
-    return open_study(name, storage=options.storage, studies=options.studies)
 
 
 def _gather(options: argparse.Namespace, records: list[Record]) -> Report:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,9 +64,26 @@ class Reproduction:
     data: str
     is_published_data: bool
     recipe: Recipe
+    input_size: int
+    """Rows and columns of the images as networks are given them."""
     networks: list[Measured]
     """The one asked for, then the baseline."""
     files: list[Path]
+    reused: list[Mapping[str, Any]] = field(default_factory=list)
+    """Where each run comes from that was there already, and was not trained again."""
+
+    def reuse(self) -> str:
+        """That, in a sentence; empty where all runs are new."""
+        if not self.reused:
+            return ""
+        places = dict.fromkeys(
+            f"on {facts.get('hardware', 'an unknown machine')} at {str(facts.get('commit', 'an unknown commit'))[:10]}"
+            for facts in self.reused
+        )
+        number, total = len(self.reused), len(self.files)
+        were = "was" if total == 1 else "were"
+        runs = f"{number} of {total} run{'s' * (total != 1)} {were} there already"
+        return f"{runs}, made {' and '.join(places)}; --out FOLDER trains anew."
 
     def verdict(self) -> str:
         """The comparison in a sentence."""
@@ -88,9 +105,11 @@ class Reproduction:
             "data": self.data,
             "is_published_data": self.is_published_data,
             "recipe": self.recipe.to_dict(),
+            "input": self.input_size,
             "networks": [network.to_dict() for network in self.networks],
             "verdict": self.verdict(),
             "files": [str(file) for file in self.files],
+            "reused": [dict(facts) for facts in self.reused],
         }
 
 
@@ -145,14 +164,20 @@ def reproduce(
     how = _How(recipe, device, workers, address, compile_model)
     measured: list[Measured] = []
     files: list[Path] = []
+    reused: list[Mapping[str, Any]] = []
     base_macs = job(baseline if baseline in networks else name, 0).macs(image_set)
     for label in networks:
         runs = []
         for seed in range(seeds):
             files.append(out / f"{label}-{short_name(image_set.name)}-{Path(recipe).stem}-seed{seed}.json")
-            runs.append(_run(files[-1], label, job(label, seed), image_set, how))
+            if files[-1].exists():
+                runs.append(_finished(files[-1], job(label, seed).identity(image_set)))
+                reused.append(runs[-1].get("provenance", {}))
+            else:
+                runs.append(_run(files[-1], label, job(label, seed), image_set, how))
         measured.append(_measured(label, job(label, 0), runs, image_set, base_macs, is_published))
-    return Reproduction(summary, image_set.name, is_published, chosen, measured, files)
+    size = chosen.crop or image_set.image_size
+    return Reproduction(summary, image_set.name, is_published, chosen, size, measured, files, reused)
 
 
 class _How(NamedTuple):
@@ -195,9 +220,7 @@ def _choose_data(
 
 
 def _run(file: Path, label: str, job: Job, data: DataSet, how: _How) -> dict[str, Any]:
-    """Train and test one job, unless its record is there."""
-    if file.exists():
-        return _finished(file, job.identity(data))
+    """Train and test one job."""
     model = job.create_model(data)
     with training_view(f"{label}, seed {job.seed}") as report:
         result = _train(job, model, data, file.with_suffix(""), how, report)

@@ -22,8 +22,9 @@ from lrnas.arch import Architecture
 from lrnas.batches import DataSet
 from lrnas.cluster import WorkerOptions, pick_workers, running_ray
 from lrnas.data import SETS, is_stream, load_set, shown_name
-from lrnas.driver import FACTOR, SearchEvents, name_metrics, open_study, trials_folder
+from lrnas.driver import FACTOR, name_metrics, open_study, trials_folder
 from lrnas.errors import LrnasError
+from lrnas.events import SearchEvents
 from lrnas.finals import has_failed, is_done, run_key
 from lrnas.folders import is_same_set
 from lrnas.job import Job
@@ -34,6 +35,7 @@ from lrnas.plan import canonical_id, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.record import Record
 from lrnas.reproduce import SMALLEST_INPUT
+from lrnas.search_view import watched
 from lrnas.shell_lines import Whereabouts
 
 __all__ = ["Retraining", "retrain"]
@@ -135,6 +137,7 @@ class Retraining(Ledger):
         return False
 
 
+@watched
 def retrain(
     name: str,
     *,
@@ -150,12 +153,14 @@ def retrain(
     storage: str | None = None,
     studies: str | Path = "studies",
     events: SearchEvents | None = None,
+    progress: bool = True,  # see `watched`
     **worker_options: Unpack[WorkerOptions],
 ) -> Retraining:
     """Train networks of a search in full and test them; `read_finals` has what came of it.
 
     The arguments are those of the command line, which explains them; `front` is whether the front's networks are among
-    them, by default where no trials are named.
+    them, by default where no trials are named. How it goes is told on stderr, or to `events` of one's own, or with
+    `progress=False` to nobody.
     """
     events = events or SearchEvents()
     if seeds < 1:

@@ -157,9 +157,10 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
         for final in final_front(finals)
     }
     epochs = manifest["recipe"]["epochs"]
-    title = f"{record.name}: test images of {data_name(manifest)}, of a recipe of {epochs} epochs at most"
+    ending = "epoch" if epochs == 1 else "epochs"
+    title = f"{record.name}: test images of {data_name(manifest)}, of a recipe of {epochs} {ending} at most"
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
-    columns = ("trial", "MACs", "share", "parameters", "test accuracy", "n", *further)
+    columns = ("trial", "MACs", "share", "parameters", "test accuracy", "n", "runs", *further)
     table = make_table(title, ["network"], columns)
     table.add_column("")
     for final in finals:
@@ -172,6 +173,7 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
             f"{final.params:,}",
             _accuracy(final),
             str(len(final.accuracies)),
+            ", ".join(map(str, final.runs)),
             *(str(getattr(final, name)) for name in further),
             ", ".join(marks),
         )
@@ -186,8 +188,8 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
         console.print(str(verdict))
     if verdicts:
         console.print(f"Test: {TEST}.")
-    source = f"{record.name}:RUN{where.options()}"
-    console.print(f"Weights: lrnas export {source} (--json has the numbers of runs)", soft_wrap=True)
+    source = f"{record.name}:NETWORK{where.options()}"
+    console.print(f"Weights: lrnas export {source} (of its first seed; or the number of a run)", soft_wrap=True)
 
 
 def _accuracy(final: Final) -> str:

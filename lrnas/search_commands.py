@@ -54,12 +54,12 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
         "--objectives", default="accuracy,macs", metavar="A,B", help="of accuracy, macs, params, latency"
     )
     search.add_argument("--sampler", default="front", metavar="NAME", help="front, tpe, gp, nsga2 or random")
-    for name, what in (
-        ("max-macs", "multiply-accumulates at most"),
-        ("min-macs", "multiply-accumulates at least"),
-        ("max-params", "parameters at most"),
+    for name, what, others in (
+        ("max-macs", "multiply-accumulates at most", "dearer"),
+        ("min-macs", "multiply-accumulates at least", "cheaper"),
+        ("max-params", "parameters at most", "larger"),
     ):
-        search.add_argument(f"--{name}", type=_number, metavar="N", help=f"{what}; dearer networks are not trained")
+        search.add_argument(f"--{name}", type=_number, metavar="N", help=f"{what}; {others} networks are not trained")
     search.add_argument("--max-latency", type=_milliseconds, metavar="MS", help="milliseconds for a batch at most")
     search.add_argument(
         "--latency-device", metavar="NAME", help="cpu or cuda: where latencies are measured (default: a GPU if any)"
@@ -86,7 +86,7 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
         help="the networks of a study that no other one beats",
         description="The front of a study: networks trained in full that none beats in every objective.",
     )
-    front.add_argument("study", metavar="STUDY", help="as in `lrnas studies`")
+    front.add_argument("study", nargs="?", metavar="STUDY", help="as in `lrnas studies` (default: the only one)")
     front.add_argument("--storage", metavar="URL", help="where it is kept, if not in its folder")
     front.set_defaults(run=_front)
 
@@ -133,41 +133,38 @@ def _search(options: argparse.Namespace) -> None:
         from lrnas.driver import search
     except ImportError as error:
         raise MissingExtra("a search", error.name, "search") from None
-    from lrnas.search_view import search_view
     from lrnas.shell_lines import Whereabouts
 
-    with search_view() as events:
-        study = search(
-            options.space,
-            budget=options.budget,
-            name=options.name,
-            data=options.data,
-            data_dir=options.data_dir,
-            image_size=options.image_size,
-            recipe=options.recipe,
-            epochs=options.epochs,
-            changes=read_settings(options.set, None),
-            batch_norm=options.batch_norm,
-            granularity=options.granularity,
-            objectives=options.objectives.split(","),
-            sampler=options.sampler,
-            min_epochs=options.min_epochs,
-            max_macs=options.max_macs,
-            min_macs=options.min_macs,
-            max_params=options.max_params,
-            max_latency=options.max_latency,
-            latency_device=options.latency_device,
-            latency_batch=options.latency_batch,
-            storage=options.storage,
-            studies=options.studies,
-            warm_start=options.warm_start,
-            seed=options.seed,
-            trainable=options.trainable,
-            input_shape=options.input,
-            num_classes=options.classes,
-            events=events,
-            **worker_options(options),
-        )
+    study = search(
+        options.space,
+        budget=options.budget,
+        name=options.name,
+        data=options.data,
+        data_dir=options.data_dir,
+        image_size=options.image_size,
+        recipe=options.recipe,
+        epochs=options.epochs,
+        changes=read_settings(options.set, None),
+        batch_norm=options.batch_norm,
+        granularity=options.granularity,
+        objectives=options.objectives.split(","),
+        sampler=options.sampler,
+        min_epochs=options.min_epochs,
+        max_macs=options.max_macs,
+        min_macs=options.min_macs,
+        max_params=options.max_params,
+        max_latency=options.max_latency,
+        latency_device=options.latency_device,
+        latency_batch=options.latency_batch,
+        storage=options.storage,
+        studies=options.studies,
+        warm_start=options.warm_start,
+        seed=options.seed,
+        trainable=options.trainable,
+        input_shape=options.input,
+        num_classes=options.classes,
+        **worker_options(options),
+    )
     if options.json:
         print_json(_front_as_data(study))
     files = _write_files(study, Path(options.studies) / study.name)
@@ -184,7 +181,8 @@ def _search(options: argparse.Namespace) -> None:
 
 
 def _studies(options: argparse.Namespace) -> None:
-    from lrnas.driver import open_study, study_names
+    from lrnas.driver import open_study
+    from lrnas.shelf import FIRST_SEARCH, study_names
 
     if options.delete is not None:
         _delete(options)
@@ -199,6 +197,9 @@ def _studies(options: argparse.Namespace) -> None:
             print(f"lrnas: {error}", file=sys.stderr)
     if options.json:
         print_json(found)
+        return
+    if not study_names(options.studies):
+        print(f"There are no studies in {options.studies} yet; {FIRST_SEARCH}")
         return
     columns = ("trained", "stopped", "on the front", "best")
     table = make_table(f"Studies in {options.studies}", ["study", "space", "data"], columns)
@@ -229,8 +230,10 @@ def _delete(options: argparse.Namespace) -> None:
 
 def _front(options: argparse.Namespace) -> None:
     from lrnas.driver import open_study
+    from lrnas.shelf import only_study
 
-    study = open_study(options.study, storage=options.storage, studies=options.studies)
+    name = options.study or only_study(options.studies, options.storage)
+    study = open_study(name, storage=options.storage, studies=options.studies)
     if options.json:
         print_json(_front_as_data(study))
     else:
@@ -287,6 +290,7 @@ def _print_front(study: Record) -> None:
     baseline = study.manifest["space"]["baseline"]
     trials = _paper_trials(study, summary.trials)
     whole = next((trial for trial in trials if trial.point == baseline), None)
+    dense = whole.macs if whole else _baseline_macs(study, front[0])
     latency = study.manifest.get("latency")
     timed = ("latency", "share") if latency else ()
     columns = ("trial", "accuracy", "MACs", "share", "parameters", *timed)
@@ -294,7 +298,7 @@ def _print_front(study: Record) -> None:
     table.add_column("")
     shown = {trial.number: trial for trial in (*front, *trials)}
     for trial in sorted(shown.values(), key=study.cheapest_first):
-        numbers = [f"{trial.macs:,}", f"{trial.macs / whole.macs:.3f}" if whole else "–", f"{trial.params:,}"]
+        numbers = [f"{trial.macs:,}", f"{trial.macs / dense:.3f}" if dense else "–", f"{trial.params:,}"]
         if latency and trial.latency is not None:
             share = f"{trial.latency / whole.latency:.3f}" if whole and whole.latency else "–"
             numbers += [f"{trial.latency:.3f} ms", share]
@@ -308,6 +312,23 @@ def _print_front(study: Record) -> None:
         batch = f"{latency['dtype']}, batch {latency['batch']}{threads}"
         console.print(f"Latency on {latency['hardware']}, {batch}: the sum of measured layers (docs/profile.md).")
     console.print("Accuracy on validation images, after the study's own training; `lrnas retrain` tests them.")
+
+
+def _baseline_macs(study: Record, trial: Trial) -> int | None:
+    """Of the network that others are compared with, also where it was not trained; None where that is not known."""
+    from lrnas.arch import Architecture
+    from lrnas.plan import make_plan
+    from lrnas.study_networks import StudyNetwork
+
+    space = study.manifest["space"]
+    if space["baseline"] is None:
+        return None
+    try:
+        shape = StudyNetwork(study, trial).image_shape
+    except LrnasError:  # counted by another lrnas, say
+        return None
+    network = Architecture.from_dict(space["points"][space["baseline"]])
+    return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False).cost.macs
 
 
 def _write_files(study: Record, folder: Path) -> list[Path]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
-from lrnas.driver import SearchEvents
+from lrnas.events import SearchEvents
 from lrnas.manifest import RETRAINS, data_name
+from lrnas.time_left import Work, seconds_left
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -19,12 +20,22 @@ if TYPE_CHECKING:
     from lrnas.record import Summary
     from lrnas.trials import Trial
 
-__all__ = ["search_view"]
+__all__ = ["search_view", "watched"]
+
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
 
 EVERY = 5.0
 """Seconds between lines, at least."""
-RECENT = 30
-"""Trials whose pace tells how long the others will take."""
+QUIET = 20.0
+"""Seconds between lines that say no more than what is being trained."""
+SHOWN = 3
+"""Trials that are named in such a line."""
+
+
+class _Trained(NamedTuple):
+    epochs: int
+    seconds: float
 
 
 @contextmanager
@@ -40,14 +51,29 @@ def search_view() -> Iterator[SearchEvents]:
         yield _View(status)
 
 
+def watched(run: Callable[Options, Result]) -> Callable[Options, Result]:
+    """Has what takes `events` tell them on stderr where it is given none, unless it is given `progress=False`."""
+
+    @functools.wraps(run)
+    def call(*args: Options.args, **kwargs: Options.kwargs) -> Result:
+        if kwargs.get("events") is not None or not kwargs.get("progress", True):
+            return run(*args, **kwargs)
+        with search_view() as events:
+            kwargs["events"] = events
+            return run(*args, **kwargs)
+
+    return call
+
+
 class _View(SearchEvents):
     def __init__(self, status: Status | None) -> None:
         self.status = status
         self.study: Ledger | None = None
         self.budget = 0
         self.last = time.monotonic()
-        self.ends: deque[tuple[float, int]] = deque(maxlen=RECENT)
-        """When trials ended, and how many had by then."""
+        self.begun = self.last
+        self.before: dict[int, _Trained] = {}
+        """The trials there were, by number, when this began."""
 
     def say(self, line: str) -> None:
         if self.status is not None:
@@ -57,7 +83,10 @@ class _View(SearchEvents):
 
     def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
         self.study, self.budget = study, budget
-        what = "runs" if RETRAINS in study.manifest else "trials"
+        self.begun = time.monotonic()
+        self.last = float("-inf")  # who waits for the first trial is told that it has begun
+        self.before = {trial.number: _Trained(trial.epochs, trial.seconds) for trial in study.trials()}
+        what = "run" if RETRAINS in study.manifest else "trial"
         recipe = study.manifest["recipe"]
         rungs = study.manifest["rungs"]
         looks = f", looked at after {', '.join(map(str, rungs))}" if rungs else ""
@@ -67,8 +96,8 @@ class _View(SearchEvents):
         size = recipe.get("crop") or study.manifest["image_size"]
         dense = "" if dense_macs is None else f" (the dense network: {dense_macs:,} MACs)"
         self.say(
-            f"{study.name}: {budget} {what} in all, {done} done; training{how} on {data_name(study.manifest)}, "
-            f"images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{looks}"
+            f"{study.name}: {budget} {what}{'s' * (budget != 1)} in all, {done} done; training{how} on "
+            f"{data_name(study.manifest)}, images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{looks}"
         )
 
     def changed(self, what: str) -> None:
@@ -76,14 +105,18 @@ class _View(SearchEvents):
             self.say(what)
             return
         now = time.monotonic()
-        if self.study is None or (what != "ended" and now - self.last < EVERY):
+        wait = EVERY if self.status is not None else QUIET
+        if self.study is None or (what != "ended" and now - self.last < wait):
             return
         self.last = now
         text = self._summary(now)
+        training = self._training()
         if self.status is not None:
-            self.status.update(text)
+            self.status.update(f"{text}; {training}" if training else text)
         elif what == "ended":
             self.say(text)
+        elif training:
+            self.say(training)
 
     def _summary(self, now: float) -> str:
         assert self.study is not None
@@ -92,19 +125,51 @@ class _View(SearchEvents):
         bad = "".join(f", {counts[status]} {status}" for status in ("diverged", "faulty", "lost") if counts.get(status))
         running = self.study.running()
         done = self.study.spent() - running
-        if not self.ends or self.ends[-1][1] != done:
-            self.ends.append((now, done))
-        left = ""
-        (first, number), (last, _) = self.ends[0], self.ends[-1]
-        if done > number:  # from the first end on: before it, workers were starting
-            left = f", about {_duration((last - first) / (done - number) * max(0, self.budget - done))} left"
+        left = self._left(summary.trials, now) if done < self.budget else None
+        told = "" if left is None else f", about {_duration(left)} left"
         full, stopped = counts.get("completed", 0), counts.get("stopped", 0)
         if RETRAINS in self.study.manifest:  # how well they do is told when all are done
-            return f"{done}/{self.budget} runs: {running} running{bad}{left}"
+            return f"{done}/{self.budget} runs: {running} running{bad}{told}"
         return (
             f"{done}/{self.budget} trials: {full} in full, {stopped} stopped{bad}, {running} running; "
-            f"{_standing(summary)}{left}"
+            f"{_standing(summary)}{told}"
         )
+
+    def _training(self) -> str:
+        """What is being trained, in words; of many, some."""
+        assert self.study is not None
+        epochs = self.study.manifest["recipe"]["epochs"]
+        running = [trial for trial in self.study.trials() if trial.status == "running"]
+        named = [
+            f"{trial.point or trial.identity}, epoch {min(trial.epochs + 1, epochs)} of {epochs}"
+            for trial in running[:SHOWN]
+        ]
+        more = f"; and {len(running) - SHOWN} more" if len(running) > SHOWN else ""
+        return f"training {'; '.join(named)}{more}" if named else ""
+
+    def _left(self, trials: list[Trial], now: float) -> float | None:
+        """Seconds until the budget is spent, as far as can be told."""
+        assert self.study is not None
+        done = {trial.number: self._since(trial) for trial in trials}
+        ended = [trial for trial in trials if trial.state not in ("RUNNING", "WAITING") and done[trial.number].epochs]
+        if not ended or now <= self.begun:
+            return None
+        full = self.study.manifest["recipe"]["epochs"]
+        left = [Work(trial.macs, max(0, full - trial.epochs)) for trial in trials if trial.state == "RUNNING"]
+        unbegun = max(0, self.budget - self.study.spent())
+        waiting = self.study.waiting_macs()[:unbegun]
+        left += [Work(macs, full) for macs in waiting]
+        # what is yet to be proposed: like those there are, and trained for as long as those that ended
+        macs = [*(trial.macs for trial in ended), *waiting]
+        usual = Work(round(sum(macs) / len(macs)), sum(trial.epochs for trial in ended) / len(ended))
+        left += [usual] * (unbegun - len(waiting))
+        works = [(Work(trial.macs, done[trial.number].epochs), done[trial.number].seconds) for trial in ended]
+        return seconds_left(works, left, sum(each.seconds for each in done.values()) / (now - self.begun))
+
+    def _since(self, trial: Trial) -> _Trained:
+        """How much it was trained since this began."""
+        before = self.before.get(trial.number, _Trained(0, 0.0))
+        return _Trained(trial.epochs - before.epochs, trial.seconds - before.seconds)
 
 
 def _standing(summary: Summary) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,19 @@ from lrnas.manifest import MANIFEST, OtherSettings, StudyError, has_results
 from lrnas.objectives import Objective
 from lrnas.storage import DATABASE, open_storage
 
-__all__ = ["Deleted", "begin_anew", "delete_study", "is_there", "study_folder", "study_names", "trials_folder"]
+__all__ = [
+    "FIRST_SEARCH",
+    "Deleted",
+    "begin_anew",
+    "delete_study",
+    "is_there",
+    "only_study",
+    "study_folder",
+    "study_names",
+    "trials_folder",
+]
+
+FIRST_SEARCH = "begin with `lrnas search --space nin --budget 20`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +47,21 @@ class Deleted:
 def study_names(studies: str | Path = "studies") -> list[str]:
     """The studies kept in a folder."""
     return sorted(file.parent.name for file in Path(studies).glob(f"*/{DATABASE}"))
+
+
+def only_study(studies: str | Path = "studies", storage: str | None = None) -> str:
+    """The name of the one study there is, for who gives none."""
+    if storage is None:
+        names, where = study_names(studies), str(studies)
+    else:
+        found = open_storage(storage, Path(studies), lambda line: print(line, file=sys.stderr)).get_all_studies()
+        names, where = sorted(study.study_name for study in found if "@" not in study.study_name), "the storage"
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise StudyError(f"there is no study in {where} yet; got no name; {FIRST_SEARCH}")
+    listed = ", ".join(names[:16]) + (", …" if len(names) > 16 else "")
+    raise StudyError(f"a study is named where there are several; got none; give one of {listed}")
 
 
 def study_folder(studies: str | Path, name: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,16 +16,16 @@ from torch import Tensor, nn
 from lrnas.arch import Architecture
 from lrnas.build import create_model
 from lrnas.checkpoint import RECORD, load_checkpoint
-from lrnas.errors import LrnasError, MissingExtra, UnknownName, closest
+from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.plan import TIMM, canonical_id
 from lrnas.points import named_networks
+from lrnas.study_networks import StudyNetwork, check_no_study, find_network
 from lrnas.summary import read_source
 from lrnas.topology import BACKBONES
 
 __all__ = ["ExportError", "Source", "find_source"]
 
 DRAWN = "weights as they are drawn, not trained"
-TRIAL = re.compile(r"([^/:]+):(\d+|best)")
 
 
 class ExportError(LrnasError):
@@ -89,13 +88,14 @@ def find_source(
         return _from_path(path, given, fresh)
     if given is not None:
         raise ExportError(f"--architecture goes with a file of weights; got {source!r}; leave it out")
-    if not source.startswith(TIMM) and (found := TRIAL.fullmatch(source)):
-        return _from_study(found[1], found[2], studies, storage, fresh)
+    if (found := find_network(source, studies, storage)) is not None:
+        return _from_study(found, studies, fresh)
     if source.endswith((".safetensors", ".json")) or "/" in source.removeprefix(TIMM):
         raise ExportError(f"{source} does not exist; give a checkpoint, a network or STUDY:TRIAL")
     try:
         name, network = read_source(source)
     except UnknownName:
+        check_no_study(source, studies, storage)
         known = [*named_networks(), *BACKBONES]
         where = " (also: a checkpoint, FILE.json, timm:MODEL or STUDY:TRIAL; `lrnas models` lists networks)"
         raise UnknownName("source", source[:80], known, where) from None
@@ -174,37 +174,22 @@ def _from_weights(path: Path, given: Architecture | None) -> Source:
     return Source(path.stem, given, f"weights of {path}", tensors)
 
 
-def _from_study(name: str, which: str, studies: str | Path, storage: str | None, fresh: bool) -> Source:
-    try:
-        from lrnas.driver import open_record, trials_folder  # with ray and optuna: seconds others need not wait
-        from lrnas.manifest import RETRAINS
-    except ImportError as error:
-        raise MissingExtra("a study", error.name, "search") from None
-    study = open_record(name, storage=storage, studies=studies)
-    trials = {trial.number: trial for trial in study.trials()}
-    is_retraining = RETRAINS in study.manifest
-    if is_retraining and which == "best":
-        raise ExportError(
-            f"nothing is chosen by test accuracy; got {name}:best; give the number of a run, `lrnas retrain {name} "
-            "--json` has them"
-        )
-    number = study.best().number if which == "best" else int(which)
-    if number not in trials:
-        there = f"it has {len(trials)}, up to {max(trials)}" if trials else "it has none"
-        look = f"retrain {name} --json` has them" if is_retraining else f"front {name}` shows the best ones"
-        raise ExportError(f"{name} has no trial {number}; {there}; `lrnas {look}")
-    trial = trials[number]
+def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool) -> Source:
+    from lrnas.driver import trials_folder
+
+    record, trial = found.record, found.trial
+    name, number, manifest = record.name, trial.number, record.manifest
     label = f"{name}-{number}"
     folder = trials_folder(studies, name) / f"{number:05d}"
-    manifest = study.manifest
     identity = {"data": manifest["data"], "image_size": manifest["image_size"], "recipe": manifest["recipe"]}
     if (folder / RECORD).exists():
-        found = _from_checkpoint(folder, trial.architecture)
-        return Source(label, found.architecture, found.origin, found.weights, {**identity, **_known(found.identity)})
+        kept = _from_checkpoint(folder, trial.architecture)
+        return Source(label, kept.architecture, kept.origin, kept.weights, {**identity, **_known(kept.identity)})
     if fresh:
         return Source(label, trial.architecture, DRAWN, identity=identity)
-    kept = [str(other) for other in trials if (folder.with_name(f"{other:05d}") / RECORD).exists()]
-    where = f"; weights are there of {', '.join(kept[:12])}{', …' * (len(kept) > 12)}" if kept else ""
+    numbers = (other.number for other in record.trials())
+    there = [str(other) for other in numbers if (folder.with_name(f"{other:05d}") / RECORD).exists()]
+    where = f"; weights are there of {', '.join(there[:12])}{', …' * (len(there) > 12)}" if there else ""
     raise ExportError(
         f"there are no weights of trial {number} of {name}, which is {trial.status} ({folder} is kept of networks "
         f"trained in full){where}; name another, or add --fresh for weights as they are drawn"

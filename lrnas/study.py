@@ -63,7 +63,16 @@ class Study(Ledger):
         for name, architecture in named.items():
             still_beyond = name in beyond and self.limits.excess(self.cost_of(architecture))  # limits may change
             if name not in known and not still_beyond:
-                self.study.enqueue_trial(self.space.params_of(architecture), user_attrs={"point": name})
+                facts = {"point": name, **self._macs(architecture)}
+                self.study.enqueue_trial(self.space.params_of(architecture), user_attrs=facts)
+
+    def _macs(self, architecture: Architecture) -> dict[str, float]:
+        """Of a network that will be trained, for who wants to know how much there is to do."""
+        try:
+            costs = (self.guess_of or self.cost_of)(architecture)
+        except LrnasError:  # found out, and told, when it is asked for
+            return {}
+        return {} if self.limits.excess(costs) else {"macs": costs["macs"]}
 
     def import_from(self, other: Record) -> int:
         """Take over what another study trained in full under the same conditions, as far as it lies in this space.

@@ -437,6 +437,7 @@ class _RungScheduler(FIFOScheduler):
             return str(TrialScheduler.CONTINUE)
         cheaper = sum(costs_no_more(theirs, costs) for _, theirs in others)
         self.searcher.stopped[trial.trial_id] = (
-            f"{100 * accuracy:.2f} % after {epoch} epochs, behind most of the {cheaper} that cost no more"
+            f"{100 * accuracy:.2f} % after {epoch} epoch{'s' * (epoch != 1)}, "
+            f"behind most of the {cheaper} that cost no more"
         )
         return str(TrialScheduler.STOP)

@@ -55,8 +55,8 @@ class Written(Protocol):
     def run(self, images: Tensor) -> Tensor:
         """Its outputs, on the CPU."""
 
-    def caller(self, images: Tensor, device: torch.device) -> Call:
-        """Runs it on a device; for measuring."""
+    def caller(self, images: Tensor, device: torch.device, threads: int) -> Call:
+        """Runs it on a device, with so many threads of the CPU where these are its own; for measuring."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Module:
             outputs: Tensor = self.model(images)
         return outputs
 
-    def caller(self, images: Tensor, device: torch.device) -> Call:
+    def caller(self, images: Tensor, device: torch.device, threads: int) -> Call:
         if self.program is None:
             there = copy.deepcopy(self.model).to(device)
         else:
@@ -92,8 +92,8 @@ class _Session:
     def run(self, images: Tensor) -> Tensor:
         return run_session(make_session(self.file, torch.device("cpu")), images)
 
-    def caller(self, images: Tensor, device: torch.device) -> Call:
-        session, inputs = make_session(self.file, device), {INPUT: images.numpy()}
+    def caller(self, images: Tensor, device: torch.device, threads: int) -> Call:
+        session, inputs = make_session(self.file, device, threads), {INPUT: images.numpy()}
         return lambda: session.run(None, inputs)
 
 

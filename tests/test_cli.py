@@ -166,6 +166,14 @@ def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: lrnas" in capsys.readouterr().err
 
 
+def test_help_says_which_networks_a_limit_keeps_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "multiply-accumulates at most; dearer networks" in words
+    assert "multiply-accumulates at least; cheaper networks" in words
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["models"], ["count", "vgg-gmp-lr"], ["spaces"]])
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
     code = (

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from lrnas.checkpoint import described, save_checkpoint
 from lrnas.cli import main
 from lrnas.data import load_set
 from lrnas.exporting import SUFFIX
-from lrnas.forms import choose_forms, torch_timer
+from lrnas.forms import Times, choose_forms, fastest, torch_timer
 from lrnas.layers import CompositeConv2d
 from lrnas.manifest import check_manifest
 from lrnas.objectives import Limits, pick_objectives
@@ -83,8 +84,8 @@ def write_checkpoint(
     return folder
 
 
-def dense_is_fastest(forms: Mapping[str, nn.Module], x: Tensor) -> dict[str, float]:
-    return {name: 1.0 if name in ("dense", "fastest layers") else 2.0 for name in forms}
+def dense_is_fastest(forms: Mapping[str, nn.Module], x: Tensor) -> Times:
+    return Times({name: 1.0 if name in ("dense", "fastest layers") else 2.0 for name in forms}, 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -162,10 +163,10 @@ def test_onnx(tmp_path: Path, forced: None) -> None:
 
 def test_onnxruntime_times_layers() -> None:
     layer = CompositeConv2d(2, {(3, 1): 2, (1, 3): 2}, 3, padding=1)
-    times = onnx_models.onnx_timer(torch.device("cpu"))(
+    times = onnx_models.onnx_timer(torch.device("cpu"), 1)(
         {"one": layer, "two": nn.Conv2d(2, 4, 3)}, torch.randn(2, 2, 6, 6)
     )
-    assert set(times) == {"one", "two"} and all(0 < seconds < 1 for seconds in times.values())
+    assert set(times.seconds) == {"one", "two"} and all(0 < seconds < 1 for seconds in times.seconds.values())
 
 
 @pytest.mark.parametrize(
@@ -201,30 +202,67 @@ def test_the_fastest_is_kept_and_noise_does_not_decide() -> None:
     model = trained()
     asked: list[dict[str, float]] = []
 
-    def times(forms: Mapping[str, nn.Module], x: Tensor) -> dict[str, float]:
+    def times(forms: Mapping[str, nn.Module], x: Tensor) -> Times:
         if "as trained" in forms:
             asked.append(whole)
-            return {name: whole[name] for name in forms}
+            return Times({name: whole[name] for name in forms}, noise)
         layer = {"composite": 1.0, "dense": 2.0, "merged": 3.0, "separable": 3.0}
-        return {name: layer[name] for name in forms}
+        return Times({name: layer[name] for name in forms}, 0.01)
 
-    for dense, kept in ((4.0, "fastest layers"), (2.97, "fastest layers"), (2.0, "dense")):
+    for dense, differ, kept in (
+        (4.0, 0.0, "fastest layers"),
+        (2.97, 0.0, "fastest layers"),
+        (2.0, 0.0, "dense"),
+        (2.0, 0.4, "fastest layers"),
+    ):
+        noise = differ
         whole = {"as trained": 9.0, "norms folded": 5.0, "fastest layers": 3.0, "dense": dense}
         fusion = choose_forms(model, torch.randn(2, 1, 8, 8), times)
         assert fusion.network is not None and fusion.network.chosen == kept
         assert [choice.chosen for choice in fusion.layers] == ["composite", "dense", "composite"]
         paths = ["conv2.conv"] if kept == "fastest layers" else ["conv1.conv", "conv2.conv", "conv3.conv"]
         assert fusion.folding.forms == dict.fromkeys(paths, "dense") and len(fusion.folding.norms) == 8
-    assert len(asked) == 3
+        assert ("within noise" in fusion.network.remark) == (dense < 3 and kept != "dense")
+    assert len(asked) == 4
+    whole, noise = {"as trained": 2.0, "norms folded": 5.0, "fastest layers": 3.0, "dense": 3.0}, 0.0
+    fusion = choose_forms(model, torch.randn(2, 1, 8, 8), times)
+    assert fusion.network is not None and fusion.network.chosen == "as trained"
+    assert not fusion.folding.norms and fusion.model is not model
     assert any(isinstance(module, nn.BatchNorm2d) for module in model.modules())  # it stays as it is
 
 
 def test_measured_for_real() -> None:
     model = trained()
     x = torch.randn(2, 1, 8, 8)
-    fusion = choose_forms(model, x, torch_timer(torch.device("cpu")))
-    assert all(choice.chosen == min(choice.seconds, key=choice.seconds.get) for choice in fusion.layers)  # type: ignore[arg-type]
+    fusion = choose_forms(model, x, torch_timer(torch.device("cpu"), 1))
+    for choice in fusion.layers:
+        quickest = min(choice.seconds, key=choice.seconds.__getitem__)
+        assert choice.chosen == quickest or choice.remark.startswith(f"{quickest} is faster by")
     torch.testing.assert_close(fusion.model(x), model(x), atol=1e-5, rtol=1e-4)
+
+
+def test_onnxruntime_has_as_many_threads_as_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    monkeypatch.setattr(forms, "measure", lambda calls, device, **_: ran.append(torch.get_num_threads()) or [1.0])
+    made: list[int] = []
+    session = onnx_models.make_session(
+        onnx_models.to_onnx(nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2)).model_proto.SerializeToString(),
+        torch.device("cpu"),
+        1,
+    )
+    assert session.get_session_options().intra_op_num_threads == 1
+    monkeypatch.setattr(onnx_models, "make_session", lambda model, device, threads: made.append(threads) or session)
+    onnx_models.onnx_timer(torch.device("cpu"), 1)({"one": nn.Conv2d(1, 1, 1)}, torch.ones(1, 1, 2, 2))
+    torch_timer(torch.device("cpu"), 1)({"one": nn.Conv2d(1, 1, 1)}, torch.ones(1, 1, 2, 2))
+    assert made == [1] and ran == [1] * 4
+
+
+def test_the_work_of_others_does_not_count_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "measure", measure)
+    monkeypatch.setattr(forms, "ROUNDS", 1)
+    calls = {"waits": lambda: time.sleep(0.001)}
+    assert fastest(calls, torch.device("cpu"), 1).seconds["waits"] < 0.0005
+    assert fastest(calls, torch.device("cpu"), 2).seconds["waits"] >= 0.001
 
 
 def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: None) -> None:
@@ -350,6 +388,10 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     assert (code, err) == (0, "")
     assert "small-1: weights after 2 epochs, studies/small/trials/00001" in out and "64 of 64 in the same class" in out
     assert lrnas.export("small:best", out="best", say=str).name == "small-1"
+    identity = lrnas.open_study("small").trials()[1].identity
+    assert lrnas.export(f"small:{identity}", out="named", say=str).name == "small-1"
+    code, _, err = run(capsys, "filters", "small")
+    assert code == 2 and "did you mean small:best?" in err
     code, _, err = run(capsys, "export", "small:2")
     assert code == 2 and "no weights of trial 2 of small, which is completed" in err and "are there of 1; name" in err
     code, _, err = run(capsys, "export", "small:2", "--fresh")
@@ -357,6 +399,8 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     for source, message in (
         ("small:9", "small has no trial 9; it has 3, up to 2; `lrnas front small` shows the best ones"),
         ("smal:1", "unknown study 'smal'; did you mean small?"),
+        ("small", "a network is wanted; got small, a study; did you mean small:best?"),
+        ("small:nin", "unknown network of small 'nin'"),
     ):
         code, out, err = run(capsys, "export", source)
         assert (code, out, err.count("\n")) == (2, "", 1)

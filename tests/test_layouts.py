@@ -3,7 +3,7 @@
 import pytest
 
 from lrnas.arch import Allocation, Architecture, FilterGroup
-from lrnas.layouts import ImageShape, find_image_shape, lay_out
+from lrnas.layouts import ImageShape, find_image_shape, lay_out, merge_orders
 from lrnas.plan import make_plan
 from lrnas.points import named_networks
 
@@ -41,3 +41,16 @@ def test_images_are_told_from_counts(shape: ImageShape) -> None:
     assert find_image_shape(shape.size, counted) == shape
     assert find_image_shape(shape.size, [(network, macs + 1, params) for network, macs, params in counted]) is None
     assert find_image_shape(shape.size, []) is None
+
+
+def test_layers_of_unlike_backbones_stand_where_they_belong() -> None:
+    plans = [make_plan(Architecture(name)) for name in ("nin_3x3", "nin")]
+    orders = [[conv.name for conv in plan.convs if conv.kernel > 1] for plan in plans]
+    assert merge_orders(orders) == ["conv1", "conv2", "conv2_1", "conv2_2", "conv3"]
+    assert merge_orders([["features.8", "features.10"], ["stem", "features.8"]]) == [
+        "stem",
+        "features.8",
+        "features.10",
+    ]
+    assert merge_orders([["a", "b"], ["b", "a"]]) == ["a", "b"]  # there is no right one
+    assert merge_orders([]) == []

@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from small_studies import make_search
+from filled_studies import fill_study
+from small_studies import SPACE, cost, make_search
 
 from lrnas import latency, profile, timing
 from lrnas.arch import Architecture
 from lrnas.cli import main
 from lrnas.errors import LrnasError
-from lrnas.plan import canonical_id
+from lrnas.plan import canonical_id, make_plan
 from lrnas.profile import baseline_of
 from lrnas.summary import read_source
 
@@ -137,12 +138,34 @@ def test_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_networks_of_a_study(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_search(tmp_path / "s")
-    options = ["--size", "8", "--batch", "1", "--device", "cpu", "--no-layers", "--no-training", "--json"]
-    assert main(["profile", "s:0", "s:best", "--studies", str(tmp_path), *options]) == 0
-    names = [network["name"] for network in json.loads(capsys.readouterr().out)["networks"]]
-    assert names[1:] == ["s:0", "s:2"]  # the third is the most accurate
+    options = ["--batch", "1", "--device", "cpu", "--no-layers", "--no-training", "--json"]
+    assert main(["profile", "s:0", "s:best", "s:dense-x0.25", "--studies", str(tmp_path), *options]) == 0
+    networks = json.loads(capsys.readouterr().out)["networks"]
+    assert [network["name"] for network in networks[1:]] == ["s:0", "s:2", "s:1"]  # the third is the most accurate
+    named = {**SPACE.points, **SPACE.seeds}
+    for network, name in zip(networks, ("nin", "lr-x0.25", "nin-c3-lr", "dense-x0.25"), strict=True):
+        # 8x8 pixels, one channel, ten classes, as in the study; the baseline too
+        assert (network["input"], network["macs"]) == (8, cost(named[name])["macs"])
+    assert main(["profile", "s:0", "--size", "10", "--channels", "3", "--studies", str(tmp_path), *options]) == 0
+    larger = json.loads(capsys.readouterr().out)["networks"][1]
+    assert larger["input"] == 10 and larger["macs"] == make_plan(named["lr-x0.25"], 10, 10, 3).cost.macs
     url = f"sqlite:///{tmp_path}/s/study.db"
     assert main(["profile", "s:0", "--storage", url, "--studies", str(tmp_path / "none"), *options]) == 0
     assert json.loads(capsys.readouterr().out)["networks"][1]["name"] == "s:0"
     assert main(["profile", "s:9", "--studies", str(tmp_path)]) == 2
-    assert "s has no network of trial 9" in capsys.readouterr().err
+    assert "s has no trial 9; it has 4, up to 3" in capsys.readouterr().err
+    for source, message in (("s", "got s, a study; did you mean s:best?"), ("s:lr-x0.3", "did you mean lr-x0.25")):
+        assert main(["profile", source, "--studies", str(tmp_path)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_studies_of_unlike_images_are_not_mixed(
+    quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_search(tmp_path / "s")
+    fill_study(tmp_path, 4, name="large")
+    options = ["--studies", str(tmp_path), "--no-layers", "--no-training", "--batch", "1", "--device", "cpu", "--json"]
+    assert main(["profile", "s:0", "large:1", *options]) == 2
+    assert "got studies of size 8 and 32; give --size" in capsys.readouterr().err
+    assert main(["profile", "s:0", "large:1", "--size", "8", "--channels", "1", *options]) == 0
+    assert {network["input"] for network in json.loads(capsys.readouterr().out)["networks"]} == {8}

@@ -85,3 +85,25 @@ def test_a_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str], fol
     (tmp_path / "file").write_text("")
     code, _, err = run(capsys, "report", "<s>", "--studies", str(folder), "--out", str(tmp_path / "file" / "x"))
     assert code == 2 and "cannot write to" in err and "give another --out" in err
+
+
+def test_the_only_study_need_not_be_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    where = ["--studies", str(tmp_path)]
+    for command in (["front"], ["report"], ["plot", "pareto"], ["dashboard", "--no-browser"]):
+        code, out, err = run(capsys, *command, *where)
+        assert (code, out) == (2, "") and "there is no study in" in err and "lrnas search --space nin" in err
+    code, out, _ = run(capsys, "studies", *where)
+    assert (
+        code == 0
+        and out == f"There are no studies in {tmp_path} yet; begin with `lrnas search --space nin --budget 20`\n"
+    )
+    assert run(capsys, "studies", *where, "--json")[:2] == (0, "[]\n")
+    fill_study(tmp_path, 2, name="one")
+    assert "one: the front" in run(capsys, "front", *where)[1]
+    code, out, _ = run(capsys, "plot", "pareto", *where)
+    assert code == 0 and (tmp_path / "one" / "pareto.pdf").stat().st_size
+    url = f"sqlite:///{tmp_path}/one/study.db"
+    assert "one: the front" in run(capsys, "front", "--storage", url, "--studies", str(tmp_path / "none"))[1]
+    fill_study(tmp_path, 2, name="two")
+    code, _, err = run(capsys, "front", *where)
+    assert code == 2 and "give one of one, two" in err

@@ -50,8 +50,15 @@ def test_a_network_beside_its_baseline(thin: Path, tmp_path: Path, monkeypatch: 
     assert len(record["curve"]) == record["epochs"] == 1
     assert record["recipe_name"] == "fast" and record["identity"]["recipe"]["batch_size"] == 64
 
+    assert result.reuse() == "" and result.to_dict()["reused"] == []
     again = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, seeds=2, out=tmp_path / "out")
     assert len(looks) == 4 and again.networks == result.networks  # nothing is trained or looked at twice
+    facts = record["provenance"]
+    where = f"on {facts['hardware']} at {facts['commit'][:10]}"
+    assert again.reuse() == f"4 of 4 runs were there already, made {where}; --out FOLDER trains anew."
+    result.files[0].unlink()
+    more = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, seeds=2, out=tmp_path / "out")
+    assert more.reuse().startswith("3 of 4 runs were there already") and len(looks) == 5
 
     with pytest.raises(DataError, match="holds another run: its recipe has"):
         reproduce(str(thin), data="digits", recipe="fast", changes={**FAST, "lr": 0.01}, out=tmp_path / "out")
@@ -81,8 +88,14 @@ def test_the_command(thin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     arguments = ["reproduce", str(thin), "--data", "digits", "--recipe", "fast", "--epochs", "1", "--out", out]
     assert main([*arguments, "--set", "batch_size=64"]) == 0
     captured = capsys.readouterr()
-    assert "Measured on the test images of digits" in captured.out and "points against nin" in captured.out
-    assert "thin, seed 0  epoch 1/1  loss" in captured.err
+    assert "Counted at 30×30; trained, and counted below, at 8×8." in captured.out
+    assert "Measured on the test images of digits, 8×8 pixels, recipe of 1 epoch at most" in " ".join(
+        captured.out.split()
+    )
+    assert "points against nin" in captured.out
+    assert "thin, seed 0  epoch 1/1  loss" in captured.err and "already" not in captured.out
+    assert main([*arguments, "--set", "batch_size=64"]) == 0
+    assert "2 of 2 runs were there already, made on" in capsys.readouterr().out
     assert main([*arguments, "--set", "batch_size=64", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["networks"][0]["n"] == 1 and data["data"] == "digits"

@@ -367,13 +367,17 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     again = f"lrnas retrain s --studies {studies}"
     assert f"Runs that are not done: 4; `{again}` with its options goes on with them." in out
-    assert f"Weights: lrnas export s@fast:RUN --studies {studies} (" in out
+    assert f"Weights: lrnas export s@fast:NETWORK --studies {studies} (" in out
     assert "Test: Welch's t-test" in out and "front, paper" in out
+    (row,) = (line for line in out.splitlines() if line.startswith("nin  "))
+    assert "%  2  0, 5 " in row  # n, and the runs over both seeds
     assert "nothing to compare" not in out
     assert "lr-x0.25 " in out  # the search's name, as in verdicts
     assert re.search(r"nin-c3: .*unknown; (lr|dense)-x0.25, trial [01], at", " ".join(out.split()))
     assert main(["export", "s@fast:best", "--studies", str(studies)]) == 2
     assert "nothing is chosen by test accuracy; got s@fast:best" in capsys.readouterr().err
+    assert main(["export", "s@fast", "--studies", str(studies)]) == 2
+    assert "did you mean s@fast:NETWORK, as in `lrnas retrain s@fast --studies" in capsys.readouterr().err
 
 
 def test_the_front_says_that_it_is_by_means_and_of_how_many_runs(

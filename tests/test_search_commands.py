@@ -6,7 +6,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from small_studies import SPACE, make_search, make_study
+from small_studies import SPACE, cost, make_search, make_study
 
 from lrnas.cli import main
 from lrnas.shell_lines import Whereabouts
@@ -50,3 +50,14 @@ def test_what_is_to_be_typed_next_says_where_the_study_is(
     program, *arguments = shlex.split(line.removeprefix("Look again: "))
     assert (program, main(arguments)) == ("lrnas", 0) and "nin-c3-lr" in capsys.readouterr().out
     assert Whereabouts().command("front", "my study") == "lrnas front 'my study'"
+
+
+def test_shares_are_those_of_the_dense_network_also_where_it_was_too_dear(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_search(tmp_path / "s")  # without nin itself
+    assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if "front" in line}
+    for name in ("lr-x0.25", "nin-c3-lr"):
+        network = {**SPACE.points, **SPACE.seeds}[name]
+        assert rows[name][5] == f"{cost(network)['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"

@@ -327,13 +327,22 @@ function spreadOut(list, number) {
   return Array.from({ length: number }, (_, i) => list[Math.round(i * (list.length - 1) / (number - 1))]);
 }
 
-/** Names of the layers whose filters could have other shapes, by how deep they are. */
+/** Names of the layers whose filters could have other shapes, in the order of every network; of unlike ones, as their numbers go. */
 function variedLayers(networks) {
-  const depths = new Map();
+  const before = new Map();
   for (const { network } of networks) {
-    shapesOf(network).forEach((layer, i, all) => { if (layer.kernel > 1) depths.set(layer.name, i / all.length); });
+    const names = shapesOf(network).filter((layer) => layer.kernel > 1).map((layer) => layer.name);
+    names.forEach((name, i) => before.set(name, new Set([...(before.get(name) ?? []), ...names.slice(0, i)])));
   }
-  return [...depths.keys()].sort((a, b) => depths.get(a) - depths.get(b));
+  const found = [];
+  while (before.size) {
+    const left = [...before.keys()], free = left.filter((name) => !before.get(name).size);
+    const [next] = (free.length ? free : left).sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+    found.push(next);
+    before.delete(next);
+    for (const others of before.values()) others.delete(next);
+  }
+  return found;
 }
 
 /** The filters of a layer by kind; both halves of a separable one. */

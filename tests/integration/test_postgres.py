@@ -86,7 +86,7 @@ def test_a_study_in_a_database_from_search_to_page(tmp_path: Path, url: str) -> 
     (network,) = again["networks"]
     assert (network["trial"], network["n"], again["left"]) == (full, 2, 0)
     told = run(tmp_path, "retrain", again["retraining"], "--storage", url)
-    assert 'Weights: lrnas export s@fast,epochs=1:RUN --storage "$STORAGE"' in told
+    assert 'Weights: lrnas export s@fast,epochs=1:NETWORK --storage "$STORAGE"' in told
 
     check_dashboard(tmp_path, url)
 

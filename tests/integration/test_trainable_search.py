@@ -147,4 +147,5 @@ if __name__ == "__main__":
 """)
     code, log = run(folder, sys.executable, "script.py")
     assert code == 0 and "script:train [(0.25, {'outputs': 10.0})]" in log, log
+    assert "s: 2 trials in all, 0 done; training with script:train on digits" in log and "2/2 trials:" in log, log
     assert json.loads((folder / "studies/s/trials/00004/checkpoint.json").read_text())["epoch"] == 3
