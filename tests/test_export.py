@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -161,12 +162,29 @@ def test_onnx(tmp_path: Path, forced: None) -> None:
     assert "BatchNormalization" not in kinds and "Concat" not in kinds
 
 
-def test_onnxruntime_times_layers() -> None:
+def test_onnxruntime_times_layers_with_as_many_threads_as_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    make = onnx_models.make_session
+
+    def watch(*arguments: Any) -> Any:
+        session = make(*arguments)
+        threads.append(session.get_session_options().intra_op_num_threads)
+        return session
+
+    monkeypatch.setattr(onnx_models, "make_session", watch)
+    quick = forms.measure
+
+    def count(calls: Any, device: Any, **options: Any) -> list[float]:
+        threads.append(torch.get_num_threads())
+        return quick(calls, device, **options)
+
+    monkeypatch.setattr(forms, "measure", count)
     layer = CompositeConv2d(2, {(3, 1): 2, (1, 3): 2}, 3, padding=1)
     times = onnx_models.onnx_timer(torch.device("cpu"), 1)(
         {"one": layer, "two": nn.Conv2d(2, 4, 3)}, torch.randn(2, 2, 6, 6)
     )
     assert set(times.seconds) == {"one", "two"} and all(0 < seconds < 1 for seconds in times.seconds.values())
+    assert threads == [1] * 4  # two sessions, and two measurements
 
 
 @pytest.mark.parametrize(
@@ -239,22 +257,6 @@ def test_measured_for_real() -> None:
         quickest = min(choice.seconds, key=choice.seconds.__getitem__)
         assert choice.chosen == quickest or choice.remark.startswith(f"{quickest} is faster by")
     torch.testing.assert_close(fusion.model(x), model(x), atol=1e-5, rtol=1e-4)
-
-
-def test_onnxruntime_has_as_many_threads_as_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[int] = []
-    monkeypatch.setattr(forms, "measure", lambda calls, device, **_: ran.append(torch.get_num_threads()) or [1.0])
-    made: list[int] = []
-    session = onnx_models.make_session(
-        onnx_models.to_onnx(nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2)).model_proto.SerializeToString(),
-        torch.device("cpu"),
-        1,
-    )
-    assert session.get_session_options().intra_op_num_threads == 1
-    monkeypatch.setattr(onnx_models, "make_session", lambda model, device, threads: made.append(threads) or session)
-    onnx_models.onnx_timer(torch.device("cpu"), 1)({"one": nn.Conv2d(1, 1, 1)}, torch.ones(1, 1, 2, 2))
-    torch_timer(torch.device("cpu"), 1)({"one": nn.Conv2d(1, 1, 1)}, torch.ones(1, 1, 2, 2))
-    assert made == [1] and ran == [1] * 4
 
 
 def test_the_work_of_others_does_not_count_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
