@@ -127,10 +127,7 @@ def search(
         events.say(line)
     first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
     rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
-    if not name:
-        name, before = (f"{re.sub('[:@]', '-', Path(space).stem)}-{part}" for part in training.names())
-        if name != before and is_there(before, storage, studies, events.say):
-            name = before
+    name = name or _default_name(space, training, storage, studies, events.say)
     if "@" in name:
         raise StudyError(f"a study's name has no @, which marks networks trained again; got {name!r}; give another")
     folder = study_folder(studies, name)
@@ -200,6 +197,14 @@ def search(
             notify=events.changed,
         )
     return study
+
+
+def _default_name(
+    space: str, training: _Training, storage: str | None, studies: str | Path, say: Callable[[str], None]
+) -> str:
+    """Of the space and the data; where it is there, the one from before folders were called by their last part."""
+    name, before = (f"{re.sub('[:@]', '-', Path(space).stem)}-{part}" for part in training.names())
+    return before if name != before and is_there(before, storage, studies, say) else name
 
 
 def name_metrics(study: optuna.Study, objectives: Sequence[Objective]) -> None:
