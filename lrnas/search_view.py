@@ -109,8 +109,8 @@ class _View(SearchEvents):
         if self.study is None or (what != "ended" and now - self.last < wait):
             return
         self.last = now
-        text = self._summary(now)
-        training = self._training()
+        summary = self.study.summary()  # read once: a study may have thousands of trials
+        text, training = self._standing_of(summary, now), self._training(summary.trials)
         if self.status is not None:
             self.status.update(f"{text}; {training}" if training else text)
         elif what == "ended":
@@ -118,9 +118,8 @@ class _View(SearchEvents):
         elif training:
             self.say(training)
 
-    def _summary(self, now: float) -> str:
+    def _standing_of(self, summary: Summary, now: float) -> str:
         assert self.study is not None
-        summary = self.study.summary()
         counts = summary.counts
         bad = "".join(f", {counts[status]} {status}" for status in ("diverged", "faulty", "lost") if counts.get(status))
         running = self.study.running()
@@ -135,11 +134,11 @@ class _View(SearchEvents):
             f"{_standing(summary)}{told}"
         )
 
-    def _training(self) -> str:
+    def _training(self, trials: list[Trial]) -> str:
         """What is being trained, in words; of many, some."""
         assert self.study is not None
         epochs = self.study.manifest["recipe"]["epochs"]
-        running = [trial for trial in self.study.trials() if trial.status == "running"]
+        running = [trial for trial in trials if trial.status == "running"]
         named = [
             f"{trial.point or trial.identity}, epoch {min(trial.epochs + 1, epochs)} of {epochs}"
             for trial in running[:SHOWN]

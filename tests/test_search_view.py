@@ -50,18 +50,18 @@ def test_time_left_is_that_of_the_networks_that_wait() -> None:
     view.started(study, len(names))
     now = view.begun
     for i in range(4):
-        text = view._summary(now)
+        text = view._standing_of(view.study.summary(), now)
         assert ("left" in text) == (i == 3)
         proposal = study.ask()
         assert proposal is not None
         study.record(proposal.number, [0.4, 0.5], seconds(proposal.macs))
         study.complete(proposal.number, 0.5)
         now += seconds(proposal.macs)
-    assert f"about {seconds(macs[-1]):.0f} s left" in view._summary(now)
+    assert f"about {seconds(macs[-1]):.0f} s left" in view._standing_of(view.study.summary(), now)
     proposal = study.ask()
     assert proposal is not None
     study.complete(proposal.number, 0.5)
-    assert "left" not in view._summary(now)
+    assert "left" not in view._standing_of(view.study.summary(), now)
 
 
 def test_who_calls_from_python_is_told_too(capsys: pytest.CaptureFixture[str]) -> None:
