@@ -281,7 +281,7 @@ def test_runs_that_were_given_up_before_are_asked_for_again() -> None:
     assert finish(runs, 0.5).number == 1 and runs.left() == 0
 
 
-def test_progress_is_that_of_what_is_asked_for() -> None:
+def test_progress_is_that_of_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     study = make_search()
     both = _choose(study, (0, 1), False, False)
     other, mine = retraining(study), retraining(study)
@@ -291,11 +291,17 @@ def test_progress_is_that_of_what_is_asked_for() -> None:
         ask(other)
     view = _View(None)
     view.started(mine, 2)
-    assert view._summary(0.0) == "0/2 runs: 0 running"
+
+    def told() -> str:
+        capsys.readouterr()
+        view.changed("ended")
+        return capsys.readouterr().err.strip()
+
+    assert told() == "0/2 runs: 0 running"
     ask(mine)
-    assert view._summary(1.0) == "0/2 runs: 1 running"
+    assert told() == "0/2 runs: 1 running"
     finish(mine, 0.5)
-    assert view._summary(2.0).startswith("1/2 runs: 1 running")
+    assert told().startswith("1/2 runs: 1 running")
 
 
 def test_networks_know_what_their_search_made_small_and_called_them(tmp_path: Path) -> None:
