@@ -21,6 +21,7 @@ __all__ = [
     "FIRST_SEARCH",
     "Deleted",
     "begin_anew",
+    "delete_if_empty",
     "delete_study",
     "is_there",
     "only_study",
@@ -138,6 +139,13 @@ def begin_anew(
     _remove(folder)
     directions = [goal.direction for goal in goals]
     return optuna.create_study(storage=storage, study_name=study.study_name, directions=directions)
+
+
+def delete_if_empty(study: optuna.Study, folder: Path) -> None:
+    """Leave nothing of a search that could not begin; one that has trials, or that others work on, stays."""
+    if not study.get_trials(deepcopy=False) and not living_drivers(study):
+        study._storage.delete_study(study._study_id)
+        _remove(folder)
 
 
 def _remove(folder: Path) -> bool:

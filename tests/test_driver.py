@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pictures import write_set
 
-from lrnas import driver
+from lrnas import driver, search_training
 from lrnas.cli import main
 from lrnas.driver import SearchEvents, open_study, search
 from lrnas.ledger import Ledger
@@ -158,3 +158,28 @@ def test_a_study_goes_on_with_the_size_it_was_begun_with(pictures: Path, tmp_pat
     assert told.study.manifest["image_size"] == 16
     with pytest.raises(StudyError, match="image_size was 16, now 24"):
         search("nin", budget=2, data=f"folder:{pictures}", studies=tmp_path / "studies", image_size=24, name="s")
+
+
+@pytest.mark.slow
+def test_a_latency_that_no_network_keeps_leaves_no_study(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known after measuring alone, when the study is there; one with trials stays."""
+    monkeypatch.setattr(search_training, "SAMPLING", 0.0)
+    folder = tmp_path / "studies" / "s"
+    limited: dict[str, Any] = {
+        "budget": 2,
+        "name": "s",
+        "data": f"folder:{pictures}",
+        "data_dir": tmp_path,
+        "image_size": 8,
+        "studies": folder.parent,
+        "progress": False,
+    }
+    with pytest.raises(StudyError, match="ms at most"):
+        search("nin", max_latency=1e-6, **limited)
+    assert not folder.exists()
+    train(begin(tmp_path, pictures, name="s", data_dir=tmp_path, image_size=8).study)
+    with pytest.raises(StudyError, match="ms at most"):
+        search("nin", max_latency=1e-6, **limited)
+    assert open_study("s", studies=folder.parent).trials()

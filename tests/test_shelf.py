@@ -11,7 +11,7 @@ from lrnas.cli import main
 from lrnas.driver import open_study
 from lrnas.errors import UnknownName
 from lrnas.manifest import StudyError, check_manifest
-from lrnas.shelf import delete_study, study_names
+from lrnas.shelf import delete_if_empty, delete_study, study_names
 from lrnas.storage import open_storage
 from lrnas.study import Study
 
@@ -53,6 +53,19 @@ def test_nothing_goes_that_somebody_works_on(tmp_path: Path) -> None:
     assert len(open_study("s", studies=tmp_path).trials()) == 4
     working.sign_off()
     assert delete_study("s", studies=tmp_path).trials == {"s": 4, "s@fast": 0, "s@paper": 0}
+
+
+def test_a_search_that_could_not_begin_leaves_nothing(tmp_path: Path) -> None:
+    for name, gone in (("empty", True), ("worked on", False), ("with trials", False)):
+        study = make_search(tmp_path / name) if name == "with trials" else make_study(tmp_path / name)
+        if name == "worked on":
+            study.sign()
+        else:
+            study.sign_off()
+        delete_if_empty(study.study, tmp_path / name)
+        assert (name not in study_names(tmp_path), not (tmp_path / name).exists()) == (gone, gone)
+        if name == "worked on":
+            study.sign_off()
 
 
 def test_of_a_database_that_others_use_only_the_study_goes(tmp_path: Path) -> None:
