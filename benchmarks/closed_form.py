@@ -1,13 +1,14 @@
 """How many random VGG-11 architectures per second the closed form counts, on one core.
 
-    python benchmarks/closed_form.py
+    python benchmarks/closed_form.py --out results/closed_form.json
 
 Beside it, in the same run: counting the same architectures by building them (on the meta device) and
-passing an image of shapes through them. Writes results/closed_form.json.
+passing an image of shapes through them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
@@ -20,7 +21,6 @@ import torch
 from lrnas import Allocation, Architecture, FilterGroup, canonical_id, count_model, create_model, make_plan
 from lrnas.provenance import provenance
 
-ROOT = Path(__file__).parent.parent
 LAYERS = [conv.name for conv in make_plan(Architecture("vgg11")).convs]
 ARCHITECTURES, BUILT, REPEATS = 5_000, 20, 5
 
@@ -60,6 +60,9 @@ def count(architecture: Architecture) -> int:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     in_eighths = [random_architectures(seed, 8) for seed in range(REPEATS)]
     of_any_share = [random_architectures(seed, None) for seed in range(REPEATS)]
@@ -77,8 +80,9 @@ def main() -> None:
         },
         "ratio of the closed form in steps of 1/8 to building": round(eighths["median"] / built),
     }
-    (ROOT / "results" / "closed_form.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """How the variance of back-propagated gradients develops over 20 mixed-shape layers, by initialisation.
 
-    python benchmarks/gradient_variance.py
+    python benchmarks/gradient_variance.py --out results/gradient_variance.json
 
-writes results/gradient_variance.json; `lrnas figures gradients` draws it.
+`lrnas figures gradients` draws it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from pathlib import Path
@@ -19,7 +20,6 @@ from lrnas.init import Rule, initialise
 from lrnas.layers import CompositeConv2d
 from lrnas.provenance import provenance
 
-ROOT = Path(__file__).parent.parent
 DEPTH, WIDTH, SIZE, BATCH, SEEDS = 20, 64, 32, 4, 10
 STACKS = {
     "3×1 || 1×3": ({(3, 1): 32, (1, 3): 32}, None),
@@ -49,6 +49,9 @@ def variances(stack: nn.Sequential, rule: Rule, seed: int) -> list[float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
     results: dict[str, dict[str, list[float]]] = {}
     for name, (filters, join) in STACKS.items():
         stack = make_stack(filters, join)
@@ -61,7 +64,8 @@ def main() -> None:
     facts = provenance(seeds=list(range(SEEDS)), n=SEEDS)
     facts |= {"depth": DEPTH, "width": WIDTH, "map": [SIZE, SIZE], "batch": BATCH}
     data = {"provenance": facts, "geometric_mean_variance_relative_to_the_last_layer": results}
-    (ROOT / "results" / "gradient_variance.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    if options.out is not None:
+        options.out.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

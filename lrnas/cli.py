@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         help="train a network and compare it with what was published",
         description="Train a network in full and set it beside what was published, or beside its family's baseline.",
     )
-    reproduce.add_argument("source", metavar="NETWORK", help="as in `lrnas count`, but for models of timm")
+    reproduce.add_argument("source", metavar="NETWORK", help="as in `lrnas count`, except timm:MODEL")
     reproduce.add_argument("--data", metavar="NAME", help=f"{DATA} (default: the paper's, if at hand)")
     add_image_size(reproduce)
     reproduce.add_argument(
@@ -104,11 +104,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_data_dir(reproduce)
     add_recipe_options(reproduce, "paper")
-    reproduce.add_argument("--seeds", type=int, default=1, metavar="N", help="number of runs of each network")
-    reproduce.add_argument("--out", default="results/reproduce", metavar="FOLDER", help="where the records go")
+    reproduce.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each network (default: 1)")
+    reproduce.add_argument(
+        "--out", default="results/reproduce", metavar="FOLDER", help="where records go (default: results/reproduce)"
+    )
     reproduce.add_argument("--device", metavar="NAME", help="cpu or cuda (default: cuda if there is one)")
     reproduce.add_argument("--compile", action="store_true", help="torch.compile the network; pays off in long runs")
-    reproduce.add_argument("--workers", type=int, default=1, metavar="N", help="GPUs (or processes) for one network")
+    reproduce.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="GPUs (or processes) for one network (default: 1)"
+    )
     reproduce.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster (default: this machine)")
     reproduce.set_defaults(run=_reproduce)
 

@@ -48,7 +48,9 @@ def add_figure_commands(commands: Any) -> list[argparse.ArgumentParser]:
     )
     figures.add_argument("names", nargs="*", metavar="NAME", help="(default: all that there are numbers for)")
     figures.add_argument("--out", type=Path, default=Path("figures"), metavar="FOLDER", help="(default: figures)")
-    figures.add_argument("--format", default="png", metavar="NAMES", help="png, svg, pdf, or several: png,pdf")
+    figures.add_argument(
+        "--format", default="png", metavar="NAMES", help="png (default), svg, pdf, or several: png,pdf"
+    )
     figures.add_argument(
         "--results",
         type=Path,

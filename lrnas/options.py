@@ -15,6 +15,7 @@ __all__ = [
     "add_image_size",
     "add_recipe_options",
     "add_source_options",
+    "add_studies_folder",
     "add_study_options",
     "add_worker_options",
     "read_pairs",
@@ -24,7 +25,9 @@ __all__ = [
 
 
 def add_data_dir(command: argparse.ArgumentParser, what: str = "data sets are") -> None:
-    command.add_argument("--data-dir", metavar="FOLDER", help=f"where {what} kept (default: ~/.cache/lrnas)")
+    command.add_argument(
+        "--data-dir", metavar="FOLDER", help=f"where {what} kept (default: $LRNAS_DATA or ~/.cache/lrnas)"
+    )
 
 
 def add_image_size(command: argparse.ArgumentParser) -> None:
@@ -36,9 +39,15 @@ def add_image_size(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_studies_folder(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--studies", default="studies", metavar="FOLDER", help="where studies are kept (default: studies)"
+    )
+
+
 def add_study_options(command: argparse.ArgumentParser) -> None:
     """Where the studies are that it looks at."""
-    command.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
+    add_studies_folder(command)
     command.add_argument("--storage", metavar="URL", help="where a study is kept, if not in its folder")
 
 
@@ -48,17 +57,17 @@ def add_source_options(command: argparse.ArgumentParser) -> None:
         "source",
         metavar="SOURCE",
         help="a checkpoint (folder or file), STUDY:TRIAL (a number, a network's name, or best), STUDY@RECIPE:NETWORK "
-        "of those trained again, or, with weights as they are drawn, a network as in `lrnas count`",
+        "of those trained again, or, with random weights, a network as in `lrnas count`",
     )
     command.add_argument("--architecture", metavar="FILE", help="JSON, for weights that do not say what they are of")
-    command.add_argument("--fresh", action="store_true", help="where there are no weights, take them as they are drawn")
+    command.add_argument("--fresh", action="store_true", help="where there are no weights, take random ones")
     add_study_options(command)
 
 
 def add_recipe_options(command: argparse.ArgumentParser, default: str, epochs: str = "instead of the recipe's") -> None:
     """What networks are trained with; `epochs` explains that option."""
     other = "paper" if default == "fast" else "fast"
-    command.add_argument("--recipe", default=default, metavar="NAME", help=f"{default}, {other} or FILE.toml")
+    command.add_argument("--recipe", default=default, metavar="NAME", help=f"{default} (default), {other} or FILE.toml")
     command.add_argument("--epochs", type=int, metavar="N", help=epochs)
     command.add_argument(
         "--set",

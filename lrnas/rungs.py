@@ -37,7 +37,8 @@ def is_competitive(
 ) -> bool:
     """Whether a trial is among the best 1/`factor` of those at its rung that cost no more.
 
-    `others` are the accuracies and costs of the other trials there. While there are fewer than `factor`, all go on.
+    `others` are the accuracies and costs of the other trials there. As long as these and itself are fewer than
+    `factor`, it goes on.
     """
     rivals = [rival for rival, theirs in others if costs_no_more(theirs, costs)]
     better = sum(rival > accuracy for rival in rivals)

@@ -12,6 +12,7 @@ from lrnas.options import (
     add_data_dir,
     add_image_size,
     add_recipe_options,
+    add_studies_folder,
     add_worker_options,
     read_settings,
     worker_options,
@@ -45,21 +46,30 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     search.add_argument("--input", type=_shape, metavar="CxHxW", help="with --trainable: the images it brings itself")
     search.add_argument("--classes", type=int, metavar="N", help="with --input: how many these have")
     add_recipe_options(search, "fast", "of a network trained in full (default: the recipe's; 3 on digits)")
-    search.add_argument("--min-epochs", type=int, metavar="N", help="before a network may be stopped early")
+    search.add_argument(
+        "--min-epochs", type=int, metavar="N", help="before a network may be stopped early (default: a ninth of them)"
+    )
     search.add_argument(
         "--batch-norm", action=argparse.BooleanOptionalAction, default=True, help="in every network (default: yes)"
     )
-    search.add_argument("--granularity", metavar="NAME", help="network, stage or layer: what varies together")
     search.add_argument(
-        "--objectives", default="accuracy,macs", metavar="A,B", help="of accuracy, macs, params, latency"
+        "--granularity", metavar="NAME", help="network, stage or layer: what varies together (default: the space's own)"
     )
-    search.add_argument("--sampler", default="front", metavar="NAME", help="front, tpe, gp, nsga2 or random")
+    search.add_argument(
+        "--objectives",
+        default="accuracy,macs",
+        metavar="A,B",
+        help="of accuracy, macs, params, latency (default: accuracy,macs)",
+    )
+    search.add_argument("--sampler", default="front", metavar="NAME", help="front (default), tpe, gp, nsga2 or random")
     for name, what, others in (
         ("max-macs", "multiply-accumulates at most", "dearer"),
         ("min-macs", "multiply-accumulates at least", "cheaper"),
         ("max-params", "parameters at most", "larger"),
     ):
-        search.add_argument(f"--{name}", type=_number, metavar="N", help=f"{what}; {others} networks are not trained")
+        search.add_argument(
+            f"--{name}", type=_number, metavar="N", help=f"{what}, 120M say; {others} networks are not trained"
+        )
     search.add_argument("--max-latency", type=_milliseconds, metavar="MS", help="milliseconds for a batch at most")
     search.add_argument(
         "--latency-device", metavar="NAME", help="cpu or cuda: where latencies are measured (default: a GPU if any)"
@@ -68,7 +78,9 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     add_worker_options(search)
     search.add_argument("--storage", metavar="URL", help="a database, or journal:FILE (default: SQLite in the study)")
     search.add_argument("--warm-start", metavar="STUDY", help="take over what another study trained in full")
-    search.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampler and of every training")
+    search.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the sampler and of every training (default: 0)"
+    )
     search.set_defaults(run=_search)
 
     studies = commands.add_parser(
@@ -92,7 +104,7 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
 
     parsers = [search, studies, front]
     for command in parsers:
-        command.add_argument("--studies", default="studies", metavar="FOLDER", help="where studies are kept")
+        add_studies_folder(command)
     return parsers
 
 

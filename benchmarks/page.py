@@ -1,0 +1,94 @@
+"""How long does the page of a large study take to open, and how large is it?
+
+Studies of real networks with made-up results are written as pages, and opened in Chromium in turn with the figure that
+`optuna.visualization.plot_pareto_front` makes of the same study. Ours is open when the first chart and the table can
+be used, Optuna's when its points are drawn. Beside every median is the ratio to Optuna's.
+
+    pip install 'lrnas[browser]' plotly
+    python benchmarks/page.py --out results/page_opening.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import optuna
+from playwright.sync_api import sync_playwright
+
+from lrnas.page import make_page
+from lrnas.provenance import provenance
+from lrnas.report import make_report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for studies as large as one likes
+from filled_studies import fill_study
+
+WIDTH, HEIGHT = 1400, 900
+
+
+def seconds_to_open(browser: Any, file: Path, ready: str) -> float:
+    context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
+    page = context.new_page()
+    begun = time.perf_counter()
+    page.goto(file.as_uri())
+    page.wait_for_selector(ready, state="attached")
+    seconds = time.perf_counter() - begun
+    context.close()
+    return seconds
+
+
+def write_both(folder: Path, space: str, trials: int) -> dict[str, tuple[Path, str]]:
+    """The page and Optuna's figure of one study, each with what is there when it can be used."""
+    record = fill_study(folder, trials, space=space, storage=f"journal:{folder / 'journal'}")
+    ours, theirs = folder / "report.html", folder / "optuna.html"
+    ours.write_text(make_page(make_report([record])), encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # experimental, by Optuna's own count
+        optuna.visualization.plot_pareto_front(record.study).write_html(theirs, include_plotlyjs=True)
+    return {"page": (ours, "html[data-ready=yes]"), "optuna": (theirs, ".scatterlayer .points path")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spaces", nargs="+", default=["nin", "vgg11", "googlenet"])
+    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--chromium", default="/usr/bin/chromium", metavar="FILE")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    facts = provenance(seeds=[0], n=options.repeats, trials=options.trials, window=[WIDTH, HEIGHT])
+    table = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
+        facts["chromium"] = browser.version
+        for space in options.spaces:
+            with tempfile.TemporaryDirectory() as folder:
+                files = write_both(Path(folder), space, options.trials)
+                times: dict[str, list[float]] = {name: [] for name in files}
+                for _ in range(options.repeats):
+                    for name, (file, ready) in files.items():
+                        times[name].append(round(seconds_to_open(browser, file, ready), 3))
+                medians = {name: statistics.median(some) for name, some in times.items()}
+                row = {
+                    "space": space,
+                    "seconds": times,
+                    "ratio": round(medians["page"] / medians["optuna"], 3),
+                    "megabytes": {name: round(file.stat().st_size / 1e6, 2) for name, (file, _) in files.items()},
+                }
+            table.append(row)
+            print(json.dumps(row), flush=True)
+        browser.close()
+    if options.out is not None:
+        options.out.write_text(json.dumps({"provenance": facts, "pages": table}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
