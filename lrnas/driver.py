@@ -20,7 +20,7 @@ import optuna
 
 from lrnas.cluster import WorkerOptions, pick_workers, running_ray
 from lrnas.data import is_stream
-from lrnas.errors import LrnasError, UnknownName, closest
+from lrnas.errors import LrnasError, UnknownName
 from lrnas.events import SearchEvents
 from lrnas.manifest import (
     MANIFEST,
@@ -38,7 +38,15 @@ from lrnas.rungs import rung_epochs
 from lrnas.samplers import check_sampler, make_sampler
 from lrnas.search_training import SearchTraining, own_images
 from lrnas.search_view import watched
-from lrnas.shelf import begin_anew, delete_if_empty, is_there, study_folder, study_names, trials_folder
+from lrnas.shelf import (
+    begin_anew,
+    delete_if_empty,
+    is_there,
+    no_such_study,
+    study_folder,
+    study_names,
+    trials_folder,
+)
 from lrnas.shell_lines import Whereabouts
 from lrnas.space import load_space
 from lrnas.storage import DATABASE, open_storage
@@ -243,15 +251,14 @@ def open_study(name: str, *, storage: str | None = None, studies: str | Path = "
 def open_record(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:
     """The record of a search, or SEARCH@RECIPE for that of its networks trained again, to look at."""
     folder = study_folder(studies, name.partition("@")[0])
-    listing = f"; `lrnas studies{Whereabouts(str(studies)).options()}` lists all"
     if storage is None and not (folder / DATABASE).exists():
+        listing = f"; `lrnas studies{Whereabouts(str(studies)).options()}` lists all"
         raise UnknownName("study", name, study_names(studies), listing)
     kept = open_storage(storage, folder, _say)
     try:
         record = optuna.load_study(study_name=name, storage=kept)
     except KeyError:
-        there = closest(name, (study.study_name for study in kept.get_all_studies()))
-        raise StudyError(f"the storage has no study {name!r}{there}{listing}") from None
+        raise no_such_study(name, [study.study_name for study in kept.get_all_studies()]) from None
     manifest = record.user_attrs.get(MANIFEST)
     if manifest is None:
         raise StudyError(f"{name} is a study of Optuna's, but not one of lrnas's; give another")

@@ -26,6 +26,7 @@ from lrnas.record import Record
 __all__ = [
     "Final",
     "Retrained",
+    "best_run",
     "final_front",
     "has_failed",
     "is_done",
@@ -217,6 +218,11 @@ def has_failed(run: FrozenTrial) -> bool:
     return run.state.is_finished() and not is_done(run)
 
 
+def best_run(runs: Iterable[FrozenTrial]) -> FrozenTrial:
+    """Of those of one network and seed, the one that counts: what is done, then what is open, then the last."""
+    return min(runs, key=lambda run: (not is_done(run), has_failed(run), -run.number))
+
+
 def final_front(finals: Iterable[Final]) -> list[Final]:
     """Those that no other one dominates by its mean accuracy and its known costs, cheapest first."""
     tested = [final for final in finals if final.accuracies and math.isfinite(final.mean)]
@@ -242,7 +248,7 @@ def _name_in(searched: optuna.Study, number: int, identity: str) -> str | None:
 
 def _final(recipe: str, searched: optuna.Study | None, runs: Mapping[int, Sequence[FrozenTrial]]) -> Final:
     """Of one network's runs by seed; of a seed, what is done counts, then what is open."""
-    best = [min(runs[seed], key=lambda run: (not is_done(run), has_failed(run), -run.number)) for seed in sorted(runs)]
+    best = [best_run(runs[seed]) for seed in sorted(runs)]
     first = best[0].user_attrs
     done = [run for run in best if is_done(run)]
     tested = [run for run in done if run.user_attrs["status"] == "completed"]

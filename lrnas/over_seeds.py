@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -23,10 +24,13 @@ class OverSeeds:
 
     @property
     def deviation(self) -> float | None:
-        """Between seeds; None for a single one."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        """Between seeds; None for a single one, or where one is not a number."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 and math.isfinite(self.mean) else None
 
     def numbers(self) -> dict[str, Any]:
         """For JSON, which has no NaN."""
-        mean = self.mean if self.accuracies else None
-        return {"mean": mean, "sd": self.deviation, "n": len(self.accuracies)}
+        return {
+            "mean": self.mean if math.isfinite(self.mean) else None,
+            "sd": self.deviation,
+            "n": len(self.accuracies),
+        }

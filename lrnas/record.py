@@ -39,6 +39,8 @@ COLUMNS = (
     "on_front",
 )
 """Of a trial, in a table."""
+FAULTS = ("diverged", "faulty", "lost")
+"""Of statuses, those of trials that came to nothing without being stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,10 @@ class Record:
     def waiting(self) -> int:
         """Trials whose training began and that nobody trains now."""
         return sum(bool(trial.user_attrs.get("trained")) for trial in self._trials((TrialState.WAITING,)))
+
+    def faults(self, summary: Summary) -> dict[str, int]:
+        """Trials that came to nothing, by status."""
+        return {status: summary.counts.get(status, 0) for status in FAULTS}
 
     def waiting_macs(self) -> list[int]:
         """Multiply-accumulates of the networks that wait to be trained, as far as they are known, in their order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
@@ -20,12 +21,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch import Architecture
 from lrnas.batches import DataSet
+from lrnas.checkpoint import CheckpointError, load_checkpoint
 from lrnas.cluster import WorkerOptions, pick_workers, running_ray
 from lrnas.data import SETS, is_stream, load_set, shown_name
-from lrnas.driver import FACTOR, name_metrics, open_study, trials_folder
+from lrnas.driver import FACTOR, name_metrics, open_study
 from lrnas.errors import LrnasError
 from lrnas.events import SearchEvents
-from lrnas.finals import has_failed, is_done, run_key
+from lrnas.finals import best_run, has_failed, is_done, run_key
 from lrnas.folders import is_same_set
 from lrnas.job import Job
 from lrnas.ledger import Ledger, Proposal
@@ -33,9 +35,10 @@ from lrnas.manifest import DATA_NAME, NAMES_ALONE, RETRAINS, StudyError, check_m
 from lrnas.objectives import RETRAINED
 from lrnas.plan import canonical_id, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
-from lrnas.record import Record
+from lrnas.record import FAULTS, Record, Summary
 from lrnas.reproduce import SMALLEST_INPUT
 from lrnas.search_view import watched
+from lrnas.shelf import trial_folder, trials_folder
 from lrnas.shell_lines import Whereabouts
 
 __all__ = ["Retraining", "retrain"]
@@ -63,12 +66,18 @@ class Retraining(Ledger):
     def enqueue(self, networks: Sequence[Chosen], seeds: Sequence[int], costs: Mapping[str, Mapping[str, int]]) -> None:
         """Have networks trained over seeds, all on the first seed first; runs that are there already are left alone."""
         self.wanted = [(network.identity, seed) for seed in seeds for network in networks]
-        known = {run_key(run) for run in self._trials() if not has_failed(run)}
+        runs = self._trials()
+        known = {run_key(run) for run in runs if not has_failed(run)}
+        failed = {run_key(run): run.number for run in runs if has_failed(run)}  # the last one
         for seed in seeds:
             for network in networks:
                 if (network.identity, seed) in known:
                     continue
-                names = {"point": network.point, "trial": network.trial}
+                names = {
+                    "point": network.point,
+                    "trial": network.trial,
+                    "after": failed.get((network.identity, seed)),  # what was given up, and may have a checkpoint
+                }
                 facts = {
                     "id": network.identity,
                     "seed": seed,
@@ -77,6 +86,34 @@ class Retraining(Ledger):
                     **costs[network.identity],
                 }
                 self.study.enqueue_trial({}, user_attrs=facts)
+
+    def take_over(self, folder: Path) -> None:
+        """Have runs in the place of ones that were given up go on from the checkpoints of these, if they can be read.
+
+        `folder` is where the record's checkpoints are.
+        """
+        for run in self._trials((TrialState.WAITING,)):
+            if (before := run.user_attrs.get("after")) is None:
+                continue
+            old, new = trial_folder(folder, before), trial_folder(folder, run.number)
+            with suppress(CheckpointError, OSError):  # another driver may have been quicker
+                if not new.exists() and load_checkpoint(old) is not None:
+                    old.rename(new)
+
+    def waiting_macs(self) -> list[int]:
+        """Of the runs that are asked for."""
+        waiting = self._trials((TrialState.WAITING,))
+        return [run.user_attrs["macs"] for run in waiting if run_key(run) in self.wanted]
+
+    def faults(self, summary: Summary) -> dict[str, int]:
+        """Of the runs that are asked for, those that diverged, and those that came to nothing and wait for no one."""
+        runs: dict[tuple[str, int], list[FrozenTrial]] = {}
+        for run in self._trials():
+            if run.user_attrs.get("status") != "duplicate":
+                runs.setdefault(run_key(run), []).append(run)
+        last = [best_run(runs[key]) for key in self.wanted if key in runs]
+        ended = [run.user_attrs.get("status", "") for run in last if run.state.is_finished()]
+        return {status: ended.count(status) for status in FAULTS}
 
     def spent(self) -> int:
         """Runs that are asked for and done, or being trained."""
@@ -186,6 +223,7 @@ def retrain(
     first = search.manifest["seed"] + 1
     costs = {network.identity: training.cost(network.architecture) for network in networks}
     retraining.enqueue(networks, range(first, first + seeds), costs)
+    retraining.take_over(trials_folder(studies, full_name))
     retraining.release_orphans()
     budget = len(retraining.wanted)
     events.started(retraining, budget)
@@ -221,12 +259,12 @@ def _choose(
         )
     summary = search.summary()
     by_number = {trial.number: trial for trial in summary.trials}
-    if not any(trial.status == "completed" for trial in summary.trials):
-        raise StudyError(f"networks that were trained in full are trained again; {name} has none yet; go on with it")
+    if front and not summary.front:
+        raise StudyError(f"a front has networks that were trained in full; {name} has none yet; go on with it")
     for number in trials:
         if number not in by_number:
-            there = f"it has {len(by_number)}, up to {max(by_number)}"
-            raise StudyError(f"{name} has no trial {number}; {there}; `{look}` shows the best ones")
+            there = f"networks of {len(by_number)} trials, up to {max(by_number)}" if by_number else "none yet"
+            raise StudyError(f"{name} has no network of trial {number}; it has {there}; `{look}` shows the best ones")
     paper = {key: Architecture.from_dict(value, key) for key, value in manifest["space"]["points"].items()}
     names = {canonical_id(network): key for key, network in reversed(paper.items())}
     numbers = {trial.identity: trial.number for trial in reversed(summary.trials) if trial.status == "completed"}

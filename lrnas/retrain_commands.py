@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from lrnas.errors import MissingExtra
@@ -188,8 +189,10 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
         console.print(str(verdict))
     if verdicts:
         console.print(f"Test: {TEST}.")
-    source = f"{record.name}:NETWORK{where.options()}"
-    console.print(f"Weights: lrnas export {source} (of its first seed; or the number of a run)", soft_wrap=True)
+    if ":" not in record.name:  # else no NAME:NETWORK can be told from it
+        source = shlex.quote(f"{record.name}:NETWORK") + where.options()
+        line = f"Weights: lrnas export {source} (of its first seed; or the number of a run)"
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _accuracy(final: Final) -> str:

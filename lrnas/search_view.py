@@ -121,7 +121,7 @@ class _View(SearchEvents):
     def _standing_of(self, summary: Summary, now: float) -> str:
         assert self.study is not None
         counts = summary.counts
-        bad = "".join(f", {counts[status]} {status}" for status in ("diverged", "faulty", "lost") if counts.get(status))
+        bad = "".join(f", {number} {status}" for status, number in self.study.faults(summary).items() if number)
         running = self.study.running()
         done = self.study.spent() - running
         left = self._left(summary.trials, now) if done < self.budget else None

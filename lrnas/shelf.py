@@ -24,9 +24,11 @@ __all__ = [
     "delete_if_empty",
     "delete_study",
     "is_there",
+    "no_such_study",
     "only_study",
     "study_folder",
     "study_names",
+    "trial_folder",
     "trials_folder",
 ]
 
@@ -79,6 +81,11 @@ def trials_folder(studies: str | Path, name: str) -> Path:
     return folder / "retrained" / recipe if recipe else folder / "trials"
 
 
+def trial_folder(trials: Path, number: int) -> Path:
+    """Of one of a record's trials, within `trials_folder`."""
+    return trials / f"{number:05d}"
+
+
 def is_there(name: str, storage: str | None, studies: str | Path, say: Callable[[str], None]) -> bool:
     """Whether there is a study of a name."""
     if storage is None:
@@ -103,7 +110,7 @@ def delete_study(
     there = [study.study_name for study in kept.get_all_studies()]
     found = [optuna.load_study(study_name=each, storage=kept) for each in there if _belongs(each, name)]
     if name not in there and (there or storage is not None):  # a database without any is what a start that failed left
-        raise StudyError(f"the storage has no study {name!r}{closest(name, there)}; `lrnas studies` lists all")
+        raise no_such_study(name, there)
     trials = {study.study_name: len(study.get_trials(deepcopy=False)) for study in found}
     for study in found:
         if MANIFEST not in study.user_attrs and trials[study.study_name]:
@@ -117,6 +124,12 @@ def delete_study(
     for study in found:
         kept.delete_study(study._study_id)
     return Deleted(trials, folder if _remove(folder) else None)
+
+
+def no_such_study(name: str, there: Sequence[str]) -> StudyError:
+    """Where a storage has others."""
+    listed = ", ".join(there[:16]) + (", …" if len(there) > 16 else "") or "none"
+    return StudyError(f"the storage has no study {name!r}{closest(name, there)}; it has {listed}")
 
 
 def _belongs(study: str, name: str) -> bool:

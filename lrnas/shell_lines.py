@@ -7,13 +7,13 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lrnas.checkpoint import RECORD
 from lrnas.data import SETS
 from lrnas.recipes import Recipe, named_recipes
 from lrnas.record import Record
+from lrnas.shelf import trial_folder, trials_folder
 from lrnas.trials import Trial
 
 __all__ = ["ShellLine", "Whereabouts", "retrain_line", "shell_lines"]
@@ -110,8 +110,8 @@ def _recipe_options(manifest: Mapping[str, Any]) -> str:
 
 def _export_lines(name: str, trial: Trial, where: Whereabouts) -> list[ShellLine]:
     source = shlex.quote(f"{name}:{trial.number}") + where.options()
-    if not (Path(where.studies) / name / "trials" / f"{trial.number:05d}" / RECORD).exists():
-        return [ShellLine("Export it with weights as they are drawn", f"lrnas export {source} --fresh")]
+    if not (trial_folder(trials_folder(where.studies, name), trial.number) / RECORD).exists():
+        return [ShellLine("Export it with random weights", f"lrnas export {source} --fresh")]
     return [
         ShellLine("Export it for timm", f"lrnas export {source}"),
         ShellLine("Export it as ONNX, in its fastest form", f"lrnas export {source} --format onnx --fuse"),

@@ -175,12 +175,13 @@ def _from_weights(path: Path, given: Architecture | None) -> Source:
 
 
 def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool) -> Source:
-    from lrnas.driver import trials_folder
+    from lrnas.shelf import trial_folder, trials_folder  # with optuna
 
     record, trial = found.record, found.trial
     name, number, manifest = record.name, trial.number, record.manifest
     label = f"{name}-{number}"
-    folder = trials_folder(studies, name) / f"{number:05d}"
+    trials = trials_folder(studies, name)
+    folder = trial_folder(trials, number)
     identity = {"data": manifest["data"], "image_size": manifest["image_size"], "recipe": manifest["recipe"]}
     if (folder / RECORD).exists():
         kept = _from_checkpoint(folder, trial.architecture)
@@ -188,11 +189,11 @@ def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool) -> Source
     if fresh:
         return Source(label, trial.architecture, DRAWN, identity=identity)
     numbers = (other.number for other in record.trials())
-    there = [str(other) for other in numbers if (folder.with_name(f"{other:05d}") / RECORD).exists()]
+    there = [str(other) for other in numbers if (trial_folder(trials, other) / RECORD).exists()]
     where = f"; weights are there of {', '.join(there[:12])}{', …' * (len(there) > 12)}" if there else ""
     raise ExportError(
         f"there are no weights of trial {number} of {name}, which is {trial.status} ({folder} is kept of networks "
-        f"trained in full){where}; name another, or add --fresh for weights as they are drawn"
+        f"trained in full){where}; name another, or add --fresh for random weights"
     )
 
 

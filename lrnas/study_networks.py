@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StudyNetwork", "check_no_study", "find_network"]
 
-FORM = re.compile(r"([^/:]+):([\w.+-]+)")
+FORM = re.compile(r"([^/:]+):([^:]+)")
 
 
 @dataclass(frozen=True, slots=True)

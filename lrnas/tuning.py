@@ -37,6 +37,7 @@ from lrnas.manifest import StudyError
 from lrnas.places import check_mark, marked, this_place
 from lrnas.provenance import provenance
 from lrnas.rungs import costs_no_more, is_competitive
+from lrnas.shelf import trial_folder
 from lrnas.train import EpochReport, evaluate
 from lrnas.trials import METRIC
 
@@ -381,7 +382,7 @@ class _StudySearcher(Searcher):
             self.over, self.broken = f"{self.losses.in_a_row} trials in a row were lost, the last one: {reason}", True
 
     def _folder(self, number: int) -> Path:
-        return self.folder / f"{number:05d}"
+        return trial_folder(self.folder, number)
 
     def _forget(self, number: int) -> None:
         """Remove the checkpoint of a trial that nobody will go on with."""

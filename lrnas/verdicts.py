@@ -2,7 +2,8 @@
 
 A network of the paper is compared with every network the search found that was trained again and costs no more, in any
 of the search's objectives that are known here, multiply-accumulates and parameters. The paper's own are not among
-these: that one of them beats another is no success of a search.
+these: that one of them beats another is no success of a search. Seeds of the space are, which every search trains, and
+are called so.
 """
 
 from __future__ import annotations
@@ -109,11 +110,13 @@ class Verdict:
         return "no run of it was tested" if self.kind == "unknown" else "no network found costs no more"
 
     def remarks(self) -> list[str]:
-        """What the numbers leave out: runs that diverged, networks without runs enough, costs that are not known."""
+        """What the numbers leave out: that no search was needed, runs that diverged or are too few, unknown costs."""
         told = []
         if self.final is not None and self.final.diverged:
             told.append(f"{self.final.diverged} of its {self.final.ended} runs diverged")
         if self.rival is not None:
+            if self.rival.known_as is not None:
+                told.append(f"{self.rival.known_as} is a seed of the space, which every search begins with")
             if self.rival.diverged:
                 told.append(f"{self.rival.diverged} of the {self.rival.ended} runs of {self.rival.name} diverged")
             waiting = self.untested - self.gone

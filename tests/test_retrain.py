@@ -7,19 +7,24 @@ from pathlib import Path
 
 import optuna
 import pytest
+import torch
 from optuna.trial import TrialState
 from small_studies import SPACE, Study, make_search, make_study
 
+from lrnas.checkpoint import load_checkpoint, save_checkpoint
 from lrnas.cli import main
 from lrnas.cluster import Workers
-from lrnas.driver import open_record, open_study, search, trials_folder
+from lrnas.driver import open_record, open_study, search
 from lrnas.finals import read_finals, read_retrained, retrained_recipes
 from lrnas.ledger import MOST_LOSSES, Ledger, Proposal
 from lrnas.manifest import MANIFEST, RETRAINS, StudyError
 from lrnas.objectives import RETRAINED, InvalidObjectives, UnknownName, pick_objectives
 from lrnas.plan import canonical_id
 from lrnas.retrain import Chosen, Retraining, _choose, _Training
+from lrnas.retrain_commands import _print_finals
 from lrnas.search_view import _View
+from lrnas.shelf import trial_folder, trials_folder
+from lrnas.shell_lines import Whereabouts
 from lrnas.tuning import _StudySearcher, run_trials
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -47,7 +52,7 @@ def enqueue(runs: Retraining, networks: list[Chosen], seeds: range) -> None:
     runs.enqueue(networks, seeds, {network.identity: {"macs": 5, "params": 2} for network in networks})
 
 
-def ask(runs: Retraining) -> Proposal:
+def ask(runs: Retraining | Study) -> Proposal:
     proposal = runs.ask()
     assert proposal is not None
     return proposal
@@ -79,13 +84,17 @@ def test_the_front_and_the_paper_s_networks_are_chosen_once_each() -> None:
 
 def test_what_cannot_be_trained_again() -> None:
     study = make_search()
-    with pytest.raises(StudyError, match=r"s has no trial 9; it has 4, up to 3; `lrnas front s` shows the best"):
+    with pytest.raises(
+        StudyError, match=r"s has no network of trial 9; it has networks of 4 trials, up to 3; `lrnas front s` shows"
+    ):
         _choose(study, (1, 9), False, True)
     study.manifest["trainable"] = "mine:train"
     with pytest.raises(StudyError, match="got s, trained by mine:train; take them from"):
         _choose(study, (), True, True)
-    with pytest.raises(StudyError, match="s has none yet"):
+    with pytest.raises(StudyError, match="s has none yet; go on with it"):
         _choose(make_study(), (), True, True)
+    with pytest.raises(StudyError, match="s has no network of trial 0; it has none yet"):
+        _choose(make_study(), (0,), False, True)
     study.manifest["data"] = "folder:0123456789abcdef"
     with pytest.raises(StudyError, match="knows its images as folder:0123456789abcdef, not where they are"):
         training(study)
@@ -203,6 +212,35 @@ def test_a_lost_run_is_tried_again_by_the_next_command() -> None:
     assert ask(runs).number == 1
 
 
+def test_a_run_in_the_place_of_a_lost_one_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Three workers that went away are no reason to train 90 of 160 epochs again."""
+    study = make_search()
+    networks = _choose(study, (0, 1), False, False)
+    runs = retraining(study)
+    enqueue(runs, networks, range(1, 2))
+    for _ in range(2 * MOST_LOSSES):
+        runs.lose(ask(runs).number, "its worker was lost")
+    record = {"state": {"curve": []}}
+    for number in (0, 1):
+        save_checkpoint(trial_folder(tmp_path, number), 90, {"model.a": torch.ones(2)}, record)
+    (trial_folder(tmp_path, 1) / "checkpoint.json").write_text("{")  # cannot be read: begun anew
+    enqueue(runs, networks, range(1, 2))
+    for _ in range(2):  # also where another driver was quicker
+        runs.take_over(tmp_path)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["00001", "00002"]
+    assert ask(runs).number == 2
+    found = load_checkpoint(trial_folder(tmp_path, 2))
+    assert found is not None and found[1]["epoch"] == 90
+
+
+def test_a_network_that_was_stopped_early_can_be_trained_again() -> None:
+    """Where nothing was trained in full yet, too."""
+    study = make_study()
+    study.enqueue({"nin": SPACE.points["nin"]})
+    study.prune(ask(study).number, "stopped", "not competitive")
+    assert [network.point for network in _choose(study, (0,), False, False)] == ["nin"]
+
+
 def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path) -> None:
     """What is trained again was trained before, or published: an error is more likely the machine's."""
     study = make_search()
@@ -304,6 +342,24 @@ def test_progress_is_that_of_what_is_asked_for(capsys: pytest.CaptureFixture[str
     assert told().startswith("1/2 runs: 1 running")
 
 
+def test_faults_and_time_left_are_those_of_what_is_asked_for() -> None:
+    study = make_search()
+    both = _choose(study, (0, 1), False, False)
+    other, mine = retraining(study), retraining(study)
+    costs = {network.identity: {"macs": 10 + i, "params": 2} for i, network in enumerate(both)}
+    other.enqueue(both[1:], range(1, 3), costs)
+    mine.enqueue(both[:1], range(1, 4), costs)
+    for _ in range(MOST_LOSSES):
+        other.lose(ask(other).number, "its worker was lost")
+        mine.lose(ask(mine).number, "its worker was lost")
+    mine.prune(ask(mine).number, "diverged", "the loss became infinite")
+    assert mine.waiting_macs() == [10] and other.waiting_macs() == [11]
+    assert mine.faults(mine.summary()) == {"diverged": 1, "faulty": 0, "lost": 1}
+    assert other.faults(other.summary()) == {"diverged": 0, "faulty": 0, "lost": 1}
+    mine.enqueue(both[:1], range(1, 4), costs)  # what was lost is tried again
+    assert mine.waiting_macs() == [10, 10] and mine.faults(mine.summary())["lost"] == 0
+
+
 def test_networks_know_what_their_search_made_small_and_called_them(tmp_path: Path) -> None:
     """However they are read: from the search, from the record alone, or where the search is gone."""
     study = make_search(tmp_path / "s", "accuracy,params")
@@ -347,6 +403,20 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("studies")
     make_search(folder / "s")
     return folder
+
+
+def test_the_line_that_takes_weights_is_one_for_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = retraining(make_search())
+    enqueue(runs, _choose(make_search(), (0,), False, False), range(1, 2))
+    finish(runs, 0.9)
+    retrained = read_retrained(runs)
+    assert retrained is not None
+    lines = {"my nets@fast": "lrnas export 'my nets@fast:NETWORK' (of", "a[b]@fast": "lrnas export 'a[b]@fast:NETWORK'"}
+    for name, line in lines.items():
+        _print_finals(replace(runs, name=name), retrained, [], "", Whereabouts())
+        assert line in capsys.readouterr().out
+    _print_finals(replace(runs, name="a:b@fast"), retrained, [], "", Whereabouts())
+    assert "lrnas export" not in capsys.readouterr().out
 
 
 def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -424,7 +494,10 @@ def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.Cap
     [
         (["t"], "unknown study 't'; known: s; `lrnas studies --studies /"),
         (["s@paper"], "the storage has no study 's@paper'; known: s"),
-        (["s", "--trials", "1,7"], "s has no trial 7; it has 4, up to 3; `lrnas front s --studies /"),
+        (
+            ["s", "--trials", "1,7"],
+            "s has no network of trial 7; it has networks of 4 trials, up to 3; `lrnas front s --studies /",
+        ),
         (["s", "--seeds", "0"], "the number of seeds is at least 1; got 0"),
         (["s", "--recipe", "papr"], "unknown recipe 'papr'; did you mean paper?"),
         (["s", "--set", "lr"], "--set takes FIELD=VALUE"),

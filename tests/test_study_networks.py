@@ -21,6 +21,8 @@ def test_trials_by_number_and_by_name(tmp_path: Path) -> None:
         assert found.image_shape == ImageShape(8, 1, 10)
         again = find_network(f"s:{found.trial.identity}", tmp_path)
         assert again is not None and again.trial == found.trial
+    with pytest.raises(UnknownName, match="unknown network of s 'my net/2'"):  # a space file may call one so
+        find_network("s:my net/2", tmp_path)
     for other in ("nin", "timm:resnet18", "a/b:1", "s:"):
         assert find_network(other, tmp_path) is None
     check_no_study("nin", tmp_path)
