@@ -31,7 +31,7 @@ from lrnas.tested import Tested
 from lrnas.trials import Trial
 from lrnas.verdicts import TEST, judge
 
-__all__ = ["Moment", "Network", "Report", "StudyReport", "make_report", "pick_axis"]
+__all__ = ["PALETTE", "Moment", "Network", "Report", "StudyReport", "make_report", "pick_axis"]
 
 TRIED = 5
 """Networks whose counts are looked at to tell what images a study has."""
@@ -39,6 +39,11 @@ MOST_DIFFERENCES = 4
 """Between studies or retrainings, of which a remark tells."""
 FEWEST = 20
 """Networks trained in full of which importances are told: the best tenth is then two of them."""
+PALETTE = (
+    *("#2a7fd0", "#e07b2c", "#2f9e62", "#b35cc4", "#c8a415", "#d1495b", "#3aa6b0", "#8a6d5a", "#6900ff", "#006900"),
+    *("#ff00ff", "#ff78b4", "#96a5ff", "#694b96", "#006978", "#4bc300", "#9600c3", "#f00fa5", "#b40078", "#0f4bd2"),
+)
+"""Of studies by their place in a report, on the page and in print: each far from those before, on light and on dark."""
 
 
 @dataclass(frozen=True)
