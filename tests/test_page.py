@@ -305,13 +305,7 @@ def test_tests_lead_to_cards_in_a_browser(browser: Any, tmp_path: Path) -> None:
     page.mouse.click(x, y)
     assert card()[0] == found.point
     symbols = page.evaluate("document.getElementById('finals').data.map((trace) => trace.marker?.symbol)")
-    assert symbols == [
-        None,
-        "circle",
-        "diamond",
-        "diamond-open",
-        "circle-open",
-    ]  # one seed is hollow; the last are rings
+    assert symbols == [None, "circle", "diamond", "diamond-open", "circle-open"]  # one seed is hollow; and rings
     for chart in ("front", "finals", "history", "allocation", "curves"):
         assert page.locator(f"#{chart}[role=img]").get_attribute("aria-label"), chart
     assert tab.complaints == []
