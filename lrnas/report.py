@@ -378,7 +378,28 @@ def _trained_in_full(record: Record) -> optuna.Study:
     study = optuna.create_study(directions=record.study.directions)
     for row in record.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         if row.user_attrs.get("status") == "completed":
-            light = copy.copy(row)
-            light.user_attrs = {}  # or each would be copied with its description and curve
-            study.add_trial(light)
+            study.add_trial(_Row(row))
     return study
+
+
+class _Row(FrozenTrial):
+    """What importances need of a row. Studies take rows as copies, and to copy what they share would take a second."""
+
+    def __init__(self, row: FrozenTrial) -> None:
+        super().__init__(
+            number=row.number,
+            trial_id=row._trial_id,
+            state=row.state,
+            value=None,
+            values=row.values,
+            datetime_start=row.datetime_start,
+            datetime_complete=row.datetime_complete,
+            params=row.params,
+            distributions=row.distributions,
+            user_attrs={},
+            system_attrs={},
+            intermediate_values={},
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Row:
+        return copy.copy(self)
