@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import cycle, groupby
 from typing import TYPE_CHECKING
 
 from matplotlib.collections import LineCollection
@@ -17,6 +17,7 @@ from lrnas.layouts import KINDS, SHADES, merge_orders
 from lrnas.manifest import StudyError
 from lrnas.objectives import Objective
 from lrnas.placing import finish_costs
+from lrnas.report import PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +36,8 @@ __all__ = [
 MOST_NETWORKS = 60
 """Along the front, in a picture of what their layers are made of."""
 MOST_PARAMETERS = 20
+BEST = "best for the cost shown"
+"""A staircase, in legends: where there are several costs, the front is another matter."""
 
 
 def plot_fronts(report: Report, path: Files) -> None:
@@ -44,9 +47,8 @@ def plot_fronts(report: Report, path: Files) -> None:
     figure = make_figure(*FRONT)
     axes = figure.subplots()
     named: list[tuple[str, Place]] = []
-    for i, study in enumerate(some):
+    for colour, study in some:
         full = [(network, place) for network in study.full for place in _places(network, cost)]
-        colour = f"C{i % 10}"
         for is_paper, marker, size in ((False, "o", 22), (True, "D", 40)):
             places = [place for network, place in full if network.is_paper == is_paper]
             axes.scatter([x for x, _ in places], [y for _, y in places], s=size, color=colour, marker=marker, zorder=3)
@@ -64,12 +66,11 @@ def plot_history(studies: Sequence[StudyReport], path: Files) -> None:
     some = _some(studies, lambda study: study.history)
     figure = make_figure(9, 4)
     over_trials, over_time = figure.subplots(1, 2, sharey=True)
-    for study in some:
+    for colour, study in some:
         volumes = [moment.volume for moment in study.history]
-        over_trials.step(
-            [moment.trials for moment in study.history], volumes, where="post", label=label_text(study.name)
-        )
-        over_time.step([moment.seconds / 3600 for moment in study.history], volumes, where="post")
+        trials, hours = zip(*((moment.trials, moment.seconds / 3600) for moment in study.history), strict=True)
+        over_trials.step(trials, volumes, where="post", color=colour, label=label_text(study.name))
+        over_time.step(hours, volumes, where="post", color=colour)
     over_trials.set(xlabel="trials that have ended", ylabel="hypervolume of the front")
     over_trials.xaxis.set_major_locator(MaxNLocator(integer=True))
     over_time.set(xlabel="hours of training, all trials added up")
@@ -156,9 +157,9 @@ def plot_importances(study: StudyReport, path: Files) -> None:
     figure = make_figure(7, 0.26 * len(names) + 1.4)
     axes = figure.subplots()
     height = 0.8 / len(study.importances)
-    for i, (goal, values) in enumerate(study.importances.items()):
+    for i, (colour, (goal, values)) in enumerate(zip(cycle(PALETTE), study.importances.items(), strict=False)):
         places = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
-        axes.barh(places, [values.get(name, 0.0) for name in names], height, label=goal)
+        axes.barh(places, [values.get(name, 0.0) for name in names], height, color=colour, label=goal)
     axes.set_yticks(range(len(names)), [plain_text(name) for name in names], fontsize=8)
     axes.set_ylim(-0.6, len(names) - 0.4)
     title = f"{study.name}: {len(study.full)} networks trained in full{shown}"
@@ -168,18 +169,23 @@ def plot_importances(study: StudyReport, path: Files) -> None:
 
 
 def plot_finals(report: Report, path: Files) -> None:
-    """Networks trained in full and tested: mean and standard deviation over seeds, a staircase for each retraining."""
+    """Networks trained in full and tested: mean and standard deviation over seeds, a staircase for each retraining.
+
+    Rings are around the front by means, which goes by all costs of the search, whichever is shown.
+    """
     cost = report.axis if report.axis.name != "latency" else report.axes[0]
     shown = [one for one in report.tested if one.finals]
     if not shown:
         raise StudyError(f"{report.title}: no network was trained again and tested; `lrnas retrain` does")
     several = len(shown) > 1
+    shades = dict(zip((study.name for study in report.studies), cycle(PALETTE), strict=False))
+    rings: list[Place] = []
     named: list[tuple[str, Place]] = []
     figure = make_figure(*FRONT)
     axes = figure.subplots()
-    for i, one in enumerate(shown):
+    for one in shown:
         places = [(getattr(final, cost.name) / cost.unit, 100 * final.mean) for final in one.finals]
-        colours = (f"C{i % 10}",) * 3 if several else ("tab:blue", "tab:red", "0.5")
+        colours = (shades[one.retrained.study],) * 3 if len(shades) > 1 else ("tab:blue", "tab:red", "0.5")
         for is_paper, marker, label in ((False, "o", "found"), (True, "D", "the paper's")):
             some = [k for k, final in enumerate(one.finals) if (final.point is not None) == is_paper]
             if some:
@@ -189,18 +195,25 @@ def plot_finals(report: Report, path: Files) -> None:
                 label = label_text(f"{one.retrained.name}, {label}") if several else label
                 axes.errorbar(x, y, bars, fmt=marker, color=colours[is_paper], capsize=3, ms=5, label=label)
         x, y = zip(*_staircase(places), strict=True)
-        axes.step(x, y, where="post", color=colours[2], lw=1, zorder=1, label=None if several else "front by means")
-        named += [
-            (final.point, place) for final, place in zip(one.finals, places, strict=True) if final.point is not None
-        ]
+        axes.step(x, y, where="post", color=colours[2], lw=1, zorder=1, label=None if several else BEST)
+        marks = one.marks
+        for final, place in zip(one.finals, places, strict=True):
+            named += [] if final.point is None else [(final.point, place)]
+            rings += [place] if final.identity in marks else []
+    if several:
+        axes.plot([], [], color="0.5", lw=1, label=BEST)
+    x, y = zip(*rings, strict=True)
+    axes.scatter(x, y, s=110, facecolors="none", edgecolors="0.3", linewidths=0.8, zorder=2, label="front by means")
     title = "" if several else fit_text(shown[0].retrained.name, FRONT[0] - 1, 12)
     finish_costs(axes, named, xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds", title=title)
     save_figure(figure, path)
 
 
-def _some(studies: Sequence[StudyReport], has: Callable[[StudyReport], Sequence[object]]) -> list[StudyReport]:
-    """The studies that have something to show."""
-    found = [study for study in studies if has(study)]
+def _some(
+    studies: Sequence[StudyReport], has: Callable[[StudyReport], Sequence[object]]
+) -> list[tuple[str, StudyReport]]:
+    """The studies that have something to show, each with the colour of its place among all."""
+    found = [(colour, study) for colour, study in zip(cycle(PALETTE), studies, strict=False) if has(study)]
     if not found:
         listed = ", ".join(study.name for study in studies)
         raise StudyError(f"{listed}: no network is trained in full yet; let the search run, then try again")

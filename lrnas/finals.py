@@ -28,6 +28,7 @@ __all__ = [
     "Retrained",
     "best_run",
     "final_front",
+    "front_marks",
     "has_failed",
     "is_done",
     "read_finals",
@@ -228,6 +229,15 @@ def final_front(finals: Iterable[Final]) -> list[Final]:
     tested = [final for final in finals if final.accuracies and math.isfinite(final.mean)]
     best = [tested[i] for i in front_indices([[*final.known_costs.values(), -final.mean] for final in tested])]
     return sorted(best, key=lambda final: final.cheapest_first)
+
+
+def front_marks(finals: Sequence[Final]) -> dict[str, str]:
+    """What tables say of those on the front, by identity: one that has fewer runs than others may be there by luck."""
+    most = max((len(final.accuracies) for final in finals), default=0)
+    return {
+        final.identity: "front" if len(final.accuracies) == most else "front by fewer runs"
+        for final in final_front(finals)
+    }
 
 
 def _costs(searched: optuna.Study) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from lrnas import __version__
 from lrnas.layouts import SHADES
-from lrnas.report import Report
+from lrnas.report import PALETTE, Report
 
 __all__ = ["make_page"]
 
@@ -35,7 +35,7 @@ def make_page(report: Report) -> str:
         "TITLE": html.escape(report.title),
         "SUBTITLE": html.escape(f"Made by lrnas {__version__}, {report.made}"),
         "STYLE": _asset("page.css"),
-        "DATA": "\n".join(map(pack, [data | {"shades": SHADES}, *texts])),
+        "DATA": "\n".join(map(pack, [data | {"shades": SHADES, "palette": PALETTE}, *texts])),
         "PLOTLY": _asset("plotly-basic.min.js"),
         "SCRIPT": "\n".join(_asset(name) for name in SCRIPTS),
     }

@@ -5,6 +5,7 @@ The page (`lrnas.page`) and the figures for print (`lrnas.figures`) draw this an
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.finals import Retrained
+from lrnas.folders import is_same_set
 from lrnas.layouts import ImageShape, Layer, find_image_shape, lay_out
 from lrnas.manifest import StudyError, data_name
 from lrnas.objectives import OBJECTIVES, Objective
@@ -29,14 +31,19 @@ from lrnas.tested import Tested
 from lrnas.trials import Trial
 from lrnas.verdicts import TEST, judge
 
-__all__ = ["Moment", "Network", "Report", "StudyReport", "make_report", "pick_axis"]
+__all__ = ["PALETTE", "Moment", "Network", "Report", "StudyReport", "make_report", "pick_axis"]
 
 TRIED = 5
 """Networks whose counts are looked at to tell what images a study has."""
 MOST_DIFFERENCES = 4
-"""Between studies, of which a remark tells."""
+"""Between studies or retrainings, of which a remark tells."""
 FEWEST = 20
 """Networks trained in full of which importances are told: the best tenth is then two of them."""
+PALETTE = (
+    *("#2a7fd0", "#e07b2c", "#2f9e62", "#b35cc4", "#c8a415", "#d1495b", "#3aa6b0", "#8a6d5a", "#6900ff", "#006900"),
+    *("#ff00ff", "#ff78b4", "#96a5ff", "#694b96", "#006978", "#4bc300", "#9600c3", "#f00fa5", "#b40078", "#0f4bd2"),
+)
+"""Of studies by their place in a report, on the page and in print: each far from those before, on light and on dark."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +144,9 @@ class StudyReport:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What its accuracies hang on, by name."""
+        """What its accuracies hang on beside the data, by name."""
         manifest = self.record.manifest
-        trained_by = manifest.get("trainable") or "lrnas"
-        identity = manifest["data"]  # folders of one name may hold other images
-        data = identity if self.data == identity else f"{self.data} ({identity})"
-        own = {"data": data, "image_size": manifest["image_size"], "trained by": trained_by}
+        own = {"image_size": manifest["image_size"], "trained by": manifest.get("trainable") or "lrnas"}
         return own | Recipe.complete(manifest["recipe"])
 
     @property
@@ -207,13 +211,17 @@ class Report:
                 found.append(f"{study.name} has no network trained in full yet: there is no front to show.")
             if study.networks and study.shape is None:
                 found.append(f"{study.name} was counted by another version: its networks are shown without layers.")
-        if listed := _list_differences([study.conditions for study in self.studies], self.studies):
+        names = [study.name for study in self.studies]
+        data = _spell_data([(study.record.manifest["data"], study.data) for study in self.studies])
+        known = [{"data": words} | study.conditions for words, study in zip(data, self.studies, strict=True)]
+        if listed := _list_differences(known, names):
             found.append(f"The studies were trained under different conditions; compare with care ({listed}).")
-        if listed := _list_differences([study.bounds for study in self.studies], self.studies):
+        if listed := _list_differences([study.bounds for study in self.studies], names):
             found.append(f"Hypervolumes of the studies do not compare: they are taken up to other costs ({listed}).")
         again = [one.retrained for one in self.tested]
-        if any((one.data, one.fields) != (again[0].data, again[0].fields) for one in again):
-            listed = "; ".join(f"{one.name}: {one.data}, {one.fields['epochs']} epochs" for one in again)
+        data = _spell_data([(one.data, one.data_name or one.data) for one in again])
+        known = [{"data": words} | Recipe.complete(one.fields) for words, one in zip(data, again, strict=True)]
+        if listed := _list_differences(known, [one.name for one in again]):
             found.append(f"Networks were trained again with different recipes or data; compare with care ({listed}).")
         return found
 
@@ -260,16 +268,26 @@ def pick_axis(records: Sequence[Record], wanted: str | None) -> str:
     return wanted
 
 
-def _list_differences(known: Sequence[Mapping[str, Any]], studies: Sequence[StudyReport]) -> str:
+def _list_differences(known: Sequence[Mapping[str, Any]], whose: Sequence[str]) -> str:
     """What studies do not have in common, in words, the first few of each; empty where they have all."""
     names = [name for name in dict.fromkeys(chain(*known)) if any(one.get(name) != known[0].get(name) for one in known)]
     if not names:
         return ""
     more = f", {len(names) - MOST_DIFFERENCES} more" if len(names) > MOST_DIFFERENCES else ""
     return "; ".join(
-        f"{study.name}: {', '.join(f'{name} {_spell(one.get(name))}' for name in names[:MOST_DIFFERENCES])}{more}"
-        for study, one in zip(studies, known, strict=True)
+        f"{owner}: {', '.join(f'{name} {_spell(one.get(name))}' for name in names[:MOST_DIFFERENCES])}{more}"
+        for owner, one in zip(whose, known, strict=True)
     )
+
+
+def _spell_data(known: Sequence[tuple[str, str]]) -> list[str]:
+    """Data in words, by what they are known by and called: the same words where the images are the same."""
+    spelt = []
+    for given, _ in known:
+        same = [pair for pair in known if is_same_set(given, pair[0])]
+        identity, name = max(same, key=lambda pair: len(pair[0]))  # one of an older kind is the beginning of a newer
+        spelt.append(identity if name == identity else f"{name} ({identity})")  # folders of one name may hold others
+    return spelt
 
 
 def _spell(value: Any) -> str:
@@ -334,10 +352,11 @@ def _history(record: Record, summary: Summary, rows: Sequence[FrozenTrial]) -> l
 def _importances(record: Record) -> dict[str, dict[str, float]]:
     """Optuna's (PED-ANOVA): how much each parameter decides whether a network is among the best in an objective."""
     found = {}
-    rows = record.study.get_trials(deepcopy=False)
+    study = _trained_in_full(record)
+    rows = study.get_trials(deepcopy=False)
     for place, goal in enumerate(record.objectives):
         sign = -1.0 if goal.maximise else 1.0
-        if len({row.values[place] for row in rows if row.values is not None}) < 2:
+        if len({row.values[place] for row in rows}) < 2:
             continue
 
         def target(row: FrozenTrial, place: int = place, sign: float = sign) -> float:
@@ -346,9 +365,41 @@ def _importances(record: Record) -> dict[str, dict[str, float]]:
         with warnings.catch_warnings():
             # of small targets being the good ones, as they are here, and of an option that Optuna may change
             warnings.simplefilter("ignore")
-            values = optuna.importance.get_param_importances(record.study, target=target, normalize=False)
+            values = optuna.importance.get_param_importances(study, target=target, normalize=False)
         if total := sum(values.values()):  # Optuna would share it out evenly where nothing is known
             found[goal.name] = {name: value / total for name, value in values.items()}
     highest = {name: max(values[name] for values in found.values()) for values in found.values() for name in values}
     order = sorted(highest, key=lambda name: -highest[name])
     return {goal: {name: round(values[name], 5) for name in order} for goal, values in found.items()}
+
+
+def _trained_in_full(record: Record) -> optuna.Study:
+    """The networks trained in full alone: for Optuna a duplicate is complete too, by what another one came to."""
+    study = optuna.create_study(directions=record.study.directions)
+    for row in record.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        if row.user_attrs.get("status") == "completed":
+            study.add_trial(_Row(row))
+    return study
+
+
+class _Row(FrozenTrial):
+    """What importances need of a row. Studies take rows as copies, and to copy what they share would take a second."""
+
+    def __init__(self, row: FrozenTrial) -> None:
+        super().__init__(
+            number=row.number,
+            trial_id=row._trial_id,
+            state=row.state,
+            value=None,
+            values=row.values,
+            datetime_start=row.datetime_start,
+            datetime_complete=row.datetime_complete,
+            params=row.params,
+            distributions=row.distributions,
+            user_attrs={},
+            system_attrs={},
+            intermediate_values={},
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Row:
+        return copy.copy(self)

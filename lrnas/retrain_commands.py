@@ -136,7 +136,7 @@ def _print_json(record: Record, retrained: Retrained, verdicts: list[Verdict], l
 
 def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict], left: str, where: Whereabouts) -> None:
     """With `left` in words, if there is anything left."""
-    from lrnas.finals import final_front
+    from lrnas.finals import front_marks
     from lrnas.manifest import data_name
     from lrnas.verdicts import TEST
 
@@ -152,11 +152,7 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
         return
     baseline = manifest["space"]["baseline"]
     whole = next((final for final in finals if final.point is not None and final.point == baseline), None)
-    most = max(len(final.accuracies) for final in finals)
-    front = {
-        final.identity: "front" if len(final.accuracies) == most else "front by fewer runs"
-        for final in final_front(finals)
-    }
+    front = front_marks(finals)
     epochs = manifest["recipe"]["epochs"]
     ending = "epoch" if epochs == 1 else "epochs"
     title = f"{record.name}: test images of {data_name(manifest)}, of a recipe of {epochs} {ending} at most"

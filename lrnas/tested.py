@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from lrnas.finals import Final, Retrained, final_front
+from lrnas.finals import Final, Retrained, front_marks
 from lrnas.verdicts import Kind, Verdict
 
 __all__ = ["Tested"]
@@ -28,6 +28,11 @@ class Tested:
         return [final for final in self.retrained.finals if math.isfinite(final.mean)]
 
     @property
+    def marks(self) -> dict[str, str]:
+        """What is said of those on the front by means, by identity."""
+        return front_marks(self.retrained.finals)
+
+    @property
     def headline(self) -> str:
         """How many of the paper's networks came to which verdict."""
         if not self.verdicts:
@@ -39,7 +44,7 @@ class Tested:
 
     def to_dict(self) -> dict[str, Any]:
         finals = self.retrained.finals
-        front = {final.identity for final in final_front(finals)}
+        marks = self.marks
         dense = next((final.macs for final in finals if final.point is not None and final.point == self.baseline), None)
         return {
             "name": self.retrained.name,
@@ -48,17 +53,18 @@ class Tested:
             "head": str(self.retrained),
             "headline": self.headline,
             "left": self.retrained.left,
-            "finals": [_final_as_data(final, dense, final.identity in front) for final in finals],
+            "costs": list(dict.fromkeys(name for final in finals for name in final.known_costs)),
+            "finals": [_final_as_data(final, dense, marks.get(final.identity)) for final in finals],
             "verdicts": [_verdict_as_data(verdict) for verdict in self.verdicts],
         }
 
 
-def _final_as_data(final: Final, dense: int | None, on_front: bool) -> dict[str, Any]:
-    """With the multiply-accumulates of the network that its own are to be a share of."""
+def _final_as_data(final: Final, dense: int | None, mark: str | None) -> dict[str, Any]:
+    """With the multiply-accumulates of the network that its own are to be a share of, and the mark of the front."""
     return {
         "name": final.name,
         "is_paper": final.point is not None,
-        "on_front": on_front,
+        "mark": mark,
         "trial": final.trial,
         "macs": final.macs,
         "share": None if dense is None else final.macs / dense,
@@ -66,6 +72,7 @@ def _final_as_data(final: Final, dense: int | None, on_front: bool) -> dict[str,
         "recipe": final.recipe,
         "seeds": list(final.seeds),
         "accuracies": list(final.accuracies),
+        "runs": list(final.runs),
         "mean": final.mean if math.isfinite(final.mean) else None,
         "deviation": final.deviation,
         "diverged": final.diverged,
@@ -87,11 +94,13 @@ def _verdict_as_data(verdict: Verdict) -> dict[str, Any]:
         "share": verdict.share,
         "difference": verdict.difference,
         "interval": None if verdict.interval is None else list(verdict.interval),
-        "p": None if verdict.kind == "matched" else verdict.p,
+        "p": verdict.told_p,
         "note": _note(verdict),
     }
 
 
 def _note(verdict: Verdict) -> str:
     """What its numbers do not tell."""
-    return "; ".join([verdict.why(), *verdict.remarks()])
+    over = verdict.corrected_over
+    corrected = [] if over is None else [f"p is corrected over the {over} compared"]
+    return "; ".join([verdict.why(), *corrected, *verdict.remarks()])

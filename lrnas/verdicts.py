@@ -126,13 +126,23 @@ class Verdict:
             told += [f"of those that cost no more, {' and '.join(others)}"] if others else []
         return told + ([f"{' and '.join(self.not_compared)} was not compared"] if self.not_compared else [])
 
+    @property
+    def told_p(self) -> float | None:
+        """The p-value, but for where it would say what the interval says."""
+        is_known = self.kind == "matched" and (self.interval is None or self.interval[0] <= 0)
+        return None if is_known else self.p
+
+    @property
+    def corrected_over(self) -> int | None:
+        """Networks that the p-value that is told is corrected over; None where it is that of one test."""
+        is_corrected = self.told_p is not None and self.compared > 1 and self.kind != "not reached"
+        return self.compared if is_corrected else None
+
     def _p_in_words(self) -> str:
-        """Nothing where it would say what the interval says."""
-        if self.p is None or (self.kind == "matched" and (self.interval is None or self.interval[0] <= 0)):
+        if self.told_p is None:
             return ""
-        p = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.3f}"
-        is_corrected = self.compared > 1 and self.kind != "not reached"
-        return f"corrected {p}, of {self.compared} compared" if is_corrected else p
+        p = "p < 0.001" if self.told_p < 0.001 else f"p = {self.told_p:.3f}"
+        return p if self.corrected_over is None else f"corrected {p}, of {self.corrected_over} compared"
 
     def to_dict(self) -> dict[str, Any]:
         return {

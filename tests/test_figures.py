@@ -24,7 +24,7 @@ from lrnas.figures import (
 )
 from lrnas.plots import plot_front
 from lrnas.record import Record
-from lrnas.report import Report, make_report
+from lrnas.report import PALETTE, Report, make_report
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,19 @@ def report(records: list[Record]) -> Report:
     return make_report(records, retrained=[some_finals(records[0])])
 
 
-def drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> Axes:
-    """The only axes of a figure that is written."""
+def all_drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> list[Axes]:
+    """The axes of a figure that is written."""
     drawn: list[Axes] = []
     monkeypatch.setattr(
         "lrnas.figures.save_figure", lambda figure, path: drawn.extend(figure.axes) or save_figure(figure, path)
     )
     draw()
-    (axes,) = drawn
+    return drawn
+
+
+def drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> Axes:
+    """The only ones of it."""
+    (axes,) = all_drawn_by(monkeypatch, draw)
     return axes
 
 
@@ -72,7 +77,7 @@ def test_figures_tell_what_they_show(report: Report, records: list[Record], tmp_
     assert "hours of training" in texts["history"] and "rungs" in texts["curves"]
     assert all(name in texts["allocation"] for name in ("conv1", "conv3", "k×k", "join"))
     assert "accuracy" in texts["importances"] and "conv1.width" in texts["importances"]
-    assert "20 networks trained in full, 20 of 22 parameters" in texts["importances"]
+    assert "20 networks trained in full, 20 of 22<" in texts["importances"]  # and a second line
     assert "mean ± sd over seeds" in texts["finals"]
     assert "parameters, millions" in texts["one"]
 
@@ -81,7 +86,7 @@ def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, mo
     """The same networks in two retrainings, with other accuracies; one seed has no bar, and names no mathematics."""
     first = some_finals(records[0], point="$x$ and $y$")
     lower = [replace(final, accuracies=tuple(value / 2 for value in final.accuracies)) for final in first.finals]
-    two = make_report(records, retrained=[first, replace(first, study="two", finals=tuple(lower))])
+    two = make_report(records, retrained=[first, replace(first, study="_two", finals=tuple(lower))])
     axes = drawn_by(monkeypatch, lambda: plot_finals(two, tmp_path / "finals.svg"))
     tested = [final for final in first.finals if final.accuracies]
     places = [(final.macs / 1e6, share * final.mean) for share in (100, 50) for final in tested]
@@ -93,6 +98,51 @@ def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, mo
     assert len([line for line in axes.lines if line.get_drawstyle() == "steps-post"]) == 2
     text = (tmp_path / "finals.svg").read_text(encoding="utf-8")
     assert text.count("$x$ and $y$") == len(places) and "two@paper, the paper&#x27;s" in text.replace("'", "&#x27;")
+
+
+def test_the_front_of_several_costs_is_told_from_the_line_of_one(
+    records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has fewer parameters and more multiply-accumulates: on the front, but not the best for the cost shown."""
+    first = some_finals(records[0]).finals[0]
+    first = replace(first, costs=("macs", "params"))
+    small = replace(first, identity="small", macs=2 * first.macs, params=first.params // 2, accuracies=(0.8,) * 3)
+    beaten = replace(small, identity="beaten", macs=3 * first.macs, params=first.params)
+    retrained = replace(some_finals(records[0]), finals=(first, small, beaten))
+    for axis, best in (("macs", [first]), ("params", [small, first])):
+        report = make_report(records[:1], retrained=[retrained], axis=axis)
+        axes = drawn_by(monkeypatch, lambda report=report: plot_finals(report, tmp_path / "finals.svg"))
+        shown = {text.get_text() for text in axes.get_legend().get_texts()}
+        assert shown == {"best for the cost shown", "front by means", "the paper's"}
+        (line,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
+        assert list(line.get_xdata()) == pytest.approx([getattr(final, axis) / 1e6 for final in best])
+        (rings,) = (one for one in axes.collections if one.get_label() == "front by means")
+        assert [x for x, _ in rings.get_offsets()] == pytest.approx(
+            [getattr(final, axis) / 1e6 for final in (first, small)]
+        )
+
+
+def test_a_study_has_one_colour_in_all_figures(
+    report: Report, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the others have something to show there, and however many they are."""
+    empty = replace(report.studies[0], name="empty", networks=(), history=())
+    names = [f"s{i}" for i in range(12)]
+    some = [empty, *(replace(report.studies[1], name=name) for name in names)]
+    tested = [replace(report.tested[0], retrained=replace(some_finals(records[0]), study=name)) for name in names[1:]]
+    many = replace(report, studies=tuple(some), tested=tuple(tested))
+    file = tmp_path / "figure.svg"
+    fronts = drawn_by(monkeypatch, lambda: plot_fronts(many, file))
+    finals = drawn_by(monkeypatch, lambda: plot_finals(many, file))
+    history, _ = all_drawn_by(monkeypatch, lambda: plot_history(many.studies, file))
+    colours = [
+        [line.get_color() for line in axes.lines if line.get_drawstyle() == "steps-post"]
+        for axes in (fronts, history, finals)
+    ]
+    assert colours == [list(PALETTE[1:13]), list(PALETTE[1:13]), list(PALETTE[2:13])]
+    assert len(set(PALETTE)) == 20
+    alone = drawn_by(monkeypatch, lambda: plot_finals(replace(many, tested=many.tested[:1]), file))
+    assert {line.get_color() for line in alone.lines} == {PALETTE[2]}
 
 
 def test_the_papers_networks_are_told_from_others_in_every_study(

@@ -20,7 +20,7 @@ from test_report import some_finals
 from test_tested import FOUND, retrain_by_hand
 
 from lrnas.page import make_page, pack
-from lrnas.report import make_report
+from lrnas.report import PALETTE, Report, make_report
 from lrnas.shell_lines import Whereabouts
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -51,6 +51,11 @@ def write_page(
     retrained = [some_finals(record, point=EVIL) for record in records] if tested else []
     file = folder / "report.html"
     file.write_text(make_page(make_report(records, retrained=retrained)), encoding="utf-8")
+    return file
+
+
+def write(file: Path, report: Report) -> Path:
+    file.write_text(make_page(report), encoding="utf-8")
     return file
 
 
@@ -166,7 +171,7 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     full = sum(network["is_full"] for network in networks)
     assert not page.locator("#importances").is_visible()
     assert f"Left out: {full} networks are trained in full" in page.locator("#importances-note").inner_text()
-    assert page.locator("#finals .points path").count() == 3
+    assert page.locator("#finals .points path").count() == 3 + 1  # and a ring
     assert page.locator("#finals .errorbar path.yerror").count() == 2  # one seed has no deviation
     assert (
         page.locator("#tested").inner_text().startswith("s@paper, on cifar10: 3 of 4 networks tested; 5 runs not done")
@@ -227,12 +232,14 @@ def test_several_retrainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
     page = tab.page
     tab.see_all()
     assert page.locator("#tested p").count() == 2
-    steps = "byId('finals').data.filter((trace) => trace.mode === 'lines' && trace.meta !== 'key').length"
-    assert page.evaluate(steps) == 2  # a staircase each
+    steps = "byId('finals').data.filter((trace) => trace.mode === 'lines' && trace.meta !== 'key')"
+    assert page.evaluate(f"{steps}.map((trace) => trace.line.color)") == list(PALETTE[:2])  # a staircase each
+    rings = "byId('finals').data.filter((trace) => trace.marker?.size === 17 && trace.meta !== 'key')"
+    assert page.evaluate(f"{rings}.map((trace) => trace.x.length)") == [1, 1]
     assert page.locator("#verdicts tbody tr").first.inner_text().startswith("one@paper")
     assert "one@paper, on cifar10: 3 of 4 networks tested" in page.locator("#summary p").first.inner_text()
-    assert "front by means" in page.locator("#finals .legend").text_content()
-    assert f"{EVIL}@paper, the paper's" in page.locator("#finals .legend").text_content()
+    legend = page.locator("#finals .legend").text_content()
+    assert all(name in legend for name in ("best for the cost shown", "front by means", f"{EVIL}@paper, the paper's"))
     assert tab.complaints == []
 
 
@@ -280,6 +287,7 @@ def test_tests_lead_to_cards_in_a_browser(browser: Any, tmp_path: Path) -> None:
         "parameters",
         "test accuracy",
         "n",
+        "runs",
         "diverged",
         "failed",
         "open",
@@ -287,15 +295,17 @@ def test_tests_lead_to_cards_in_a_browser(browser: Any, tmp_path: Path) -> None:
     ]
     rows = [row.locator("td").all_inner_texts() for row in page.locator("#finals-table tbody tr").all()]
     assert [row[5] for row in rows] == ["94.70 ± 0.10 %", "–", "93.00 %", "94.50 ± 0.71 %", "90.50 ± 0.50 %"]
-    assert rows[2][6:] == ["1", "1", "2", "3", "the paper's, last error: out of memory"]
+    assert rows[2][6:] == ["1", "20", "1", "2", "3", "the paper's, last error: out of memory"]
+    assert rows[0][6:8] == ["3", "70, 71, 72"] and rows[0][-1] == "front"
+    note = page.locator("#finals-note").inner_text()
+    assert "as lrnas export STUDY@RECIPE:RUN takes them" in note and "by luck" not in note
 
     x, y = tab.move_to(page.locator("#finals .points path").first, "finals")
     assert f"trial {FOUND}, s@paper" in page.locator("#finals .hoverlayer").text_content()
     page.mouse.click(x, y)
     assert card()[0] == found.point
     symbols = page.evaluate("document.getElementById('finals').data.map((trace) => trace.marker?.symbol)")
-    assert symbols == [None, "circle", "diamond", "diamond-open"]  # one seed is hollow
-    assert "front by means" in page.locator("#finals .legend").text_content()
+    assert symbols == [None, "circle", "diamond", "diamond-open", "circle-open"]  # one seed is hollow; and rings
     for chart in ("front", "finals", "history", "allocation", "curves"):
         assert page.locator(f"#{chart}[role=img]").get_attribute("aria-label"), chart
     assert tab.complaints == []
@@ -359,6 +369,80 @@ def test_two_fronts_are_told_apart_in_a_browser(browser: Any, tmp_path: Path) ->
         page.locator("#importances .main-svg").count()
         and "best tenth" in page.locator("#importances-what").inner_text()
     )
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_the_front_by_means_is_told_from_the_best_for_a_cost_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    """One has fewer parameters and more multiply-accumulates; its single run may be there by luck."""
+    record = fill_study(tmp_path, 12, storage=f"journal:{tmp_path / 'journal'}", objectives="accuracy,macs,params")
+    retrained = some_finals(record)
+    first = replace(retrained.finals[0], costs=("macs", "params"), runs=(0, 1, 2))
+    small = replace(
+        first, identity="small", macs=2 * first.macs, params=first.params // 2, accuracies=(0.8,), runs=(3,)
+    )
+    beaten = replace(small, identity="beaten", macs=3 * first.macs, params=first.params, runs=(4,))
+    report = make_report([record], retrained=[replace(retrained, finals=(first, small, beaten))])
+    tab = Tab(browser, write(tmp_path / "report.html", report), 1400, 900)
+    page = tab.page
+    tab.see_all()
+
+    def places(name: str) -> Any:
+        return page.evaluate(f"byId('finals').data.find((trace) => trace.name === '{name}').x")
+
+    for axis, best in (("macs", [first]), ("params", [small, first])):
+        page.select_option("#axis", axis)
+        corners = dict.fromkeys(places("best for the cost shown"))  # it goes on as far as the dearest
+        assert list(corners)[: len(best)] == pytest.approx([getattr(final, axis) / 1e6 for final in best])
+        assert len(corners) == len(best) + (axis == "macs")
+        assert places("front by means") == pytest.approx([getattr(final, axis) / 1e6 for final in (first, small)])
+    notes = [row.locator("td").last.inner_text() for row in page.locator("#finals-table tbody tr").all()]
+    assert [note.split(",")[0] for note in notes] == ["front", "front by fewer runs", "the paper's"]
+    assert "one may be there, or another not, by luck" in page.locator("#finals-note").inner_text()
+    assert "front by means (test accuracy, MACs, parameters)" in page.locator("#finals-section").inner_text()
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_a_study_has_one_colour_on_the_page(browser: Any, tmp_path: Path) -> None:
+    """As in the figures: whichever of the others have something to show there, and however many they are."""
+    where = f"journal:{tmp_path / 'journal'}"
+    record = fill_study(tmp_path, 5, storage=where)
+    report = make_report([fill_study(tmp_path, 0, name="empty", storage=where), record])
+    some = [report.studies[0], *(replace(report.studies[1], name=f"s{i}") for i in range(12))]
+    (one,) = make_report([record], retrained=[some_finals(record)]).tested
+    tested = [replace(one, retrained=replace(one.retrained, study=study.name)) for study in some[2:]]
+    file = tmp_path / "report.html"
+    tab = Tab(browser, write(file, replace(report, studies=tuple(some), tested=tuple(tested))), 1400, 900)
+    tab.see_all()
+
+    def lines(chart: str) -> Any:
+        drawn = f"byId('{chart}').data.filter((one) => one.mode === 'lines' && one.meta !== 'key' && one.x.length)"
+        return tab.page.evaluate(f"{drawn}.map((one) => one.line.color)")
+
+    assert lines("front") == lines("history") == list(PALETTE[1:13]) and lines("finals") == list(PALETTE[2:13])
+    assert tab.complaints == []
+    alone = replace(report, studies=tuple(some), tested=tuple(tested[:1]))
+    tab = Tab(browser, write(file, alone), 1400, 900)
+    tab.see_all()
+    assert lines("finals") == [PALETTE[2]] and tab.complaints == []
+
+
+@pytest.mark.slow
+def test_a_p_value_that_explains_a_verdict_is_shown_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    record = fill_study(tmp_path, 5, storage=f"journal:{tmp_path / 'journal'}")
+    retrained = some_finals(record)
+    first = replace(retrained.finals[0], point=None)
+    accuracies = {"rival": (0.925, 0.935, 0.945)} | {f"o{i}": (0.88, 0.90, 0.92 + i / 1000) for i in range(9)}
+    found = [replace(first, identity=name, accuracies=values) for name, values in accuracies.items()]
+    point = replace(first, identity="p", point="nin", macs=2 * first.macs, accuracies=(0.90, 0.91, 0.92))
+    report = make_report([record], retrained=[replace(retrained, finals=(*found, point))])
+    (verdict,) = report.tested[0].verdicts
+    tab = Tab(browser, write(tmp_path / "report.html", report), 1400, 900)
+    tab.see_all()
+    row = tab.page.locator("#verdicts tbody tr").locator("td").all_inner_texts()
+    assert row[1] == "matched" and row[5].startswith("+0.") and row[6] == f"{verdict.p:.3f}"
+    assert row[7] == "as far as 3 runs tell; p is corrected over the 10 compared"
     assert tab.complaints == []
 
 

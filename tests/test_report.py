@@ -1,6 +1,7 @@
 """What a report is about: taken from studies as they are, also from those that have little to show."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,18 @@ def test_importances_are_told_where_they_can_be_known(tmp_path: Path) -> None:
     assert len(study.full) == 20 and study.importances == {}  # not a half each
 
 
+def test_importances_leave_duplicates_out(tmp_path: Path) -> None:
+    """A network that is proposed again ends with the values of the first time, and was not trained."""
+    record = fill(tmp_path, 45, stopped=0.0)
+    before = make_report([record]).studies[0].importances
+    best = max(record.study.get_trials(), key=lambda row: row.values[0])
+    best.user_attrs = best.user_attrs | {"status": "duplicate"}
+    record.study.add_trials([best] * 25)
+    (after,) = make_report([record]).studies
+    assert after.counts == {"completed": 45, "duplicate": 25}
+    assert before and after.importances == before
+
+
 def test_a_study_without_a_network(tmp_path: Path) -> None:
     empty = make_report([fill(tmp_path, 0)])
     assert empty.remarks() == ["s has no network trained in full yet: there is no front to show."]
@@ -116,6 +129,7 @@ def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: 
     before = dict(other.manifest)
     for change, told in (
         ({"data": "digits"}, "s: data cifar10; t: data digits"),
+        ({"data": "ab12+cd34", "data_name": "photos"}, "s: data cifar10; t: data photos (ab12+cd34)"),
         ({"image_size": 31}, "s: image_size 32; t: image_size 31"),
         ({"trainable": "mine:train"}, "s: trained by lrnas; t: trained by mine:train"),
         ({"recipe": before["recipe"] | {"lr": 0.05, "epochs": 2}}, "s: epochs 9, lr 0.03; t: epochs 2, lr 0.05"),
@@ -125,6 +139,9 @@ def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: 
         assert "different conditions" in remark and told in remark
     other.manifest = before | {"recipe": {name: value for name, value in before["recipe"].items() if name != "drop_at"}}
     assert make_report([record, other]).remarks() == []  # begun before recipes had that field
+    older = fill(tmp_path, 3, name="u")
+    other.manifest, older.manifest = before | {"data": "ab12+cd34", "data_name": "photos"}, before | {"data": "ab12"}
+    assert make_report([older, other]).remarks() == []  # begun when folders were known by names of files alone
 
 
 def test_hypervolumes_that_do_not_compare_are_called_that(tmp_path: Path, record: Record) -> None:
@@ -168,8 +185,24 @@ def test_retrainings_are_kept_apart(record: Record) -> None:
     report = make_report([record, record], retrained=two)
     assert [one["name"] for one in report.to_dict()["tested"]] == ["s@paper", "s@fast"]
     (remark,) = report.remarks()
-    assert "different recipes or data" in remark and "s@paper: cifar10, 160 epochs; s@fast: cifar10, 10" in remark
+    assert "different recipes or data" in remark and "(s@paper: epochs 160; s@fast: epochs 10)" in remark
     assert make_report([record, record], retrained=[two[0], two[0]]).remarks() == []
+
+
+def test_what_differs_between_retrainings_is_told(record: Record) -> None:
+    folder = replace(some_finals(record, "mine", lr=0.1), data="ab12+cd34", data_name="photos")
+
+    def remarks(**other: Any) -> list[str]:
+        second = replace(folder, study="t", **other)
+        return make_report([record], retrained=[folder, second]).remarks()
+
+    (remark,) = remarks(fields={"epochs": 160, "lr": 0.05})
+    assert "(s@mine: lr 0.1; t@mine: lr 0.05)" in remark
+    (remark,) = remarks(data="ef56+cd34")  # folders of one name
+    assert "(s@mine: data photos (ab12+cd34); t@mine: data photos (ef56+cd34))" in remark
+    assert remarks(fields={**folder.fields, "drop_at": 0.0}) == []  # the other was begun before recipes had that field
+    assert remarks(data="ab12", data_name="ab12") == []  # of when folders were known by names of files alone
+    assert remarks(data_name="pictures") == []  # the same images
 
 
 def test_what_is_not_drawn_is_not_computed(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:

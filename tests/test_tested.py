@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filled_studies import fill_study
@@ -31,12 +32,13 @@ def retrain_by_hand(record: Record, name: str | None = None) -> Retrained:
             "paper",
             tuple(range(len(accuracies))),
             accuracies,
+            tuple(10 * trial.number + seed for seed in range(len(accuracies))),
         )
         for trial in [*chosen, trials[FOUND]]
         for accuracies in [results.get(trial.point or "", (0.948, 0.946, 0.947))]
     ]
     finals[2] = replace(finals[2], diverged=1, failed=2, open=3, reason="out of memory")
-    finals.append(replace(finals[-1], identity="other", trial=None, seeds=(), accuracies=(), open=3))
+    finals.append(replace(finals[-1], identity="other", trial=None, seeds=(), accuracies=(), runs=(), open=3))
     finals.sort(key=lambda final: final.macs)
     return Retrained(name or record.name, "paper", {"epochs": 160}, "cifar10", tuple(finals))
 
@@ -55,7 +57,8 @@ def test_every_network_has_the_numbers_of_the_terminal(again: tested.Tested) -> 
     assert [last[name] for name in ("diverged", "failed", "open", "reason")] == [1, 2, 3, "out of memory"]
     assert (last["mean"], last["deviation"], last["is_paper"]) == (0.93, None, True)
     assert finals["nin"]["share"] == 1 and 0 < last["share"] < 1
-    assert [final["trial"] for final in finals.values() if final["on_front"]] == [FOUND]
+    assert {final["trial"]: final["mark"] for final in finals.values() if final["mark"]} == {FOUND: "front"}
+    assert [finals[name]["runs"] for name in ("nin", "nin-c3-lr", "other")] == [[0, 1, 2], [20], []]
     assert finals["other"]["mean"] is None and finals["other"]["trial"] is None
     without = replace(again, baseline=None).to_dict()["finals"]
     assert {final["share"] for final in without} == {None}
@@ -72,6 +75,35 @@ def test_verdicts_come_as_sentences_and_in_parts(again: tested.Tested) -> None:
     assert matched["p"] is None and matched["note"].startswith("as far as 2 runs tell; of those that cost no more, 1")
     for verdict in verdicts.values():
         assert verdict["sentence"].startswith(verdict["point"]) and verdict["point"] not in verdict["note"]
+
+
+def test_a_network_on_the_front_by_fewer_runs_is_called_that(again: tested.Tested) -> None:
+    finals = list(again.retrained.finals)
+    (at,) = (i for i, final in enumerate(finals) if final.trial == FOUND and final.accuracies)
+    finals[at] = replace(finals[at], accuracies=finals[at].accuracies[:2])
+    one = replace(again, retrained=replace(again.retrained, finals=tuple(finals)))
+    assert [final["mark"] for final in one.to_dict()["finals"] if final["mark"]] == ["front by fewer runs"]
+
+
+def test_the_table_tells_the_p_value_where_the_sentence_does(again: tested.Tested) -> None:
+    """Of ten, the interval of the best lies above zero, and it matches all the same: what is corrected says why."""
+    first = again.retrained.finals[0]
+    accuracies = {"rival": (0.925, 0.935, 0.945)} | {f"o{i}": (0.88, 0.90, 0.92 + i / 1000) for i in range(9)}
+    found = [replace(first, identity=name, point=None, accuracies=values) for name, values in accuracies.items()]
+    point = replace(first, identity="p", point="nin", macs=2 * first.macs, accuracies=(0.90, 0.91, 0.92))
+
+    def told(*finals: Final) -> dict[str, Any]:
+        (data,) = tested.Tested(again.retrained, tuple(judge([point, *finals]))).to_dict()["verdicts"]
+        return data
+
+    among, alone, near = told(*found), told(found[0]), told(*found[1:])
+    assert among["kind"] == "matched" and among["interval"][0] > 0
+    assert f"corrected p = {among['p']:.3f}, of 10 compared" in among["sentence"]
+    assert among["note"] == "as far as 3 runs tell; p is corrected over the 10 compared"
+    assert alone["kind"] == "dominated" and alone["p"] == pytest.approx(among["p"] / 10)
+    assert "corrected" not in alone["note"]
+    assert near["kind"] == "matched" and near["interval"][0] < 0
+    assert near["p"] is None and near["note"] == "as far as 3 runs tell"  # the interval says it
 
 
 def test_a_verdict_without_a_rival_says_why(again: tested.Tested) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lrnas.finals import Final, final_front
+from lrnas.finals import Final, final_front, front_marks
 from lrnas.verdicts import TEST, Verdict, judge
 
 
@@ -207,7 +207,8 @@ def test_what_was_not_tested_is_not_beaten() -> None:
 def test_the_front_by_means() -> None:
     cheap, beaten, good = final("a", 10, 0.5, 0.7), final("b", 20, 0.55), final("c", 30, 0.9)
     assert final_front([good, beaten, cheap]) == [cheap, good]
-    assert final_front([]) == [] and judge([]) == []
+    assert front_marks([good, beaten, cheap]) == {"a": "front", "c": "front by fewer runs"}
+    assert final_front([]) == [] and judge([]) == [] and front_marks([]) == {}
     small = [replace(one, params=params, costs=("macs", "params")) for one, params in ((cheap, 9), (beaten, 5))]
     assert final_front(small) == small
     assert final_front([replace(one, costs=("params", "latency")) for one in small])[0].identity == "b"

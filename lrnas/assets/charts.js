@@ -1,4 +1,3 @@
-const PALETTE = ["#2a7fd0", "#e07b2c", "#2f9e62", "#b35cc4", "#c8a415", "#d1495b", "#3aa6b0", "#8a6d5a"];
 // nothing leaves the page: Plotly would offer to upload charts
 const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d", "toImage"],
   modeBarButtonsToAdd: [{ name: "picture", title: "Download plot as a PNG", icon: Plotly.Icons.camera, click: savePicture }] };
@@ -49,7 +48,8 @@ function draw(id, label, traces, layout) {
   }
 }
 
-const studyColour = (i) => (page.data.studies.length > 1 ? PALETTE[i % PALETTE.length] : colour("--found"));
+const shadeOf = (i) => page.data.palette[i % page.data.palette.length];
+const studyColour = (i) => (page.data.studies.length > 1 ? shadeOf(i) : colour("--found"));
 const spellObjective = (name) => ({ macs: "MACs", params: "parameters" })[name] ?? name;
 const currentAxis = () => page.data.axes.find((axis) => axis.name === page.axis);
 
@@ -74,8 +74,9 @@ function staircase(places) {
   return best.length ? [...best, { x: dearest, y: best.at(-1).y }] : best;
 }
 
-/** What lines mean, as an entry of a legend whose other entries are studies; a click on it would switch nothing. */
-const legendLine = (name) => ({ type: "scatter", mode: "lines", name, x: [null], y: [null], line: { color: colour("--muted"), width: 1.6 }, hoverinfo: "skip", meta: "key", legendrank: 1001 });
+/** What lines or rings mean, as an entry of a legend whose other entries are studies; a click on it would switch nothing. */
+const legendKey = (name, look) => ({ type: "scatter", name, x: [null], y: [null], hoverinfo: "skip", meta: "key", legendrank: 1001, ...look });
+const legendLine = (name) => legendKey(name, { mode: "lines", line: { color: colour("--muted"), width: 1.6 } });
 
 /** A layer in words, put together once for all networks that have it. */
 function spellLayer(layer) {
@@ -318,7 +319,7 @@ function drawImportances() {
   const first = every.slice(0, 3).join(", ");
   draw("importances", `Importances of parameters for ${goals.join(" and ")}: the first are ${first}.`, goals.map((goal, i) => ({
     type: "bar", orientation: "h", name: goal, y: names.map(plain), x: names.map((name) => importances[goal][name]),
-    marker: { color: PALETTE[i] }, hovertemplate: "%{y}: %{x:.3f}<extra>%{fullData.name}</extra>",
+    marker: { color: shadeOf(i) }, hovertemplate: "%{y}: %{x:.3f}<extra>%{fullData.name}</extra>",
   })), { barmode: "group", xaxis: { title: { text: "importance" } }, yaxis: { type: "category", automargin: true } });
 }
 

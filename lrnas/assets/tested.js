@@ -69,7 +69,9 @@ function drawFinals() {
 function drawFinalsChart() {
   const { tested } = page.data;
   const several = tested.length > 1;
+  const isShaded = page.data.studies.length > 1;
   const axis = currentAxis().name === "latency" ? page.data.axes[0] : currentAxis();
+  const ring = { mode: "markers", marker: { symbol: "circle-open", size: 17, color: colour("--ink"), line: { width: 1.3 } } };
   const every = [];
   const traces = [];
   tested.forEach((one) => {
@@ -87,22 +89,26 @@ function drawFinalsChart() {
         `${shortNumber(final.macs)} MACs, ${shortNumber(final.params)} parameters`),
       hovertemplate: "%{text}<extra></extra>",
     });
-    traces.push({ type: "scatter", mode: "lines", name: "front by means", legendrank: 1001, x: steps.map((p) => p.x), y: steps.map((p) => p.y), showlegend: !several,
-      line: { shape: "hv", color: several ? shade : colour("--muted"), width: 1.4 }, hoverinfo: "skip", ...group });
+    traces.push({ type: "scatter", mode: "lines", name: "best for the cost shown", legendrank: 1001, x: steps.map((p) => p.x), y: steps.map((p) => p.y), showlegend: !several,
+      line: { shape: "hv", color: isShaded ? shade : colour("--muted"), width: 1.4 }, hoverinfo: "skip", ...group });
     for (const isPaper of [false, true]) {
       const some = places.filter((p) => p.final.is_paper === isPaper);
-      const marker = { color: several ? shade : colour(isPaper ? "--paper" : "--found"), size: isPaper ? 10 : 9 };
+      const marker = { color: isShaded ? shade : colour(isPaper ? "--paper" : "--found"), size: isPaper ? 10 : 9 };
       const solid = some.filter((p) => p.final.accuracies.length > 1);
       const hollow = some.filter((p) => p.final.accuracies.length === 1);
       const [name, symbol] = isPaper ? ["the paper's", "diamond"] : ["found", "circle"];
       if (solid.length) traces.push(traceOf(name, solid, { ...marker, symbol }));
       if (hollow.length) traces.push({ ...traceOf(name, hollow, { ...marker, symbol: `${symbol}-open` }), showlegend: !solid.length });
     }
+    const ringed = places.filter((p) => p.final.mark);
+    traces.push({ type: "scatter", name: "front by means", legendrank: 1001, x: ringed.map((p) => p.x), y: ringed.map((p) => p.y), showlegend: !several,
+      hoverinfo: "skip", ...ring, ...group });
     every.push(...places);
   });
   byId("finals").hidden = !every.length;
   if (!every.length) return;
-  if (several) traces.push(legendLine("front by means"));
+  if (several) traces.push(legendLine("best for the cost shown"), legendKey("front by means", ring));
+  byId("finals-costs").textContent = [...new Set(tested.map((one) => ["test accuracy", ...one.costs.map(spellObjective)].join(", ")))].join("; ");
   const ranges = frontRanges(every, []);
   draw("finals", `Test accuracy against ${axis.label} of ${every.length} networks, mean and standard deviation over seeds. The table below has the numbers.`, traces, {
     xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x, ...costTicks("finals", ranges.x) },
@@ -142,12 +148,13 @@ function drawFinalsTable() {
   const finals = tested.flatMap((one) => one.finals.map((final) => ({ one, final })));
   const further = ["diverged", "failed", "open"].filter((name) => finals.some(({ final }) => final[name]));
   const rows = finals.map(({ one, final }) => {
-    const notes = [final.on_front && "front by means", final.is_paper && "the paper's", final.reason && `last error: ${final.reason}`].filter(Boolean);
+    const notes = [final.mark, final.is_paper && "the paper's", final.reason && `last error: ${final.reason}`].filter(Boolean);
     return [...(several ? [one.name] : []), trialLink(one.study, final.trial, final.name), final.trial == null ? "–" : String(final.trial), whole(final.macs),
-      final.share == null ? "–" : final.share.toFixed(3), whole(final.params), testAccuracy(final), String(final.accuracies.length),
+      final.share == null ? "–" : final.share.toFixed(3), whole(final.params), testAccuracy(final), String(final.accuracies.length), final.runs.join(", "),
       ...further.map((name) => String(final[name])), notes.join(", ")];
   });
-  fillTable("finals-table", [...(several ? ["retraining"] : []), "network", "#trial", "#MACs", "#share", "#parameters", "#test accuracy", "#n", ...further.map((name) => `#${name}`), "note"], rows);
-  byId("finals-note").textContent = "Share: of the MACs of the dense network. Mean ± standard deviation of n seeds." +
-    (further.length ? " Runs that diverged, failed or are open are not among the n." : "");
+  fillTable("finals-table", [...(several ? ["retraining"] : []), "network", "#trial", "#MACs", "#share", "#parameters", "#test accuracy", "#n", "#runs", ...further.map((name) => `#${name}`), "note"], rows);
+  byId("finals-note").textContent = "Share: of the MACs of the dense network. Mean ± standard deviation of n seeds. Runs: their numbers, as lrnas export STUDY@RECIPE:RUN takes them." +
+    (further.length ? " Runs that diverged, failed or are open are not among the n." : "") + " The front is by these means, whatever the noise between seeds." +
+    (finals.some(({ final }) => final.mark === "front by fewer runs") ? " By fewer runs than others have, one may be there, or another not, by luck: train it as often." : "");
 }
