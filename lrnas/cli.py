@@ -18,7 +18,7 @@ from lrnas.profile_commands import add_profile_command
 from lrnas.report_commands import add_report_commands
 from lrnas.retrain_commands import add_retrain_command
 from lrnas.search_commands import add_search_commands
-from lrnas.terminal import make_console, make_table, print_json
+from lrnas.terminal import INTERRUPTED, make_console, make_table, print_json
 
 if TYPE_CHECKING:
     from lrnas.reproduce import Reproduction
@@ -31,7 +31,7 @@ DATA = "digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Exit codes: 0 success, 2 usage or bad input, 1 failure."""
+    """Run one command. Exit codes: 0 success, 2 usage or bad input, 1 failure, 130 stopped by hand."""
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # × on a terminal that has none
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("lrnas: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     return code
 
 

@@ -138,11 +138,6 @@ def search(
         directions=[goal.direction for goal in goals],
         load_if_exists=True,
     )
-    size = record.user_attrs.get(MANIFEST, {}).get("image_size", training.data.image_size)
-    if image_size is None and is_stream(source) and size != training.data.image_size and has_results(record):
-        events.say(f"{name} was begun with images of {size}×{size} pixels, and goes on with these")
-        training = prepare(size)
-        reachable = find_within(found, limits, training.cost)
 
     def settle(record: optuna.Study) -> dict[str, Any]:
         """What is the same for all trials, of this search or as it was begun."""
@@ -152,21 +147,27 @@ def search(
         return check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
 
     try:
-        manifest = settle(record)
-    except OtherSettings as error:
-        record = begin_anew(record, error, trials_folder(studies, name), goals, events.say)
-        manifest = settle(record)
-    if manifest["data"] != training.data.identity:
-        events.say(NAMES_ALONE.format(name))
-    training.measure_latency(manifest)
-    name_metrics(record, goals)
-    if max_latency is not None:
-        limits = dataclasses.replace(limits, max_latency=max_latency)
+        size = record.user_attrs.get(MANIFEST, {}).get("image_size", training.data.image_size)
+        if image_size is None and is_stream(source) and size != training.data.image_size and has_results(record):
+            events.say(f"{name} was begun with images of {size}×{size} pixels, and goes on with these")
+            training = prepare(size)
+            reachable = find_within(found, limits, training.cost)
+
         try:
+            manifest = settle(record)
+        except OtherSettings as error:
+            record = begin_anew(record, error, trials_folder(studies, name), goals, events.say)
+            manifest = settle(record)
+        if manifest["data"] != training.data.identity:
+            events.say(NAMES_ALONE.format(name))
+        training.measure_latency(manifest)
+        name_metrics(record, goals)
+        if max_latency is not None:
+            limits = dataclasses.replace(limits, max_latency=max_latency)
             reachable = find_within(found, limits, training.guess, training.cost)
-        except StudyError:
-            delete_if_empty(record, folder)
-            raise
+    except LrnasError:  # it cannot begin
+        delete_if_empty(record, folder)
+        raise
     study = Study(name, record, goals, manifest, found, training.cost, limits, training.guess)
     # each takes seconds, one of the processor, one of waiting
     with _read_ahead(record), running_ray(workers) as workers:

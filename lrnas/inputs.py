@@ -74,7 +74,9 @@ def find_data(
     trained_on = source.identity.get("data")
     if trained_on not in SETS:
         if trained_on:
-            say(f"images of {trained_on} would need --data: trying random ones")
+            unknown = "" if source.identity.get("classes") else ", and writing no names of classes"
+            name = source.identity.get("data_name") or trained_on
+            say(f"images of {name} would need --data: trying random ones{unknown}")
         return None
     if trained_on == "cifar10" and not (data_folder(data_dir) / "cifar10.npz").exists():
         say("cifar10 is not at hand (`lrnas data cifar10` fetches it): trying random images")
@@ -102,7 +104,8 @@ def find_inputs(
         drawn = torch.randn(number, channels, rows, columns, generator=torch.Generator().manual_seed(0))
         what = f"{number} random images of {rows}×{columns} pixels"
         if _is_of_files(source):  # all of these are normalised and cropped alike
-            return Inputs(drawn, what, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, CROP_SHARE)
+            classes = tuple(source.identity.get("classes", ()))
+            return Inputs(drawn, what, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, CROP_SHARE, classes)
         return Inputs(drawn, what)
     recipe = _recipe(source)
     if size is not None and not is_stream(data.name) and size != (recipe.crop or data.image_size):

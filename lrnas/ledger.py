@@ -66,10 +66,16 @@ class Ledger(Record, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._last_sign = float("-inf")
+        self.interrupted = False
+        """Whether somebody stopped this driver before it was done."""
 
     @abstractmethod
     def ask(self, budget: int | None = None) -> Proposal | None:
         """The next network to train; none where that would be one more than the budget, or there is none."""
+
+    def parts(self) -> str:
+        """What the trials in all are made up of, in words; nothing where that is not known beforehand."""
+        return ""
 
     # --- telling
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.trial import TrialState
 
+from lrnas.data import is_stream, shown_name
 from lrnas.errors import LrnasError
 from lrnas.folders import is_same_set
 from lrnas.recipes import Recipe
 
 __all__ = [
+    "CLASSES",
     "DATA_NAME",
     "FREE",
     "MANIFEST",
@@ -26,6 +28,7 @@ __all__ = [
     "differences",
     "has_results",
     "list_differences",
+    "names_of",
 ]
 
 MANIFEST = "lrnas:manifest"
@@ -36,7 +39,10 @@ RETRAINS = "retrains"
 DATA_NAME = "data_name"
 """In the manifest: what people call the data, where that is not what they are known by."""
 
-FREE = ("source", DATA_NAME)
+CLASSES = "classes"
+"""In the manifest: what the classes are called, where no data set of lrnas's tells."""
+
+FREE = ("source", DATA_NAME, CLASSES)
 """In the manifest: names, which may change without a conflict."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """In the manifest: what no two measurements agree on."""
@@ -83,17 +89,23 @@ def check_manifest(
     for part, key in MEASURED:
         if key in stored.get(part, {}) and key in wanted.get(part, {}):
             wanted[part][key] = stored[part][key]
-    names = {key: wanted.get(key) for key in FREE}
+    names = {key: wanted.get(key) for key in FREE}  # classes are part of what the data are known by
     compared = {**stored, "recipe": Recipe.complete(stored["recipe"]), **names}
     if found := list(differences(compared, wanted)):
         if found[0][0] == "data":  # first by the alphabet
             advice = f"its images, of {data_name(stored)}, were others; {advice}"
         raise OtherSettings(study.study_name, list_differences(found), advice)
-    if DATA_NAME in wanted and DATA_NAME not in stored:  # it was begun before there were any
-        study.set_user_attr(MANIFEST, {**stored, DATA_NAME: wanted[DATA_NAME]})
+    # it may have been begun before there were any
+    if new := {key: wanted[key] for key in (DATA_NAME, CLASSES) if key in wanted and key not in stored}:
+        study.set_user_attr(MANIFEST, {**stored, **new})
     if "data" in stored:
         wanted["data"] = stored["data"]
     return dict(wanted)
+
+
+def names_of(data: str, classes: Sequence[str]) -> dict[str, Any]:
+    """For a manifest, what people call images that are read from files, and their classes."""
+    return {DATA_NAME: shown_name(data), CLASSES: list(classes)} if is_stream(data) else {}
 
 
 def data_name(manifest: Mapping[str, Any]) -> str:

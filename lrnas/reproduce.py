@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,7 +136,7 @@ def reproduce(
             raise LrnasError(f"the number of {what} is at least 1; got {number}")
     name, architecture = read_source(source)
     summary = summarise(name, architecture)
-    backbone, _ = resolve_backbone(architecture)
+    backbone, with_norm = resolve_backbone(architecture)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if image_size is None and data is not None and is_stream(data):
         image_size = training_size([backbone])
@@ -149,7 +149,11 @@ def reproduce(
     table = family_table(backbone)
     baseline = table.baseline if table is not None else None
     if baseline is not None and not (is_published and summary.point is not None):
-        networks.setdefault(baseline, get_point(baseline).architecture)
+        # in the form of the network: batch norm on one side alone would be compared instead of the filters
+        dense = replace(get_point(baseline).architecture, batch_norm=with_norm or None)
+        if dense != architecture:
+            baseline = f"{baseline}-bn" if with_norm else f"{baseline}-dense" if baseline == name else baseline
+            networks[baseline] = dense
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)

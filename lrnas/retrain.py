@@ -31,7 +31,7 @@ from lrnas.finals import best_run, has_failed, is_done, run_key
 from lrnas.folders import is_same_set
 from lrnas.job import Job
 from lrnas.ledger import Ledger, Proposal
-from lrnas.manifest import DATA_NAME, NAMES_ALONE, RETRAINS, StudyError, check_manifest, data_name
+from lrnas.manifest import NAMES_ALONE, RETRAINS, StudyError, check_manifest, data_name, names_of
 from lrnas.objectives import RETRAINED
 from lrnas.plan import canonical_id, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
@@ -86,6 +86,11 @@ class Retraining(Ledger):
                     **costs[network.identity],
                 }
                 self.study.enqueue_trial({}, user_attrs=facts)
+
+    def parts(self) -> str:
+        networks = len({network for network, _ in self.wanted})
+        seeds = len(self.wanted) // max(1, networks)
+        return f"{networks} networks × {seeds} seeds" if networks > 1 and seeds > 1 else ""
 
     def take_over(self, folder: Path) -> None:
         """Have runs in the place of ones that were given up go on from the checkpoints of these, if they can be read.
@@ -301,8 +306,8 @@ class _Training:
         self.data: DataSet = load_set(data, data_dir, min_size=self.smallest, image_size=self.image_size)
         if not is_same_set(searched["data"], self.data.identity):
             raise StudyError(
-                f"networks are trained again on the images of their search, {searched['data']}; got "
-                f"{self.data.identity}; give the same --data"
+                f"networks are trained again on the images of their search, {data_name(searched)}; got other ones, "
+                f"{shown_name(data)}; give the same --data"
             )
         self.recipe = self._recipe(recipe, backbones[0], changes)
         stem = re.sub(r"[^\w.+-]", "-", Path(recipe).stem)
@@ -344,7 +349,7 @@ class _Training:
             "source": search.manifest["source"],
             "space": space,
             "data": self.data.identity,
-            **({DATA_NAME: shown_name(self.named)} if is_stream(self.named) else {}),
+            **names_of(self.named, self.data.classes),
             "image_size": self.data.image_size,
             "recipe": self.recipe.to_dict(),
             "rungs": [],

@@ -15,11 +15,12 @@ from lrnas.options import (
     read_settings,
     worker_options,
 )
-from lrnas.terminal import make_console, make_table, print_json
+from lrnas.terminal import INTERRUPTED, NARROW, make_console, make_table, print_json
 
 if TYPE_CHECKING:
     from lrnas.finals import Final, Retrained
     from lrnas.record import Record
+    from lrnas.retrain import Retraining
     from lrnas.shell_lines import Whereabouts
     from lrnas.verdicts import Verdict
 
@@ -63,7 +64,7 @@ def _numbers(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, parts)))
 
 
-def _retrain(options: argparse.Namespace) -> None:
+def _retrain(options: argparse.Namespace) -> int:
     try:
         import scipy  # noqa: F401  # what judges in the end is found missing at the beginning
 
@@ -75,13 +76,15 @@ def _retrain(options: argparse.Namespace) -> None:
     from lrnas.verdicts import judge
 
     where = Whereabouts(options.studies, options.storage)
+    code = 0
     if "@" in options.study:
         record = open_record(options.study, storage=options.storage, studies=options.studies)
         retrained = read_retrained(record)
         assert retrained is not None
         left, command = retrained.left, f"`{where.command('retrain', retrained.study)}` with its options"
     else:
-        record, left = _train(options)
+        record = retraining = _train(options)
+        left, code = retraining.left(), INTERRUPTED if retraining.interrupted else 0
         retrained, command = read_retrained(record), "the same command"
         assert retrained is not None
     verdicts = judge(retrained.finals)
@@ -89,15 +92,15 @@ def _retrain(options: argparse.Namespace) -> None:
         _print_json(record, retrained, verdicts, left)
     else:
         _print_finals(record, retrained, verdicts, f"{left}; {command} goes on with them" if left else "", where)
+    return code
 
 
-def _train(options: argparse.Namespace) -> tuple[Record, int]:
-    """The record, and how many of the runs that are asked for are not done."""
+def _train(options: argparse.Namespace) -> Retraining:
     from lrnas.retrain import retrain
     from lrnas.search_view import search_view
 
     with search_view() as events:
-        retraining = retrain(
+        return retrain(
             options.study,
             trials=options.trials,
             front=options.front or not options.trials,
@@ -113,7 +116,6 @@ def _train(options: argparse.Namespace) -> tuple[Record, int]:
             events=events,
             **worker_options(options),
         )
-    return retraining, retraining.left()
 
 
 def _print_json(record: Record, retrained: Retrained, verdicts: list[Verdict], left: int) -> None:
@@ -157,9 +159,10 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
     ending = "epoch" if epochs == 1 else "epochs"
     title = f"{record.name}: test images of {data_name(manifest)}, of a recipe of {epochs} {ending} at most"
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
-    columns = ("trial", "MACs", "share", "parameters", "test accuracy", "n", "runs", *further)
-    table = make_table(title, ["network"], columns)
-    table.add_column("")
+    is_narrow = console.width < NARROW
+    known = ("trial", "MACs", "share", *(() if is_narrow else ("parameters",)), "test accuracy", "n", "runs")
+    table = make_table(title, ["network"], [*known, *further])
+    table.add_column("", no_wrap=True)
     for final in finals:
         marks = [mark for mark in (front.get(final.identity), "paper" if final.point else None) if mark]
         table.add_row(
@@ -167,7 +170,7 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
             "–" if final.trial is None else str(final.trial),
             f"{final.macs:,}",
             f"{final.macs / whole.macs:.3f}" if whole else "–",
-            f"{final.params:,}",
+            *(() if is_narrow else (f"{final.params:,}",)),
             _accuracy(final),
             str(len(final.accuracies)),
             ", ".join(map(str, final.runs)),

@@ -17,7 +17,7 @@ from lrnas.options import (
     read_settings,
     worker_options,
 )
-from lrnas.terminal import make_console, make_table, print_json
+from lrnas.terminal import INTERRUPTED, NARROW, make_console, make_table, print_json
 
 if TYPE_CHECKING:
     from lrnas.record import Record
@@ -140,7 +140,7 @@ def _shape(text: str) -> tuple[int, int, int]:
     return channels, rows, columns
 
 
-def _search(options: argparse.Namespace) -> None:
+def _search(options: argparse.Namespace) -> int:
     try:
         from lrnas.driver import search
     except ImportError as error:
@@ -177,11 +177,12 @@ def _search(options: argparse.Namespace) -> None:
         num_classes=options.classes,
         **worker_options(options),
     )
+    code = INTERRUPTED if study.interrupted else 0
     if options.json:
         print_json(_front_as_data(study))
     files = _write_files(study, Path(options.studies) / study.name)
     if options.json:
-        return
+        return code
     _print_front(study)
     console = make_console()
     console.print(f"Written: {', '.join(str(file) for file in files)}")
@@ -190,6 +191,7 @@ def _search(options: argparse.Namespace) -> None:
     spent = study.spent()
     more = f" with a budget above {spent}" if spent >= options.budget else ""
     console.print(f"Go on:      the same command{more}")
+    return code
 
 
 def _studies(options: argparse.Namespace) -> None:
@@ -298,26 +300,34 @@ def _print_front(study: Record) -> None:
     if not front:
         console.print(f"{study.name} has no network trained in full yet.")
         return
-    points = study.manifest["space"]["points"]
-    baseline = study.manifest["space"]["baseline"]
-    trials = _paper_trials(study, summary.trials)
-    whole = next((trial for trial in trials if trial.point == baseline), None)
-    dense = whole.macs if whole else _baseline_macs(study, front[0])
+    space = study.manifest["space"]
+    paper = _paper_trials(study, summary.trials)
+    baseline = space["baseline"] or next((name for name in ("baseline", "dense-x1") if name in space["seeds"]), None)
+    full = [trial for trial in summary.trials if trial.status == "completed"]
+    whole = next((trial for trial in full if baseline is not None and trial.point == baseline), None)
+    dense = whole.macs if whole else _baseline_macs(study, baseline, front[0])
     latency = study.manifest.get("latency")
-    timed = ("latency", "share") if latency else ()
-    columns = ("trial", "accuracy", "MACs", "share", "parameters", *timed)
-    table = make_table(f"{study.name}: the front, and the paper's networks beside it", ["network"], columns)
-    table.add_column("")
-    shown = {trial.number: trial for trial in (*front, *trials)}
-    for trial in sorted(shown.values(), key=study.cheapest_first):
-        numbers = [f"{trial.macs:,}", f"{trial.macs / dense:.3f}" if dense else "–", f"{trial.params:,}"]
-        if latency and trial.latency is not None:
-            share = f"{trial.latency / whole.latency:.3f}" if whole and whole.latency else "–"
-            numbers += [f"{trial.latency:.3f} ms", share]
-        mark = ("front" if trial.on_front else "beaten") + (", paper" if trial.point in points else "")
-        name = trial.point or trial.identity
-        accuracy = f"{100 * (trial.accuracy or 0):.2f} %"
-        table.add_row(name, str(trial.number), accuracy, *numbers, mark)
+    is_narrow = console.width < NARROW
+    columns = {"trial": True, "accuracy": True, "MACs": True, "share": not (is_narrow and latency)}
+    columns |= {"parameters": not is_narrow or "params" in study.costs}
+    columns |= {"latency": bool(latency), "share of it": bool(latency)}
+    kept = [column for column, is_kept in columns.items() if is_kept]
+    beside = ", and the paper's networks beside it" if paper else ""
+    table = make_table(f"{study.name}: the front{beside}", ["network"], kept)
+    table.add_column("", no_wrap=True)
+    for trial in sorted({trial.number: trial for trial in (*front, *paper)}.values(), key=study.cheapest_first):
+        timed = 0.0 if trial.latency is None else trial.latency
+        cells = {
+            "trial": str(trial.number),
+            "accuracy": f"{100 * (trial.accuracy or 0):.2f} %",
+            "MACs": f"{trial.macs:,}",
+            "share": f"{trial.macs / dense:.3f}" if dense else "–",
+            "parameters": f"{trial.params:,}",
+            "latency": f"{timed:.3f} ms" if timed else "–",
+            "share of it": f"{timed / whole.latency:.3f}" if timed and whole and whole.latency else "–",
+        }
+        mark = ("front" if trial.on_front else "beaten") + (", paper" if trial in paper else "")
+        table.add_row(trial.point or trial.identity, *(cells[column] for column in kept), mark)
     console.print(table)
     if latency:
         threads = f", threads: {latency['threads']}" if latency["threads"] else ""
@@ -326,20 +336,23 @@ def _print_front(study: Record) -> None:
     console.print("Accuracy on validation images, after the study's own training; `lrnas retrain` tests them.")
 
 
-def _baseline_macs(study: Record, trial: Trial) -> int | None:
-    """Of the network that others are compared with, also where it was not trained; None where that is not known."""
+def _baseline_macs(study: Record, baseline: str | None, trial: Trial) -> int | None:
+    """Of the network that others are compared with, where it was not trained; None where that is not known.
+
+    Any trial tells what images it would have been given.
+    """
     from lrnas.arch import Architecture
     from lrnas.plan import make_plan
     from lrnas.study_networks import StudyNetwork
 
-    space = study.manifest["space"]
-    if space["baseline"] is None:
+    named = study.manifest["space"]["points"] | study.manifest["space"]["seeds"]
+    if baseline is None:
         return None
     try:
         shape = StudyNetwork(study, trial).image_shape
     except LrnasError:  # counted by another lrnas, say
         return None
-    network = Architecture.from_dict(space["points"][space["baseline"]])
+    network = Architecture.from_dict(named[baseline])
     return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False).cost.macs
 
 

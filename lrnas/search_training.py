@@ -13,7 +13,7 @@ from lrnas.arch import Architecture
 from lrnas.data import data_folder, is_stream, load_set, shown_name
 from lrnas.errors import LrnasError
 from lrnas.job import OWN_DATA, Images, Job
-from lrnas.manifest import DATA_NAME
+from lrnas.manifest import names_of
 from lrnas.objectives import Costs
 from lrnas.plan import make_plan, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
@@ -59,12 +59,13 @@ class SearchTraining:
         self.latency: Latency | None = None
         self.remarks: list[str] = []
         """On the data."""
+        self.classes: tuple[str, ...] = ()
         self.dearest: float | None = None
         """The highest latency of a named network, as the study had it when it began."""
         if own is None:
             loaded = load_set(data, data_dir, min_size=self.smallest, image_size=image_size)
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
-            self.remarks = loaded.remarks()
+            self.remarks, self.classes = loaded.remarks(), tuple(loaded.classes)
         else:
             self.data, num_images, own_crops = own, sys.maxsize, True  # as many as there may be
             data = OWN_DATA
@@ -170,7 +171,7 @@ class SearchTraining:
             "space": self.space.to_dict(),
             "trainable": None if self.trainable is None else self.trainable.name,
             "data": self.data.identity,
-            **({DATA_NAME: shown_name(self.named)} if is_stream(self.named) else {}),
+            **names_of(self.named, self.classes),
             "image_size": self.data.image_size,
             "recipe": self.recipe.to_dict(),
             "rungs": list(rungs),

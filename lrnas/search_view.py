@@ -95,8 +95,10 @@ class _View(SearchEvents):
         done = study.spent() - study.running()
         size = recipe.get("crop") or study.manifest["image_size"]
         dense = "" if dense_macs is None else f" (the dense network: {dense_macs:,} MACs)"
+        parts = study.parts()
+        of = f" ({parts})" if parts else ""
         self.say(
-            f"{study.name}: {budget} {what}{'s' * (budget != 1)} in all, {done} done; training{how} on "
+            f"{study.name}: {budget} {what}{'s' * (budget != 1)} in all{of}, {done} done; training{how} on "
             f"{data_name(study.manifest)}, images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{looks}"
         )
 

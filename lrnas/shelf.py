@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,9 +157,15 @@ def begin_anew(
 
 def delete_if_empty(study: optuna.Study, folder: Path) -> None:
     """Leave nothing of a search that could not begin; one that has trials, or that others work on, stays."""
-    if not study.get_trials(deepcopy=False) and not living_drivers(study):
-        study._storage.delete_study(study._study_id)
-        _remove(folder)
+    if study.get_trials(deepcopy=False) or living_drivers(study):
+        return
+    storage = study._storage
+    storage.delete_study(study._study_id)
+    if not storage.get_all_studies():
+        for file in folder.glob(f"{DATABASE}*"):
+            file.unlink()
+    with suppress(OSError):  # others may have files there
+        folder.rmdir()
 
 
 def _remove(folder: Path) -> bool:

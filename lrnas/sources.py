@@ -1,4 +1,4 @@
-"""What is to be exported: a checkpoint, a trial of a study, or a network by name with weights as they are drawn."""
+"""What is to be exported: a checkpoint, a trial of a study, or a network by name with random weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lrnas.topology import BACKBONES
 
 __all__ = ["ExportError", "Source", "find_source"]
 
-DRAWN = "weights as they are drawn, not trained"
+DRAWN = "random weights, not trained"
 
 
 class ExportError(LrnasError):
@@ -80,7 +80,7 @@ def find_source(
     """What a source names.
 
     `architecture` is a JSON file for weights that do not say what they are of; with `fresh`, a network whose weights
-    are not there is taken with weights as they are drawn.
+    are not there is taken with random weights.
     """
     given = None if architecture is None else Architecture.load(architecture)
     path = Path(source)
@@ -123,7 +123,7 @@ def _from_path(path: Path, given: Architecture | None, fresh: bool) -> Source:
         return Source(path.stem, network, DRAWN, identity=record["identity"])
     raise ExportError(
         f"{path} tells of a run whose weights are not in {path.with_suffix('')}; train it again, or add --fresh for "
-        "weights as they are drawn"
+        "random weights"
     )
 
 
@@ -175,14 +175,16 @@ def _from_weights(path: Path, given: Architecture | None) -> Source:
 
 
 def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool) -> Source:
-    from lrnas.shelf import trial_folder, trials_folder  # with optuna
+    from lrnas.manifest import CLASSES, DATA_NAME  # with optuna
+    from lrnas.shelf import trial_folder, trials_folder
 
     record, trial = found.record, found.trial
     name, number, manifest = record.name, trial.number, record.manifest
     label = f"{name}-{number}"
     trials = trials_folder(studies, name)
     folder = trial_folder(trials, number)
-    identity = {"data": manifest["data"], "image_size": manifest["image_size"], "recipe": manifest["recipe"]}
+    identity = {key: manifest[key] for key in ("data", "image_size", "recipe")}
+    identity |= {key: manifest[key] for key in (DATA_NAME, CLASSES) if key in manifest}
     if (folder / RECORD).exists():
         kept = _from_checkpoint(folder, trial.architecture)
         return Source(label, kept.architecture, kept.origin, kept.weights, {**identity, **_known(kept.identity)})

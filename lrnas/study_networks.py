@@ -92,7 +92,7 @@ def _pick_trial(record: Record, which: str, look: str) -> Trial:
         return _numbered(record, trials, int(which), look)
     named = [trial for trial in trials if which in (trial.point, trial.identity)]
     if not named:
-        known = [trial.point or trial.identity for trial in trials]
+        known = ["best", *(trial.point or trial.identity for trial in trials)]
         raise UnknownName(f"network of {record.name}", which, known, f"; {look}")
     return min(named, key=lambda trial: (trial.status != "completed", trial.number))
 

@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["make_console", "make_table", "print_json"]
+__all__ = ["INTERRUPTED", "NARROW", "make_console", "make_table", "print_json"]
+
+INTERRUPTED = 130
+"""Exit code of a command that somebody stopped: what is chained to it does not run."""
+NARROW = 100
+"""Characters in a line of the terminal, below which tables leave out what matters least."""
+SHORTEST = 10
+"""Characters that names are broken after, at the least."""
 
 
 def print_json(data: Any) -> None:
@@ -27,12 +34,12 @@ def make_console() -> Console:
 
 
 def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = ()) -> Table:
-    """A table with columns of texts, then columns of numbers, none of which is broken into lines."""
+    """A table with columns of texts, then columns of numbers; where the terminal is too narrow, texts are broken."""
     from rich.table import Table
 
     table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for column in texts:
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, overflow="fold", min_width=max(SHORTEST, len(column)))
     for column in numbers:
         table.add_column(column, justify="right", no_wrap=True)
     return table

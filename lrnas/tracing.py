@@ -193,7 +193,10 @@ def _run(model: nn.Module, layers: dict[str, nn.Module], image: Shape, calls: di
             torch.func.functional_call(model, weights, (torch.empty(1, *image, device="meta", dtype=dtype),))
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         shape = "×".join(map(str, image))
-        raise LrnasError(f"the model cannot be counted with an input of {shape}: {_first_line(error)}") from None
+        raise LrnasError(
+            f"the model cannot be counted with an input of {shape}: {_first_line(error)}; give images of a size that "
+            "it takes, or another model"
+        ) from None
     finally:
         for hook in hooks:
             hook.remove()

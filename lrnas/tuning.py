@@ -110,6 +110,7 @@ def run_trials(
     if searcher.broken:
         raise StudyError(searcher.over)
     if searcher.interrupted:
+        study.interrupted = True
         notify("stopped; the same command goes on with it")
     elif searcher.over:
         notify(searcher.over)

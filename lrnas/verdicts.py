@@ -102,7 +102,9 @@ class Verdict:
                 "dominated": "the cheapest that is better beyond noise",
                 "matched": f"as far as {self.runs} runs tell",
                 "not reached": "the best that costs no more",
-                "unknown": "the noise between seeds is unknown",
+                "unknown": "the noise between seeds is unknown"
+                if self.runs < 2
+                else f"no noise to see in {self.runs} runs that all came out the same",
             }[self.kind]
         if self.untested:
             diverged = f"; {self.gone} diverged in every run" if self.gone else ""

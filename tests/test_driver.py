@@ -12,9 +12,11 @@ from pictures import write_set
 from lrnas import driver, search_training
 from lrnas.cli import main
 from lrnas.driver import SearchEvents, open_study, search
+from lrnas.errors import LrnasError
 from lrnas.ledger import Ledger
 from lrnas.manifest import MANIFEST, StudyError
 from lrnas.search_view import _View
+from lrnas.shelf import study_names
 from lrnas.study import Study
 
 
@@ -158,6 +160,19 @@ def test_a_study_goes_on_with_the_size_it_was_begun_with(pictures: Path, tmp_pat
     assert told.study.manifest["image_size"] == 16
     with pytest.raises(StudyError, match="image_size was 16, now 24"):
         search("nin", budget=2, data=f"folder:{pictures}", studies=tmp_path / "studies", image_size=24, name="s")
+
+
+def test_a_search_that_is_refused_leaves_no_study(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(LrnasError, match=r"cannot be counted with an input of 3×32×32.*; give images of a size"):
+        search(
+            "timm:vit_tiny_patch16_224",
+            budget=1,
+            data=f"folder:{pictures}",
+            image_size=32,
+            studies=tmp_path / "studies",
+            progress=False,
+        )
+    assert study_names(tmp_path / "studies") == []
 
 
 @pytest.mark.slow

@@ -198,11 +198,12 @@ def test_onnxruntime_times_layers_with_as_many_threads_as_pytorch(monkeypatch: p
 )
 def test_timm_folded_and_not(tmp_path: Path, forced: None, architecture: Architecture, name: str) -> None:
     model = trained(architecture, 7, 3)
-    source = str(write_checkpoint(tmp_path / "own", model, data="own data of me, 3x16x16, 7 classes"))
+    what = "own data of me, 3x16x16, 7 classes"
+    source = str(write_checkpoint(tmp_path / "own", model, data=what))
     x = torch.randn(2, 3, 16, 16)
     said: list[str] = []
     plain = lrnas.export(source, out=tmp_path / "plain", say=said.append)
-    assert said == ["images of own data of me, 3x16x16, 7 classes would need --data: trying random ones"]
+    assert said == [f"images of {what} would need --data: trying random ones, and writing no names of classes"]
     assert plain.check.images == "64 random images of 16×16 pixels"
     assert json.loads((tmp_path / "plain" / "config.json").read_text())["architecture"] == name
     again = timm.create_model(f"local-dir:{tmp_path / 'plain'}", pretrained=True).eval()
@@ -275,12 +276,12 @@ def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "out").exists() and [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
-def test_a_named_network_has_weights_as_they_are_drawn(
+def test_a_named_network_has_random_weights(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "export", "nin-c3-lr", "--data", "digits")
-    assert code == 0 and err == "nin-c3-lr has weights as they are drawn, not trained\n"
+    assert code == 0 and err == "nin-c3-lr has random weights, not trained\n"
     assert "exports/nin-c3-lr/model.safetensors, 1.7" in out and "64 validation images of digits" in out
     assert 'timm.create_model("nin_c3_lr", num_classes=10, in_chans=1, checkpoint_path="exports/nin-c3-lr/' in out
     model = timm.create_model(
@@ -353,8 +354,8 @@ def test_measured_on_a_gpu(tmp_path: Path, kind: str) -> None:
     assert result.check.same_class == 64 and result.device == "cuda"
 
 
-def make_study(folder: Path) -> None:
-    """Three trials, of which the second has weights."""
+def make_study(folder: Path, data: str = "digits", **more: object) -> None:
+    """Three trials, of which the second has weights; `more` is in the manifest."""
     space = load_space("nin", batch_norm=True)
     goals = pick_objectives(["accuracy", "macs"])
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -367,10 +368,11 @@ def make_study(folder: Path) -> None:
     manifest = {
         "recipe": Recipe().to_dict(),
         "space": space.to_dict(),
-        "data": "digits",
+        "data": data,
         "image_size": 8,
         "objectives": ["accuracy", "macs"],
         "reference": {"macs": 2e7, "params": 2e6},
+        **more,
     }
     check_manifest(record, manifest)
     study = Study("small", record, goals, manifest, space, lambda _: {"macs": 1000, "params": 10}, Limits())
@@ -380,7 +382,7 @@ def make_study(folder: Path) -> None:
         study.complete(proposal.number, accuracy)
         if proposal.number == 1:
             model = create_model(proposal.architecture, 10, 1)
-            write_checkpoint(folder / "small" / "trials" / "00001", model, told=False)
+            write_checkpoint(folder / "small" / "trials" / "00001", model, told=False, data=data)
 
 
 def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +399,7 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     code, _, err = run(capsys, "export", "small:2")
     assert code == 2 and "no weights of trial 2 of small, which is completed" in err and "are there of 1; name" in err
     code, _, err = run(capsys, "export", "small:2", "--fresh")
-    assert code == 0 and err == "small-2 has weights as they are drawn, not trained\n"
+    assert code == 0 and err == "small-2 has random weights, not trained\n"
     for source, message in (
         ("small:9", "small has no trial 9; it has 3, up to 2; `lrnas front small` shows the best ones"),
         ("smal:1", "unknown study 'smal'; did you mean small?"),
@@ -407,6 +409,17 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
         code, out, err = run(capsys, "export", source)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert message in err
+
+
+def test_a_study_knows_what_its_classes_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its images are not at hand."""
+    monkeypatch.chdir(tmp_path)
+    names = [f"kind {i}" for i in range(10)]
+    make_study(tmp_path / "studies", "folder:0123456789abcdef", classes=names, data_name="folder:mine")
+    said: list[str] = []
+    lrnas.export("small:1", out="out", say=said.append)
+    assert said == ["images of folder:mine would need --data: trying random ones"]
+    assert json.loads(Path("out/config.json").read_text())["label_names"] == names
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_untrained_weights_are_called_so(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["filters", "nin-c3-lr", "--out", str(file), "--json"]) == 0
     captured = capsys.readouterr()
     assert not json.loads(captured.out)["trained"]
-    assert captured.err == "nin-c3-lr has weights as they are drawn, not trained\n"
+    assert captured.err == "nin-c3-lr has random weights, not trained\n"
 
 
 def test_mistakes(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

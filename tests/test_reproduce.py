@@ -64,6 +64,19 @@ def test_a_network_beside_its_baseline(thin: Path, tmp_path: Path, monkeypatch: 
         reproduce(str(thin), data="digits", recipe="fast", changes={**FAST, "lr": 0.01}, out=tmp_path / "out")
 
 
+def test_the_baseline_has_batch_norm_where_the_network_has(thin: Path, tmp_path: Path) -> None:
+    """Else its norms would be compared instead of its filters."""
+    network = json.loads(thin.read_text())
+    normed = tmp_path / "nin.json"  # a name that is the baseline's, for another network
+    for with_norm, name in ((True, "nin-bn"), (False, "nin-dense")):
+        normed.write_text(json.dumps({**network, "batch_norm": with_norm}))
+        result = reproduce(str(normed), data="digits", recipe="fast", changes=FAST, out=tmp_path / f"{with_norm}")
+        assert [network.name for network in result.networks] == ["nin", name]
+        own, other = (json.loads(file.read_text())["architecture"] for file in result.files)
+        assert own.get("batch_norm", False) == other.get("batch_norm", False) == with_norm
+        assert f"points against {name}, at" in result.verdict() and result.networks[0].share < 1
+
+
 def test_without_a_gpu_it_says_what_it_trains_on(thin: Path, tmp_path: Path) -> None:
     said: list[str] = []
     result = reproduce(str(thin), recipe="fast", changes=FAST, out=tmp_path / "out", device="cpu", say=said.append)

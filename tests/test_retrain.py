@@ -98,7 +98,7 @@ def test_what_cannot_be_trained_again() -> None:
     study.manifest["data"] = "folder:0123456789abcdef"
     with pytest.raises(StudyError, match="knows its images as folder:0123456789abcdef, not where they are"):
         training(study)
-    with pytest.raises(StudyError, match="images of their search, folder:0123456789abcdef; got digits"):
+    with pytest.raises(StudyError, match="their search, folder:0123456789abcdef; got other ones, digits; give"):
         _Training(study.manifest, "s", "digits", None, "fast", {})
 
 

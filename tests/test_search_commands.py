@@ -8,6 +8,7 @@ import optuna
 import pytest
 from small_studies import SPACE, cost, make_search, make_study
 
+from lrnas import terminal
 from lrnas.cli import main
 from lrnas.shell_lines import Whereabouts
 
@@ -39,6 +40,17 @@ def test_the_table_and_its_data_have_the_same_networks(studies: Path, capsys: py
     assert marks == {row["point"]: "front" for row in shown["front"]} | {
         row["point"]: "front, paper" if row["on_front"] else "beaten, paper" for row in shown["paper"]
     }
+
+
+def test_a_narrow_terminal_shows_what_is_on_the_front(
+    studies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["front", "s", "--studies", str(studies)]) == 0
+    rows = [line.rstrip() for line in capsys.readouterr().out.splitlines() if " %" in line]
+    assert [row.rsplit("  ", 1)[1] for row in rows] == ["front", "front", "front, paper", "beaten, paper"]
+    assert max(map(len, rows)) <= 80
 
 
 def test_what_is_to_be_typed_next_says_where_the_study_is(

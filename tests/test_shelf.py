@@ -64,6 +64,13 @@ def test_a_search_that_could_not_begin_leaves_nothing(tmp_path: Path) -> None:
             study.sign_off()
         delete_if_empty(study.study, tmp_path / name)
         assert (name not in study_names(tmp_path), not (tmp_path / name).exists()) == (gone, gone)
+        if name == "empty":
+            mine = tmp_path / name / "mine.txt"
+            empty = make_study(tmp_path / name)
+            mine.write_text("")
+            empty.sign_off()
+            delete_if_empty(empty.study, tmp_path / name)
+            assert study_names(tmp_path) == [] and mine.exists()
         if name == "worked on":
             study.sign_off()
 

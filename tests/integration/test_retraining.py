@@ -73,7 +73,7 @@ def test_a_killed_retraining_goes_on(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     second = start(tmp_path, *options, "--seeds", "2")
     out, err = second.communicate(timeout=300)
-    assert second.returncode == 0 and "4 runs in all, 1 done" in err and "4/4 runs" in err, err
+    assert second.returncode == 0 and "4 runs in all (2 networks × 2 seeds), 1 done" in err and "4/4 runs" in err, err
     assert " ± " in out and "lrnas export s@fast,epochs=4:NETWORK" in out, out
     after = runs(storage)
     assert [run.state for run in after] == [TrialState.COMPLETE] * 4
