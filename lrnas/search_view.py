@@ -152,19 +152,24 @@ class _View(SearchEvents):
         """Seconds until the budget is spent, as far as can be told."""
         assert self.study is not None
         done = {trial.number: self._since(trial) for trial in trials}
-        ended = [trial for trial in trials if trial.state not in ("RUNNING", "WAITING") and done[trial.number].epochs]
-        if not ended or now <= self.begun:
-            return None
+        begun = [trial for trial in trials if done[trial.number].epochs]
+        ended = [trial for trial in begun if trial.state not in ("RUNNING", "WAITING")]
         full = self.study.manifest["recipe"]["epochs"]
         left = [Work(trial.macs, max(0, full - trial.epochs)) for trial in trials if trial.state == "RUNNING"]
         unbegun = max(0, self.budget - self.study.spent())
         waiting = self.study.waiting_macs()[:unbegun]
         left += [Work(macs, full) for macs in waiting]
-        # what is yet to be proposed: like those there are, and trained for as long as those that ended
-        macs = [*(trial.macs for trial in ended), *waiting]
-        usual = Work(round(sum(macs) / len(macs)), sum(trial.epochs for trial in ended) / len(ended))
-        left += [usual] * (unbegun - len(waiting))
-        works = [(Work(trial.macs, done[trial.number].epochs), done[trial.number].seconds) for trial in ended]
+        if unbegun > len(
+            waiting
+        ):  # what is yet to be proposed: like those there are, trained as long as those that ended
+            if not ended:
+                return None
+            macs = [*(trial.macs for trial in ended), *waiting]
+            usual = Work(round(sum(macs) / len(macs)), sum(trial.epochs for trial in ended) / len(ended))
+            left += [usual] * (unbegun - len(waiting))
+        if now <= self.begun:
+            return None
+        works = [(Work(trial.macs, done[trial.number].epochs), done[trial.number].seconds) for trial in begun]
         return seconds_left(works, left, sum(each.seconds for each in done.values()) / (now - self.begun))
 
     def _since(self, trial: Trial) -> _Trained:

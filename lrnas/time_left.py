@@ -1,8 +1,8 @@
-"""How long the trials of a study will still take, by what their networks cost and what those that ended took.
+"""How long the trials of a study will still take, by what their networks cost and what others took.
 
 A search begins with its dearest networks, and so does a retraining: their pace says little of those that follow. So an
-epoch is taken to last so long for any network and so long for each multiply-accumulate, as a fit to trials that ended
-has it; and how many seconds of training go by in a second is seen from the beginning on.
+epoch is taken to last so long for any network and so long for each multiply-accumulate, as a fit to what was
+trained has it; and how many seconds of training go by in a second is seen from the beginning on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 __all__ = ["ENOUGH", "Work", "seconds_left"]
 
 ENOUGH = 3
-"""Trials that have ended, before anything can be said."""
+"""Networks that have been trained for an epoch or more, before anything can be said."""
 
 
 class Work(NamedTuple):
@@ -25,12 +25,13 @@ class Work(NamedTuple):
     epochs: float
 
 
-def seconds_left(ended: Sequence[tuple[Work, float]], left: Sequence[Work], pace: float) -> float | None:
+def seconds_left(trained: Sequence[tuple[Work, float]], left: Sequence[Work], pace: float) -> float | None:
     """Until all that is left is trained, or None where too little is known.
 
-    `ended` has the seconds of training of each; `pace` is how many of these go by in a second, all workers together.
+    `trained` has what was done, and the seconds that each took; `pace` is how many of these go by in a second, all
+    workers together.
     """
-    known = [(work, seconds) for work, seconds in ended if work.epochs > 0 and seconds > 0]
+    known = [(work, seconds) for work, seconds in trained if work.epochs > 0 and seconds > 0]
     if len(known) < ENOUGH or pace <= 0:
         return None
     macs = np.array([work.macs for work, _ in known], dtype=float)

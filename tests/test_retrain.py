@@ -342,6 +342,21 @@ def test_progress_is_that_of_what_is_asked_for(capsys: pytest.CaptureFixture[str
     assert told().startswith("1/2 runs: 1 running")
 
 
+def test_time_left_is_told_before_the_first_run_ends() -> None:
+    """All that is to be trained is known: three networks under way tell how long an epoch takes."""
+    study = make_search()
+    study.manifest["recipe"]["epochs"] = 10
+    networks = _choose(study, (0, 1, 3), False, False)
+    mine = retraining(study)
+    mine.enqueue(networks, range(1, 3), {network.identity: {"macs": 10, "params": 2} for network in networks})
+    view = _View(None)
+    view.started(mine, 6)
+    for _ in range(3):
+        assert view._left(mine.trials(), view.begun + 8.0) is None
+        mine.record(ask(mine).number, [0.5] * 4, 8.0)  # three at a time, an epoch of each in 2 s
+    assert view._left(mine.trials(), view.begun + 8.0) == pytest.approx((3 * 6 + 3 * 10) * 2 / 3)
+
+
 def test_faults_and_time_left_are_those_of_what_is_asked_for() -> None:
     study = make_search()
     both = _choose(study, (0, 1), False, False)
