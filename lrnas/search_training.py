@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SearchTraining", "own_images"]
 
+FEW = 100
+"""Validation images, below which it is said how coarse their accuracies are."""
 QUICK_EPOCHS = {"digits": 3}
 """For sets that are learned in no time, instead of the recipe's epochs."""
 SAMPLED, SAMPLING = 24, 20.0
@@ -66,6 +68,9 @@ class SearchTraining:
             loaded = load_set(data, data_dir, min_size=self.smallest, image_size=image_size)
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
             self.remarks, self.classes = loaded.remarks(), tuple(loaded.classes)
+            if (number := len(loaded.val)) < FEW:
+                worth = f"one is {100 / number:.1f} points of accuracy"
+                self.remarks.append(f"only {number} validation images choose among networks: {worth}")
         else:
             self.data, num_images, own_crops = own, sys.maxsize, True  # as many as there may be
             data = OWN_DATA

@@ -39,6 +39,7 @@ class Told(SearchEvents):
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "running_ray", nullcontext)
+    monkeypatch.setattr(search_training, "FEW", 0)  # sets are small here
 
 
 def begin(folder: Path, data: Path | str, **options: Any) -> Told:
@@ -151,6 +152,14 @@ def test_a_search_says_which_classes_choose_nothing(pictures: Path, tmp_path: Pa
     shutil.rmtree(pictures / "val" / "green")
     told = begin(tmp_path, pictures)
     assert told.lines == ["there are no validation images of green: validation accuracy says nothing of this class"]
+
+
+def test_a_search_says_how_coarse_few_images_are(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_training, "FEW", 100)
+    (line,) = begin(tmp_path, pictures).lines
+    assert line == "only 3 validation images choose among networks: one is 33.3 points of accuracy"
 
 
 def test_a_study_goes_on_with_the_size_it_was_begun_with(pictures: Path, tmp_path: Path) -> None:
