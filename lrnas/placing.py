@@ -191,7 +191,8 @@ def _look(axes: Axes) -> _Drawn:
             add_marks(np.asarray(path.vertices, float), line.get_markersize())
         if line.get_linestyle() not in NOTHING:
             lines.append(path)
-    return _Drawn(np.concatenate(marks), [line for line in lines if len(np.asarray(line.vertices)) > 1])
+    once = np.unique(np.concatenate(marks), axis=0)  # a ring around a mark is where the mark is
+    return _Drawn(once, [line for line in lines if len(np.asarray(line.vertices)) > 1])
 
 
 def _figure(axes: Axes) -> Figure:
