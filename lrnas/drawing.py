@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,19 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from lrnas.errors import LrnasError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
 __all__ = [
+    "BEST",
     "COARSE",
     "FORMATS",
     "FRONT",
+    "LAYERS",
     "Files",
     "Place",
     "add_footer",
+    "add_rings",
     "check_format",
     "fit_text",
     "label_text",
@@ -33,6 +37,7 @@ __all__ = [
     "plain_text",
     "save_figure",
     "settle",
+    "staircase",
 ]
 
 FORMATS = ("png", "svg", "pdf")
@@ -48,6 +53,12 @@ FRONT = (7.5, 5.0)
 """Inches, of accuracy against cost."""
 FOOTER = 6.5
 """Points."""
+BEST = "best for the cost shown"
+"""A staircase, in legends: where there are several costs, the front is another matter."""
+INK = "0.15"
+"""Of rings around what is on a front."""
+LAYERS = {"o": 3.0, "D": 4.0}
+"""The paper's networks, which are diamonds, lie above those that were found."""
 Files = Path | Sequence[Path]
 """One, or several for the same figure in several forms."""
 Place = tuple[float, float]
@@ -125,3 +136,26 @@ def fit_text(text: str, width: float, size: float) -> str:
 def number_text(value: float) -> str:
     """Three digits, without powers of ten."""
     return f"{float(f'{value:.3g}'):,.10g}"
+
+
+def staircase(places: Iterable[Place]) -> list[Place]:
+    """The best accuracy for every cost, cheapest first, as far as the dearest."""
+    best: list[Place] = []
+    ordered = sorted(places, key=lambda place: (place[0], -place[1]))
+    for place in ordered:
+        if not best or place[1] > best[-1][1]:
+            best.append(place)
+    if best and ordered[-1][0] > best[-1][0]:
+        best.append((ordered[-1][0], best[-1][1]))
+    return best
+
+
+def add_rings(axes: Axes, places: Mapping[str, Sequence[Place]], sizes: Mapping[str, float]) -> None:
+    """Around what is on a front, by the marks that are there, with an entry for the legend."""
+    label: str | None = "on the front"
+    for marker, some in places.items():
+        if some:
+            x, y = zip(*some, strict=True)
+            style: dict[str, Any] = {"facecolors": "none", "edgecolors": INK, "linewidths": 1.2}
+            axes.scatter(x, y, s=sizes[marker], marker=marker, zorder=LAYERS[marker], label=label, **style)
+            label = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle, groupby
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from matplotlib.collections import LineCollection
@@ -12,7 +12,21 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from lrnas.drawing import FRONT, Files, Place, fit_text, label_text, make_figure, number_text, plain_text, save_figure
+from lrnas.drawing import (
+    BEST,
+    FRONT,
+    LAYERS,
+    Files,
+    Place,
+    add_rings,
+    fit_text,
+    label_text,
+    make_figure,
+    number_text,
+    plain_text,
+    save_figure,
+    staircase,
+)
 from lrnas.layouts import KINDS, SHADES, merge_orders
 from lrnas.manifest import StudyError
 from lrnas.objectives import Objective
@@ -36,8 +50,6 @@ __all__ = [
 MOST_NETWORKS = 60
 """Along the front, in a picture of what their layers are made of."""
 MOST_PARAMETERS = 20
-BEST = "best for the cost shown"
-"""A staircase, in legends: where there are several costs, the front is another matter."""
 
 
 def plot_fronts(report: Report, path: Files) -> None:
@@ -47,16 +59,21 @@ def plot_fronts(report: Report, path: Files) -> None:
     figure = make_figure(*FRONT)
     axes = figure.subplots()
     named: list[tuple[str, Place]] = []
+    sizes = {"o": 22.0, "D": 40.0}
+    rings: dict[str, list[Place]] = {"o": [], "D": []}
     for colour, study in some:
         full = [(network, place) for network in study.full for place in _places(network, cost)]
-        for is_paper, marker, size in ((False, "o", 22), (True, "D", 40)):
-            places = [place for network, place in full if network.is_paper == is_paper]
-            axes.scatter([x for x, _ in places], [y for _, y in places], s=size, color=colour, marker=marker, zorder=3)
-        x, y = zip(*_staircase([place for _, place in full]), strict=True)
-        axes.step(x, y, where="post", color=colour, lw=1.2, zorder=2, label=label_text(study.name))
+        for is_paper, marker in ((False, "o"), (True, "D")):
+            marked = [(network, place) for network, place in full if network.is_paper == is_paper]
+            x, y = [place[0] for _, place in marked], [place[1] for _, place in marked]
+            axes.scatter(x, y, s=sizes[marker], color=colour, marker=marker, zorder=LAYERS[marker])
+            rings[marker] += [place for network, place in marked if network.trial.on_front]
+        steps = staircase(place for _, place in full)
+        axes.step(*zip(*steps, strict=True), where="post", color=colour, lw=1.2, zorder=2, label=label_text(study.name))
         named += [(network.name, place) for network, place in full if network.is_paper]
     if named:
-        axes.scatter([], [], s=40, color="0.4", marker="D", label="the paper's")
+        axes.scatter([], [], s=sizes["D"], color="0.4", marker="D", label="the paper's")
+    add_rings(axes, rings, sizes)
     finish_costs(axes, named, xlabel=cost.label, ylabel="validation accuracy, %")
     save_figure(figure, path)
 
@@ -93,6 +110,8 @@ def plot_curves(study: StudyReport, path: Files) -> None:
         "on the front": ("tab:red", 1.4, [one for one in trained if one.trial.on_front]),
     }
     for label, (colour, width, some) in looks.items():
+        if not some:
+            continue
         curves = [[(epoch, 100 * value) for epoch, value in enumerate(one.trial.curve, 1)] for one in some]
         # thousands of lines at once, not one by one
         axes.add_collection(LineCollection(curves, colors=colour, linewidths=width, zorder=2))
@@ -102,7 +121,8 @@ def plot_curves(study: StudyReport, path: Files) -> None:
     axes.autoscale_view()
     for rung in study.rungs:
         axes.axvline(rung, color="0.5", lw=0.8, ls=":")
-    axes.plot([], [], color="0.5", ls=":", label="rungs")
+    if study.rungs:
+        axes.plot([], [], color="0.5", ls=":", label="rungs")
     axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=fit_text(study.name, 6, 12))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(True, alpha=0.25)
@@ -181,6 +201,7 @@ def plot_finals(report: Report, path: Files) -> None:
     shades = dict(zip((study.name for study in report.studies), cycle(PALETTE), strict=False))
     rings: list[Place] = []
     named: list[tuple[str, Place]] = []
+    lines = 0
     figure = make_figure(*FRONT)
     axes = figure.subplots()
     for one in shown:
@@ -194,13 +215,16 @@ def plot_finals(report: Report, path: Files) -> None:
                 bars = [math.nan if deviation is None else 100 * deviation for deviation in deviations]
                 label = label_text(f"{one.retrained.name}, {label}") if several else label
                 axes.errorbar(x, y, bars, fmt=marker, color=colours[is_paper], capsize=3, ms=5, label=label)
-        x, y = zip(*_staircase(places), strict=True)
-        axes.step(x, y, where="post", color=colours[2], lw=1, zorder=1, label=None if several else BEST)
+        steps = staircase(places)
+        is_line = len(steps) > 1
+        lines += is_line
+        best = BEST if is_line and not several else None
+        axes.step(*zip(*steps, strict=True), where="post", color=colours[2], lw=1, zorder=1, label=best)
         marks = one.marks
         for final, place in zip(one.finals, places, strict=True):
             named += [] if final.point is None else [(final.point, place)]
             rings += [place] if final.identity in marks else []
-    if several:
+    if several and lines:
         axes.plot([], [], color="0.5", lw=1, label=BEST)
     x, y = zip(*rings, strict=True)
     axes.scatter(x, y, s=110, facecolors="none", edgecolors="0.3", linewidths=0.8, zorder=2, label="front by means")
@@ -225,16 +249,6 @@ def _places(network: Network, cost: Objective) -> Iterator[Place]:
     value = network.cost(cost.name)
     if value is not None:
         yield value / cost.unit, 100 * (network.trial.accuracy or 0.0)
-
-
-def _staircase(places: list[Place]) -> list[Place]:
-    """The best accuracy for every cost, cheapest first."""
-    best: list[Place] = []
-    for _, same in groupby(sorted(places), key=lambda place: place[0]):
-        place = max(same, key=lambda place: place[1])
-        if not best or place[1] > best[-1][1]:
-            best.append(place)
-    return best
 
 
 def _spread(networks: list[Network], number: int) -> list[Network]:

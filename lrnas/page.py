@@ -20,7 +20,7 @@ from lrnas.report import PALETTE, Report
 __all__ = ["make_page"]
 
 ASSETS = Path(__file__).parent / "assets"
-SCRIPTS = ("basics.js", "charts.js", "tested.js", "card.js", "table.js", "page.js")
+SCRIPTS = ("basics.js", "charts.js", "tested.js", "card.js", "table.js", "print.js", "page.js")
 """In the order in which they need each other."""
 PLACE = re.compile(r"@@([A-Z]+)@@")
 AT_A_TIME = 50

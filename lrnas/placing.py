@@ -38,6 +38,8 @@ LINE = 0.3
 """How bad it is to cross a line; to hide a mark is 1."""
 STRANGE = 0.5
 """How bad it is to be nearer to the point of another name, or to have a line to its own across that one."""
+CROSSED = 10.0
+"""How bad it is that the line to a point crosses another name, or the legend."""
 FAR = 0.01
 """How bad it is to be a point farther away."""
 NOTHING = ("None", "none", "", " ", None)
@@ -59,6 +61,16 @@ class _Drawn:
         left, bottom, right, top = self.marks.T
         marks = (left < box.x1) & (right > box.x0) & (bottom < box.y1) & (top > box.y0)
         return float(marks.sum()) + LINE * sum(line.intersects_bbox(box, filled=False) for line in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What names have taken, in pixels, as they are written one after the other."""
+
+    boxes: list[Bbox]
+    """Of names, and of the legend."""
+    leaders: list[Outline]
+    """Lines from names to points."""
 
 
 def finish_costs(axes: Axes, named: Iterable[tuple[str, Place]], **texts: Any) -> None:
@@ -88,18 +100,16 @@ def name_points(axes: Axes, named: Iterable[tuple[str, Place]]) -> None:
     """Write names beside points, the rightmost first; the figure must be settled."""
     drawn = _look(axes)
     legend = axes.get_legend()
-    taken = [] if legend is None else [legend.get_window_extent(_renderer(axes))]
+    taken = _Taken([] if legend is None else [legend.get_window_extent(_renderer(axes))], [])
     named = sorted(named, key=lambda item: -item[1][0])
     centres = axes.transData.transform(np.reshape([point for _, point in named], (-1, 2)))
     for i, (name, point) in enumerate(named):
         others = np.delete(centres, i, axis=0)
-        taken.append(_name(axes, plain_text(name), point, others, drawn, taken))
+        _name(axes, plain_text(name), point, others, drawn, taken)
 
 
-def _name(
-    axes: Axes, text: str, point: Place, others: npt.NDArray[np.float64], drawn: _Drawn, taken: list[Bbox]
-) -> Bbox:
-    """Write a name, and tell where it is; `others` are the points of other names."""
+def _name(axes: Axes, text: str, point: Place, others: npt.NDArray[np.float64], drawn: _Drawn, taken: _Taken) -> None:
+    """Write a name, and add it to what is taken; `others` are the points of other names."""
     pixel = _figure(axes).dpi / 72
     style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "zorder": 5}
     measured = axes.annotate(text, point, xytext=(0, 0), **style)
@@ -112,23 +122,42 @@ def _name(
         x, y = offset
         return box.translated(x * pixel - (box.width if x < 0 else 0), y * pixel)
 
+    def leader(offset: tuple[int, int]) -> Outline:
+        own = moved(offset)
+        x, y = _near_corner(offset)
+        return Outline([centre[0], (own.x0 + x * own.width, own.y0 + y * own.height)])
+
     def badness(offset: tuple[int, int]) -> float:
         own = moved(offset)
         beyond = own.x0 < inside.x0 or own.x1 > inside.x1 or own.y0 < inside.y0 or own.y1 > inside.y1
-        covered = beyond + sum(own.overlaps(other) for other in taken)
+        covered = beyond + sum(own.overlaps(other) for other in taken.boxes)
+        crossed = sum(line.intersects_bbox(own) for line in taken.leaders)
         strange = len(others) > 0 and _distances(own, others).min() < _distances(own, centre)[0]
-        if abs(offset[1]) > NEAR:
-            leader = Outline([centre[0], ((own.x0 + own.x1) / 2, (own.y0 + own.y1) / 2)])
+        if _is_far(offset):
+            line = leader(offset)
+            crossed += sum(line.intersects_bbox(other) for other in taken.boxes)
             around = [Bbox([other - 4 * pixel, other + 4 * pixel]) for other in others]
-            strange += sum(leader.intersects_bbox(box) for box in around)
-        cost = NEVER * covered + STRANGE * strange + FAR * max(abs(offset[1]) - NEAR, 0)
+            strange += sum(line.intersects_bbox(box) for box in around)
+        cost = NEVER * covered + CROSSED * crossed + STRANGE * strange + FAR * max(abs(offset[1]) - NEAR, 0)
         return float(cost + drawn.hidden(own))
 
     best = min(OFFSETS, key=badness)
-    leader = {"arrowstyle": "-", "color": "0.6", "lw": 0.5, "shrinkB": 3} if abs(best[1]) > NEAR else None
     side = "left" if best[0] > 0 else "right"
-    axes.annotate(text, point, xytext=best, ha=side, arrowprops=leader, **style)
-    return moved(best).padded(2 * pixel, 0)
+    look = {"arrowstyle": "-", "color": "0.6", "lw": 0.5, "shrinkB": 3, "relpos": _near_corner(best)}
+    axes.annotate(text, point, xytext=best, ha=side, arrowprops=look if _is_far(best) else None, **style)
+    taken.boxes.append(moved(best).padded(2 * pixel, 0))
+    taken.leaders.extend([leader(best)] if _is_far(best) else [])
+
+
+def _is_far(offset: tuple[int, int]) -> bool:
+    """Whether a name gets a line to its point."""
+    return abs(offset[1]) > NEAR
+
+
+def _near_corner(offset: tuple[int, int]) -> tuple[float, float]:
+    """The corner of a name that is nearest to its point, as shares of the name's width and height."""
+    x, y = offset
+    return float(x < 0), float(y < 0)
 
 
 def _distances(box: Bbox, points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -162,7 +191,8 @@ def _look(axes: Axes) -> _Drawn:
             add_marks(np.asarray(path.vertices, float), line.get_markersize())
         if line.get_linestyle() not in NOTHING:
             lines.append(path)
-    return _Drawn(np.concatenate(marks), [line for line in lines if len(np.asarray(line.vertices)) > 1])
+    once = np.unique(np.concatenate(marks), axis=0)  # a ring around a mark is where the mark is
+    return _Drawn(once, [line for line in lines if len(np.asarray(line.vertices)) > 1])
 
 
 def _figure(axes: Axes) -> Figure:

@@ -7,20 +7,39 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
-from lrnas.drawing import FRONT, Files, fit_text, label_text, label_ticks, make_figure, save_figure, settle
+from lrnas.drawing import (
+    BEST,
+    FRONT,
+    LAYERS,
+    Files,
+    add_footer,
+    add_rings,
+    fit_text,
+    label_text,
+    label_ticks,
+    make_figure,
+    save_figure,
+    settle,
+    staircase,
+)
 from lrnas.objectives import OBJECTIVES, cost_objectives
 from lrnas.placing import add_legend, finish_costs, name_points
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from lrnas.profile import Profile
     from lrnas.record import Record
     from lrnas.trials import Trial
 
 __all__ = ["plot_front", "plot_times"]
 
+SIZES = {"o": 26.0, "D": 48.0}
+"""Of the marks of networks, in square points; larger where they have colours."""
+
 
 def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
-    """Accuracy against a cost: trained networks, the front as a staircase, the paper's by name.
+    """Accuracy against a cost: trained networks, the front ringed, a staircase, the paper's by name.
 
     The cost is that of the objectives, multiply-accumulates before others, if no `axis` names another; a second one
     gives the colours.
@@ -48,8 +67,9 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
     def scatter(some: list[Trial], colours: Normalize | None = None, **style: Any) -> None:
         if colours is not None:
             edges = {"edgecolors": style.pop("color"), "linewidths": 0.8}
-            style |= {"c": colour(some), "norm": colours, **edges, "s": 1.6 * style["s"]}
-        axes.scatter([place(trial)[0] for trial in some], [place(trial)[1] for trial in some], **style)
+            style |= {"c": colour(some), "norm": colours, **edges}
+        if some:  # or the legend would have what is nowhere to be seen
+            axes.scatter(*zip(*map(place, some), strict=True), **style)
 
     colours: Normalize | None = None
     if second is not None and full:
@@ -58,25 +78,38 @@ def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
         bar = figure.colorbar(ScalarMappable(colours), ax=axes, label=second.label)
         if isinstance(colours, LogNorm):
             label_ticks(bar.ax.yaxis)
-    scatter(stopped, s=12, color="0.8", label="stopped early", zorder=1)
+    bottom = _limit_accuracies(axes, full, stopped)
+    seen = [trial for trial in stopped if place(trial)[1] >= bottom]
+    if below := len(stopped) - len(seen):
+        note = f"Not shown: {below} of {len(stopped)} networks stopped early, whose accuracies are below."
+        add_footer(figure, [note])
+    scatter(seen, s=12, color="0.8", label="stopped early", zorder=1)
+    sizes = {marker: size if colours is None else 1.6 * size for marker, size in SIZES.items()}
     others = [trial for trial in full if trial.point not in points]
-    scatter(others, colours, s=26, color="tab:blue", label="trained in full", zorder=3)
+    scatter(others, colours, s=sizes["o"], color="tab:blue", label="trained in full", zorder=LAYERS["o"])
     paper = [trial for trial in full if trial.point in points]
-    scatter(paper, colours, s=48, color="tab:red", marker="D", label="the paper's", zorder=4)
-    front = sorted(place(trial) for trial in full if trial.on_front)
-    if front and second is None:
-        axes.step(*zip(*front, strict=True), where="post", color="tab:blue", lw=1.2, zorder=2, label="front")
-    elif front:  # in three dimensions there is no staircase
-        x, y = zip(*front, strict=True)
-        axes.scatter(x, y, s=150, facecolors="none", edgecolors="0.3", linewidths=0.8, label="front", zorder=2)
-    if full:  # early accuracies reach far down: the picture is about the others
-        low, high = (100 * best(trial.accuracy or 0 for trial in full) for best in (min, max))
-        margin = 0.12 * (high - low) + 0.3
-        axes.set_ylim(low - margin, min(high + margin, 100.3))
+    scatter(paper, colours, s=sizes["D"], color="tab:red", marker="D", label="the paper's", zorder=LAYERS["D"])
+    marked = {"o": others, "D": paper}
+    front = {marker: [place(trial) for trial in some if trial.on_front] for marker, some in marked.items()}
+    add_rings(axes, front, sizes)
+    steps = staircase(map(place, full))
+    if len(steps) > 1 and second is None:  # in three dimensions there is no staircase
+        axes.step(*zip(*steps, strict=True), where="post", color="tab:blue", lw=1.2, zorder=2, label=BEST)
     named = [(str(trial.point), place(trial)) for trial in paper]
     title = fit_text(study.name, FRONT[0] - 1, 12)
     finish_costs(axes, named, xlabel=cost.label, ylabel="validation accuracy, %", title=title)
     save_figure(figure, path)
+
+
+def _limit_accuracies(axes: Axes, full: list[Trial], stopped: list[Trial]) -> float:
+    """Early accuracies reach far down: the picture is about the others. Tells where it ends below, in percent."""
+    if not full:
+        return 0.0
+    low = 100 * min(trial.accuracy or 0 for trial in full)
+    high = 100 * max(trial.accuracy or 0 for trial in [*full, *stopped])
+    margin = 0.12 * (high - low) + 0.3
+    axes.set_ylim(low - margin, min(high + margin, 100.3))
+    return low - margin
 
 
 def plot_times(profile: Profile, path: Files) -> None:

@@ -5,10 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 from filled_studies import fill_study
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.markers import MarkerStyle
+from optuna.trial import create_trial
 from PIL import Image
 from test_report import some_finals
 
@@ -25,6 +28,7 @@ from lrnas.figures import (
 from lrnas.plots import plot_front
 from lrnas.record import Record
 from lrnas.report import PALETTE, Report, make_report
+from lrnas.trials import Trial, read_trial
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +47,10 @@ def report(records: list[Record]) -> Report:
 def all_drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> list[Axes]:
     """The axes of a figure that is written."""
     drawn: list[Axes] = []
-    monkeypatch.setattr(
-        "lrnas.figures.save_figure", lambda figure, path: drawn.extend(figure.axes) or save_figure(figure, path)
-    )
+    for module in ("figures", "plots"):
+        monkeypatch.setattr(
+            f"lrnas.{module}.save_figure", lambda figure, path: drawn.extend(figure.axes) or save_figure(figure, path)
+        )
     draw()
     return drawn
 
@@ -54,6 +59,116 @@ def drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> Axes:
     """The only ones of it."""
     (axes,) = all_drawn_by(monkeypatch, draw)
     return axes
+
+
+def legend_of(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def rings_of(axes: Axes) -> list[PathCollection]:
+    """Marks without an inside."""
+    return [one for one in axes.collections if isinstance(one, PathCollection) and not len(one.get_facecolor())]
+
+
+def with_trials(record: Record, change: Callable[[Trial], Trial | None]) -> Record:
+    """The same study with other results; None leaves a trial out."""
+    found = [(row, change(read_trial(row))) for row in record.study.get_trials(deepcopy=False)]
+    study = optuna.create_study(directions=record.study.directions)
+    for row, trial in ((row, trial) for row, trial in found if trial is not None):
+        facts = {"status": trial.status, "accuracy": trial.accuracy, "macs": trial.macs, "point": trial.point}
+        study.add_trial(
+            create_trial(
+                state=row.state,
+                values=None if row.values is None else [trial.accuracy, trial.macs],
+                user_attrs=row.user_attrs | facts,
+            )
+        )
+    return Record(record.name, study, record.objectives, record.manifest)
+
+
+@pytest.mark.parametrize("reach", ["all", "some", "none"])
+def test_the_legend_has_what_can_be_seen(
+    reach: str, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Networks that were stopped are often far below the others: the axis does not reach there, but a note tells."""
+    record = records[1]
+    stopped = [trial.number for trial in record.trials() if trial.status == "stopped"]
+    best = max(trial.accuracy or 0 for trial in record.trials() if trial.status == "completed")
+    near = {"all": stopped, "some": stopped[:1], "none": []}[reach]
+
+    def change(trial: Trial) -> Trial:
+        return replace(trial, accuracy=best if trial.number in near else 0.1) if trial.number in stopped else trial
+
+    changed = with_trials(record, change)
+    axes = drawn_by(monkeypatch, lambda: plot_front(changed, tmp_path / "front.svg"))
+    assert ("stopped early" in legend_of(axes)) == bool(near)
+    assert axes.get_ylim()[0] > 50
+    text = (tmp_path / "front.svg").read_text(encoding="utf-8")
+    below = len(stopped) - len(near)
+    assert len(stopped) > 1 and (f">Not shown: {below} of {len(stopped)} networks stopped early" in text) == (below > 0)
+    assert ("Not shown" in text) == (below > 0)
+
+
+def test_the_legend_has_nothing_of_networks_that_are_not_there(
+    records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = records[1]
+    file = tmp_path / "front.svg"
+    early = with_trials(record, lambda trial: None if trial.status == "completed" else trial)
+    assert legend_of(drawn_by(monkeypatch, lambda: plot_front(early, file))) == ["stopped early"]
+    unnamed = with_trials(record, lambda trial: replace(trial, point=None) if trial.status == "completed" else None)
+    axes = drawn_by(monkeypatch, lambda: plot_front(unnamed, file))
+    assert legend_of(axes) == ["trained in full", "on the front", "best for the cost shown"]
+    paper = with_trials(record, lambda trial: trial if trial.point in record.manifest["space"]["points"] else None)
+    axes = drawn_by(monkeypatch, lambda: plot_front(paper, file))
+    assert legend_of(axes) == ["the paper's", "on the front", "best for the cost shown"]
+
+
+def test_curves_that_are_not_there_are_not_in_the_legend(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = report.studies[0]
+    assert all(network.is_full for network in study.networks)
+    axes = drawn_by(monkeypatch, lambda: plot_curves(replace(study, rungs=()), tmp_path / "curves.svg"))
+    assert legend_of(axes) == ["trained in full", "on the front"]
+
+
+@pytest.mark.parametrize("axis", ["macs", "params"])
+def test_the_front_is_ringed(axis: str, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the page, whichever cost is shown; by the staircase alone, only where that is of the objective."""
+    record = records[0]
+    axes, *bar = all_drawn_by(monkeypatch, lambda: plot_front(record, tmp_path / "front.svg", axis))
+    assert len(bar) == (axis == "params")
+    front = sorted((getattr(trial, axis) / 1e6, 100 * trial.accuracy) for trial in record.front())
+    ringed = sorted(tuple(place) for rings in rings_of(axes) for place in rings.get_offsets())
+    assert len(front) > 2 and ringed == [pytest.approx(place) for place in front]
+    assert legend_of(axes).count("on the front") == 1
+
+
+def test_the_fronts_of_several_studies_are_ringed(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = drawn_by(monkeypatch, lambda: plot_fronts(report, tmp_path / "fronts.svg"))
+    front = [network.trial.macs / 1e6 for study in report.studies for network in study.front]
+    assert sorted(x for rings in rings_of(axes) for x, _ in rings.get_offsets()) == pytest.approx(sorted(front))
+
+
+def test_a_front_of_one_network_goes_on_as_far_as_the_dearest(
+    records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = sorted((trial.macs, trial.number) for trial in records[0].trials())
+    (least, first), (most, _) = full[0], full[-1]
+
+    def change(trial: Trial) -> Trial:
+        return replace(trial, accuracy=0.9 if trial.number == first else 0.8)
+
+    file = tmp_path / "front.svg"
+    axes = drawn_by(monkeypatch, lambda: plot_front(with_trials(records[0], change), file))
+    (line,) = axes.lines
+    assert line.get_xdata() == pytest.approx([least / 1e6, most / 1e6]) and list(line.get_ydata()) == [90, 90]
+    alone = with_trials(records[0], lambda trial: change(trial) if trial.number == first else None)
+    axes = drawn_by(monkeypatch, lambda: plot_front(alone, file))  # one network has no line at all
+    assert not axes.lines and "best for the cost shown" not in legend_of(axes)
 
 
 @pytest.mark.slow
@@ -109,7 +224,7 @@ def test_the_front_of_several_costs_is_told_from_the_line_of_one(
     small = replace(first, identity="small", macs=2 * first.macs, params=first.params // 2, accuracies=(0.8,) * 3)
     beaten = replace(small, identity="beaten", macs=3 * first.macs, params=first.params)
     retrained = replace(some_finals(records[0]), finals=(first, small, beaten))
-    for axis, best in (("macs", [first]), ("params", [small, first])):
+    for axis, best in (("macs", [first, beaten]), ("params", [small, first])):  # it goes on as far as the dearest
         report = make_report(records[:1], retrained=[retrained], axis=axis)
         axes = drawn_by(monkeypatch, lambda report=report: plot_finals(report, tmp_path / "finals.svg"))
         shown = {text.get_text() for text in axes.get_legend().get_texts()}
@@ -156,14 +271,14 @@ def test_the_papers_networks_are_told_from_others_in_every_study(
     ]
     diamond = MarkerStyle("D").get_path().transformed(MarkerStyle("D").get_transform()).vertices
     points: dict[bool, list[float]] = {True: [], False: []}
-    for collection in axes.collections:
+    for collection in (one for one in axes.collections if one not in rings_of(axes)):
         (path,) = collection.get_paths()
         points[np.array_equal(path.vertices, diamond)] += [x for x, _ in collection.get_offsets()]
     others = [network.trial.macs / 1e6 for network in full if not network.is_paper]
     assert sorted(points[True]) == pytest.approx(sorted(macs for _, macs in papers))
     assert sorted(points[False]) == pytest.approx(sorted(others))
     shown = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert shown[-1] == "the paper's" and len(shown) == 3
+    assert shown[-2:] == ["the paper's", "on the front"] and len(shown) == 4
 
 
 def test_parameters_that_matter_for_any_objective_are_shown(

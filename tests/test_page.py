@@ -24,6 +24,8 @@ from lrnas.report import PALETTE, Report, make_report
 from lrnas.shell_lines import Whereabouts
 
 EVIL = "<img src=x onerror=alert(1)>"
+MARGIN = 28.0
+"""Points, of printed sheets: some less than the 12 mm that the style has."""
 
 
 def read_data(page: str) -> dict[str, Any]:
@@ -127,6 +129,14 @@ class Tab:
             self.page.wait_for_timeout(50)
         self.page.evaluate("scrollTo(0, 0)")
 
+    def wait_for(self, what: str) -> None:
+        """Until this is true; the page lets nobody evaluate text, so Playwright's own way does not work."""
+        for _ in range(100):
+            if self.page.evaluate(what):
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(what)
+
     def points(self) -> Any:
         return self.page.locator("#front .scatterlayer .points path")
 
@@ -209,7 +219,8 @@ def test_the_table_in_a_browser(browser: Any, tmp_path: Path) -> None:
     best = max(network["accuracy"] for network in networks)
     assert f"{100 * best:.2f} %" in rows.first.inner_text()
     page.locator("#find").fill("nin-c3-lr")
-    assert rows.count() == sum("nin-c3-lr" in network["name"] for network in networks)
+    assert rows.count() == (found := sum("nin-c3-lr" in network["name"] for network in networks))
+    assert page.locator("#number").inner_text() == f"{found} of 24 trials"
     page.locator("#find").fill("")
     page.locator("#only-front").check()
     front = [network for network in networks if network["on_front"]]
@@ -223,6 +234,89 @@ def test_the_table_in_a_browser(browser: Any, tmp_path: Path) -> None:
     rows.first.locator("button").focus()
     page.keyboard.press("Enter")
     assert page.locator("#card").is_visible()
+    assert tab.complaints == []
+
+
+def printed(tab: Tab, file: Path, **paper: Any) -> tuple[list[str], list[np.ndarray]]:
+    """What the sheets say within their margins, and what they look like."""
+    pdfium = pytest.importorskip("pypdfium2")
+    tab.page.pdf(path=file, **paper)
+    texts, pictures = [], []
+    with pdfium.PdfDocument(file) as document:
+        for sheet in document:
+            width, height = sheet.get_size()
+            texts.append(sheet.get_textpage().get_text_bounded(MARGIN, MARGIN, width - MARGIN, height - MARGIN))
+            pictures.append(np.asarray(sheet.render().to_pil().convert("L")))
+    return [text.replace("\r\n", "\n") for text in texts], pictures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "landscape"), [("A4", False), ("Letter", False), ("A4", True)])
+def test_the_page_on_paper(browser: Any, tmp_path: Path, name: str, landscape: bool) -> None:
+    """A dark page that is wider than paper, and of which only the first chart was seen."""
+    file = write_page(tmp_path, 130, stopped=0.2)
+    (study,) = read_data(file.read_text(encoding="utf-8"))["studies"]
+    tab = Tab(browser, file, 1400, 900, "dark")
+    page = tab.page
+    paper = {"format": name, "landscape": landscape, "print_background": True}
+    texts, pictures = printed(tab, tmp_path / "page.pdf", **paper)
+
+    def of(title: str) -> str:
+        """What the sheet with this heading says after it; charts come last, wherever they are."""
+        (text,) = (text for text in texts if f"{title}\n" in text)
+        return text.partition(f"{title}\n")[2]
+
+    points = {network["name"] for network in study["networks"] if network["is_paper"]}
+    assert points == {"nin", "nin-c3", "nin-c3-lr"} <= set(of("Accuracy against cost").split())
+    costs = [network["macs"] / 1e6 for network in study["networks"] if network["on_front"]]
+    columns = of("What the networks along the front are made of").replace("\n", "")  # upright numbers come in pieces
+    assert len(costs) > 5 and [cost for cost in costs if f"{cost:.3g}" not in columns] == []
+    assert {str(epoch) for epoch in range(1, study["epochs"] + 1)} <= set(of("Accuracy by epoch").split())
+    for title, axis in {
+        "Accuracy against cost": "multiply-accumulates, millions",
+        "How the front grew": "trials that have ended",
+        "What the networks along the front are made of": "multiply-accumulates, millions",
+        "Accuracy by epoch": "epoch",
+        "Parameters that matter": "importance",
+    }.items():
+        assert axis in of(title).splitlines(), title  # on the same sheet: charts are whole
+    for control in ("linear", "by time", "Download", "Show more", "Click on a network"):
+        assert not any(control in text for text in texts), control
+    assert of("All trials").startswith("130 trials The first 100 are listed")
+    assert sum("parameters epochs seconds" in text.replace("\n", " ") for text in texts) > 1  # on each of its sheets
+    for picture in pictures:
+        assert np.median(picture) == 255  # light
+        assert picture[:, -int(MARGIN) :].min() == 255  # nothing reaches the edge
+
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    assert page.evaluate("drawnCharts().length") == 5
+    fits = "drawnCharts().every((one) => one._fullLayout.width === one.clientWidth && one.clientWidth {})"
+    tab.wait_for(fits.format("> 1100"))
+    assert page.evaluate("document.querySelectorAll('.main-svg[viewBox]').length") == 0
+    page.set_viewport_size({"width": 1100, "height": 900})  # they still go with the window
+    tab.wait_for(fits.format("< 1100"))
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_tables_and_cards_on_paper(browser: Any, tmp_path: Path) -> None:
+    """Names without a place to break fit too; where a card is open, it alone is printed."""
+    name = "a_name_without_a_place_to_break_" * 3
+    file = write_page(tmp_path, 8, (name, "b"), space="googlenet")
+    networks = read_data(file.read_text(encoding="utf-8"))["studies"][0]["networks"]
+    tab = Tab(browser, file, 1400, 900)
+    page = tab.page
+    texts, pictures = printed(tab, tmp_path / "page.pdf", format="A4")
+    assert "hardware" in texts[0] and all(picture[:, -int(MARGIN) :].min() == 255 for picture in pictures)
+    assert any("the pictures below are of" in text for text in texts)
+    page.locator("#trials button.link").first.click()
+    texts, _ = printed(tab, tmp_path / "card.pdf", format="A4")
+    assert texts[0].startswith(f"{networks[0]['name']}\n") and not any("All trials" in text for text in texts)
+    words = {word for text in texts for word in text.split()}
+    assert {layer["name"] for layer in networks[0]["layers"]} | {"epoch"} <= words
+    assert "Copy" not in words and page.locator("#card").is_visible()
+    tab.wait_for("byId('card-curve')._fullLayout.width === byId('card-curve').clientWidth")
+    assert page.locator("#card-curve").bounding_box()["width"] > 800
     assert tab.complaints == []
 
 

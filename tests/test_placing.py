@@ -1,22 +1,45 @@
 """Legends and names in pictures: that they hide neither marks nor each other, where there is room."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.path import Path as Outline
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from lrnas.drawing import make_figure, settle
-from lrnas.placing import add_legend, name_points
+from lrnas.drawing import FRONT, Place, make_figure, settle
+from lrnas.placing import add_legend, finish_costs, name_points
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def boxes(axes: Axes) -> list[Bbox]:
     """Of names, without the lines to their points."""
+    axes.figure.draw_without_rendering()
     renderer = axes.figure._get_renderer()
-    found = []
-    for note in axes.texts:
-        note.arrow_patch = None
-        found.append(note.get_window_extent(renderer))
-    return found
+    return [Text.get_window_extent(note, renderer) for note in axes.texts]
+
+
+def leaders(axes: Axes) -> dict[str, Outline]:
+    """The lines from names to points, as they are drawn."""
+    axes.figure.draw_without_rendering()
+    arrows = {note.get_text(): note.arrow_patch for note in axes.texts if note.arrow_patch is not None}
+    return {name: arrow.get_transform().transform_path(arrow.get_path()) for name, arrow in arrows.items()}
+
+
+def crossings(axes: Axes) -> list[tuple[str, str]]:
+    """Whose line goes through which other name."""
+    lines = leaders(axes)
+    names = {note.get_text(): box for note, box in zip(axes.texts, boxes(axes), strict=True)}
+    return [
+        (own, other)
+        for own, line in lines.items()
+        for other, box in names.items()
+        if other != own and line.intersects_bbox(box, filled=False)
+    ]
 
 
 def test_names_hide_neither_marks_nor_names_nor_the_legend() -> None:
@@ -54,6 +77,42 @@ def test_a_name_is_nearest_to_its_own_point() -> None:
         middle = (box.x0 + box.x1) / 2
         away = {name: abs(axes.transData.transform(place)[0] - middle) for name, place in places.items()}
         assert min(away, key=lambda name: away[name]) == note.get_text()
+
+
+def test_lines_to_points_do_not_cross_other_names() -> None:
+    """As one did in a search in which two of the paper's networks lie side by side, among others."""
+    with (RESULTS / "search" / "vgg11-cifar10.csv").open(newline="", encoding="utf-8") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["status"] == "completed"]
+    places: dict[str, list[Place]] = {"paper": [], "found": [], "front": []}
+    named: list[tuple[str, Place]] = []
+    for row in rows:
+        place = int(row["macs"]) / 1e6, 100 * float(row["accuracy"])
+        is_paper = row["point"].startswith("vgg")
+        named += [(row["point"], place)] if is_paper else []
+        places["paper" if is_paper else "found"].append(place)
+        places["front"] += [place] if row["on_front"] == "True" else []
+    axes = make_figure(*FRONT).subplots()
+    axes.scatter(*zip(*places["found"], strict=True), s=26, label="trained in full")
+    axes.scatter(*zip(*places["paper"], strict=True), s=48, marker="D", label="the paper's")
+    axes.step(*zip(*sorted(places["front"]), strict=True), where="post", label="front")
+    axes.set_ylim(66.2, 89.3)
+    finish_costs(axes, named, xlabel="cost", ylabel="accuracy", title="vgg11-cifar10")
+    assert len(axes.texts) == 8 and leaders(axes)  # of some names, or there is nothing to cross
+    assert crossings(axes) == []
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_lines_to_points_do_not_cross_names_in_a_crowd(seed: int) -> None:
+    """Whichever of a name and a line was there first."""
+    figure = make_figure(7, 5)
+    axes = figure.subplots()
+    places = np.random.default_rng(seed).normal(5, 0.7, (9, 2))
+    axes.scatter(*places.T)
+    axes.set(xlim=(0, 10), ylim=(0, 10))
+    settle(figure)
+    name_points(axes, [(f"network-{i}", (x, y)) for i, (x, y) in enumerate(places)])
+    assert leaders(axes)
+    assert crossings(axes) == []
 
 
 @pytest.mark.parametrize("free", ["lower right", "lower left", "upper left", "upper right"])

@@ -1,6 +1,7 @@
 /** What one network is made of, and how to have it again. */
 function openCard(study, network) {
   const card = byId("card");
+  page.card = { study, network };
   const close = make("button", { type: "button", "aria-label": "close", onclick: () => card.close() }, "✕");
   const title = make("h2", { id: "card-title" }, network.name);
   const parts = [make("div", { class: "card-head" }, title, close), cardFacts(study, network)];
@@ -12,7 +13,12 @@ function openCard(study, network) {
   card.replaceChildren(...parts, make("h3", {}, "Have it again"), again);
   if (!card.open) card.showModal();
   card.scrollTop = 0;
-  if (network.curve.length) drawCardCurve(study, network);
+  drawCardAgain();
+}
+
+/** The picture on the card, where one is open and has one. */
+function drawCardAgain() {
+  if (byId("card").open && page.card.network.curve.length) drawCardCurve(page.card.study, page.card.network);
 }
 
 function cardFacts(study, network) {
@@ -67,7 +73,7 @@ function cardLine(title, line) {
 function drawCardCurve(study, network) {
   const trace = { type: "scatter", mode: "lines+markers", x: network.curve.map((_, i) => i + 1), y: network.curve.map((value) => 100 * value),
     line: { color: colour("--found") }, hovertemplate: "%{y:.2f} % after %{x}<extra></extra>" };
-  Plotly.newPlot("card-curve", [trace], makeLayout({
+  Plotly.newPlot("card-curve", [trace], makeLayout({ ...sizeOnPaper(byId("card-curve")),
     xaxis: { title: { text: "epoch" }, ...epochTicks(study.epochs), range: [0.8, Math.max(study.epochs, network.curve.length) + 0.2] }, yaxis: { title: { text: "%" } },
     shapes: study.rungs.map((rung) => ({ type: "line", x0: rung, x1: rung, yref: "paper", y0: 0, y1: 1, line: { color: colour("--muted"), dash: "dot", width: 1 } })),
   }), { ...CONFIG, displayModeBar: false });

@@ -5,6 +5,8 @@ const MOST_IN_ALLOCATION = 60;
 const MOST_PARAMETERS = 20;
 const MOST_ELEMENTS = 300;
 const MOST_LAYERS = 14;
+// pixels of height: a sheet has a heading and some lines beside a chart
+const MOST_ON_PAPER = 820;
 // where the name of a point may stand, the best first: half widths to the side, pixels to the side and down
 const NOTE_PLACES = [[0, 0, -17], [0, 0, 17], [-1, -10, 0], [1, 10, 0], [-1, 0, -32], [1, 0, 32], [-1, 0, -50], [1, 0, 50], [-1, 0, 66], [-1, 0, -68], [1, 0, 84], [-1, 0, 100]];
 
@@ -30,7 +32,7 @@ function draw(id, label, traces, layout) {
   const isNew = !element.data;
   // by names of their own no trace takes over what was painted for another
   const named = traces.map((trace, i) => ({ ...trace, uid: (trace.marker?.maxdisplayed ? "dots" : "plain") + i }));
-  Plotly.react(element, named, makeLayout(layout), CONFIG);
+  Plotly.react(element, named, makeLayout({ ...layout, ...sizeOnPaper(element) }), CONFIG);
   if (isNew) {
     paintDots(element);
     element.on("plotly_afterplot", () => paintDots(element));
@@ -361,7 +363,7 @@ function drawAllocation() {
   byId("allocation-section").hidden = !layers.length;
   if (!layers.length) return;
   byId("allocation-note").textContent = front.length < all.length ? `${front.length} of ${all.length} networks are shown.` : "";
-  byId("allocation").style.height = `${62 * layers.length + 130}px`;
+  byId("allocation").style.height = `${Math.min(62 * layers.length + 130, onPaper ? MOST_ON_PAPER : Infinity)}px`;
   const traces = [];
   const layout = { barmode: "stack", bargap: 0.12, annotations: [], margin: { l: 7 * Math.max(...layers.map((name) => name.length)) + 12, r: 8, t: 34, b: 70 } };
   const step = 1 / layers.length;

@@ -1,5 +1,5 @@
 /** What the page shows now. */
-const page = { data: null, axis: "macs", scale: "log", showPartial: true, historyAxis: "trials", study: 0, seen: new Set() };
+const page = { data: null, axis: "macs", scale: "log", showPartial: true, historyAxis: "trials", study: 0, seen: new Set(), card: null };
 
 const CHARTS = { front: drawFront, finals: drawFinals, history: drawHistory, allocation: drawAllocation, curves: drawCurves, importances: drawImportances };
 
@@ -8,19 +8,24 @@ function drawCharts(names = Object.keys(CHARTS)) {
   for (const name of names) if (page.seen.has(name)) CHARTS[name]();
 }
 
+/** Draw all charts again, also those that were not in sight yet. */
+function showAll() {
+  for (const name of Object.keys(CHARTS)) page.seen.add(name);
+  drawCharts();
+}
+
 /** Draw every chart when it comes near: a page of thousands of trials opens with the first one. */
 function watchCharts() {
   const observer = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) if (isIntersecting) show(target.dataset.chart);
   }, { rootMargin: "300px" });
   const show = (name) => {
+    observer.unobserve(byId(`${name}-section`));
     if (page.seen.has(name)) return;
     page.seen.add(name);
-    observer.unobserve(byId(`${name}-section`));
     CHARTS[name]();
   };
   show("front");
-  addEventListener("beforeprint", () => Object.keys(CHARTS).forEach(show));
   for (const name of Object.keys(CHARTS)) byId(`${name}-section`).dataset.chart = name;
   // the first chart is to be seen before the next is drawn
   requestAnimationFrame(() => setTimeout(() => {
@@ -84,6 +89,7 @@ async function start() {
   setUpTheme();
   setUpTable();
   watchCharts();
+  setUpPrint();
   let waiting = 0;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => drawCharts(["front", "finals"]), 250); });
   document.documentElement.dataset.ready = "yes";

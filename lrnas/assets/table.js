@@ -51,7 +51,9 @@ function drawTable() {
     return make("td", {}, make("button", { type: "button", class: "link", onclick: () => openCard(study, network) }, network.name));
   })));
   byId("trials").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
-  byId("number").textContent = `${table.rows.length.toLocaleString("en-US")} trials`;
+  const all = page.data.studies.reduce((sum, study) => sum + study.networks.length, 0);
+  byId("number").textContent = table.rows.length < all ? `${whole(table.rows.length)} of ${whole(all)} trials` : `${whole(all)} trials`;
+  byId("cut").textContent = table.rows.length > table.shown ? `The first ${whole(table.shown)} are listed; the page itself has all.` : "";
   byId("more").hidden = table.rows.length <= table.shown;
 }
 
