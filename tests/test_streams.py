@@ -365,7 +365,7 @@ def test_a_reproduction_looks_at_the_test_images_once(
     file = tmp_path / "thin.json"
     file.write_text(json.dumps({"backbone": "nin", "layers": THIN}))
     real = get_point("nin")
-    small = Architecture.from_dict({"backbone": "nin", "layers": THIN})
+    small = Architecture.from_dict({"backbone": "nin", "layers": {**THIN, "conv1": {"width": 0.1}}})
     monkeypatch.setattr(module, "get_point", lambda name: type(real)(name, small, real.table, real.published))
     arguments = ["reproduce", str(file), "--data", f"folder:{pictures}", "--recipe", "fast", "--epochs", "1"]
     arguments += ["--image-size", "8", "--loaders", "0", "--out", str(tmp_path / "out")]
