@@ -31,6 +31,7 @@ __all__ = [
     "front_marks",
     "has_failed",
     "is_done",
+    "is_duplicate",
     "read_finals",
     "read_retrained",
     "retrained_recipes",
@@ -168,8 +169,8 @@ def read_retrained(study: Record, recipe: str | None = None) -> Retrained | None
         record = optuna.load_study(study_name=f"{study.name}@{recipe}", storage=record._storage)
     runs: dict[str, dict[int, list[FrozenTrial]]] = {}
     for run in record.get_trials(deepcopy=False):
-        # "params" comes last: another driver may just be writing a row; what is a duplicate has another row
-        if "params" in run.user_attrs and run.user_attrs.get("status") != "duplicate":
+        # "params" comes last: another driver may just be writing a row
+        if "params" in run.user_attrs and not is_duplicate(run):
             network, seed = run_key(run)
             runs.setdefault(network, {}).setdefault(seed, []).append(run)
     searched = _open_search(study, search)
@@ -217,6 +218,11 @@ def is_done(run: FrozenTrial) -> bool:
 def has_failed(run: FrozenTrial) -> bool:
     """Whether a run ended and came to nothing: what was asked for is still to be done."""
     return run.state.is_finished() and not is_done(run)
+
+
+def is_duplicate(run: FrozenTrial) -> bool:
+    """Whether it is a row that two drivers wrote which began together, and another one counts."""
+    return run.user_attrs.get("status") == "duplicate"
 
 
 def best_run(runs: Iterable[FrozenTrial]) -> FrozenTrial:

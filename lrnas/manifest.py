@@ -89,7 +89,7 @@ def check_manifest(
     for part, key in MEASURED:
         if key in stored.get(part, {}) and key in wanted.get(part, {}):
             wanted[part][key] = stored[part][key]
-    names = {key: wanted.get(key) for key in FREE}  # classes are part of what the data are known by
+    names = {key: wanted.get(key) for key in FREE}
     compared = {**stored, "recipe": Recipe.complete(stored["recipe"]), **names}
     if found := list(differences(compared, wanted)):
         if found[0][0] == "data":  # first by the alphabet

@@ -78,6 +78,13 @@ class Record:
         known = "latency" in self.costs
         return [name for name in COLUMNS if known or name != "latency"]
 
+    @property
+    def baseline(self) -> str | None:
+        """The network that costs are shares of, by name: the space's, else the seed that is the backbone as it is."""
+        space = self.manifest["space"]
+        as_it_is = (name for name in ("baseline", "dense-x1") if name in space.get("seeds", ()))
+        return space.get("baseline") or next(as_it_is, None)
+
     def summary(self) -> Summary:
         """All that can be said about the trials there are, from one look at them."""
         # "params" comes last: another driver may just be writing a row

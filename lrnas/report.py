@@ -251,7 +251,7 @@ def make_report(
     studies = tuple(_report_study(record, where) for record in records)
     chosen = OBJECTIVES[pick_axis(records, axis)]
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
-    baselines = {record.name: record.manifest["space"].get("baseline") for record in records}
+    baselines = {record.name: record.baseline for record in records}
     tested = tuple(Tested(one, tuple(judge(one.finals)), baselines.get(one.study)) for one in retrained)
     return Report(studies, chosen, tested, made)
 

@@ -152,7 +152,8 @@ def reproduce(
         # in the form of the network: batch norm on one side alone would be compared instead of the filters
         dense = replace(get_point(baseline).architecture, batch_norm=with_norm or None)
         if dense != architecture:
-            baseline = f"{baseline}-bn" if with_norm else f"{baseline}-dense" if baseline == name else baseline
+            label = f"{baseline}-bn" if with_norm else baseline
+            baseline = f"{label}-dense" if label == name else label
             networks[baseline] = dense
     out = Path(out)
     try:

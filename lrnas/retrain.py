@@ -27,7 +27,7 @@ from lrnas.data import SETS, is_stream, load_set, shown_name
 from lrnas.driver import FACTOR, name_metrics, open_study
 from lrnas.errors import LrnasError
 from lrnas.events import SearchEvents
-from lrnas.finals import best_run, has_failed, is_done, run_key
+from lrnas.finals import best_run, has_failed, is_done, is_duplicate, run_key
 from lrnas.folders import is_same_set
 from lrnas.job import Job
 from lrnas.ledger import Ledger, Proposal
@@ -68,7 +68,7 @@ class Retraining(Ledger):
         self.wanted = [(network.identity, seed) for seed in seeds for network in networks]
         runs = self._trials()
         known = {run_key(run) for run in runs if not has_failed(run)}
-        failed = {run_key(run): run.number for run in runs if has_failed(run)}  # the last one
+        failed = {run_key(run): run.number for run in runs if has_failed(run) and not is_duplicate(run)}  # the last one
         for seed in seeds:
             for network in networks:
                 if (network.identity, seed) in known:
@@ -104,6 +104,8 @@ class Retraining(Ledger):
             with suppress(CheckpointError, OSError):  # another driver may have been quicker
                 if not new.exists() and load_checkpoint(old) is not None:
                     old.rename(new)
+                    known = self._frozen(before).user_attrs
+                    self._set(run.number, {key: known[key] for key in ("curve", "epochs", "seconds") if key in known})
 
     def waiting_macs(self) -> list[int]:
         """Of the runs that are asked for."""
@@ -114,7 +116,7 @@ class Retraining(Ledger):
         """Of the runs that are asked for, those that diverged, and those that came to nothing and wait for no one."""
         runs: dict[tuple[str, int], list[FrozenTrial]] = {}
         for run in self._trials():
-            if run.user_attrs.get("status") != "duplicate":
+            if not is_duplicate(run):
                 runs.setdefault(run_key(run), []).append(run)
         last = [best_run(runs[key]) for key in self.wanted if key in runs]
         ended = [run.user_attrs.get("status", "") for run in last if run.state.is_finished()]

@@ -152,8 +152,7 @@ def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict],
     if not any(final.accuracies or final.diverged for final in finals):
         console.print(f"{record.name} has no network that was tested yet.")
         return
-    baseline = manifest["space"]["baseline"]
-    whole = next((final for final in finals if final.point is not None and final.point == baseline), None)
+    whole = next((final for final in finals if final.name == record.baseline), None)
     front = front_marks(finals)
     epochs = manifest["recipe"]["epochs"]
     ending = "epoch" if epochs == 1 else "epochs"

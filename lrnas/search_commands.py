@@ -300,12 +300,10 @@ def _print_front(study: Record) -> None:
     if not front:
         console.print(f"{study.name} has no network trained in full yet.")
         return
-    space = study.manifest["space"]
     paper = _paper_trials(study, summary.trials)
-    baseline = space["baseline"] or next((name for name in ("baseline", "dense-x1") if name in space["seeds"]), None)
     full = [trial for trial in summary.trials if trial.status == "completed"]
-    whole = next((trial for trial in full if baseline is not None and trial.point == baseline), None)
-    dense = whole.macs if whole else _baseline_macs(study, baseline, front[0])
+    whole = next((trial for trial in full if trial.point and trial.point == study.baseline), None)
+    dense = whole.macs if whole else _baseline_macs(study, front[0])
     latency = study.manifest.get("latency")
     is_narrow = console.width < NARROW
     columns = {"trial": True, "accuracy": True, "MACs": True, "share": not (is_narrow and latency)}
@@ -336,7 +334,7 @@ def _print_front(study: Record) -> None:
     console.print("Accuracy on validation images, after the study's own training; `lrnas retrain` tests them.")
 
 
-def _baseline_macs(study: Record, baseline: str | None, trial: Trial) -> int | None:
+def _baseline_macs(study: Record, trial: Trial) -> int | None:
     """Of the network that others are compared with, where it was not trained; None where that is not known.
 
     Any trial tells what images it would have been given.
@@ -346,13 +344,13 @@ def _baseline_macs(study: Record, baseline: str | None, trial: Trial) -> int | N
     from lrnas.study_networks import StudyNetwork
 
     named = study.manifest["space"]["points"] | study.manifest["space"]["seeds"]
-    if baseline is None:
+    if study.baseline is None:
         return None
     try:
         shape = StudyNetwork(study, trial).image_shape
     except LrnasError:  # counted by another lrnas, say
         return None
-    network = Architecture.from_dict(named[baseline])
+    network = Architecture.from_dict(named[study.baseline])
     return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False).cost.macs
 
 

@@ -159,16 +159,12 @@ class _View(SearchEvents):
         unbegun = max(0, self.budget - self.study.spent())
         waiting = self.study.waiting_macs()[:unbegun]
         left += [Work(macs, full) for macs in waiting]
-        if unbegun > len(
-            waiting
-        ):  # what is yet to be proposed: like those there are, trained as long as those that ended
-            if not ended:
-                return None
-            macs = [*(trial.macs for trial in ended), *waiting]
-            usual = Work(round(sum(macs) / len(macs)), sum(trial.epochs for trial in ended) / len(ended))
-            left += [usual] * (unbegun - len(waiting))
-        if now <= self.begun:
+        unknown = unbegun - len(waiting)
+        if now <= self.begun or (unknown and not ended):
             return None
+        if unknown:  # yet to be proposed: like those there are, and trained for as long as those that ended
+            macs = [*(trial.macs for trial in ended), *waiting]
+            left += [Work(round(sum(macs) / len(macs)), sum(trial.epochs for trial in ended) / len(ended))] * unknown
         works = [(Work(trial.macs, done[trial.number].epochs), done[trial.number].seconds) for trial in begun]
         return seconds_left(works, left, sum(each.seconds for each in done.values()) / (now - self.begun))
 

@@ -17,8 +17,6 @@ INTERRUPTED = 130
 """Exit code of a command that somebody stopped: what is chained to it does not run."""
 NARROW = 100
 """Characters in a line of the terminal, below which tables leave out what matters least."""
-SHORTEST = 10
-"""Characters that names are broken after, at the least."""
 
 
 def print_json(data: Any) -> None:
@@ -39,7 +37,7 @@ def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = (
 
     table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for column in texts:
-        table.add_column(column, overflow="fold", min_width=max(SHORTEST, len(column)))
+        table.add_column(column, overflow="fold", min_width=len(column))
     for column in numbers:
         table.add_column(column, justify="right", no_wrap=True)
     return table

@@ -45,7 +45,7 @@ class Tested:
     def to_dict(self) -> dict[str, Any]:
         finals = self.retrained.finals
         marks = self.marks
-        dense = next((final.macs for final in finals if final.point is not None and final.point == self.baseline), None)
+        dense = next((final.macs for final in finals if final.name == self.baseline), None)
         return {
             "name": self.retrained.name,
             "study": self.retrained.study,

@@ -104,7 +104,7 @@ class Verdict:
                 "not reached": "the best that costs no more",
                 "unknown": "the noise between seeds is unknown"
                 if self.runs < 2
-                else f"no noise to see in {self.runs} runs that all came out the same",
+                else "no noise to see, as all runs of either came out the same",
             }[self.kind]
         if self.untested:
             diverged = f"; {self.gone} diverged in every run" if self.gone else ""

@@ -67,11 +67,15 @@ def test_a_network_beside_its_baseline(thin: Path, tmp_path: Path, monkeypatch: 
 def test_the_baseline_has_batch_norm_where_the_network_has(thin: Path, tmp_path: Path) -> None:
     """Else its norms would be compared instead of its filters."""
     network = json.loads(thin.read_text())
-    normed = tmp_path / "nin.json"  # a name that is the baseline's, for another network
-    for with_norm, name in ((True, "nin-bn"), (False, "nin-dense")):
+    for with_norm, own_name, name in (
+        (True, "mine", "nin-bn"),
+        (True, "nin-bn", "nin-bn-dense"),
+        (False, "nin", "nin-dense"),
+    ):
+        normed = tmp_path / f"{own_name}.json"  # the name may be the baseline's, for another network
         normed.write_text(json.dumps({**network, "batch_norm": with_norm}))
-        result = reproduce(str(normed), data="digits", recipe="fast", changes=FAST, out=tmp_path / f"{with_norm}")
-        assert [network.name for network in result.networks] == ["nin", name]
+        result = reproduce(str(normed), data="digits", recipe="fast", changes=FAST, out=tmp_path / own_name)
+        assert [network.name for network in result.networks] == [normed.stem, name]
         own, other = (json.loads(file.read_text())["architecture"] for file in result.files)
         assert own.get("batch_norm", False) == other.get("batch_norm", False) == with_norm
         assert f"points against {name}, at" in result.verdict() and result.networks[0].share < 1

@@ -219,7 +219,9 @@ def test_a_run_in_the_place_of_a_lost_one_goes_on_from_its_checkpoint(tmp_path: 
     runs = retraining(study)
     enqueue(runs, networks, range(1, 2))
     for _ in range(2 * MOST_LOSSES):
-        runs.lose(ask(runs).number, "its worker was lost")
+        number = ask(runs).number
+        runs.record(number, [0.5] * 90, 45.0)
+        runs.lose(number, "its worker was lost")
     record = {"state": {"curve": []}}
     for number in (0, 1):
         save_checkpoint(trial_folder(tmp_path, number), 90, {"model.a": torch.ones(2)}, record)
@@ -228,6 +230,12 @@ def test_a_run_in_the_place_of_a_lost_one_goes_on_from_its_checkpoint(tmp_path: 
     for _ in range(2):  # also where another driver was quicker
         runs.take_over(tmp_path)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["00001", "00002"]
+    view = _View(None)
+    view.started(runs, 2)
+    assert view.before[2] == (90, 45.0) and view.before[3] == (
+        0,
+        0.0,
+    )  # what was trained before is not this driver's pace
     assert ask(runs).number == 2
     found = load_checkpoint(trial_folder(tmp_path, 2))
     assert found is not None and found[1]["epoch"] == 90

@@ -10,6 +10,7 @@ from small_studies import SPACE, cost, make_search, make_study
 
 from lrnas import terminal
 from lrnas.cli import main
+from lrnas.manifest import MANIFEST
 from lrnas.shell_lines import Whereabouts
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -73,3 +74,17 @@ def test_shares_are_those_of_the_dense_network_also_where_it_was_too_dear(
     for name in ("lr-x0.25", "nin-c3-lr"):
         network = {**SPACE.points, **SPACE.seeds}[name]
         assert rows[name][5] == f"{cost(network)['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"
+
+
+def test_shares_without_a_network_of_the_paper_are_those_of_the_backbone_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make_search(tmp_path / "s")
+    space = study.manifest["space"]
+    without = {**space, "baseline": None, "points": {}, "seeds": {"dense-x1": space["points"]["nin"]}}
+    study.study.set_user_attr(MANIFEST, {**study.manifest, "space": without})
+    assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+    title, *lines = capsys.readouterr().out.strip().splitlines()
+    assert title.strip() == "s: the front"
+    (row,) = (line.split() for line in lines if line.startswith("lr-x0.25"))
+    assert row[5] == f"{cost(SPACE.seeds['lr-x0.25'])['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"
