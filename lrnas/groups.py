@@ -76,6 +76,8 @@ class Group:
     layers: tuple[Layer, ...]
     axes: Mapping[str, Parameter]
     """By the names in `NEUTRAL`, all of them, also those with one value."""
+    divisor: int = 1
+    """Of numbers of filters, as in an architecture."""
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -105,11 +107,11 @@ class Group:
         """A value of every axis; what makes no difference is neutral. None if there is no solution."""
         kept: dict[str, list[Any]] = {}
         for name, axis in self.axes.items():
-            kept[name] = [value for value in axis.values if all(_fits(name, value, *pair) for pair in mixes)]
+            kept[name] = [value for value in axis.values if all(self._fits(name, value, *pair) for pair in mixes)]
             kept[name].sort(key=lambda value, own=axis.neutral: value != own)  # type: ignore[misc]
         for values in product(*kept.values()):
             allocation = _allocation(*values)
-            if all(allocation.at(layer.kernel, layer.width) == mix for layer, mix in mixes):
+            if all(allocation.at(layer.kernel, layer.width, self.divisor) == mix for layer, mix in mixes):
                 return dict(zip(self.axes, values, strict=True))
         return None
 
@@ -124,7 +126,7 @@ class Group:
         }
         for name in ("form", "width") if mix.is_separable else ("form", "width", "join"):
             axis = self.axes[name]
-            if not any(_fits(name, value, layer, mix) for value in axis.values):
+            if not any(self._fits(name, value, layer, mix) for value in axis.values):
                 raise OutsideSpace(f"{layer.name}: {name} {show(got[name])}; allowed: {show_values(axis)}")
         k = layer.kernel
         counts = {(group.height, group.width): group.num for group in mix.groups}
@@ -141,7 +143,19 @@ class Group:
         for name, share in shares.items():
             if self.axes[name].match(share) is None:
                 raise OutsideSpace(f"{layer.name}: {name} {show(share)}; allowed: {show_values(self.axes[name])}")
-        raise OutsideSpace(f"{layer.name}: {mix}; allowed: the shares of this space, rounded to whole filters")
+        whole = "whole filters" if self.divisor == 1 else f"multiples of {self.divisor} filters"
+        raise OutsideSpace(f"{layer.name}: {mix}; allowed: the shares of this space, rounded to {whole}")
+
+    def _fits(self, axis: str, value: Any, layer: Layer, mix: Mix) -> bool:
+        """Whether a layer's filters speak for a value of an axis, or at least not against it."""
+        if axis == "form":
+            return bool((value == "separable") == mix.is_separable)
+        if axis == "width":
+            return _filters(value, layer.width, self.divisor) == _num_filters(mix)
+        if axis == "join":
+            num = None if value == "none" else _filters(float(Fraction(value)), layer.width, self.divisor)
+            return mix.is_separable or num == (mix.second.num if mix.second else None)
+        return True
 
     def to_dict(self) -> dict[str, Any]:
         layers: dict[str, list[str]] = {}
@@ -168,26 +182,14 @@ def _allocation(form: str, square: float, vertical: float, join: str, width: flo
 
 
 @lru_cache(maxsize=1 << 14)
-def _filters(multiple: float, width: int) -> int:
+def _filters(multiple: float, width: int, divisor: int) -> int:
     """A multiple of a width in whole filters, by the rule that allocations round by."""
-    return Allocation(width=multiple).at(1, width).out_channels
+    return Allocation(width=multiple).at(1, width, divisor).out_channels
 
 
 def _num_filters(mix: Mix) -> int:
     """The filters that a width counts: the k×1 ones of a separable layer, all before the join of others."""
     return mix.out_channels if mix.is_separable else sum(group.num for group in mix.groups)
-
-
-def _fits(axis: str, value: Any, layer: Layer, mix: Mix) -> bool:
-    """Whether a layer's filters speak for a value of an axis, or at least not against it."""
-    if axis == "form":
-        return bool((value == "separable") == mix.is_separable)
-    if axis == "width":
-        return _filters(value, layer.width) == _num_filters(mix)
-    if axis == "join":
-        num = None if value == "none" else _filters(float(Fraction(value)), layer.width)
-        return mix.is_separable or num == (mix.second.num if mix.second else None)
-    return True
 
 
 def show(value: object) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from lrnas.arch import Allocation, Architecture, Mix, parse_classifier
+from lrnas.arch import Architecture, Mix, parse_classifier
 from lrnas.cost import Cost, LayerCost
 from lrnas.errors import InvalidArchitecture, UnknownName, closest
 from lrnas.topology import BACKBONES, Choices, PlannedConv, Step, Walk, check_kernels
@@ -72,7 +72,7 @@ def make_plan(
     if backbone.startswith(TIMM):
         return _plan_timm(architecture, backbone, size, num_classes, in_chans, check_fit)
     choices = _resolve_choices(architecture, backbone, batch_norm)
-    walk = Walk(architecture.layers, choices, size, in_chans, num_classes, check_fit)
+    walk = Walk(architecture.layers, choices, size, in_chans, num_classes, check_fit, architecture.divisor or 1)
     BACKBONES[backbone].walk(walk)
     named = architecture.layers.keys() - {"*"}
     if len(walk.used) < len(named):
@@ -175,7 +175,7 @@ def _plan_timm(
         if (value := getattr(architecture, choice)) is not None:
             raise InvalidArchitecture(f"{backbone} keeps its own {choice}; got {value!r}; leave it out")
     trace = _trace(backbone.removeprefix(TIMM), input_size, num_classes, in_chans)
-    mixes = _timm_mixes(architecture.layers, trace, backbone)
+    mixes = _timm_mixes(architecture, trace, backbone)
     for path, mix in mixes.items() if check_fit else ():
         traced = trace.sites[path]
         for call in traced.calls:
@@ -204,17 +204,18 @@ def _trace(model: str, input_size: int, num_classes: int, in_chans: int) -> Trac
     return tracing.trace_timm(model, input_size, num_classes, in_chans)
 
 
-def _timm_mixes(layers: Mapping[str, Allocation], trace: Trace, backbone: str) -> dict[str, Mix]:
+def _timm_mixes(architecture: Architecture, trace: Trace, backbone: str) -> dict[str, Mix]:
     """The filters of every layer that the architecture speaks of."""
     from lrnas.surgery import mix_at
 
+    layers = architecture.layers
     for path in sorted(layers.keys() - trace.sites.keys() - {"*"}):
         if path in trace.left:
             raise InvalidArchitecture(f"{backbone}: {path} cannot be replaced, {trace.left[path]}; remove it")
         _refuse_unknown_layers({path}, list(trace.sites), trace.costs, backbone)
     chosen = {path: layers.get(path, layers.get("*")) for path in trace.sites}
     return {
-        path: mix_at(path, trace.sites[path].site, allocation)
+        path: mix_at(path, trace.sites[path].site, allocation, architecture.divisor or 1)
         for path, allocation in chosen.items()
         if allocation is not None
     }

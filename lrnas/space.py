@@ -34,6 +34,8 @@ VERSION = 1
 """Version of what `SearchSpace.to_dict` gives."""
 SEED_WIDTHS = (1.0, 0.5, 0.25)
 """Uniform scalings to begin a search with, and to compare its result with."""
+DIVISOR = 8
+"""Of numbers of filters in spaces that are derived, as in those that come with lrnas."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class SearchSpace:
     groups: tuple[Group, ...]
     batch_norm: bool | None = None
     """Of every network in the space; None is without, or as a timm model has it."""
+    divisor: int = 1
+    """Of numbers of filters: all that are not the backbone's own are multiples of it."""
     points: Mapping[str, Architecture] = field(default_factory=dict)
     """The paper's networks of this space, or those of one's own file."""
     seeds: Mapping[str, Architecture] = field(default_factory=dict)
@@ -81,7 +85,7 @@ class SearchSpace:
             allocation = group.allocation(values)
             if allocation != DENSE:
                 layers.update(dict.fromkeys(names, allocation))
-        return _network(choices, layers, self.batch_norm)
+        return _network(choices, layers, self.batch_norm, self.divisor)
 
     def params_of(self, architecture: Architecture) -> dict[str, Any]:
         """The parameters of a network, under whatever description; OutsideSpace if it has none here."""
@@ -104,6 +108,7 @@ class SearchSpace:
             "name": self.name,
             "granularity": self.granularity,
             "batch_norm": self.batch_norm,
+            **({} if self.divisor == 1 else {"divisor": self.divisor}),
             "parameters": [parameter.to_dict() for parameter in self.parameters],
             "choices": {name: list(choice.values) for name, choice in self.choices.items()},
             "groups": [group.to_dict() for group in self.groups],
@@ -165,7 +170,7 @@ class SearchSpace:
         found: dict[Any, dict[str, Any]] = {}
         for values in product(*(choice.values for choice in self.choices.values())):
             choices = dict(zip(self.choices, values, strict=True))
-            plan = make_plan(_network(choices, {}, self.batch_norm))
+            plan = make_plan(_network(choices, {}, self.batch_norm, self.divisor))
             found.setdefault((plan.backbone, plan.choices), choices)
         return found
 
@@ -209,7 +214,9 @@ def _make_space(definition: Definition, granularity: str, batch_norm: bool | Non
     groups = tie_layers(definition, backbones, granularity)
     parameters = [choice for choice in choices.values() if len(choice.values) > 1]
     parameters += [parameter for group in groups for parameter in group.parameters]
-    space = SearchSpace(definition.name, tuple(parameters), granularity, choices, groups, batch_norm)
+    space = SearchSpace(
+        definition.name, tuple(parameters), granularity, choices, groups, batch_norm, definition.divisor
+    )
     if not parameters:
         raise definition.source.error("every value is fixed; got nothing that varies; give a list or a range", "space")
     try:
@@ -237,11 +244,13 @@ def _resolve_backbones(definition: Definition) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _network(choices: Mapping[str, Any], layers: Mapping[str, Any], batch_norm: bool | None) -> Architecture:
+def _network(
+    choices: Mapping[str, Any], layers: Mapping[str, Any], batch_norm: bool | None, divisor: int
+) -> Architecture:
     choices = dict(choices)
     if choices.get("pool") == "none":  # a VGG that keeps its map keeps its classifier, which is made for it
         choices.pop("classifier", None)
-    return Architecture(layers=layers, batch_norm=batch_norm, **choices)
+    return Architecture(layers=layers, batch_norm=batch_norm, divisor=None if divisor == 1 else divisor, **choices)
 
 
 def _place_points(space: SearchSpace, definition: Definition) -> tuple[dict[str, Architecture], tuple[str, ...]]:
@@ -326,6 +335,7 @@ def _derive(source: str) -> Definition:
         choices={"backbone": (plan.backbone,)},
         vary=(entry,),
         granularity="stage",
+        divisor=DIVISOR,
         stages={name: tuple(layers) for name, layers in stages.items()},
     )
 

@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from lrnas.arch import Architecture
+from lrnas.arch import Architecture, check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, closest
 from lrnas.groups import NEUTRAL
 
@@ -80,6 +80,8 @@ class Definition:
     vary: tuple[Entry, ...]
     granularity: str = "layer"
     batch_norm: bool | None = None
+    divisor: int = 1
+    """Of numbers of filters, as in an architecture."""
     stages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Layers that share their parameters whatever the granularity, by the name they have together."""
@@ -110,7 +112,9 @@ class _Reader:
         if "space" not in data:
             raise self.source.error("a space has a table [space]; got none; add one, see docs/spaces.md")
         space = self.table(data["space"], "space")
-        self.known_keys(space, (*CHOICES, "granularity", "batch_norm", "baseline", "stages", "tied", "vary"), "space")
+        self.known_keys(
+            space, (*CHOICES, "granularity", "batch_norm", "divisor", "baseline", "stages", "tied", "vary"), "space"
+        )
         granularity = space.get("granularity", "layer")
         if granularity not in GRANULARITIES:
             raise self.source.error(
@@ -123,6 +127,11 @@ class _Reader:
             raise self.source.error(
                 f"batch_norm is true or false, for all networks; got {batch_norm!r}", "space", "batch_norm"
             )
+        divisor = space.get("divisor", 1)
+        try:
+            check_divisor(divisor)
+        except InvalidArchitecture as error:
+            raise self.source.error(str(error), "space", "divisor") from None
         points = self.points(self.table(data.get("points", {}), "points"))
         return Definition(
             name=name,
@@ -131,6 +140,7 @@ class _Reader:
             vary=self.vary(space),
             granularity=granularity,
             batch_norm=batch_norm,
+            divisor=divisor,
             stages=self.layer_lists(space, "stages"),
             tied=self.layer_lists(space, "tied"),
             points=points,

@@ -155,10 +155,10 @@ def reason_to_leave(module: nn.Module) -> str | None:
     return None
 
 
-def mix_at(path: str, site: Site, allocation: Allocation) -> Mix:
+def mix_at(path: str, site: Site, allocation: Allocation, divisor: int = 1) -> Mix:
     """The whole filters of an allocation at a site, whose number of output channels must stay."""
     width = site.own.out_channels
-    mix = allocation.at(site.kernel, width)
+    mix = allocation.at(site.kernel, width, divisor)
     if mix.out_channels != width:
         raise ConversionError(
             f"{path} must keep its {width} output channels, which the next layers expect; the allocation gives "

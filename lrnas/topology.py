@@ -88,8 +88,10 @@ class Walk:
         in_chans: int,
         num_classes: int,
         check_fit: bool,
+        divisor: int = 1,
     ) -> None:
         self.allocations = layers
+        self.divisor = divisor
         self.default = layers.get("*", DENSE)
         self.choices = choices
         self.image: Map = (in_chans, input_size, input_size)
@@ -111,7 +113,7 @@ class Walk:
                 f"{name} is a 1×1 convolution, of which only the width can change; got form "
                 f'"{allocation.form}"' + (" with a join" if allocation.join else "") + "; leave these out"
             )
-        mix = allocation.at(kernel, width)
+        mix = allocation.at(kernel, width, self.divisor)
         norm = self.choices.batch_norm
         self.convs.append(PlannedConv(name, path, kernel, mix, stride))
         out = self._count(x, name, mix, kernel, stride, bias=not norm)

@@ -63,7 +63,7 @@ class _Tying:
                 raise self.source.error(message, "space", "vary", i)
             entry = self.definition.vary[i]
             axes = {axis: _parameter(name, axis, entry.axes) for axis in NEUTRAL}
-            groups[name] = Group(name, tuple(layers), axes)
+            groups[name] = Group(name, tuple(layers), axes, self.definition.divisor)
             self.check_timm(groups[name], i)
         return tuple(groups.values())
 
