@@ -16,17 +16,26 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from fractions import Fraction
 from functools import lru_cache
-from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from lrnas.errors import InvalidArchitecture, closest
+from lrnas.arch_values import (
+    check_divisor,
+    check_keys,
+    check_one_of,
+    json_number,
+    located,
+    parse_classifier,
+    parse_shape,
+    read_multiple,
+    read_number,
+    without_repeats,
+)
+from lrnas.errors import InvalidArchitecture
 
 __all__ = [
     "DENSE",
@@ -38,21 +47,13 @@ __all__ = [
     "Mix",
     "Pool",
     "apportion",
-    "check_divisor",
-    "parse_classifier",
 ]
 
 VERSION = 1
 """Version of the JSON. A reader refuses a newer one rather than guess what it means."""
-MOST_DIVISOR = 64
 
 Form = Literal["dense", "composite", "separable"]
 Pool = Literal["max", "avg", "none"]
-T = TypeVar("T")
-
-_SPELLINGS = {"vertical": "kx1", "horizontal": "1xk", "square": "kxk"}
-_FRACTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?|[0-9]{1,9}/0*[1-9][0-9]{0,8}")
-_SHAPE = re.compile(r"(k|[1-9][0-9]?)x(k|[1-9][0-9]?)")
 
 
 class Filters(NamedTuple):
@@ -111,8 +112,8 @@ class FilterGroup:
     share: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", _parse_shape(self.shape))
-        object.__setattr__(self, "share", _number(self.share, f"the share of {self.shape} filters"))
+        object.__setattr__(self, "shape", parse_shape(self.shape))
+        object.__setattr__(self, "share", read_number(self.share, f"the share of {self.shape} filters"))
         if not 0 <= self.share <= 1:
             raise InvalidArchitecture(
                 f"a share lies between 0 and 1; {self.shape} has {self.share:g}; give the part of the "
@@ -136,11 +137,11 @@ class Allocation:
     """Separable only: number of 1×k filters as a multiple of the backbone's; None for `width`."""
 
     def __post_init__(self) -> None:
-        _one_of("form", self.form, get_args(Form))
-        object.__setattr__(self, "width", _multiplier(self.width, "width"))
+        check_one_of("form", self.form, get_args(Form))
+        object.__setattr__(self, "width", read_multiple(self.width, "width"))
         for name in ("join", "middle"):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _multiplier(value, name))
+                object.__setattr__(self, name, read_multiple(value, name))
         object.__setattr__(self, "groups", tuple(self.groups))
         if self.form == "composite":
             self._set_groups()
@@ -187,7 +188,7 @@ class Allocation:
     @classmethod
     def from_dict(cls, data: object, where: str = "an allocation") -> Allocation:
         """From the JSON form; `where` names the place in messages."""
-        data = _checked_keys(data, {"form", "shares", "width", "join", "middle"}, where)
+        data = check_keys(data, {"form", "shares", "width", "join", "middle"}, where)
         shares = data.pop("shares", {})
         if not isinstance(shares, Mapping):
             raise InvalidArchitecture(f'{where}: shares is an object like {{"kx1": 0.5}}; got {shares!r}')
@@ -195,17 +196,17 @@ class Allocation:
         def make() -> Allocation:
             return cls(groups=tuple(FilterGroup(shape, share) for shape, share in shares.items()), **data)
 
-        return _located(where, make)
+        return located(where, make)
 
     def to_dict(self) -> dict[str, Any]:
         data: dict[str, Any] = {"form": self.form}
         if self.groups:
-            data["shares"] = {group.shape: _json_number(group.share) for group in self.groups}
+            data["shares"] = {group.shape: json_number(group.share) for group in self.groups}
         if self.width != 1:
-            data["width"] = _json_number(self.width)
+            data["width"] = json_number(self.width)
         for name in ("join", "middle"):
             if (value := getattr(self, name)) is not None:
-                data[name] = _json_number(value)
+                data[name] = json_number(value)
         return data
 
     def at(self, kernel: int, width: int, divisor: int = 1) -> Mix:
@@ -299,9 +300,9 @@ class Architecture:
                 raise InvalidArchitecture(f"layers maps names to Allocations; got {name!r}: {allocation!r}")
         object.__setattr__(self, "layers", MappingProxyType(dict(sorted(self.layers.items()))))
         if self.pool is not None:
-            _one_of("pool", self.pool, get_args(Pool))
+            check_one_of("pool", self.pool, get_args(Pool))
         if self.stem_stride is not None:
-            _one_of("stem_stride", self.stem_stride, (1, 2, 4))
+            check_one_of("stem_stride", self.stem_stride, (1, 2, 4))
         if self.batch_norm is not None and not isinstance(self.batch_norm, bool):
             raise InvalidArchitecture(f"batch_norm is true or false; got {self.batch_norm!r}")
         if self.classifier is not None:
@@ -325,7 +326,7 @@ class Architecture:
             raise InvalidArchitecture(
                 f"{where}: this lrnas reads architectures up to version {VERSION}; got version {version}; upgrade lrnas"
             )
-        data = _checked_keys(data, {"version"} | {item.name for item in fields(cls)}, where)
+        data = check_keys(data, {"version"} | {item.name for item in fields(cls)}, where)
         data.pop("version", None)
         if "backbone" not in data:
             raise InvalidArchitecture(f"{where}: an architecture names its backbone; got none; add one, like vgg11")
@@ -333,7 +334,7 @@ class Architecture:
         if not isinstance(layers, Mapping):
             raise InvalidArchitecture(f'{where}: layers is an object like {{"conv1_1": {{…}}}}; got {layers!r}')
         allocations = {name: Allocation.from_dict(value, f"{where}: {name}") for name, value in layers.items()}
-        return _located(where, lambda: cls(layers=allocations, **data))
+        return located(where, lambda: cls(layers=allocations, **data))
 
     def to_dict(self) -> dict[str, Any]:
         data: dict[str, Any] = {"version": VERSION, "backbone": self.backbone}
@@ -346,7 +347,7 @@ class Architecture:
     @classmethod
     def from_json(cls, text: str, where: str = "architecture") -> Architecture:
         try:
-            data = json.loads(text, object_pairs_hook=_without_repeats)
+            data = json.loads(text, object_pairs_hook=without_repeats)
         except InvalidArchitecture as error:
             raise InvalidArchitecture(f"{where}: {error}") from None
         except (ValueError, RecursionError) as error:
@@ -367,96 +368,9 @@ class Architecture:
         return cls.from_json(text, str(path))
 
 
-def check_divisor(divisor: object) -> None:
-    """Refuse what numbers of filters cannot be divided by."""
-    if not isinstance(divisor, int) or isinstance(divisor, bool) or not 1 <= divisor <= MOST_DIVISOR:
-        raise InvalidArchitecture(
-            f"divisor is a whole number from 1 to {MOST_DIVISOR}; got {divisor!r}; 8 suits GPUs in half precision"
-        )
-
-
-def _parse_shape(shape: object) -> str:
-    text = str(shape).strip().lower().replace("×", "x").replace(" ", "")
-    text = _SPELLINGS.get(text, text)
-    if not _SHAPE.fullmatch(text):
-        raise InvalidArchitecture(
-            f"a shape is kx1, 1xk, kxk or rows x columns in numbers up to 99; got {shape!r}; write 5x1, say"
-        )
-    return text
-
-
-def parse_classifier(classifier: object) -> tuple[str, int | None]:
-    """Kind of classifier, and the width of its hidden layers where one is given."""
-    found = re.fullmatch(r"(linear|conv|mlp)(?:(?<=mlp):([1-9][0-9]{0,5}))?", str(classifier))
-    if found is None or not isinstance(classifier, str):
-        raise InvalidArchitecture(f"classifier is linear, conv, mlp or mlp:WIDTH; got {classifier!r}; write mlp:512")
-    kind, width = found.groups()
-    return kind, int(width) if width else None
-
-
-def _number(value: object, what: str) -> float:
-    """A finite number, also one written as a fraction, "3/8"."""
-    if isinstance(value, str) and _FRACTION.fullmatch(value.strip()):
-        return float(Fraction(value.strip()))
-    if not isinstance(value, bool) and isinstance(value, Real):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if math.isfinite(number):
-            return number
-    text = repr(value)
-    raise InvalidArchitecture(f'{what} is a number or a fraction like "3/8"; got {text[:40]}{"…" * (len(text) > 40)}')
-
-
-def _multiplier(value: object, name: str) -> float:
-    number = _number(value, name)
-    if not 0 < number <= 64:
-        raise InvalidArchitecture(
-            f"{name} is a multiple of the backbone's width, above 0 and at most 64; got {number:g}; 1 keeps it"
-        )
-    return number
-
-
 def _whole(multiple: float, base: int, divisor: int = 1) -> int:
     """A multiple of a width, in steps; the width itself stays."""
     return base if multiple == 1 else max(1, math.floor(multiple * base / divisor + 0.5)) * divisor
-
-
-def _json_number(value: float) -> float | int:
-    return int(value) if value == int(value) else value
-
-
-def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
-    if value not in known or type(value) is not type(known[0]):  # True and 2.0 are not 1 and 2
-        raise InvalidArchitecture(f"{name} is one of {', '.join(map(str, known))}; got {value!r}; choose one")
-
-
-def _checked_keys(data: object, known: set[str], where: str) -> dict[str, Any]:
-    if not isinstance(data, Mapping):
-        raise InvalidArchitecture(f"{where}: a JSON object is expected; got {data!r}")
-    for key in data:
-        if key not in known:
-            raise InvalidArchitecture(
-                f"{where}: unknown key {key!r}{closest(str(key), sorted(known))} (known: {', '.join(sorted(known))})"
-            )
-    return dict(data)
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise InvalidArchitecture(f"each key stands once in an object; {repeated!r} is repeated; remove one")
-    return data
-
-
-def _located(where: str, make: Callable[[], T]) -> T:
-    try:
-        return make()
-    except InvalidArchitecture as error:
-        raise InvalidArchitecture(f"{where}: {error}") from None
 
 
 DENSE = Allocation()

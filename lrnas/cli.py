@@ -293,6 +293,8 @@ def _print_space(space: SearchSpace) -> None:
         table.add_row(parameter.name, show_values(parameter), layers.get(parameter.name, "the whole network"))
     console = make_console()
     console.print(table)
+    if space.divisor > 1:
+        console.print(f"numbers of filters: multiples of {space.divisor}, or the backbone's own")
     for what, names in (("points", space.points), ("seeds", space.seeds), ("left out", space.left_out)):
         if names:
             console.print(f"{what}: {', '.join(names)}")

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from lrnas.arch import Architecture, Mix, parse_classifier
+from lrnas.arch import Architecture, Mix
+from lrnas.arch_values import parse_classifier
 from lrnas.cost import Cost, LayerCost
 from lrnas.errors import InvalidArchitecture, UnknownName, closest
 from lrnas.topology import BACKBONES, Choices, PlannedConv, Step, Walk, check_kernels

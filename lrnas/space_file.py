@@ -15,7 +15,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from lrnas.arch import Architecture, check_divisor
+from lrnas.arch import Architecture
+from lrnas.arch_values import check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, closest
 from lrnas.groups import NEUTRAL
 

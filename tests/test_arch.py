@@ -79,6 +79,33 @@ def test_apportion_serves_the_largest_remainder_and_then_the_first() -> None:
     assert apportion(64, [1 / 3, 1 / 3, 1 / 3]) == [22, 21, 21]
 
 
+@given(
+    st.integers(0, 4096), st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), st.sampled_from((2, 8, 64))
+)
+def test_apportion_in_multiples(total: int, parts: list[int], divisor: int) -> None:
+    shares = [part / sum(parts) for part in parts]
+    counts = apportion(total, shares, divisor)
+    assert sum(counts) == total
+    assert sorted(count % divisor for count in counts)[:-1] == [0] * (len(counts) - 1)  # what is over has one of them
+    assert max(counts) % divisor == total % divisor
+    assert all(abs(count - total * share) < 2 * divisor for count, share in zip(counts, shares, strict=True))
+
+
+def test_numbers_of_filters_are_multiples_of_the_divisor() -> None:
+    third = Allocation.composite(vertical=1 / 16, horizontal=5 / 16, square=5 / 8, width=7 / 8, join=0.3)
+    assert str(third.at(3, 192)) == "3x1,11 || 1x3,52 || 3x3,105 > 1x1,58"
+    assert str(third.at(3, 192, 8)) == "3x1,8 || 1x3,56 || 3x3,104 > 1x1,56"
+    assert str(third.at(3, 24, 8)) == "1x3,8 || 3x3,16 > 1x1,8"  # the few that are left of the first are none
+    assert str(Allocation("separable", width=0.3, middle=0.01).at(5, 96, 8)) == "1x5,8 > 5x1,32"
+    own = Allocation.composite(vertical=0.5, horizontal=0.5)
+    assert str(own.at(3, 100, 8)) == "3x1,52 || 1x3,48"  # the backbone's own width stays, the largest has what is over
+    network = Architecture("nin", {"*": third}, divisor=8)
+    assert Architecture.from_json(network.to_json()) == network and network.to_dict()["divisor"] == 8
+    for bad in (0, 65, 8.0, "8", True):
+        with pytest.raises(InvalidArchitecture, match="divisor is a whole number from 1 to 64; got"):
+            Architecture("nin", divisor=bad)  # type: ignore[arg-type]
+
+
 def test_groups_are_ordered_vertical_horizontal_square() -> None:
     groups = (FilterGroup("kxk", 0.25), FilterGroup("1xk", 0.25), FilterGroup("5x1", 0.25), FilterGroup("kx1", 0.25))
     mix = Allocation("composite", groups, join=0.5).at(3, 64)

@@ -192,7 +192,7 @@ def test_what_does_not_vary_is_outside_too(tmp_path: Path) -> None:
 def test_what_makes_no_difference_is_ignored() -> None:
     space = load_space("nin")
     params = space.params_of(space.points["nin"])
-    assert space.architecture({**params, "conv2_2.square": 0.0}) == space.points["nin"]
+    assert space.architecture({**params, "conv2_2.square": 0.0}) == space.architecture(params)
     space = load_space("vgg11")
     params = space.params_of(space.points["vgg-gmp-sf"])
     assert space.architecture({**params, "conv1.join": "2", "conv1.square": 0.5}) == space.architecture(params)
@@ -306,6 +306,30 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     with_norm = load(tmp_path, OWN.replace("[space]", "[space]\nbatch_norm = true"))
     assert with_norm.points["mine"].batch_norm is True
     assert load(tmp_path, OWN + "[paper]\nbaseline = 'mine'").baseline == "mine"
+
+
+@given(points())
+def test_all_numbers_of_filters_suit_a_gpu(drawn: tuple[SearchSpace, dict[str, Any]]) -> None:
+    space, params = drawn
+    for conv in make_plan(space.architecture(params), check_fit=False).convs:
+        numbers = [group.num for group in conv.mix.groups] + ([conv.mix.second.num] if conv.mix.second else [])
+        assert not any(number % 8 for number in numbers), f"{conv.name}: {conv.mix}"
+
+
+def test_a_file_s_numbers_of_filters(tmp_path: Path) -> None:
+    space = load(tmp_path, OWN)
+    with_divisor = load(tmp_path, OWN.replace("[space]", "[space]\ndivisor = 16"))
+    assert (space.divisor, with_divisor.divisor) == (1, 16)
+    assert "divisor" not in space.to_dict() and with_divisor.to_dict()["divisor"] == 16
+    params = {**space.params_of(Architecture("nin")), "conv1.square": 1 / 8, "conv1.width": 0.5}
+    mixes = [str(make_plan(one.architecture(params)).convs[0].mix) for one in (space, with_divisor)]
+    assert mixes == ["5x1,42 || 1x5,42 || 5x5,12", "5x1,48 || 1x5,32 || 5x5,16"]
+    with pytest.raises(
+        OutsideSpace, match="conv1: 5x1,42.*; allowed: the shares of this space, rounded to multiples of 16"
+    ):
+        with_divisor.params_of(space.architecture(params))
+    with pytest.raises(InvalidSpace, match=r"own.toml, line 2: divisor is a whole number from 1 to 64; got 0"):
+        load(tmp_path, OWN.replace("[space]", "[space]\ndivisor = 0"))
 
 
 def test_a_name_counts_for_more_than_a_pattern(tmp_path: Path) -> None:
