@@ -49,11 +49,19 @@ def _grid(x: Tensor) -> tuple[int, int]:
 
 
 @triton.jit
-def _positions(number, height, width, BLOCK: tl.constexpr):
-    """A block of positions of a map: their image, row and column, and whether they exist."""
+def _block(number, channels, height, width, BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """A program's block of a map: image, row and column of its positions, its channels, and what of it exists."""
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     area = height * width
-    return position // area, position % area // width, position % width, position < number * area
+    channel = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    here = (position < number * area)[:, None] & (channel < channels)[None, :]
+    return position // area, position % area // width, position % width, channel, here
+
+
+@triton.jit
+def _offsets(image, row, col, height, width, channel, channels):
+    """Of some channels of some positions, in memory."""
+    return ((image.to(tl.int64) * height + row) * width + col)[:, None] * channels + channel[None, :]
 
 
 @triton.jit
@@ -74,9 +82,7 @@ def _forward_kernel(
     SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, MAX: tl.constexpr, COUNT_PADDING: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    image, row, col, exists = _positions(number, out_height, out_width, BLOCK)
-    channel = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    here = exists[:, None] & (channel < channels)[None, :]
+    image, row, col, channel, here = _block(number, channels, out_height, out_width, BLOCK, BLOCK_COLS)
     if MAX:
         result = tl.full((BLOCK, BLOCK_COLS), float("-inf"), tl.float32)
     else:
@@ -86,7 +92,7 @@ def _forward_kernel(
         for j in tl.static_range(SIZE):
             in_row, in_col = row * STRIDE - PADDING + i, col * STRIDE - PADDING + j
             inside = (in_row >= 0) & (in_row < height) & (in_col >= 0) & (in_col < width)
-            at = ((image.to(tl.int64) * height + in_row) * width + in_col)[:, None] * channels + channel[None, :]
+            at = _offsets(image, in_row, in_col, height, width, channel, channels)
             if MAX:
                 value = tl.load(x_ptr + at, mask=here & inside[:, None], other=float("-inf")).to(tl.float32)
                 better = (value > result) | (value != value) | ((winner < 0) & inside[:, None])
@@ -94,7 +100,7 @@ def _forward_kernel(
                 winner = tl.where(better, i * SIZE + j, winner)
             else:
                 result += tl.load(x_ptr + at, mask=here & inside[:, None], other=0.0).to(tl.float32)
-    at = ((image.to(tl.int64) * out_height + row) * out_width + col)[:, None] * channels + channel[None, :]
+    at = _offsets(image, row, col, out_height, out_width, channel, channels)
     if MAX:
         tl.store(winner_ptr + at, winner.to(tl.uint8), mask=here)
     else:
@@ -108,9 +114,7 @@ def _backward_kernel(
     SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, MAX: tl.constexpr, COUNT_PADDING: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    image, row, col, exists = _positions(number, height, width, BLOCK)
-    channel = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    here = exists[:, None] & (channel < channels)[None, :]
+    image, row, col, channel, here = _block(number, channels, height, width, BLOCK, BLOCK_COLS)
     result = tl.zeros((BLOCK, BLOCK_COLS), tl.float32)
     for i in tl.static_range((SIZE + STRIDE - 1) // STRIDE):
         for j in tl.static_range((SIZE + STRIDE - 1) // STRIDE):
@@ -118,8 +122,7 @@ def _backward_kernel(
             in_row, in_col = row + PADDING - out_row * STRIDE, col + PADDING - out_col * STRIDE
             inside = (out_row >= 0) & (out_row < out_height) & (out_col >= 0) & (out_col < out_width)
             inside &= (in_row < SIZE) & (in_col < SIZE)
-            at = ((image.to(tl.int64) * out_height + out_row) * out_width + out_col)[:, None] * channels
-            at += channel[None, :]
+            at = _offsets(image, out_row, out_col, out_height, out_width, channel, channels)
             mask = here & inside[:, None]
             grad = tl.load(grad_ptr + at, mask=mask, other=0.0).to(tl.float32)
             if MAX:
@@ -128,7 +131,7 @@ def _backward_kernel(
             else:
                 area = _window_area(out_row, out_col, height, width, SIZE, STRIDE, PADDING, COUNT_PADDING)
                 result += tl.where(inside[:, None], grad / area[:, None], 0.0)
-    at = ((image.to(tl.int64) * height + row) * width + col)[:, None] * channels + channel[None, :]
+    at = _offsets(image, row, col, height, width, channel, channels)
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=here)
 
 

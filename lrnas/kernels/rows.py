@@ -56,20 +56,33 @@ def _tile(start, num_rows, cols, num_cols, BLOCK_ROWS: tl.constexpr):
 
 
 @triton.jit
+def _program(rows_per_program, BLOCK_COLS: tl.constexpr):
+    """Which program this is along rows, the first of its rows, and its columns."""
+    program = tl.program_id(0)
+    return program, program * rows_per_program, tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+
+
+@triton.jit
+def _load_masked(grad_ptr, out_ptr, at, inside, RELU: tl.constexpr):
+    """A block of a gradient; zero where the output of a ReLU is."""
+    grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
+    if RELU:
+        out = tl.load(out_ptr + at, mask=inside, other=0.0)
+        grad = tl.where(out <= 0, tl.zeros_like(grad), grad)  # what is not a number passes, as in PyTorch
+    return grad
+
+
+@triton.jit
 def _bias_kernel(
     grad_ptr, out_ptr, masked_ptr, sums_ptr, num_rows, num_cols, rows_per_program,
     RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    first = program * rows_per_program
-    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    program, first, cols = _program(rows_per_program, BLOCK_COLS)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for start in range(0, rows_per_program, BLOCK_ROWS):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
-        grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
+        grad = _load_masked(grad_ptr, out_ptr, at, inside, RELU)
         if RELU:
-            out = tl.load(out_ptr + at, mask=inside, other=0.0)
-            grad = tl.where(out <= 0, tl.zeros_like(grad), grad)  # what is not a number passes, as in PyTorch
             tl.store(masked_ptr + at, grad, mask=inside)
         total += grad.to(tl.float32)
     tl.store(sums_ptr + program * num_cols + cols, tl.sum(total, 0), mask=cols < num_cols)
@@ -94,16 +107,11 @@ def _unpool_kernel(
     height, width, full_height, full_width,
     RELU: tl.constexpr, POOL: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    first = program * rows_per_program
-    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    program, first, cols = _program(rows_per_program, BLOCK_COLS)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for start in range(0, rows_per_program, BLOCK_ROWS):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
-        grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
-        if RELU:
-            out = tl.load(out_ptr + at, mask=inside, other=0.0)
-            grad = tl.where(out <= 0, tl.zeros_like(grad), grad)
+        grad = _load_masked(grad_ptr, out_ptr, at, inside, RELU)
         total += grad.to(tl.float32)
         winner = tl.load(winner_ptr + at, mask=inside, other=0).to(tl.int32)
         position = first + start + tl.arange(0, BLOCK_ROWS)
@@ -143,9 +151,7 @@ def _statistics_kernel(
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     """Mean and sum of squared deviations of a program's rows, taken from their first one against cancellation."""
-    program = tl.program_id(0)
-    first = program * rows_per_program
-    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    program, first, cols = _program(rows_per_program, BLOCK_COLS)
     origin = tl.load(x_ptr + first.to(tl.int64) * num_cols + cols, mask=cols < num_cols, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     squares = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
@@ -202,8 +208,7 @@ def _scale_kernel(
     x_ptr, statistics_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, num_cols, rows_per_program,
     RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0) * rows_per_program
-    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    _, first, cols = _program(rows_per_program, BLOCK_COLS)
     mean, _, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
     for start in range(0, rows_per_program, BLOCK_ROWS):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
@@ -230,27 +235,32 @@ def norm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool
 
 
 @triton.jit
+def _load_normed(grad_ptr, x_ptr, at, inside, mean, scale, bias, RELU: tl.constexpr):
+    """A block of the gradient, zero where a ReLU after the norm is, and how far the input lies from its mean."""
+    grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    apart = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) - mean
+    if RELU:
+        grad = tl.where(apart * scale + bias <= 0, 0.0, grad)
+    return grad, apart
+
+
+@triton.jit
 def _norm_sums_kernel(
     grad_ptr, x_ptr, statistics_ptr, weight_ptr, bias_ptr, sums_ptr,
     num_rows, num_cols, rows_per_program,
     RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     """Sums over a program's rows of the gradient, and of the gradient times the normalised input."""
-    program = tl.program_id(0)
-    first = program * rows_per_program
-    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    program, first, cols = _program(rows_per_program, BLOCK_COLS)
     here = cols < num_cols
     mean, rstd, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     product = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for start in range(0, rows_per_program, BLOCK_ROWS):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
-        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        if RELU:
-            grad = tl.where((x - mean) * scale + bias <= 0, 0.0, grad)
+        grad, apart = _load_normed(grad_ptr, x_ptr, at, inside, mean, scale, bias, RELU)
         total += grad
-        product += grad * (x - mean)
+        product += grad * apart
     at_partial = 2 * program * num_cols + cols
     tl.store(sums_ptr + at_partial, tl.sum(product * rstd, 0), mask=here)
     tl.store(sums_ptr + at_partial + num_cols, tl.sum(total, 0), mask=here)
@@ -262,19 +272,15 @@ def _norm_backward_kernel(
     num_rows, num_cols, rows_per_program,
     RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0) * rows_per_program
-    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    _, first, cols = _program(rows_per_program, BLOCK_COLS)
     here = cols < num_cols
     mean, rstd, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
     slope = tl.load(sums_ptr + cols, mask=here, other=0.0)[None, :] * rstd * scale / num_rows
     level = tl.load(sums_ptr + num_cols + cols, mask=here, other=0.0)[None, :] * scale / num_rows
     for start in range(0, rows_per_program, BLOCK_ROWS):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
-        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        if RELU:
-            grad = tl.where((x - mean) * scale + bias <= 0, 0.0, grad)
-        out = grad * scale - level - (x - mean) * slope
+        grad, apart = _load_normed(grad_ptr, x_ptr, at, inside, mean, scale, bias, RELU)
+        out = grad * scale - level - apart * slope
         tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
