@@ -1,0 +1,131 @@
+"""Are networks faster on this device where all numbers of filters are multiples of 8?
+
+    python benchmarks/divisor.py --spaces nin vgg11 googlenet --number 4 --found results/retrain/nin-cifar10.json
+
+Networks drawn from spaces, and those that a search found, each as its shares are rounded to whole filters and to whole
+8s, side by side in one run: a forward pass and a training step, with the kernels of lrnas and with PyTorch's
+convolutions. Since rounding changes what a network computes a little, the share of multiply-accumulates stands beside
+the share of time. Writes results/divisor.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import random
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lrnas import Architecture, load_space, make_plan
+from lrnas.errors import LrnasError
+from lrnas.plan import canonical_id
+from lrnas.profile import profile
+from lrnas.provenance import provenance
+
+ROOT = Path(__file__).parent.parent
+
+
+def both(network: Architecture, divisor: int) -> list[Architecture]:
+    """In whole filters, and in multiples of the divisor."""
+    return [dataclasses.replace(network, divisor=own) for own in (None, divisor)]
+
+
+def drawn(name: str, number: int, seed: int, size: int, divisor: int) -> list[tuple[str, Architecture]]:
+    """Networks of a space at random, batch norm in them; only such that the divisor changes."""
+    space = load_space(name, batch_norm=True)
+    chance = random.Random(seed)
+    networks: list[Architecture] = []
+    while len(networks) < number:
+        with suppress(LrnasError):  # a map may be too small for what is drawn
+            network = space.architecture({own.name: chance.choice(own.values) for own in space.parameters})
+            if len({canonical_id(rounded) for rounded in both(network, divisor)}) > 1:
+                make_plan(network, size, 10)
+                networks.append(network)
+    return [(f"{name} {i}", network) for i, network in enumerate(networks)]
+
+
+def found(file: Path) -> list[tuple[str, Architecture]]:
+    """Networks of a retraining that are none of the paper's."""
+    rows = json.loads(file.read_text())["networks"]
+    return [
+        (f"{file.stem} trial {row['trial']}", Architecture.from_dict(row["architecture"]))
+        for row in rows
+        if not row["point"]
+    ]
+
+
+def compare(name: str, network: Architecture, divisor: int, batch: int, size: int) -> list[dict[str, Any]]:
+    """A row for each way of computing convolutions."""
+    whole, multiples = both(network, divisor)
+    rows = []
+    for kernels in ("on", "off"):
+        os.environ["LRNAS_KERNELS"] = kernels
+        setting: dict[str, Any] = {"batch": batch, "input_size": size, "num_classes": 10, "layers": False}
+        result = profile([("multiples", multiples)], baseline=("whole", whole), **setting)
+        base, rounded = result.networks
+        row: dict[str, Any] = {
+            "set": name.rsplit(" ", 1)[0],
+            "network": name,
+            "kernels": kernels,
+            "batch": batch,
+            "input": size,
+        }
+        for key in ("macs", "forward", "training"):
+            row[key] = [getattr(base, key), getattr(rounded, key)]
+        rows.append(row | {"share": result.shares(rounded)})
+    return rows
+
+
+def mean_share(rows: list[dict[str, Any]], key: str) -> float:
+    """Geometric mean."""
+    return math.exp(sum(math.log(row["share"][key]) for row in rows) / len(rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spaces", nargs="+", default=["nin", "vgg11", "googlenet"])
+    parser.add_argument("--sizes", nargs="+", type=int, default=[32, 224, 224])
+    parser.add_argument("--number", type=int, default=4)
+    parser.add_argument("--found", type=Path)
+    parser.add_argument("--divisor", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no network is begun")
+    parser.add_argument("--out", type=Path, default=ROOT / "results")
+    args = parser.parse_args()
+    begun = time.monotonic()
+    sets = [
+        drawn(name, args.number, args.seed, size, args.divisor)
+        for name, size in zip(args.spaces, args.sizes, strict=True)
+    ]
+    jobs = [(network, size) for networks, size in zip(sets, args.sizes, strict=True) for network in networks]
+    jobs.sort(key=lambda job: int(job[0][0].split()[-1]))  # the first of each space, then the second of each
+    jobs = [(network, 32) for network in (found(args.found) if args.found else [])] + jobs
+    facts = provenance(seed=args.seed, divisor=args.divisor, batch=args.batch)
+    rows: list[dict[str, Any]] = []
+    for (name, network), size in jobs:
+        if time.monotonic() - begun > args.limit:
+            break
+        rows += compare(name, network, args.divisor, args.batch, size)
+        for row in rows[-2:]:
+            shares = ", ".join(f"{key} {value:.3f}" for key, value in row["share"].items())
+            print(f"{name:24s} kernels {row['kernels']:3s} {shares}", flush=True)
+        torch.cuda.empty_cache()
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "divisor.json").write_text(json.dumps({"provenance": facts, "rows": rows}, indent=1) + "\n")
+    for kind in dict.fromkeys(row["set"] for row in rows):
+        for kernels in ("on", "off"):
+            own = [row for row in rows if row["set"] == kind and row["kernels"] == kernels]
+            means = ", ".join(f"{key} {mean_share(own, key):.3f}" for key in ("macs", "forward", "training"))
+            print(f"{kind} (n {len(own)}), kernels {kernels}: {means}")
+
+
+if __name__ == "__main__":
+    main()
