@@ -131,6 +131,24 @@ def test_groups_that_begin_within_16_bytes(filters: tuple[int, ...]) -> None:
     compare(Case(Layer(filters, kernels, margins, (1, 1), (1, 1), (8, 8)), 24, 8, 8, relu=False), HALF)
 
 
+STEMS = [  # window, stride, rows and columns of images, pool
+    (7, 2, 14, 1), (3, 2, 9, 1), (3, 2, 12, 2),
+    *([(7, 2, 13, 1), (7, 1, 9, 1), (11, 4, 19, 1), (13, 2, 15, 1)] if ON_GPU else []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("filters", [(16, 16, 40), (3, 4, 5)] if ON_GPU else [(3, 4, 5)])
+@pytest.mark.parametrize(("window", "stride", "side", "pool"), STEMS)
+def test_first_layers(window: int, stride: int, side: int, pool: int, filters: tuple[int, ...]) -> None:
+    """Of images: few channels, a large window, a stride."""
+    pad = window // 2
+    layer = Layer(
+        filters, ((window, 1), (1, window), (window, window)), ((pad, 0), (0, pad), (pad, pad)),
+        (stride, stride), (1, 1), (((side - 1) // stride + 1),) * 2,
+    )  # fmt: skip
+    compare(Case(layer, 3, side, side, relu=pool == 1, pool=pool), HALF)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_large_layers(dtype: torch.dtype) -> None:
@@ -280,6 +298,26 @@ def test_modules_compute_the_same(make: Callable[[], nn.Module], kernels: int, m
     calls = count_calls(monkeypatch)
     torch.testing.assert_close(module(x), wanted, rtol=1e-3, atol=1e-4)
     assert len(calls) == kernels
+
+
+@pytest.mark.parametrize("join", [None, 8])
+def test_a_first_layer_of_images_as_a_module(join: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(gathered, "forward")  # it would load value by value
+    torch.manual_seed(0)
+    layer = CompositeConv2d(3, {(7, 1): 4, (1, 7): 4, (7, 7): 8}, 7, stride=2, padding=3, join=join).to(DEVICE)
+    model = nn.Sequential(layer, nn.BatchNorm2d(layer.out_channels).to(DEVICE), nn.ReLU()).eval()
+    norm = model[1]
+    assert isinstance(norm, nn.BatchNorm2d)
+    for value in (norm.weight, norm.bias, norm.running_mean):
+        nn.init.normal_(value)  # type: ignore[arg-type]
+    x = torch.randn(2, 3, 17, 16, device=DEVICE)
+    with torch.no_grad():
+        wanted = model(x)
+        use_everywhere(monkeypatch)
+        calls = count_calls(monkeypatch)
+        got = accelerate(model.to(HALF))(x.to(HALF))
+    assert len(calls) == 1
+    assert (got.float() - wanted).norm() <= 2 * TOLERANCE[HALF] * wanted.norm()
 
 
 def small_network(kind: str, batch_norm: bool) -> nn.Module:

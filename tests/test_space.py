@@ -324,9 +324,7 @@ def test_a_file_s_numbers_of_filters(tmp_path: Path) -> None:
     params = {**space.params_of(Architecture("nin")), "conv1.square": 1 / 8, "conv1.width": 0.5}
     mixes = [str(make_plan(one.architecture(params)).convs[0].mix) for one in (space, with_divisor)]
     assert mixes == ["5x1,42 || 1x5,42 || 5x5,12", "5x1,48 || 1x5,32 || 5x5,16"]
-    with pytest.raises(
-        OutsideSpace, match="conv1: 5x1,42.*; allowed: the shares of this space, rounded to multiples of 16"
-    ):
+    with pytest.raises(OutsideSpace, match=r"conv1: 5x1,42.*; allowed: the shares .* rounded to multiples of 16"):
         with_divisor.params_of(space.architecture(params))
     with pytest.raises(InvalidSpace, match=r"own.toml, line 2: divisor is a whole number from 1 to 64; got 0"):
         load(tmp_path, OWN.replace("[space]", "[space]\ndivisor = 0"))

@@ -10,14 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrnas.kernels import FEW_CHANNELS, gathered, tiled
+from lrnas.kernels import FEW_CHANNELS, convs, gathered, tiled
 from lrnas.kernels.layer import ALIGNMENT, Layer
 from lrnas.kernels.rows import as_rows, bias_backward, empty_map, unpool
 
 __all__ = ["Layer", "backward", "forward"]
 
 LONGEST_WINDOW = 128
-"""Rows × columns × channels of a merged layer, at most."""
+"""Values that a filter sees, up to which gathering them one by one is the fastest."""
+LONGEST_PATCH = 128
+"""Positions of a window, at most, for its patches to be written out."""
 
 
 def _aligned(channels: int) -> int:
@@ -93,7 +95,7 @@ def _merged(layer: Layer, channels: int) -> Layer:
     """Filters of a map of few channels as filters of one shape that covers all, zero where they do not look.
 
     Such a layer takes the time of its output, not that of its products: one pass over the positions is better than
-    one for every group.
+    one for every group, unless the shape that covers all is long and no filter is.
     """
     if channels > FEW_CHANNELS or len(layer.filters) == 1:
         return layer
@@ -106,7 +108,8 @@ def _merged(layer: Layer, channels: int) -> Layer:
             return layer
         before.append(-min(starts))
         length.append((max(ends) - min(starts)) // step + 1)
-    if length[0] * length[1] * channels > LONGEST_WINDOW:
+    area = length[0] * length[1]
+    if area * channels > LONGEST_WINDOW and (max(layer.areas) * channels <= LONGEST_WINDOW or area > LONGEST_PATCH):
         return layer
     whole = layer._replace(filters=(layer.num_filters,))
     return whole._replace(kernels=((length[0], length[1]),), margins=((before[0], before[1]),))
@@ -130,6 +133,20 @@ def _merge(weights: Sequence[Tensor], layer: Layer, merged: Layer) -> list[Tenso
     return [dense]
 
 
+def _is_product(x: Tensor, merged: Layer) -> bool:
+    """Whether a merged layer of few channels is best a product with its patches: long ones, few for a stride."""
+    return (
+        x.shape[1] <= FEW_CHANNELS
+        and len(merged.filters) == 1
+        and merged.areas[0] * x.shape[1] > LONGEST_WINDOW
+        and merged.areas[0] <= LONGEST_PATCH
+        and x.element_size() == 2
+        and merged.stride != (1, 1)
+        and min(merged.margins[0]) >= 0
+        and convs.output_size(x, merged.kernels[0], merged.stride, merged.margins[0], merged.dilation) == merged.size
+    )
+
+
 def forward(
     x: Tensor,
     weights: Sequence[Tensor],
@@ -148,6 +165,8 @@ def forward(
         return _plain(x, weights, bias, scale, layer, relu, pool, winner), winner
     merged = _merged(layer, x.shape[1])
     weights = _merge(weights, layer, merged)
+    if pool == 1 and _is_product(x, merged):
+        return _as_product(x, weights[0], bias, scale, merged, relu), winner
     if x.shape[1] <= FEW_CHANNELS and len(merged.filters) == 1 and x.element_size() == 2 and layer.stride == (1, 1):
         pixels, weights, merged = _spread(x, weights[0], merged)
     else:
@@ -158,6 +177,14 @@ def forward(
     else:
         out = gathered.forward(pixels, _pack(weights, merged, x.dtype), *then)
     return _as_map(out, layer.num_filters), winner
+
+
+def _as_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, layer: Layer, relu: bool
+) -> Tensor:
+    weight = weight if scale is None else weight * scale[:, None, None, None]
+    shift = None if bias is None else bias.to(x.dtype)
+    return convs.conv_forward(x, weight.to(x.dtype), shift, layer.stride, layer.margins[0], layer.dilation, relu)
 
 
 def _spread(x: Tensor, weight: Tensor, layer: Layer) -> tuple[Tensor, list[Tensor], Layer]:
@@ -201,6 +228,8 @@ def backward(
         grad_rows, grad_bias = bias_backward(grad_rows, out_rows)
     grad_pixels = grad_rows.view(len(grad), *layer.size, layer.num_filters)
     merged = _merged(layer, x.shape[1])
+    if _is_product(x, merged):
+        return *_product_backward(grad_pixels, x, weights, layer, merged, needs_input), grad_bias
     grad_x = x.new_empty(0)
     if needs_input:
         kernels = _kernels(merged, _aligned(x.shape[1]), x) if layer.num_filters % ALIGNMENT == 0 else gathered
@@ -213,9 +242,24 @@ def backward(
     if pixels.shape[3] > x.shape[1]:
         total = total.view(-1, pixels.shape[3])[:, : x.shape[1]].flatten()
     if merged is not layer:
-        dense = total.view(layer.num_filters, *merged.kernels[0], x.shape[1]).permute(0, 3, 1, 2)
-        total = torch.cat([part.permute(0, 2, 3, 1).flatten() for part in _places(dense, layer, merged)])
+        total = _apart(total.view(layer.num_filters, *merged.kernels[0], x.shape[1]), layer, merged)
     return grad_x, total, grad_bias
+
+
+def _apart(total: Tensor, layer: Layer, merged: Layer) -> Tensor:
+    """From [filters, rows, columns, channels] of a merged layer what belongs to its groups, one after another."""
+    parts = _places(total.permute(0, 3, 1, 2), layer, merged)
+    return torch.cat([part.permute(0, 2, 3, 1).flatten() for part in parts])
+
+
+def _product_backward(
+    grad_pixels: Tensor, x: Tensor, weights: Sequence[Tensor], layer: Layer, merged: Layer, needs_input: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the input and of all weights, as in `backward`."""
+    weight = _merge(weights, layer, merged)[0].to(x.dtype)
+    grad, geometry = grad_pixels.permute(0, 3, 1, 2), (merged.stride, merged.margins[0], merged.dilation)
+    grad_x, total, _ = convs.conv_backward(grad, None, x, weight, *geometry, needs_input, False)
+    return grad_x, _apart(total.float().permute(0, 2, 3, 1), layer, merged)
 
 
 @functools.cache
