@@ -30,6 +30,7 @@ from lrnas.manifest import (
     StudyError,
     check_manifest,
     has_results,
+    keep_limits,
 )
 from lrnas.objectives import RETRAINED, Limits, Objective, pick_objectives
 from lrnas.plan import TIMM
@@ -168,6 +169,7 @@ def search(
     except LrnasError:  # it cannot begin
         delete_if_empty(record, folder)
         raise
+    keep_limits(record, limits.given(), events.say)
     study = Study(name, record, goals, manifest, found, training.cost, limits, training.guess)
     # each takes seconds, one of the processor, one of waiting
     with _read_ahead(record), running_ray(workers) as workers:

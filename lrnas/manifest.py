@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -27,12 +27,15 @@ __all__ = [
     "data_name",
     "differences",
     "has_results",
+    "keep_limits",
     "list_differences",
     "names_of",
 ]
 
 MANIFEST = "lrnas:manifest"
 """The study's attribute that holds it."""
+LIMITS = "lrnas:limits"
+"""The one that holds what networks could cost at most, which may change."""
 RETRAINS = "retrains"
 """In the manifest: the search whose networks are trained again, in full; a search has none."""
 
@@ -117,6 +120,21 @@ def has_results(study: optuna.Study) -> bool:
     """Whether a trial of a study was trained to an end, or taken over from another one."""
     ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
     return any(trial.user_attrs.get("trained") or "imported_from" in trial.user_attrs for trial in ended)
+
+
+def keep_limits(study: optuna.Study, limits: Mapping[str, float], say: Callable[[str], None]) -> None:
+    """Write down the limits a search goes on with, and say so where they were others."""
+    before = study.user_attrs.get(LIMITS)
+    if before == limits:
+        return
+    study.set_user_attr(LIMITS, dict(limits))
+    if before is not None and has_results(study):
+        say(f"{study.study_name} had {_show_limits(before)}, and goes on with {_show_limits(limits)}")
+
+
+def _show_limits(limits: Mapping[str, float]) -> str:
+    """As on the command line."""
+    return " ".join(f"--{name.replace('_', '-')} {value:.12g}" for name, value in limits.items()) or "no limits"
 
 
 def list_differences(found: list[Difference]) -> str:

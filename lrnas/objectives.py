@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from lrnas.errors import LrnasError, UnknownName
@@ -87,6 +87,10 @@ class Limits:
             "max_latency": costs["latency"] / self.max_latency - 1 if self.max_latency else 0.0,
         }
         return {name: value for name, value in broken.items() if value > 0}
+
+    def given(self) -> dict[str, float]:
+        """Those there are."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def cost_objectives(objectives: Sequence[Objective]) -> list[Objective]:

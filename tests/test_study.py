@@ -20,7 +20,7 @@ from lrnas.bulk import BulkStorage
 from lrnas.errors import InvalidArchitecture
 from lrnas.groups import Parameter
 from lrnas.ledger import DRIVER, _signed
-from lrnas.manifest import StudyError, check_manifest
+from lrnas.manifest import StudyError, check_manifest, keep_limits
 from lrnas.objectives import InvalidObjectives, Limits, pick_objectives
 from lrnas.plan import canonical_id
 from lrnas.study import Study, distributions_of
@@ -311,6 +311,22 @@ def test_two_drivers_keep_to_the_budget(tmp_path: Path) -> None:
     assert one.ask(2) is None and one.spent() == 2
     assert two.ask(3).point == "nin-c3-lr"  # it was put back for a larger budget
     assert not one.study.get_trials(states=(TrialState.WAITING,))
+
+
+def test_other_limits_are_told(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    told: list[str] = []
+    keep_limits(study.study, Limits(max_macs=223_000_000).given(), told.append)
+    keep_limits(study.study, {}, told.append)
+    assert not told  # nothing was trained yet
+    finish(study, 0.9)
+    keep_limits(study.study, {}, told.append)
+    keep_limits(study.study, Limits(min_macs=1000, max_latency=1.5).given(), told.append)
+    keep_limits(study.study, {}, told.append)
+    assert told == [
+        "s had no limits, and goes on with --min-macs 1000 --max-latency 1.5",
+        "s had --min-macs 1000 --max-latency 1.5, and goes on with no limits",
+    ]
 
 
 def test_a_database_is_read_in_bulk_as_optuna_reads_it(tmp_path: Path) -> None:
