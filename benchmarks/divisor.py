@@ -1,6 +1,6 @@
 """Are networks faster on this device where all numbers of filters are multiples of 8?
 
-    python benchmarks/divisor.py --spaces nin vgg11 googlenet --number 4 --found results/retrain/nin-cifar10.json
+    python benchmarks/divisor.py --spaces nin vgg11 googlenet --number 5 --found results/retrain/nin-cifar10.json
 
 Networks drawn from spaces, and those that a search found, each as its shares are rounded to whole filters and to whole
 8s, side by side in one run: a forward pass and a training step, with the kernels of lrnas and with PyTorch's

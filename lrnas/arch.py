@@ -252,11 +252,15 @@ def apportion(total: int, shares: Iterable[float], divisor: int = 1) -> list[int
     """Whole numbers in proportion to shares that sum to 1: the largest-remainder rule.
 
     They sum to `total` exactly; of equal remainders the first is served first. All are multiples of `divisor`, but for
-    the largest, which has what is over.
+    the last, which has what is over; where that is too much to have one of each, of its half, and so on.
     """
+    shares = list(shares)
+    present = [place for place, share in enumerate(shares) if share > 0]
+    while divisor > 1 and total // divisor < len(present):
+        divisor //= 2
     if divisor > 1:
         counts = [divisor * count for count in apportion(total // divisor, shares)]
-        counts[counts.index(max(counts))] += total % divisor
+        counts[present[-1]] += total % divisor
         return counts
     quotas = [total * share for share in shares]
     counts = [int(quota + 1e-9) for quota in quotas]  # shares in floating point may end a hair too low
@@ -287,8 +291,9 @@ class Architecture:
     classifier: str | None = None
     """linear, mlp (VGG's two hidden layers; mlp:512 for 512 wide), conv (NiN's 1×1)."""
     divisor: int | None = None
-    """Numbers of filters are multiples of this, in every layer that is not as wide as the backbone's own and in every
-    group of a composite one. With 8, in half precision, all begin and end at 16 bytes, as GPUs read them best."""
+    """Numbers of filters are multiples of this: of a layer that is not as wide as the backbone's own, and of a group of
+    a composite one. With 8, in half precision, groups begin at whole 16 bytes, as GPUs read them best. The backbone's
+    own widths stay; a layer too narrow for a multiple of each shape has multiples of a half of it, and so on."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.backbone, str) or not self.backbone:
@@ -309,6 +314,7 @@ class Architecture:
             parse_classifier(self.classifier)
         if self.divisor is not None:
             check_divisor(self.divisor)
+            object.__setattr__(self, "divisor", None if self.divisor == 1 else self.divisor)
 
     def __hash__(self) -> int:
         return hash((self.backbone, tuple(self.layers.items()), self.pool, self.stem_stride))
@@ -369,8 +375,11 @@ class Architecture:
 
 
 def _whole(multiple: float, base: int, divisor: int = 1) -> int:
-    """A multiple of a width, in steps; the width itself stays."""
-    return base if multiple == 1 else max(1, math.floor(multiple * base / divisor + 0.5)) * divisor
+    """A multiple of a width, in steps; the width itself stays, and a part of it is no more."""
+    if multiple == 1:
+        return base
+    number = max(1, math.floor(multiple * base / divisor + 0.5)) * divisor
+    return number if multiple > 1 else min(number, base)
 
 
 DENSE = Allocation()

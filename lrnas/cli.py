@@ -13,7 +13,7 @@ from lrnas import __version__
 from lrnas.errors import InvalidArchitecture, LrnasError
 from lrnas.export_commands import add_export_command
 from lrnas.figure_commands import add_figure_commands
-from lrnas.options import add_data_dir, add_image_size, add_recipe_options, read_settings
+from lrnas.options import add_data_dir, add_image_size, add_recipe_options, add_space_options, read_settings
 from lrnas.profile_commands import add_profile_command
 from lrnas.report_commands import add_report_commands
 from lrnas.retrain_commands import add_retrain_command
@@ -137,9 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     spaces.add_argument(
         "source", nargs="?", metavar="NAME", help="a space, FILE.toml, or timm:MODEL for any CNN of timm"
     )
-    spaces.add_argument(
-        "--granularity", metavar="NAME", help="network, stage or layer: what varies together (default: the space's own)"
-    )
+    add_space_options(spaces)
     spaces.set_defaults(run=_spaces)
 
     profiling = add_profile_command(commands)
@@ -225,7 +223,7 @@ def _spaces(options: argparse.Namespace) -> None:
     from lrnas.space import load_space, named_spaces
 
     spaces = [
-        load_space(name, granularity=options.granularity)
+        load_space(name, granularity=options.granularity, divisor=options.divisor)
         for name in ([options.source] if options.source else named_spaces())
     ]
     if options.json:
@@ -294,7 +292,7 @@ def _print_space(space: SearchSpace) -> None:
     console = make_console()
     console.print(table)
     if space.divisor > 1:
-        console.print(f"numbers of filters: multiples of {space.divisor}, or the backbone's own")
+        console.print(f"numbers of filters: multiples of {space.divisor} where widths allow")
     for what, names in (("points", space.points), ("seeds", space.seeds), ("left out", space.left_out)):
         if names:
             console.print(f"{what}: {', '.join(names)}")

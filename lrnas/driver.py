@@ -82,6 +82,7 @@ def search(
     changes: Mapping[str, Any] | None = None,
     batch_norm: bool | None = True,
     granularity: str | None = None,
+    divisor: int | None = None,
     objectives: Sequence[str] = ("accuracy", "macs"),
     sampler: str = "front",
     min_epochs: int | None = None,
@@ -113,7 +114,8 @@ def search(
     own = None if trainable is None else load_trainable(trainable)
     workers = pick_workers(**worker_options, files=() if own is None else own.files)
     is_timm = space.startswith(TIMM)
-    found = load_space(space, granularity=granularity, batch_norm=None if is_timm else batch_norm)
+    norm = None if is_timm else batch_norm
+    found = load_space(space, granularity=granularity, batch_norm=norm, divisor=divisor)
     images = own_images(own, input_shape, num_classes, data, image_size)
     source = data or ("cifar10" if workers.gpus > 0 else "digits")
 

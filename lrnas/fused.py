@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from lrnas import on_cpu
 from lrnas.backbones import ConvBlock
 from lrnas.joins import Form, best_form, join, joined_bias, num_positions
-from lrnas.kernels import FEW_CHANNELS, available, usable
+from lrnas.kernels import FEW_CHANNELS, LONGEST_PATCH, available, usable
 from lrnas.layers import CompositeConv2d, SeparableConv2d, WindowConv2d, is_watched, joint_bias, layer_of
 
 __all__ = ["accelerate", "fused"]
@@ -81,7 +81,7 @@ class _Conv2d(nn.Conv2d):
             module.groups == 1
             and module.padding_mode == "zeros"
             and not isinstance(module.padding, str)
-            and not (few and _area(module) > 128)  # patches would be too long
+            and not (few and _area(module) > LONGEST_PATCH)
         )
 
     def takes(self, x: Tensor) -> bool:

@@ -15,6 +15,7 @@ __all__ = [
     "add_image_size",
     "add_recipe_options",
     "add_source_options",
+    "add_space_options",
     "add_studies_folder",
     "add_study_options",
     "add_worker_options",
@@ -36,6 +37,16 @@ def add_image_size(command: argparse.ArgumentParser) -> None:
         type=int,
         metavar="PIXELS",
         help="of images read from files (default: the network's own, 32 for nin, 224 for vgg11 and googlenet)",
+    )
+
+
+def add_space_options(command: argparse.ArgumentParser) -> None:
+    """How a space is to be read."""
+    command.add_argument(
+        "--granularity", metavar="NAME", help="network, stage or layer: what varies together (default: the space's own)"
+    )
+    command.add_argument(
+        "--divisor", type=int, metavar="N", help="of numbers of filters, 1 for any number (default: the space's own)"
     )
 
 

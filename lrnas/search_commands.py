@@ -12,6 +12,7 @@ from lrnas.options import (
     add_data_dir,
     add_image_size,
     add_recipe_options,
+    add_space_options,
     add_studies_folder,
     add_worker_options,
     read_settings,
@@ -52,9 +53,7 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
     search.add_argument(
         "--batch-norm", action=argparse.BooleanOptionalAction, default=True, help="in every network (default: yes)"
     )
-    search.add_argument(
-        "--granularity", metavar="NAME", help="network, stage or layer: what varies together (default: the space's own)"
-    )
+    add_space_options(search)
     search.add_argument(
         "--objectives",
         default="accuracy,macs",
@@ -159,6 +158,7 @@ def _search(options: argparse.Namespace) -> int:
         changes=read_settings(options.set, None),
         batch_norm=options.batch_norm,
         granularity=options.granularity,
+        divisor=options.divisor,
         objectives=options.objectives.split(","),
         sampler=options.sampler,
         min_epochs=options.min_epochs,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lrnas.arch import DENSE, Architecture
+from lrnas.arch_values import check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, LrnasError, OutsideSpace, UnknownName, closest
 from lrnas.groups import Group, Parameter, show, show_values
 from lrnas.plan import TIMM, Plan, canonical_id, make_plan, resolve_backbone
@@ -50,8 +51,6 @@ class SearchSpace:
     groups: tuple[Group, ...]
     batch_norm: bool | None = None
     """Of every network in the space; None is without, or as a timm model has it."""
-    divisor: int = 1
-    """Of numbers of filters: all that are not the backbone's own are multiples of it."""
     points: Mapping[str, Architecture] = field(default_factory=dict)
     """The paper's networks of this space, or those of one's own file."""
     seeds: Mapping[str, Architecture] = field(default_factory=dict)
@@ -70,6 +69,11 @@ class SearchSpace:
     def size(self) -> int:
         """The number of points; architectures may be fewer."""
         return math.prod(len(parameter.values) for parameter in self.parameters)
+
+    @property
+    def divisor(self) -> int:
+        """Of numbers of filters, as in an architecture."""
+        return next((group.divisor for group in self.groups), 1)
 
     @property
     def backbones(self) -> tuple[str, ...]:
@@ -170,16 +174,18 @@ class SearchSpace:
         found: dict[Any, dict[str, Any]] = {}
         for values in product(*(choice.values for choice in self.choices.values())):
             choices = dict(zip(self.choices, values, strict=True))
-            plan = make_plan(_network(choices, {}, self.batch_norm, self.divisor))
+            plan = make_plan(_network(choices, {}, self.batch_norm))
             found.setdefault((plan.backbone, plan.choices), choices)
         return found
 
 
-def load_space(source: str, *, granularity: str | None = None, batch_norm: bool | None = None) -> SearchSpace:
+def load_space(
+    source: str, *, granularity: str | None = None, batch_norm: bool | None = None, divisor: int | None = None
+) -> SearchSpace:
     """A space by its name, from a TOML file, or derived from a timm model (`timm:resnet18`).
 
-    `granularity` is network, stage or layer, in place of the space's own; `batch_norm` is for every network
-    that the space hands out, its named points included.
+    `granularity` is network, stage or layer, in place of the space's own, and so is `divisor`, of numbers of filters;
+    `batch_norm` is for every network that the space hands out, its named points included.
     """
     if granularity is not None and granularity not in GRANULARITIES:
         raise InvalidSpace(f"granularity is one of {', '.join(GRANULARITIES)}; got {granularity!r}; choose one")
@@ -193,6 +199,9 @@ def load_space(source: str, *, granularity: str | None = None, batch_norm: bool 
         raise UnknownName(
             "space", source[:80], named_spaces(), " (`lrnas spaces` lists all; or give FILE.toml or timm:MODEL)"
         )
+    if divisor is not None:
+        check_divisor(divisor)
+        definition = dataclasses.replace(definition, divisor=divisor)
     return _make_space(definition, granularity or definition.granularity, batch_norm)
 
 
@@ -214,9 +223,7 @@ def _make_space(definition: Definition, granularity: str, batch_norm: bool | Non
     groups = tie_layers(definition, backbones, granularity)
     parameters = [choice for choice in choices.values() if len(choice.values) > 1]
     parameters += [parameter for group in groups for parameter in group.parameters]
-    space = SearchSpace(
-        definition.name, tuple(parameters), granularity, choices, groups, batch_norm, definition.divisor
-    )
+    space = SearchSpace(definition.name, tuple(parameters), granularity, choices, groups, batch_norm)
     if not parameters:
         raise definition.source.error("every value is fixed; got nothing that varies; give a list or a range", "space")
     try:
@@ -245,12 +252,12 @@ def _resolve_backbones(definition: Definition) -> tuple[str, ...]:
 
 
 def _network(
-    choices: Mapping[str, Any], layers: Mapping[str, Any], batch_norm: bool | None, divisor: int
+    choices: Mapping[str, Any], layers: Mapping[str, Any], batch_norm: bool | None, divisor: int = 1
 ) -> Architecture:
     choices = dict(choices)
     if choices.get("pool") == "none":  # a VGG that keeps its map keeps its classifier, which is made for it
         choices.pop("classifier", None)
-    return Architecture(layers=layers, batch_norm=batch_norm, divisor=None if divisor == 1 else divisor, **choices)
+    return Architecture(layers=layers, batch_norm=batch_norm, divisor=divisor, **choices)
 
 
 def _place_points(space: SearchSpace, definition: Definition) -> tuple[dict[str, Architecture], tuple[str, ...]]:
@@ -260,8 +267,7 @@ def _place_points(space: SearchSpace, definition: Definition) -> tuple[dict[str,
     for name, point in definition.points.items():
         try:
             backbone, _ = resolve_backbone(point)
-            point = dataclasses.replace(point, backbone=backbone, batch_norm=space.batch_norm)
-            space.params_of(point)
+            point = _inside(space, dataclasses.replace(point, backbone=backbone, batch_norm=space.batch_norm))
         except OutsideSpace as error:
             if space.granularity == definition.granularity:
                 raise definition.source.error(
@@ -273,6 +279,18 @@ def _place_points(space: SearchSpace, definition: Definition) -> tuple[dict[str,
         else:
             points[name] = point
     return points, tuple(left_out)
+
+
+def _inside(space: SearchSpace, point: Architecture) -> Architecture:
+    """A point as it is where the space has it so, else with the space's divisor; OutsideSpace where it has neither."""
+    try:
+        space.params_of(point)
+    except OutsideSpace:
+        if point.divisor is not None or space.divisor == 1:
+            raise
+        point = dataclasses.replace(point, divisor=space.divisor)
+        space.params_of(point)
+    return point
 
 
 def _make_seeds(space: SearchSpace) -> dict[str, Architecture]:

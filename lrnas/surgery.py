@@ -64,10 +64,12 @@ def convert(
     allocation: Allocation | Mapping[str, Allocation] = LOW_RANK,
     *,
     init: Rule = "composite",
+    divisor: int = 1,
 ) -> Conversion:
     """Replace the k×k convolutions of a model, in place, and draw the new weights.
 
-    `allocation` is for every k×k convolution, or by path, with "*" for those not named. Every
+    `allocation` is for every k×k convolution, or by path, with "*" for those not named; `divisor` is an
+    architecture's. Every
     replacement must put out as many channels as what it replaces: the layers after it expect them. All
     new weights are trainable, also where the old ones were frozen. Methods of a model that read a
     convolution's weight by themselves, such as timm's re-parameterisation of RepVGG, know nothing of it.
@@ -83,7 +85,7 @@ def convert(
         chosen = by_path.get(path, by_path.get("*"))
         if chosen is None:
             left[path] = "no allocation names it"
-        elif (mix := mix_at(path, site, chosen)) == site.own:
+        elif (mix := mix_at(path, site, chosen, divisor)) == site.own:
             left[path] = "it stays as it is by the allocation"
         else:
             replaced[path] = mix

@@ -86,21 +86,28 @@ def test_apportion_in_multiples(total: int, parts: list[int], divisor: int) -> N
     shares = [part / sum(parts) for part in parts]
     counts = apportion(total, shares, divisor)
     assert sum(counts) == total
-    assert sorted(count % divisor for count in counts)[:-1] == [0] * (len(counts) - 1)  # what is over has one of them
-    assert max(counts) % divisor == total % divisor
+    assert not any(count for count, share in zip(counts, shares, strict=True) if not share)
     assert all(abs(count - total * share) < 2 * divisor for count, share in zip(counts, shares, strict=True))
+    present = [count for count, share in zip(counts, shares, strict=True) if share]
+    if total // divisor >= len(present):
+        assert not any(count % divisor for count in present[:-1]) and present[-1] % divisor == total % divisor
 
 
 def test_numbers_of_filters_are_multiples_of_the_divisor() -> None:
-    third = Allocation.composite(vertical=1 / 16, horizontal=5 / 16, square=5 / 8, width=7 / 8, join=0.3)
-    assert str(third.at(3, 192)) == "3x1,11 || 1x3,52 || 3x3,105 > 1x1,58"
-    assert str(third.at(3, 192, 8)) == "3x1,8 || 1x3,56 || 3x3,104 > 1x1,56"
-    assert str(third.at(3, 24, 8)) == "1x3,8 || 3x3,16 > 1x1,8"  # the few that are left of the first are none
+    mixed = Allocation.composite(vertical=1 / 16, horizontal=5 / 16, square=5 / 8, width=7 / 8, join=0.3)
+    assert str(mixed.at(3, 192)) == "3x1,11 || 1x3,52 || 3x3,105 > 1x1,58"
+    assert str(mixed.at(3, 192, 8)) == "3x1,8 || 1x3,56 || 3x3,104 > 1x1,56"
+    assert str(mixed.at(3, 24, 8)) == "1x3,8 || 3x3,16 > 1x1,8"  # the few that are left of the first are none
     assert str(Allocation("separable", width=0.3, middle=0.01).at(5, 96, 8)) == "1x5,8 > 5x1,32"
-    own = Allocation.composite(vertical=0.5, horizontal=0.5)
-    assert str(own.at(3, 100, 8)) == "3x1,52 || 1x3,48"  # the backbone's own width stays, the largest has what is over
-    network = Architecture("nin", {"*": third}, divisor=8)
+    half = Allocation.composite(vertical=0.5, horizontal=0.5)
+    assert str(half.at(3, 100, 8)) == "3x1,48 || 1x3,52"  # the backbone's own width stays, the last has what is over
+    assert str(half.at(3, 8, 8)) == "3x1,4 || 1x3,4"  # too narrow for 8 of each
+    few = Allocation.composite(vertical=0.05, horizontal=0.05, square=0.9)
+    assert [str(few.at(3, width, 8)) for width in (6, 20)] == ["3x3,6", "3x3,20"]
+    assert str(Allocation(width=0.5).at(3, 6, 8)) == "3x3,6"  # no more than the backbone has
+    network = Architecture("nin", {"*": mixed}, divisor=8)
     assert Architecture.from_json(network.to_json()) == network and network.to_dict()["divisor"] == 8
+    assert Architecture("nin", divisor=1) == Architecture("nin")
     for bad in (0, 65, 8.0, "8", True):
         with pytest.raises(InvalidArchitecture, match="divisor is a whole number from 1 to 64; got"):
             Architecture("nin", divisor=bad)  # type: ignore[arg-type]

@@ -94,6 +94,8 @@ def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "spaces", "nin", "--granularity", "stage")
     assert code == 0 and "left out: nin-c3\n" in out
     assert re.search(r"block3.cccp.width +1/4 to 3/2 in steps of 1/8 +cccp5", out)
+    assert "numbers of filters: multiples of 8 where widths allow" in out
+    assert "numbers of filters" not in run(capsys, "spaces", "nin", "--divisor", "1")[1]
     _, out, _ = run(capsys, "spaces", "--json")
     assert [(space["name"], space["dimension"]) for space in json.loads(out)] == [
         ("googlenet", 33),
@@ -146,6 +148,7 @@ def test_bad_files_get_one_line_and_exit_code_2(
         (["count", "timm:nin_c3"], "nin_c3 is ours; write nin-c3"),
         (["spaces", "vgg-11"], "unknown space 'vgg-11'; did you mean vgg11?"),
         (["spaces", "missing.toml"], "cannot read missing.toml: No such file or directory"),
+        (["spaces", "--divisor", "0"], "divisor is a whole number from 1 to 64; got 0"),
         (["spaces", "--granularity", "block"], "granularity is one of network, stage, layer; got 'block'"),
         (["count", "vgg-gmp", "--input", "8"], "choose a larger input"),
         (["count", "vgg-gmp", "--input", "-1"], "the input size is a whole number above 0; got -1"),

@@ -70,7 +70,7 @@ def random_case(seed: int, *, stride: bool = True) -> Case:
     )  # fmt: skip
 
 
-def compare(case: Case, dtype: torch.dtype) -> None:
+def compare(case: Case, dtype: torch.dtype, *, needs_input: bool = True) -> None:
     """Output and all gradients of the kernels beside those of PyTorch's convolutions in float64."""
     generator = torch.Generator().manual_seed(case.channels)
 
@@ -89,6 +89,7 @@ def compare(case: Case, dtype: torch.dtype) -> None:
     results = []
     for exact in (torch.float64, dtype):
         leaves = [tensor.to(exact).requires_grad_() for tensor in (x.detach(), *weights)]
+        leaves[0].requires_grad_(needs_input)
         shift = None if bias is None else bias.clone().to(torch.float32 if exact == dtype else exact).requires_grad_()
         out = composite_conv(leaves[0], leaves[1:], shift, case.layer, relu=case.relu, pool=case.pool)
         if exact == torch.float64 and case.relu:  # next to zero, rounding decides on which side of it
@@ -96,7 +97,8 @@ def compare(case: Case, dtype: torch.dtype) -> None:
         if exact == torch.float64 and case.pool > 1:  # and which of two values that are nearly equal is larger
             direction = direction * is_clear(leaves[0], leaves[1:], shift, case)
         out.backward(direction.to(exact))
-        results.append([out.detach(), *(leaf.grad for leaf in leaves), *([] if shift is None else [shift.grad])])
+        gradients = [leaf.grad for leaf in leaves[not needs_input :]]
+        results.append([out.detach(), *gradients, *([] if shift is None else [shift.grad])])
     for wanted, got in zip(*results, strict=True):
         assert got.shape == wanted.shape
         error = (got.double() - wanted).norm() / (wanted.norm() + 1e-6)
@@ -131,22 +133,33 @@ def test_groups_that_begin_within_16_bytes(filters: tuple[int, ...]) -> None:
     compare(Case(Layer(filters, kernels, margins, (1, 1), (1, 1), (8, 8)), 24, 8, 8, relu=False), HALF)
 
 
-STEMS = [  # window, stride, rows and columns of images, pool
-    (7, 2, 14, 1), (3, 2, 9, 1), (3, 2, 12, 2),
-    *([(7, 2, 13, 1), (7, 1, 9, 1), (11, 4, 19, 1), (13, 2, 15, 1)] if ON_GPU else []),
-]  # fmt: skip
+def stem(window: int, stride: int, side: int, filters: tuple[int, int, int] = (3, 4, 5)) -> Layer:
+    """Filters of all shapes in the middle of a window."""
+    pad, size = window // 2, (side - 1) // stride + 1
+    kernels, margins = ((window, 1), (1, window), (window, window)), ((pad, 0), (0, pad), (pad, pad))
+    return Layer(filters, kernels, margins, (stride, stride), (1, 1), (size, size))
 
 
-@pytest.mark.parametrize("filters", [(16, 16, 40), (3, 4, 5)] if ON_GPU else [(3, 4, 5)])
-@pytest.mark.parametrize(("window", "stride", "side", "pool"), STEMS)
-def test_first_layers(window: int, stride: int, side: int, pool: int, filters: tuple[int, ...]) -> None:
-    """Of images: few channels, a large window, a stride."""
-    pad = window // 2
-    layer = Layer(
-        filters, ((window, 1), (1, window), (window, window)), ((pad, 0), (0, pad), (pad, pad)),
-        (stride, stride), (1, 1), (((side - 1) // stride + 1),) * 2,
-    )  # fmt: skip
-    compare(Case(layer, 3, side, side, relu=pool == 1, pool=pool), HALF)
+STEMS = [  # of images, their rows and columns, the pool behind them
+    (stem(7, 2, 14), 14, 1),
+    (stem(3, 2, 9), 9, 1),
+    (stem(3, 2, 12), 12, 2),
+    (stem(7, 2, 14)._replace(dilation=(2, 1), margins=((6, 0), (0, 3), (6, 3))), 14, 1),
+    (stem(7, 2, 14)._replace(stride=(2, 1), size=(7, 14)), 14, 1),
+    (stem(7, 2, 14)._replace(size=(6, 9)), 14, 1),  # less below than above, more to the right than to the left
+    (stem(7, 2, 14)._replace(margins=((-1, -4), (-4, -1), (-1, -1)), size=(3, 3)), 14, 1),  # crops
+]
+LARGE_STEMS = [
+    (stem(window, stride, side, (16, 16, 40)), side, 1)
+    for window, stride, side in ((7, 2, 64), (7, 1, 32), (11, 4, 67), (13, 2, 30))
+]
+
+
+@pytest.mark.parametrize(("layer", "side", "pool"), [*STEMS, *(LARGE_STEMS if ON_GPU else [])])
+def test_first_layers(layer: Layer, side: int, pool: int) -> None:
+    """Of images: few channels, a large window, a stride, and no gradient wanted of the input."""
+    for needs_input in (True, False):
+        compare(Case(layer, 3, side, side, relu=pool == 1, pool=pool), HALF, needs_input=needs_input)
 
 
 @pytest.mark.gpu

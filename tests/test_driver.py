@@ -71,6 +71,13 @@ def pictures(tmp_path: Path) -> Path:
     return write_set(tmp_path / "pictures", {"train": 4, "val": 2})
 
 
+def test_a_study_that_was_begun_with_another_divisor(pictures: Path, tmp_path: Path) -> None:
+    train(begin(tmp_path, pictures, name="s", divisor=1).study)
+    with pytest.raises(StudyError, match=r"space.divisor was None, now 8; .*; --divisor 1 rounds numbers .* as it did"):
+        begin(tmp_path, pictures, name="s")
+    assert begin(tmp_path, pictures, name="s", divisor=1).study.spent() == 1
+
+
 def test_a_study_without_results_begins_anew_with_other_settings(pictures: Path, tmp_path: Path) -> None:
     first = begin(tmp_path, pictures, name="s").study
     proposal = first.ask()  # its training was begun

@@ -267,6 +267,9 @@ def test_timm_spaces() -> None:
         "stages.3",
     ]
     assert load_space("timm:efficientnet_b0").dimension == 3
+    assert (space.divisor, load_space("timm:resnet18", divisor=1).divisor) == (8, 1)
+    narrow = make_plan(load_space("timm:lcnet_035").seeds["lr"]).convs[0]
+    assert str(narrow.mix) == "3x1,4 || 1x3,4"
     assert list(load_space("timm:vgg13").seeds) == ["baseline", "lr"]
 
 
@@ -312,13 +315,16 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 def test_all_numbers_of_filters_suit_a_gpu(drawn: tuple[SearchSpace, dict[str, Any]]) -> None:
     space, params = drawn
     for conv in make_plan(space.architecture(params), check_fit=False).convs:
-        numbers = [group.num for group in conv.mix.groups] + ([conv.mix.second.num] if conv.mix.second else [])
-        assert not any(number % 8 for number in numbers), f"{conv.name}: {conv.mix}"
+        filters = [group.num for group in conv.mix.groups]
+        if sum(filters) >= 3 * 8:  # there is room for all shapes
+            assert not any(number % 8 for number in filters), f"{conv.name}: {conv.mix}"
+        assert not conv.mix.out_channels % 8
 
 
 def test_a_file_s_numbers_of_filters(tmp_path: Path) -> None:
     space = load(tmp_path, OWN)
-    with_divisor = load(tmp_path, OWN.replace("[space]", "[space]\ndivisor = 16"))
+    text = OWN.replace("[space]", "[space]\ndivisor = 16")
+    with_divisor = load(tmp_path, text)
     assert (space.divisor, with_divisor.divisor) == (1, 16)
     assert "divisor" not in space.to_dict() and with_divisor.to_dict()["divisor"] == 16
     params = {**space.params_of(Architecture("nin")), "conv1.square": 1 / 8, "conv1.width": 0.5}
@@ -326,6 +332,12 @@ def test_a_file_s_numbers_of_filters(tmp_path: Path) -> None:
     assert mixes == ["5x1,42 || 1x5,42 || 5x5,12", "5x1,48 || 1x5,32 || 5x5,16"]
     with pytest.raises(OutsideSpace, match=r"conv1: 5x1,42.*; allowed: the shares .* rounded to multiples of 16"):
         with_divisor.params_of(space.architecture(params))
+    assert load(tmp_path, text, divisor=1).to_dict() == space.to_dict()
+    shares = '{ kx1 = "7/16", 1xk = "7/16", kxk = "1/8" }'
+    point = (
+        f'[points.halved]\nbackbone = "nin"\nlayers.conv1 = {{ form = "composite", width = 0.5, shares = {shares} }}'
+    )
+    assert str(make_plan(load(tmp_path, text + point).points["halved"]).convs[0].mix) == mixes[1]  # as the space rounds
     with pytest.raises(InvalidSpace, match=r"own.toml, line 2: divisor is a whole number from 1 to 64; got 0"):
         load(tmp_path, OWN.replace("[space]", "[space]\ndivisor = 0"))
 

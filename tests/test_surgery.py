@@ -215,3 +215,11 @@ def test_a_wide_composite_with_a_join_is_fine() -> None:
     wide = Allocation.composite(vertical=0.5, horizontal=0.5, width=1.5, join=1)
     report = convert(nn.Conv2d(4, 8, 3, padding=1), wide)
     assert str(report.replaced[""]) == "3x1,6 || 1x3,6 > 1x1,8"
+
+
+def test_numbers_of_filters_as_an_architecture_has_them() -> None:
+    mixed = Allocation.composite(vertical=3 / 16, horizontal=3 / 16, square=5 / 8)
+    wanted = make_plan(Architecture("timm:resnet18", {"*": mixed}, divisor=8), check_fit=False)
+    found = convert(timm.create_model("resnet18"), mixed, divisor=8).replaced
+    assert {conv.path: conv.mix for conv in wanted.convs} == found
+    assert found != convert(timm.create_model("resnet18"), mixed).replaced

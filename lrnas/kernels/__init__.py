@@ -14,10 +14,12 @@ import warnings
 import torch
 from torch import Tensor
 
-__all__ = ["FEW_CHANNELS", "available", "pays", "usable"]
+__all__ = ["FEW_CHANNELS", "LONGEST_PATCH", "available", "pays", "usable"]
 
 FEW_CHANNELS = 4
 """Up to this many input channels a convolution's patches are written out: tensor cores want longer rows than that."""
+LONGEST_PATCH = 128
+"""Positions of a window, at most, for its patches to be written out."""
 
 _works: dict[torch.device, bool] = {}
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrnas.kernels import FEW_CHANNELS, convs, gathered, tiled
+from lrnas.kernels import FEW_CHANNELS, LONGEST_PATCH, convs, gathered, tiled
 from lrnas.kernels.layer import ALIGNMENT, Layer
 from lrnas.kernels.rows import as_rows, bias_backward, empty_map, unpool
 
@@ -18,8 +18,6 @@ __all__ = ["Layer", "backward", "forward"]
 
 LONGEST_WINDOW = 128
 """Values that a filter sees, up to which gathering them one by one is the fastest."""
-LONGEST_PATCH = 128
-"""Positions of a window, at most, for its patches to be written out."""
 
 
 def _aligned(channels: int) -> int:
@@ -95,7 +93,7 @@ def _merged(layer: Layer, channels: int) -> Layer:
     """Filters of a map of few channels as filters of one shape that covers all, zero where they do not look.
 
     Such a layer takes the time of its output, not that of its products: one pass over the positions is better than
-    one for every group, unless the shape that covers all is long and no filter is.
+    one for every group, unless the shape that covers all is long and no filter is, or too long for patches.
     """
     if channels > FEW_CHANNELS or len(layer.filters) == 1:
         return layer
@@ -133,8 +131,9 @@ def _merge(weights: Sequence[Tensor], layer: Layer, merged: Layer) -> list[Tenso
     return [dense]
 
 
-def _is_product(x: Tensor, merged: Layer) -> bool:
-    """Whether a merged layer of few channels is best a product with its patches: long ones, few for a stride."""
+def _goes_by_patches(x: Tensor, merged: Layer) -> bool:
+    """Whether a layer is best a matrix product with its patches: few channels, a long window, and a stride, without
+    which there are as many patches as pixels."""
     return (
         x.shape[1] <= FEW_CHANNELS
         and len(merged.filters) == 1
@@ -165,8 +164,8 @@ def forward(
         return _plain(x, weights, bias, scale, layer, relu, pool, winner), winner
     merged = _merged(layer, x.shape[1])
     weights = _merge(weights, layer, merged)
-    if pool == 1 and _is_product(x, merged):
-        return _as_product(x, weights[0], bias, scale, merged, relu), winner
+    if pool == 1 and _goes_by_patches(x, merged):
+        return _patches_forward(x, weights[0], bias, scale, merged, relu), winner
     if x.shape[1] <= FEW_CHANNELS and len(merged.filters) == 1 and x.element_size() == 2 and layer.stride == (1, 1):
         pixels, weights, merged = _spread(x, weights[0], merged)
     else:
@@ -179,7 +178,7 @@ def forward(
     return _as_map(out, layer.num_filters), winner
 
 
-def _as_product(
+def _patches_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, layer: Layer, relu: bool
 ) -> Tensor:
     weight = weight if scale is None else weight * scale[:, None, None, None]
@@ -228,8 +227,8 @@ def backward(
         grad_rows, grad_bias = bias_backward(grad_rows, out_rows)
     grad_pixels = grad_rows.view(len(grad), *layer.size, layer.num_filters)
     merged = _merged(layer, x.shape[1])
-    if _is_product(x, merged):
-        return *_product_backward(grad_pixels, x, weights, layer, merged, needs_input), grad_bias
+    if _goes_by_patches(x, merged):
+        return *_patches_backward(grad_pixels, x, weights, layer, merged, needs_input), grad_bias
     grad_x = x.new_empty(0)
     if needs_input:
         kernels = _kernels(merged, _aligned(x.shape[1]), x) if layer.num_filters % ALIGNMENT == 0 else gathered
@@ -252,10 +251,10 @@ def _apart(total: Tensor, layer: Layer, merged: Layer) -> Tensor:
     return torch.cat([part.permute(0, 2, 3, 1).flatten() for part in parts])
 
 
-def _product_backward(
+def _patches_backward(
     grad_pixels: Tensor, x: Tensor, weights: Sequence[Tensor], layer: Layer, merged: Layer, needs_input: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the input and of all weights, as in `backward`."""
+    """Gradients of the input and of all weights, as in `backward`; these in half precision, as PyTorch's are."""
     weight = _merge(weights, layer, merged)[0].to(x.dtype)
     grad, geometry = grad_pixels.permute(0, 3, 1, 2), (merged.stride, merged.margins[0], merged.dilation)
     grad_x, total, _ = convs.conv_backward(grad, None, x, weight, *geometry, needs_input, False)

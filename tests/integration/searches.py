@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
+from optuna.storages import RDBStorage
 
 COMMAND = [sys.executable, "-m", "lrnas", "search", "--space", "nin", "--name", "s"]
 SMALL = ["--max-macs", "1.3M", "--epochs", "3"]
@@ -51,7 +52,11 @@ def trials(storage: str | Path) -> list[optuna.trial.FrozenTrial]:
 
 def all_trials(storage: str | Path) -> list[optuna.trial.FrozenTrial]:
     url = f"sqlite:///{storage}/studies/s/study.db" if isinstance(storage, Path) else storage
-    return optuna.load_study(study_name="s", storage=url).trials
+    kept = RDBStorage(url)
+    try:
+        return optuna.load_study(study_name="s", storage=kept).trials
+    finally:
+        kept.engine.dispose()  # a server has only so many connections, and this is asked again and again
 
 
 def descendants(process: int) -> set[int]:

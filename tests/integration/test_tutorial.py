@@ -38,7 +38,7 @@ def run(step: Step, folder: Path) -> str:
     """What it prints, if it ends well."""
     command = ["bash", "-euo", "pipefail", "-c"] if step.language == "sh" else [sys.executable, "-c"]
     path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    wide = {"COLUMNS": "200"}
+    wide = {"COLUMNS": "300"}
     result = subprocess.run(
         [*command, step.code], cwd=folder, env=os.environ | path | wide, capture_output=True, text=True, timeout=600
     )
