@@ -44,7 +44,7 @@ def drawn(name: str, number: int, seed: int, size: int, divisor: int) -> list[tu
     networks: list[Architecture] = []
     while len(networks) < number:
         with suppress(LrnasError):  # a map may be too small for what is drawn
-            network = space.architecture({own.name: chance.choice(own.values) for own in space.parameters})
+            network = space.architecture(space.draw(chance))
             if len({canonical_id(rounded) for rounded in both(network, divisor)}) > 1:
                 make_plan(network, size, 10)
                 networks.append(network)

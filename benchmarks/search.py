@@ -129,7 +129,7 @@ def fill(folder: str, number: int) -> None:
     first_id = max(row._trial_id for row in before) + 1
     for i in range(number):
         trial_id = first_id + i
-        params = {parameter.name: chance.choice(parameter.values) for parameter in space.parameters}
+        params = space.draw(chance)
         network = space.architecture(params)
         cost = lrnas.make_plan(network, 8, 10, 1, check_fit=False).cost
         is_full = chance.random() < 0.5

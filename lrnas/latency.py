@@ -331,7 +331,7 @@ class Latency:
             if len(found) == number:
                 break
             with suppress(LrnasError):
-                network = space.architecture({own.name: chance.choice(own.values) for own in space.parameters})
+                network = space.architecture(space.draw(chance))
                 self.steps(network)
                 found.append(network)
         return found

@@ -97,7 +97,7 @@ def check_manifest(
     if found := list(differences(compared, wanted)):
         if found[0][0] == "data":  # first by the alphabet
             advice = f"its images, of {data_name(stored)}, were others; {advice}"
-        if any(where == "space.divisor" for where, _, _ in found):
+        if RETRAINS not in stored and any(where == "space.divisor" for where, _, _ in found):
             advice = f"--divisor {stored['space'].get('divisor', 1)} rounds numbers of filters as it did; {advice}"
         raise OtherSettings(study.study_name, list_differences(found), advice)
     # it may have been begun before there were any

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -90,6 +91,10 @@ class SearchSpace:
             if allocation != DENSE:
                 layers.update(dict.fromkeys(names, allocation))
         return _network(choices, layers, self.batch_norm, self.divisor)
+
+    def draw(self, chance: random.Random) -> dict[str, Any]:
+        """A value of every parameter, at random."""
+        return {parameter.name: chance.choice(parameter.values) for parameter in self.parameters}
 
     def params_of(self, architecture: Architecture) -> dict[str, Any]:
         """The parameters of a network, under whatever description; OutsideSpace if it has none here."""

@@ -55,7 +55,7 @@ def find_within(
     if limits == Limits() or (named and not far(named[0])):
         return None
     chance = random.Random(0)
-    anywhere = [{own.name: chance.choice(own.values) for own in space.parameters} for _ in range(STARTS)]
+    anywhere = [space.draw(chance) for _ in range(STARTS)]
     nearest = min((_approach(space, start, far) for start in (*named[:STARTS], *anywhere)), key=far)
     if not far(nearest):
         return nearest

@@ -450,7 +450,7 @@ def test_networks_in_half_precision(name: str, batch_norm: bool, monkeypatch: py
 def test_networks_that_a_search_meets(name: str, seed: int) -> None:
     """Groups of any number of filters, joins or none: gradients no further off than those of PyTorch's layers."""
     draw, space = random.Random(seed), load_space(name, batch_norm=True)
-    architecture = space.architecture({each.name: draw.choice(each.values) for each in space.parameters})
+    architecture = space.architecture(space.draw(draw))
     torch.manual_seed(seed)
     model = create_model(architecture, 10, init="fan_in").to(DEVICE, memory_format=torch.channels_last)
     for module in model.modules():

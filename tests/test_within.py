@@ -23,7 +23,7 @@ def some_costs(number: int) -> list[Costs]:
     found = []
     for _ in range(number):
         try:
-            found.append(cost(SPACE.architecture({own.name: chance.choice(own.values) for own in SPACE.parameters})))
+            found.append(cost(SPACE.architecture(SPACE.draw(chance))))
         except LrnasError:
             continue
     return found
