@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from lrnas import Allocation, Architecture, FilterGroup, canonical_id, count_model, create_model, make_plan
-from lrnas.provenance import provenance
+from lrnas.training.provenance import provenance
 
 LAYERS = [conv.name for conv in make_plan(Architecture("vgg11")).convs]
 ARCHITECTURES, BUILT, REPEATS = 5_000, 20, 5

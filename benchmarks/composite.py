@@ -4,8 +4,9 @@
     python benchmarks/composite.py networks        # whole networks: inference, and a training step
     python benchmarks/composite.py layers --tune   # measures block sizes first, where they are not known for this GPU
 
-Both sides run in bf16 with channels last and get torch.compile; ours is `lrnas.fused.accelerate`d before. Every sample
-of a network is taken beside one of the baseline's. Writes results/composite_layers.json or composite_networks.json.
+Both sides run in bf16 with channels last and get torch.compile; ours is accelerated before.
+Every sample of a network is taken beside one of the baseline's. It writes
+ results/composite_layers.json or composite_networks.json.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrnas import create_model, get_point
-from lrnas.fused import accelerate
-from lrnas.kernels.blocks import tuning
-from lrnas.layers import CompositeConv2d, SeparableConv2d
-from lrnas.plan import make_plan
-from lrnas.provenance import provenance
-from lrnas.timing import measure
+from lrnas.layers.accelerate import accelerate
+from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
+from lrnas.layers.kernels.blocks import tuning
+from lrnas.models.plan import make_plan
+from lrnas.profiling.timing import measure
+from lrnas.training.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 BASELINE = "vgg-gmp"

@@ -3,7 +3,7 @@
     python benchmarks/cpu.py                          # all families, inference at batch 1 and 8, with two threads
     python benchmarks/cpu.py --families nin --compile # with torch.compile as well
 
-Every network is run as it is built, as `lrnas.fused.accelerate` leaves it and, if wanted, compiled after that; so is
+Every network is run as it is built, as `accelerate` leaves it and, if wanted, compiled after that; so is
 its baseline. The networks of a family take turns. Times are the least of several rounds by two clocks: seconds on the
 wall, which others who use the machine lengthen, and seconds that its cores worked for this process, which they lengthen
 less if waiting threads sleep (OMP_WAIT_POLICY=passive; the wall's are then longer). Writes results/composite_cpu.json,
@@ -27,11 +27,11 @@ from typing import Any
 import torch
 
 from lrnas import create_model
-from lrnas.fused import accelerate
-from lrnas.plan import make_plan
-from lrnas.points import Point, paper_points
-from lrnas.provenance import provenance
-from lrnas.timing import measure
+from lrnas.layers.accelerate import accelerate
+from lrnas.models.paper import Point, paper_points
+from lrnas.models.plan import make_plan
+from lrnas.profiling.timing import measure
+from lrnas.training.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 BAR = 1.3

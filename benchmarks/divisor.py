@@ -25,9 +25,9 @@ import torch
 
 from lrnas import Architecture, load_space, make_plan
 from lrnas.errors import LrnasError
-from lrnas.plan import canonical_id
-from lrnas.profile import profile
-from lrnas.provenance import provenance
+from lrnas.models.plan import canonical_id
+from lrnas.profiling.profile import profile
+from lrnas.training.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 

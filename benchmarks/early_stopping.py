@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lrnas.pareto import hypervolume
-from lrnas.provenance import provenance
-from lrnas.rungs import is_competitive, rung_epochs
-from lrnas.space import load_space
+from lrnas.searching.early_stopping import is_competitive, rung_epochs
+from lrnas.spaces.space import load_space
+from lrnas.study.pareto import hypervolume
+from lrnas.training.provenance import provenance
 
 MEASURED = Path(__file__).parent.parent / "results" / "nin_cifar10_curves.json"
 CONCURRENCY = 4

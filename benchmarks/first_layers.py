@@ -20,12 +20,12 @@ from unittest import mock
 
 import torch
 
-from lrnas.arch import Filters, Mix
-from lrnas.kernels import composite
-from lrnas.parts import Setting, layer_call
-from lrnas.provenance import provenance
-from lrnas.timing import Call, measure
-from lrnas.topology import Step
+from lrnas.arch.architecture import Filters, Mix
+from lrnas.arch.backbone_shapes import Step
+from lrnas.layers.kernels import composite
+from lrnas.profiling.step_modules import Setting, layer_call
+from lrnas.profiling.timing import Call, measure
+from lrnas.training.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [(7, 2, (16, 16, 32)), (11, 4, (16, 16, 64)), (7, 1, (16, 16, 32))]

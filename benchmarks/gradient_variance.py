@@ -16,9 +16,9 @@ from typing import get_args
 import torch
 from torch import nn
 
-from lrnas.init import Rule, initialise
-from lrnas.layers import CompositeConv2d
-from lrnas.provenance import provenance
+from lrnas.layers.conv import CompositeConv2d
+from lrnas.layers.init import Rule, initialise
+from lrnas.training.provenance import provenance
 
 DEPTH, WIDTH, SIZE, BATCH, SEEDS = 20, 64, 32, 4, 10
 STACKS = {

@@ -23,9 +23,9 @@ from typing import Any
 import optuna
 from playwright.sync_api import sync_playwright
 
-from lrnas.page import make_page
-from lrnas.provenance import provenance
-from lrnas.report import make_report
+from lrnas.reporting.html import make_page
+from lrnas.reporting.report import make_report
+from lrnas.training.provenance import provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for studies as large as one likes
 from filled_studies import fill_study

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from lrnas import create_model, get_point
-from lrnas.data import ImageSet, load_set
-from lrnas.provenance import provenance
+from lrnas.data.catalog import ImageSet, load_set
 from lrnas.recipes import get_recipe
-from lrnas.train import train
+from lrnas.training.loop import train
+from lrnas.training.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 

@@ -27,13 +27,13 @@ from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import KFold
 
-from lrnas.arch import Architecture
-from lrnas.objectives import Limits, pick_objectives
-from lrnas.plan import make_plan
-from lrnas.provenance import provenance
-from lrnas.samplers import make_sampler
-from lrnas.space import SearchSpace, load_space
-from lrnas.study import Study
+from lrnas.arch.architecture import Architecture
+from lrnas.models.plan import make_plan
+from lrnas.searching.proposals import Study
+from lrnas.searching.samplers import make_sampler
+from lrnas.spaces.space import SearchSpace, load_space
+from lrnas.study.objectives import Limits, pick_objectives
+from lrnas.training.provenance import provenance
 
 MEASURED = Path(__file__).parent.parent / "results" / "nin_cifar10_curves.json"
 NOISE = 0.003
@@ -125,7 +125,7 @@ def run(
 
 def true_volume(study: Study, predict: Callable[[dict[str, Any]], float]) -> float:
     """Hypervolume of the front as it would be without noise: luck is no merit."""
-    from lrnas.pareto import hypervolume
+    from lrnas.study.pareto import hypervolume
 
     reference = study.manifest["reference"]["macs"]
     rows = {trial.number: trial for trial in study.study.get_trials(deepcopy=False)}

@@ -30,13 +30,13 @@ from optuna.storages._rdb import models
 from torch import nn
 
 import lrnas
-from lrnas.driver import open_study
-from lrnas.plan import canonical_id
-from lrnas.provenance import provenance
-from lrnas.samplers import make_sampler
-from lrnas.space import load_space
-from lrnas.study import Study, distributions_of
-from lrnas.trainable import Run
+from lrnas.models.plan import canonical_id
+from lrnas.searching.proposals import Study, distributions_of
+from lrnas.searching.samplers import make_sampler
+from lrnas.searching.search import open_study
+from lrnas.spaces.space import load_space
+from lrnas.training.custom import Run
+from lrnas.training.provenance import provenance
 
 EPOCHS = 9
 

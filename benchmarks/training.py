@@ -2,7 +2,7 @@
 
     python benchmarks/training.py --data cifar10 --batch 512 --networks nin nin-c3-lr
 
-For every network, with and without batch norm: this loop (`lrnas.train`); a plain loop, eager; the same with
+For every network, with and without batch norm: this loop (`lrnas.training.loop`); a plain loop, eager; the same with
 torch.compile; and timm's conventions, its loader with workers, collation and prefetcher feeding a plain loop. All train
 in bf16 with channels last on a GPU, in float32 on a CPU. Writes results/training_speed.json.
 """
@@ -25,10 +25,10 @@ from timm.data import create_loader
 from torch import Tensor, nn
 
 from lrnas import Architecture, create_model, get_point
-from lrnas.data import ImageSet, load_set
-from lrnas.provenance import provenance
+from lrnas.data.catalog import ImageSet, load_set
 from lrnas.recipes import Recipe, get_recipe
-from lrnas.train import train
+from lrnas.training.loop import train
+from lrnas.training.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 Batch = tuple[Tensor, Tensor]

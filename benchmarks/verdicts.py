@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lrnas.finals import Final
-from lrnas.provenance import provenance
-from lrnas.verdicts import TEST, judge
+from lrnas.study.retrained import Final
+from lrnas.study.verdicts import TEST, judge
+from lrnas.training.provenance import provenance
 
 SEED = 0
 MEAN, DEVIATION = 0.9, 0.003

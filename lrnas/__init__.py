@@ -18,41 +18,41 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lrnas.arch import Allocation, Architecture, FilterGroup
-    from lrnas.build import create_model
-    from lrnas.cost import Cost
-    from lrnas.driver import open_study, search
+    from lrnas.arch.architecture import Allocation, Architecture, FilterGroup
+    from lrnas.arch.cost import Cost
     from lrnas.errors import LrnasError
-    from lrnas.exporting import export
-    from lrnas.init import initialise
-    from lrnas.layers import CompositeConv2d, SeparableConv2d
-    from lrnas.plan import canonical_id, make_plan
-    from lrnas.points import get_point
-    from lrnas.space import load_space
-    from lrnas.surgery import convert
-    from lrnas.tracing import count_model
+    from lrnas.exporting.export import export
+    from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
+    from lrnas.layers.init import initialise
+    from lrnas.models.build import create_model
+    from lrnas.models.convert import convert
+    from lrnas.models.count import count_model
+    from lrnas.models.paper import get_point
+    from lrnas.models.plan import canonical_id, make_plan
+    from lrnas.searching.search import open_study, search
+    from lrnas.spaces.space import load_space
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Allocation": "arch",
-    "Architecture": "arch",
-    "CompositeConv2d": "layers",
-    "Cost": "cost",
-    "FilterGroup": "arch",
+    "Allocation": "arch.architecture",
+    "Architecture": "arch.architecture",
+    "CompositeConv2d": "layers.conv",
+    "Cost": "arch.cost",
+    "FilterGroup": "arch.architecture",
     "LrnasError": "errors",
-    "SeparableConv2d": "layers",
-    "canonical_id": "plan",
-    "convert": "surgery",
-    "count_model": "tracing",
-    "create_model": "build",
-    "export": "exporting",
-    "get_point": "points",
-    "initialise": "init",
-    "load_space": "space",
-    "make_plan": "plan",
-    "open_study": "driver",
-    "search": "driver",
+    "SeparableConv2d": "layers.conv",
+    "canonical_id": "models.plan",
+    "convert": "models.convert",
+    "count_model": "models.count",
+    "create_model": "models.build",
+    "export": "exporting.export",
+    "get_point": "models.paper",
+    "initialise": "layers.init",
+    "load_space": "spaces.space",
+    "make_plan": "models.plan",
+    "open_study": "searching.search",
+    "search": "searching.search",
 }
 """Where each public name lives; it is loaded when it is first asked for."""
 
@@ -110,13 +110,13 @@ class _AfterTimm(importlib.abc.MetaPathFinder):
 
         def run_and_register(module: ModuleType) -> None:
             run(module)
-            importlib.import_module("lrnas.registry")
+            importlib.import_module("lrnas.models.timm_registry")
 
         spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
         return spec
 
 
 if "timm" in sys.modules:
-    importlib.import_module("lrnas.registry")
+    importlib.import_module("lrnas.models.timm_registry")
 else:
     sys.meta_path.insert(0, _AfterTimm())

@@ -2,6 +2,6 @@
 
 import sys
 
-from lrnas.cli import main
+from lrnas.cli.main import main
 
 sys.exit(main())

@@ -73,7 +73,7 @@ class Recipe:
     all_images: bool = False
     """Train on the validation images too, once nothing is left to choose by them."""
     init: str = "composite"
-    """Composite, fan_in, fan_out or default, see lrnas.init."""
+    """Composite, fan_in, fan_out or default, see lrnas.layers.init."""
 
     def __post_init__(self) -> None:
         for item in fields(self):

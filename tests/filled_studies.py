@@ -11,14 +11,14 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from lrnas.errors import LrnasError
-from lrnas.manifest import check_manifest
-from lrnas.objectives import pick_objectives
-from lrnas.plan import canonical_id, make_plan
+from lrnas.models.plan import canonical_id, make_plan
 from lrnas.recipes import get_recipe
-from lrnas.record import Record
-from lrnas.space import SearchSpace, load_space
-from lrnas.storage import open_storage
-from lrnas.study import distributions_of
+from lrnas.searching.proposals import distributions_of
+from lrnas.spaces.space import SearchSpace, load_space
+from lrnas.study.manifest import check_manifest
+from lrnas.study.objectives import pick_objectives
+from lrnas.study.record import Record
+from lrnas.study.storage import open_storage
 
 SIZE, CLASSES, EPOCHS = 32, 10, 9
 BEGUN = datetime(2026, 1, 1)

@@ -5,15 +5,15 @@ from pathlib import Path
 import optuna
 from optuna.samplers import RandomSampler
 
-from lrnas.arch import Architecture
-from lrnas.manifest import check_manifest
-from lrnas.objectives import Limits, pick_objectives
-from lrnas.plan import make_plan
+from lrnas.arch.architecture import Architecture
+from lrnas.models.plan import make_plan
 from lrnas.recipes import Recipe
-from lrnas.samplers import make_sampler
-from lrnas.space import load_space
-from lrnas.storage import open_storage
-from lrnas.study import Study
+from lrnas.searching.proposals import Study
+from lrnas.searching.samplers import make_sampler
+from lrnas.spaces.space import load_space
+from lrnas.study.manifest import check_manifest
+from lrnas.study.objectives import Limits, pick_objectives
+from lrnas.study.storage import open_storage
 
 SPACE = load_space("nin", batch_norm=True)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from lrnas.arch import Allocation, Architecture, FilterGroup
-from lrnas.plan import make_plan
+from lrnas.arch.architecture import Allocation, Architecture, FilterGroup
+from lrnas.models.plan import make_plan
 
 SHAPES = ("kx1", "1xk", "kxk", "1x1", "3x1", "1x5")
 

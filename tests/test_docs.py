@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lrnas
-from lrnas.cli import _parser
+from lrnas.cli.main import _parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "results" / "README.md"]

@@ -1,4 +1,4 @@
-"""The shape of the package: imports point one way, the public face is what it says."""
+"""The shape of the package: imports between packages point one way, and the public face is what it says."""
 
 import ast
 import importlib
@@ -7,63 +7,116 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import lrnas
 
-PACKAGE = Path(lrnas.__file__).parent
-FILES = sorted(PACKAGE.rglob("*.py"))
-FACES = ("export", "figure", "profile", "report", "retrain", "search")
-FACE = {"__init__", "__main__", "cli", *(f"{name}_commands" for name in FACES)}
-"""These may reach for anything, when it is asked for."""
-NEEDS_NO_TORCH = ("errors", "arch", "cost", "topology", "plan", "points", "summary", "resources", "space", "cli")
+ROOT = Path(lrnas.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+PACKAGES = (
+    "arch",
+    "layers",
+    "models",
+    "spaces",
+    "data",
+    "training",
+    "profiling",
+    "study",
+    "searching",
+    "exporting",
+    "reporting",
+    "cli",
+)
+"""From the ground up: a package imports only from those before it, and from the modules beside the packages."""
+MOST_MODULES = 15
+NEEDS_NO_TORCH = (
+    "errors",
+    "recipes",
+    "arch",
+    "models.plan",
+    "models.paper",
+    "models.summary",
+    "spaces",
+    "study",
+    "cli",
+)
+"""Modules, and packages with every module in them, that load neither torch, timm, Ray nor matplotlib."""
+HEAVY = ("torch", "timm", "ray", "matplotlib")
+
+
+def name_of(path: Path) -> str:
+    """A module's dotted name below lrnas; a package's own file has the name of the package."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__").replace("__init__", "")
+
+
+MODULES = {name_of(path) for path in FILES}
 
 
 def imports_of(path: Path) -> set[str]:
-    """Our own modules that a module imports, also inside functions."""
+    """Our own modules that a module imports, also inside functions and for type checkers alone."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lrnas":
-            rest = (node.module or "").split(".")[1:]
-            found |= {rest[0]} if rest else {alias.name for alias in node.names}
+            base = (node.module or "").removeprefix("lrnas").removeprefix(".")
+            whole = {f"{base}.{alias.name}".removeprefix(".") for alias in node.names}
+            found |= (whole & MODULES) or {base}
         elif isinstance(node, ast.Import):
-            found |= {name.split(".")[1] for name in (a.name for a in node.names) if name.startswith("lrnas.")}
-    return found & {part_of(module) for module in FILES}
+            found |= {alias.name.removeprefix("lrnas.") for alias in node.names if alias.name.startswith("lrnas.")}
+    return found & MODULES
 
 
-def part_of(path: Path) -> str:
-    """The module a file is, or the package of modules it belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+GRAPH = {name_of(path): imports_of(path) - {"", name_of(path)} for path in FILES}
 
 
-def test_imports_point_one_way() -> None:
-    graph: dict[str, set[str]] = {}
-    for path in FILES:
-        if path.parent != PACKAGE or path.stem not in FACE:
-            graph.setdefault(part_of(path), set()).update(imports_of(path) - {part_of(path)})
-    assert graph["plan"] >= {"arch", "tracing"}  # the function-level ones count too
-    assert graph["kernels"] == set() and "kernels" in graph["fused"]
-    TopologicalSorter(graph).prepare()  # raises CycleError, with the cycle
-    assert not any(graph[name] & FACE for name in graph)
+def package_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def test_the_list_of_packages_is_complete() -> None:
+    assert sorted(path.parent.name for path in ROOT.glob("*/__init__.py")) == sorted(PACKAGES)
+
+
+def test_packages_import_only_from_those_below() -> None:
+    upward = [
+        f"{module} imports {other}"
+        for module, others in GRAPH.items()
+        for other in others
+        if package_of(module) in PACKAGES
+        and package_of(other) in PACKAGES
+        and PACKAGES.index(package_of(other)) > PACKAGES.index(package_of(module))
+    ]
+    assert upward == []
+    beside = {module for module in GRAPH if package_of(module) not in PACKAGES} - {"", "__main__"}
+    assert [module for module in beside if any(package_of(other) in PACKAGES for other in GRAPH[module])] == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert "models.count" in GRAPH["models.plan"]  # function-level imports count too
+    TopologicalSorter({module: others for module, others in GRAPH.items() if module}).prepare()  # CycleError names them
+
+
+def test_packages_say_what_they_are_for() -> None:
+    for path in ROOT.glob("*/__init__.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert ast.get_docstring(tree) and len(tree.body) == 1, f"{path.parent.name}: a docstring and nothing else"
+
+
+def test_no_folder_is_crowded() -> None:
+    crowds = {str(folder): len(list(folder.glob("*.py"))) - 1 for folder in {path.parent for path in FILES}}
+    assert {folder: number for folder, number in crowds.items() if number > MOST_MODULES} == {}
 
 
 def test_exports_are_what_they_say() -> None:
     assert sorted(lrnas.__all__) == sorted(lrnas._HOME)
+    assert set(lrnas.__all__) & set(PACKAGES) == set(), "a package would hide a public name"
     for name in lrnas.__all__:
         assert getattr(lrnas, name) is getattr(importlib.import_module(f"lrnas.{lrnas._HOME[name]}"), name)
         assert name in dir(lrnas)
-    for path in FILES:
-        if path.stem not in {"__main__", "registry"}:
-            name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
-            module = importlib.import_module(name)
-            assert all(hasattr(module, name) for name in module.__all__)
 
 
-def test_describing_and_counting_needs_no_torch() -> None:
-    code = (
-        "; ".join(f"import lrnas.{name}" for name in NEEDS_NO_TORCH) + "; import sys; assert 'torch' not in sys.modules"
-    )
+@pytest.mark.parametrize("part", NEEDS_NO_TORCH)
+def test_light_parts_load_nothing_heavy(part: str) -> None:
+    names = [name for name in MODULES if name == part or name.startswith(f"{part}.")]
+    code = "; ".join(f"import lrnas.{name}" for name in sorted(names))
+    code += f"; import sys; found = [name for name in {HEAVY!r} if name in sys.modules]; assert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_modules_stay_small() -> None:
-    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
-    assert {name: lines for name, lines in lengths.items() if lines > 450} == {}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from lrnas.trainable import Run
+from lrnas.training.custom import Run
 
 BATCH_SIZE = 64
 

@@ -12,8 +12,8 @@ from optuna.trial import FrozenTrial, TrialState
 from searches import SMALL, Search, all_trials, descendants, trials
 from servers import Postgres, running_cluster, running_postgres
 
-from lrnas.ledger import DRIVER
-from lrnas.storage import open_storage
+from lrnas.study.ledger import DRIVER
+from lrnas.study.storage import open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import read_data
 from searches import SMALL, Search, trials
 from servers import running_postgres
-from test_page import read_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
 

@@ -13,12 +13,12 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 from small_studies import make_search
 
-from lrnas.arch import Architecture
-from lrnas.cli import main
-from lrnas.data import load_set
+from lrnas.arch.architecture import Architecture
+from lrnas.cli.main import main
+from lrnas.data.catalog import load_set
+from lrnas.exporting.sources import find_source
 from lrnas.recipes import Recipe
-from lrnas.sources import find_source
-from lrnas.train import evaluate
+from lrnas.training.loop import evaluate
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
 

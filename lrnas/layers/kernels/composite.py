@@ -1,0 +1,331 @@
+"""Convolution by groups of filters of different shapes side by side, with its gradients, by whichever kernels fit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lrnas.layers.kernels import FEW_CHANNELS, LONGEST_PATCH, convs, gathered, tiled
+from lrnas.layers.kernels.layer import ALIGNMENT, Layer
+from lrnas.layers.kernels.rows import as_rows, bias_backward, empty_map, unpool
+
+__all__ = ["Layer", "backward", "forward"]
+
+LONGEST_WINDOW = 128
+"""Values that a filter sees, up to which gathering them one by one is the fastest."""
+
+
+def _aligned(channels: int) -> int:
+    return channels if channels <= FEW_CHANNELS else channels + -channels % ALIGNMENT
+
+
+def _pixels(x: Tensor) -> Tensor:
+    """[N, H, W, C] in one piece, with zeros up to a multiple of eight channels."""
+    x = x.permute(0, 2, 3, 1)
+    missing = _aligned(x.shape[3]) - x.shape[3]
+    return (F.pad(x, (0, missing)) if missing else x).contiguous()
+
+
+def _as_map(pixels: Tensor, channels: int) -> Tensor:
+    """The inverse: a map without what was filled up, channels last in memory."""
+    out = pixels[..., :channels].permute(0, 3, 1, 2)
+    return out.contiguous(memory_format=torch.channels_last)
+
+
+def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype, *, boxes: bool = False) -> Tensor:
+    """Rows of channels: group after group, tap after tap, filter after filter, zeros up to whole blocks.
+
+    For `boxes` there are zeros too where a box begins before the group it is for.
+    """
+    channels = _aligned(weights[0].shape[1])
+    leads, heights = (layer.leads, layer.box_rows) if boxes else ((0,) * len(weights), layer.filter_rows)
+    sizes = [height * area for height, area in zip(heights, layer.areas, strict=True)]
+    full = channels == weights[0].shape[1] and heights == layer.filters
+    make = torch.empty if full else torch.zeros
+    packed = make(sum(sizes), channels, dtype=dtype, device=weights[0].device)
+    places = [
+        part.view(area, height, channels)[:, lead : lead + num, : weight.shape[1]]
+        for part, area, height, lead, num, weight in zip(
+            packed.split(sizes), layer.areas, heights, leads, layer.filters, weights, strict=True
+        )
+    ]
+    torch._foreach_copy_(places, [weight.permute(2, 3, 0, 1).flatten(0, 1) for weight in weights])
+    return packed
+
+
+def _matrices(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> list[Tensor]:
+    """[filters, taps × channels] of every group: free for weights in this precision with channels last."""
+    missing = _aligned(weights[0].shape[1]) - weights[0].shape[1]
+    taps = [weight.permute(0, 2, 3, 1).flatten(1, 2) for weight in weights]
+    if layer.taps:
+        taps = [torch.stack([taps[0][:, tap] for tap in layer.taps], 1)]
+    if missing:
+        taps = [F.pad(tap, (0, missing)) for tap in taps]
+    if any(tap.dtype != dtype or not tap.is_contiguous() for tap in taps):
+        copies = [torch.empty(tap.shape, dtype=dtype, device=tap.device) for tap in taps]
+        torch._foreach_copy_(copies, taps)
+        taps = copies
+    return [tap.flatten(1) for tap in taps]
+
+
+@functools.cache
+def _copies_boxes(device: torch.device) -> bool:
+    """Whether a GPU copies boxes, and has the shared memory for several of them."""
+    if device.type == "cpu":  # an interpreter
+        return True
+    properties = torch.cuda.get_device_properties(device)
+    usual = 227 << 10 if properties.major in (9, 10) else 0  # where PyTorch does not tell
+    return properties.major >= 9 and getattr(properties, "shared_memory_per_block_optin", usual) >= 200 << 10
+
+
+def _kernels(layer: Layer, channels: int, like: Tensor) -> ModuleType:
+    """Boxes where the GPU can copy them and PyTorch's numbers fit its rules."""
+    fits = layer.stride == (1, 1) and channels % ALIGNMENT == 0 and like.element_size() == 2
+    return tiled if fits and _copies_boxes(like.device) else gathered
+
+
+def _merged(layer: Layer, channels: int) -> Layer:
+    """Filters of a map of few channels as filters of one shape that covers all, zero where they do not look.
+
+    Such a layer takes the time of its output, not that of its products: one pass over the positions is better than
+    one for every group, unless the shape that covers all is long and no filter is, or too long for patches.
+    """
+    if channels > FEW_CHANNELS or len(layer.filters) == 1:
+        return layer
+    before, length = [], []
+    for axis in (0, 1):
+        step = layer.dilation[axis]
+        starts = [-margin[axis] for margin in layer.margins]
+        ends = [start + step * (kernel[axis] - 1) for start, kernel in zip(starts, layer.kernels, strict=True)]
+        if any((start - starts[0]) % step for start in starts):
+            return layer
+        before.append(-min(starts))
+        length.append((max(ends) - min(starts)) // step + 1)
+    area = length[0] * length[1]
+    if area * channels > LONGEST_WINDOW and (max(layer.areas) * channels <= LONGEST_WINDOW or area > LONGEST_PATCH):
+        return layer
+    whole = layer._replace(filters=(layer.num_filters,))
+    return whole._replace(kernels=((length[0], length[1]),), margins=((before[0], before[1]),))
+
+
+def _places(dense: Tensor, layer: Layer, merged: Layer) -> list[Tensor]:
+    """The part of [filters, channels, rows, columns] of a merged layer that belongs to each group."""
+    parts = []
+    for part, margin, kernel in zip(dense.split(list(layer.filters)), layer.margins, layer.kernels, strict=True):
+        row, col = ((merged.margins[0][axis] - margin[axis]) // layer.dilation[axis] for axis in (0, 1))
+        parts.append(part[:, :, row : row + kernel[0], col : col + kernel[1]])
+    return parts
+
+
+def _merge(weights: Sequence[Tensor], layer: Layer, merged: Layer) -> list[Tensor]:
+    if merged is layer:
+        return list(weights)
+    dense = weights[0].new_zeros(layer.num_filters, weights[0].shape[1], *merged.kernels[0])
+    for place, weight in zip(_places(dense, layer, merged), weights, strict=True):
+        place.copy_(weight)
+    return [dense]
+
+
+def _goes_by_patches(x: Tensor, merged: Layer) -> bool:
+    """Whether a layer is best a matrix product with its patches: few channels, a long window, and a stride, without
+    which there are as many patches as pixels."""
+    return (
+        x.shape[1] <= FEW_CHANNELS
+        and len(merged.filters) == 1
+        and merged.areas[0] * x.shape[1] > LONGEST_WINDOW
+        and merged.areas[0] <= LONGEST_PATCH
+        and x.element_size() == 2
+        and merged.stride != (1, 1)
+        and min(merged.margins[0]) >= 0
+        and convs.output_size(x, merged.kernels[0], merged.stride, merged.margins[0], merged.dilation) == merged.size
+    )
+
+
+def forward(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    scale: Tensor | None,
+    layer: Layer,
+    relu: bool,
+    pool: int,
+    keep_winner: bool,
+) -> tuple[Tensor, Tensor]:
+    """The output, and which position of each window of the pool was largest, empty if that is not kept."""
+    winner = torch.empty(0, dtype=torch.uint8, device=x.device)
+    if keep_winner:
+        winner = empty_map(x, layer.num_filters, layer.size[0] // pool, layer.size[1] // pool, torch.uint8)
+    if x.dtype == torch.float64:
+        return _plain(x, weights, bias, scale, layer, relu, pool, winner), winner
+    merged = _merged(layer, x.shape[1])
+    weights = _merge(weights, layer, merged)
+    if pool == 1 and _goes_by_patches(x, merged):
+        return _patches_forward(x, weights[0], bias, scale, merged, relu), winner
+    if x.shape[1] <= FEW_CHANNELS and len(merged.filters) == 1 and x.element_size() == 2 and layer.stride == (1, 1):
+        pixels, weights, merged = _spread(x, weights[0], merged)
+    else:
+        pixels = _pixels(x)
+    then = (merged, scale, bias, relu, pool, winner if keep_winner else None)
+    if _kernels(merged, pixels.shape[3], pixels) is tiled and len(merged.filters) <= tiled.MOST_GROUPS:
+        out = tiled.forward(pixels, _matrices(weights, merged, x.dtype), *then)
+    else:
+        out = gathered.forward(pixels, _pack(weights, merged, x.dtype), *then)
+    return _as_map(out, layer.num_filters), winner
+
+
+def _patches_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, layer: Layer, relu: bool
+) -> Tensor:
+    weight = weight if scale is None else weight * scale[:, None, None, None]
+    shift = None if bias is None else bias.to(x.dtype)
+    return convs.conv_forward(x, weight.to(x.dtype), shift, layer.stride, layer.margins[0], layer.dilation, relu)
+
+
+def _spread(x: Tensor, weight: Tensor, layer: Layer) -> tuple[Tensor, list[Tensor], Layer]:
+    """A convolution of few channels as one of more channels: those that a row of the window sees, side by side.
+
+    One copy of the map, and what is left is a window of one column, for whole boxes of memory.
+    """
+    rows, cols = layer.kernels[0]
+    pixels = gathered.spread(
+        x.permute(0, 2, 3, 1).contiguous(), layer.size[1], cols, layer.margins[0][1], layer.dilation[1]
+    )
+    tall = weight.new_zeros(len(weight), pixels.shape[3], rows, 1)
+    tall[:, : cols * x.shape[1], :, 0] = weight.permute(0, 3, 1, 2).flatten(1, 2)
+    return pixels, [tall], layer._replace(kernels=((rows, 1),), margins=((layer.margins[0][0], 0),), taps=())
+
+
+def backward(
+    grad: Tensor,
+    out: Tensor | None,
+    winner: Tensor | None,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    layer: Layer,
+    pool: int,
+    needs_input: bool,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the input, of all weights one after another, [filters, rows, columns, channels] each, and of the
+    bias; empty where not needed. `out` is the output of a ReLU.
+
+    A pool passes each of its gradients to one position, so ReLU's mask and the bias's sum are taken where the map is
+    small.
+    """
+    if x.dtype == torch.float64:
+        return _plain_backward(grad, out, winner, x, weights, layer, pool, needs_input)
+    grad_rows, grad_bias = as_rows(grad), grad.new_empty(0, dtype=torch.float32)
+    out_rows = None if out is None else as_rows(out)
+    if winner is not None:
+        grad_rows, grad_bias = unpool(grad_rows, out_rows, as_rows(winner), grad.shape[2:], layer.size, pool)
+    elif out is not None or needs_bias:
+        grad_rows, grad_bias = bias_backward(grad_rows, out_rows)
+    grad_pixels = grad_rows.view(len(grad), *layer.size, layer.num_filters)
+    merged = _merged(layer, x.shape[1])
+    if _goes_by_patches(x, merged):
+        return *_patches_backward(grad_pixels, x, weights, layer, merged, needs_input), grad_bias
+    grad_x = x.new_empty(0)
+    if needs_input:
+        kernels = _kernels(merged, _aligned(x.shape[1]), x) if layer.num_filters % ALIGNMENT == 0 else gathered
+        packed = _pack(_merge(weights, layer, merged), merged, x.dtype, boxes=kernels is tiled)
+        grad_x = _as_map(kernels.input_gradient(grad_pixels, packed, merged, *x.shape[2:]), x.shape[1])
+    pixels = _pixels(x)
+    kernels = _kernels(merged, pixels.shape[3], pixels)
+    partial = kernels.weight_gradient(grad_pixels, pixels, merged, _num_processors(x.device))
+    total = partial[0] if len(partial) == 1 else partial.sum(0)
+    if pixels.shape[3] > x.shape[1]:
+        total = total.view(-1, pixels.shape[3])[:, : x.shape[1]].flatten()
+    if merged is not layer:
+        total = _apart(total.view(layer.num_filters, *merged.kernels[0], x.shape[1]), layer, merged)
+    return grad_x, total, grad_bias
+
+
+def _apart(total: Tensor, layer: Layer, merged: Layer) -> Tensor:
+    """From [filters, rows, columns, channels] of a merged layer what belongs to its groups, one after another."""
+    parts = _places(total.permute(0, 3, 1, 2), layer, merged)
+    return torch.cat([part.permute(0, 2, 3, 1).flatten() for part in parts])
+
+
+def _patches_backward(
+    grad_pixels: Tensor, x: Tensor, weights: Sequence[Tensor], layer: Layer, merged: Layer, needs_input: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the input and of all weights, as in `backward`; these in half precision, as PyTorch's are."""
+    weight = _merge(weights, layer, merged)[0].to(x.dtype)
+    grad, geometry = grad_pixels.permute(0, 3, 1, 2), (merged.stride, merged.margins[0], merged.dilation)
+    grad_x, total, _ = convs.conv_backward(grad, None, x, weight, *geometry, needs_input, False)
+    return grad_x, _apart(total.float().permute(0, 2, 3, 1), layer, merged)
+
+
+@functools.cache
+def _num_processors(device: torch.device) -> int:
+    return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _margin(x: Tensor, weight: Tensor, before: tuple[int, int], layer: Layer) -> list[int]:
+    """What `F.pad` adds to the input for one group, or crops."""
+    after = []
+    for axis in (0, 1):
+        seen = (layer.size[axis] - 1) * layer.stride[axis] + layer.dilation[axis] * (weight.shape[2 + axis] - 1) + 1
+        after.append(seen - x.shape[2 + axis] - before[axis])
+    return [before[1], after[1], before[0], after[0]]
+
+
+def _plain(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    scale: Tensor | None,
+    layer: Layer,
+    relu: bool,
+    pool: int,
+    winner: Tensor,
+) -> Tensor:
+    """In PyTorch's own operations: what the kernels are held against."""
+    parts = []
+    for weight, before in zip(weights, layer.margins, strict=True):
+        padded = F.pad(x, _margin(x, weight, before, layer))
+        parts.append(F.conv2d(padded, weight.to(x.dtype), None, layer.stride, 0, layer.dilation))
+    out = torch.cat(parts, 1)
+    out = out if scale is None else out * scale[:, None, None]
+    out = out if bias is None else out + bias[:, None, None]
+    if pool > 1:
+        out, place = F.max_pool2d(out, pool, return_indices=True)
+        if winner.numel():
+            row, col = place // layer.size[1], place % layer.size[1]
+            winner.copy_(row % pool * pool + col % pool)
+    return (out.relu() if relu else out).contiguous(memory_format=torch.channels_last)
+
+
+def _plain_backward(
+    grad: Tensor,
+    out: Tensor | None,
+    winner: Tensor | None,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    layer: Layer,
+    pool: int,
+    needs_input: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad = grad if out is None else grad * (out > 0)
+    grad_bias = grad.sum((0, 2, 3))
+    if winner is not None:
+        number, channels, height, width = grad.shape
+        windows = F.one_hot(winner.long(), pool * pool).to(grad.dtype) * grad[..., None]
+        windows = windows.view(number, channels, height, width, pool, pool).transpose(3, 4)
+        grad = grad.new_zeros(number, channels, *layer.size)
+        grad[:, :, : height * pool, : width * pool] = windows.reshape(number, channels, height * pool, width * pool)
+    grad_x, grad_weights = torch.zeros_like(x, memory_format=torch.channels_last), []
+    for part, weight, before in zip(grad.split(list(layer.filters), 1), weights, layer.margins, strict=True):
+        margin = _margin(x, weight, before, layer)
+        geometry = (layer.stride, (0, 0), layer.dilation, False, (0, 0), 1, (True, True, False))
+        grad_padded, grad_weight, _ = torch.ops.aten.convolution_backward(
+            part.contiguous(), F.pad(x, margin), weight.to(x.dtype), None, *geometry
+        )
+        grad_x += F.pad(grad_padded, [-side for side in margin])
+        grad_weights.append(grad_weight.permute(0, 2, 3, 1).flatten())
+    return grad_x if needs_input else x.new_empty(0), torch.cat(grad_weights), grad_bias

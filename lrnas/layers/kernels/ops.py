@@ -1,0 +1,276 @@
+"""The kernels as PyTorch operators, with shapes for tracing and formulas for autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from lrnas.layers.kernels import convs, pools, rows
+from lrnas.layers.kernels.pools import Window
+
+__all__ = ["average_pool", "batch_norm", "conv", "max_pool", "whole_max"]
+
+Ints = Sequence[int]
+
+
+# --- convolution, bias, ReLU
+
+
+@custom_op("lrnas::conv", mutates_args=())
+def _conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, relu: bool
+) -> Tensor:
+    return convs.conv_forward(x, weight, bias, stride, padding, dilation, relu)
+
+
+@_conv.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, relu: bool
+) -> Tensor:
+    return rows.empty_map(x, len(weight), *convs.output_size(x, weight.shape[2:], stride, padding, dilation))
+
+
+@custom_op("lrnas::conv_backward", mutates_args=())
+def _conv_backward(
+    grad: Tensor,
+    out: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    needs_input: bool,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return convs.conv_backward(grad, out, x, weight, stride, padding, dilation, needs_input, needs_bias)
+
+
+@_conv_backward.register_fake
+def _(
+    grad: Tensor,
+    out: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    needs_input: bool,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    number, channels, height, width = weight.shape
+    grad_weight = weight.new_empty(number, height, width, channels).permute(0, 3, 1, 2)
+    grad_x = rows.empty_map(x, *x.shape[1:]) if needs_input else x.new_empty(0)
+    has_sums = needs_bias or out is not None
+    return grad_x, grad_weight, x.new_empty(number if has_sums else 0, dtype=torch.float32)
+
+
+def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, bias, *ctx.geometry, ctx.relu = inputs
+    ctx.has_bias = bias is not None
+    ctx.save_for_backward(*(x, weight), *((output,) if ctx.relu else ()))
+
+
+def _conv_autograd(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, *output = ctx.saved_tensors
+    out = output[0] if ctx.relu else None
+    needs_input = ctx.needs_input_grad[0]
+    grad_x, grad_weight, grad_bias = _conv_backward(grad, out, x, weight, *ctx.geometry, needs_input, ctx.has_bias)
+    return (
+        grad_x if needs_input else None,
+        grad_weight,
+        grad_bias.to(weight.dtype) if ctx.has_bias else None,
+        *(None, None, None, None),
+    )
+
+
+_conv.register_autograd(_conv_autograd, setup_context=_conv_setup)
+
+
+def conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, relu: bool
+) -> Tensor:
+    """A convolution, with a ReLU if wanted."""
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(dtype), weight.to(dtype), bias if bias is None else bias.to(dtype)
+    result: Tensor = _conv(x, weight, bias, stride, padding, dilation, relu)
+    return result
+
+
+# --- batch norm, ReLU
+
+
+@custom_op("lrnas::batch_norm", mutates_args=())
+def _batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor]:
+    out, statistics = rows.norm_forward(rows.as_rows(x), weight, bias, eps, relu)
+    return rows.as_map(out, len(x), x.shape[2], x.shape[3]), statistics
+
+
+@_batch_norm.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor]:
+    return rows.empty_map(x, *x.shape[1:]), x.new_empty(3, x.shape[1], dtype=torch.float32)
+
+
+@custom_op("lrnas::batch_norm_backward", mutates_args=())
+def _batch_norm_backward(
+    grad: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, relu: bool
+) -> tuple[Tensor, Tensor]:
+    grad_x, grads = rows.norm_backward(rows.as_rows(grad), rows.as_rows(x), statistics, weight, bias, relu)
+    return rows.as_map(grad_x, len(x), x.shape[2], x.shape[3]), grads
+
+
+@_batch_norm_backward.register_fake
+def _(grad: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
+    return rows.empty_map(x, *x.shape[1:]), x.new_empty(2, x.shape[1], dtype=torch.float32)
+
+
+def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, bias, _, ctx.relu = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # statistics and winners have none: no zeros for them
+    ctx.save_for_backward(x, output[1], weight, bias)
+
+
+def _norm_autograd(ctx: Any, grad: Tensor | None, statistics: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 5
+    grad_x, grads = _batch_norm_backward(grad, *ctx.saved_tensors, ctx.relu)
+    return grad_x, grads[0], grads[1], None, None
+
+
+_batch_norm.register_autograd(_norm_autograd, setup_context=_norm_setup)
+
+
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch norm in training, with a ReLU if wanted; beside it the mean and unbiased variance of every channel."""
+    out, statistics = _batch_norm(x, weight, bias, eps, relu)
+    return out, statistics[0], statistics[2]
+
+
+# --- pools
+
+
+@custom_op("lrnas::max_pool", mutates_args=())
+def _max_pool(x: Tensor, window: Ints, ceil_mode: bool) -> tuple[Tensor, Tensor]:
+    return pools.max_forward(x, Window(*window), ceil_mode)
+
+
+@_max_pool.register_fake
+def _(x: Tensor, window: Ints, ceil_mode: bool) -> tuple[Tensor, Tensor]:
+    height, width = (Window(*window).output_size(size, ceil_mode) for size in x.shape[2:])
+    return rows.empty_map(x, x.shape[1], height, width), rows.empty_map(x, x.shape[1], height, width, torch.uint8)
+
+
+@custom_op("lrnas::max_pool_backward", mutates_args=())
+def _max_pool_backward(grad: Tensor, winner: Tensor, height: int, width: int, window: Ints) -> Tensor:
+    return pools.max_backward(grad, winner, height, width, Window(*window))
+
+
+@_max_pool_backward.register_fake
+def _(grad: Tensor, winner: Tensor, height: int, width: int, window: Ints) -> Tensor:
+    return rows.empty_map(grad, grad.shape[1], height, width)
+
+
+def _max_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, ctx.window, _ = inputs
+    ctx.size = x.shape[2:]
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1])
+
+
+def _max_autograd(ctx: Any, grad: Tensor | None, winner: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return None, None, None
+    return _max_pool_backward(grad, *ctx.saved_tensors, *ctx.size, ctx.window), None, None
+
+
+_max_pool.register_autograd(_max_autograd, setup_context=_max_setup)
+
+
+def max_pool(x: Tensor, window: Window, ceil_mode: bool) -> Tensor:
+    out: Tensor = _max_pool(x, window, ceil_mode)[0]
+    return out
+
+
+@custom_op("lrnas::average_pool", mutates_args=())
+def _average_pool(x: Tensor, window: Ints, ceil_mode: bool, count_padding: bool) -> Tensor:
+    return pools.average_forward(x, Window(*window), ceil_mode, count_padding)
+
+
+@_average_pool.register_fake
+def _(x: Tensor, window: Ints, ceil_mode: bool, count_padding: bool) -> Tensor:
+    height, width = (Window(*window).output_size(size, ceil_mode) for size in x.shape[2:])
+    return rows.empty_map(x, x.shape[1], height, width)
+
+
+@custom_op("lrnas::average_pool_backward", mutates_args=())
+def _average_pool_backward(grad: Tensor, height: int, width: int, window: Ints, count_padding: bool) -> Tensor:
+    return pools.average_backward(grad, height, width, Window(*window), count_padding)
+
+
+@_average_pool_backward.register_fake
+def _(grad: Tensor, height: int, width: int, window: Ints, count_padding: bool) -> Tensor:
+    return rows.empty_map(grad, grad.shape[1], height, width)
+
+
+def _average_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.window, _, ctx.count_padding = inputs
+    ctx.size = x.shape[2:]
+
+
+def _average_autograd(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _average_pool_backward(grad, *ctx.size, ctx.window, ctx.count_padding), None, None, None
+
+
+_average_pool.register_autograd(_average_autograd, setup_context=_average_setup)
+
+
+def average_pool(x: Tensor, window: Window, ceil_mode: bool, count_padding: bool) -> Tensor:
+    out: Tensor = _average_pool(x, window, ceil_mode, count_padding)
+    return out
+
+
+@custom_op("lrnas::whole_max", mutates_args=())
+def _whole_max(x: Tensor) -> tuple[Tensor, Tensor]:
+    return pools.whole_max_forward(x)
+
+
+@_whole_max.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (*x.shape[:2], 1, 1)
+    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
+
+
+@custom_op("lrnas::whole_max_backward", mutates_args=())
+def _whole_max_backward(grad: Tensor, winner: Tensor, height: int, width: int) -> Tensor:
+    return pools.whole_max_backward(grad, winner, height, width)
+
+
+@_whole_max_backward.register_fake
+def _(grad: Tensor, winner: Tensor, height: int, width: int) -> Tensor:
+    return rows.empty_map(grad, grad.shape[1], height, width)
+
+
+def _whole_setup(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.size = inputs[0].shape[2:]
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1])
+
+
+def _whole_autograd(ctx: Any, grad: Tensor | None, winner: None) -> Tensor | None:
+    return None if grad is None else _whole_max_backward(grad, *ctx.saved_tensors, *ctx.size)
+
+
+_whole_max.register_autograd(_whole_autograd, setup_context=_whole_setup)
+
+
+def whole_max(x: Tensor) -> Tensor:
+    """The largest value of every channel, as a map of one position."""
+    out: Tensor = _whole_max(x)[0]
+    return out

@@ -1,0 +1,207 @@
+"""The steps of a plan as modules of their own that can be run, and timed, by themselves.
+
+A network of ours is a list of steps: a convolution with its batch norm and ReLU, a pool, a part of the head. Of a model
+of timm the steps are the convolutions that an architecture may change; what else it does is one more, the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Conv2dSame, SelectAdaptivePool2d
+from torch import Tensor, nn
+
+from lrnas.arch.architecture import Architecture, Mix
+from lrnas.arch.backbone_shapes import PlannedConv, Step
+from lrnas.arch.cost import mix_cost
+from lrnas.layers.accelerate import fused
+from lrnas.layers.conv import make_conv
+from lrnas.models.build import create_model
+from lrnas.models.count import TracedSite, create_on_meta, trace_timm
+from lrnas.models.plan import TIMM, make_plan
+from lrnas.profiling.timing import Call
+
+__all__ = ["Setting", "layer_call", "network_call", "steps_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a network is run."""
+
+    device: torch.device
+    dtype: torch.dtype
+    batch: int
+    compile: bool = False
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """As in training: what each device is fastest with."""
+        return torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+
+    def input(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        x = torch.randn(self.batch, *shape, device=self.device, dtype=dtype or self.dtype)
+        return x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
+
+    def place(self, module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        return module.to(self.device, dtype, memory_format=self.layout)  # type: ignore[call-overload, no-any-return]
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        return cast(nn.Module, torch.compile(module)) if self.compile else module
+
+    def trained(self, module: nn.Module) -> Callable[[Tensor], Any]:
+        """As a training step runs: with the fused kernels, weights in fp32, all else in the type of this setting."""
+        kernels = fused(module)
+        kernels.__enter__()  # for as long as the module is run
+        run, mixed = self.wrap(module), self.dtype != torch.float32
+
+        def forward(x: Tensor, _keep: object = kernels) -> Any:
+            with torch.autocast(self.device.type, self.dtype, enabled=mixed, cache_enabled=False):
+                return run(x)
+
+        return forward
+
+
+def steps_of(
+    architecture: Architecture, input_size: int, num_classes: int, in_chans: int = 3, *, training: bool = False
+) -> list[Step]:
+    """What takes time in a network; with `training` the auxiliary heads too. Of timm's models the changeable layers."""
+    plan = make_plan(architecture, input_size, num_classes, in_chans, check_fit=False)
+    if plan.choices is not None:
+        return [step for step in plan.steps if training or step.role != "auxiliary"]
+    sites = _timm_sites(plan.backbone.removeprefix(TIMM), input_size, num_classes, in_chans)
+    return [_timm_step(conv, call, *sites[conv.path]) for conv in plan.convs for call in sites[conv.path][0].calls]
+
+
+@lru_cache(maxsize=8)
+def _timm_sites(
+    model: str, input_size: int, num_classes: int, in_chans: int
+) -> dict[str, tuple[TracedSite, nn.Conv2d]]:
+    built = create_on_meta(model, num_classes=num_classes, in_chans=in_chans)
+    sites = trace_timm(model, input_size, num_classes, in_chans).sites
+    return {path: (traced, cast(nn.Conv2d, built.get_submodule(path))) for path, traced in sites.items()}
+
+
+def _timm_step(conv: PlannedConv, call: Any, traced: TracedSite, own: nn.Conv2d) -> Step:
+    number, _, rows, columns = call.output
+    cost = mix_cost(conv.mix, own.in_channels, call.input[2], rows, columns, traced.site.bias)
+    padding = "tf_same" if isinstance(own, Conv2dSame) else own.padding
+    settings = (conv.mix, conv.kernel, own.stride, padding, own.dilation, own.bias is not None, own.padding_mode)
+    out = (cost.out_channels, rows, columns)
+    return Step(conv.name, "bare conv", call.input[1:], out, settings, number * cost.macs, cost.params)
+
+
+def layer_call(step: Step, setting: Setting, *, training: bool = False, is_first: bool = False) -> Call:
+    """A step, to be called again and again: forward, or forward and backward; images need no gradient."""
+    module = _MAKERS[step.kind](step)
+    if not training:
+        return _forward(module, step.input, setting)
+    module = setting.place(module).train()
+    x = setting.input(step.input).requires_grad_(not is_first)
+    wanted = [*([] if is_first else [x]), *module.parameters()]
+    train = setting.trained(module)
+
+    def call() -> object:
+        out = train(x)
+        return torch.autograd.grad(out, wanted, torch.ones_like(out))
+
+    return call
+
+
+def network_call(
+    architecture: Architecture,
+    input_size: int,
+    num_classes: int,
+    setting: Setting,
+    in_chans: int = 3,
+    *,
+    training: bool = False,
+) -> Call:
+    """A whole network, to be called again and again: forward, or a step of SGD on one batch."""
+    model = create_model(architecture, num_classes, in_chans)
+    shape = (in_chans, input_size, input_size)
+    if not training:
+        return _forward(model, shape, setting)
+    model = setting.place(model).train()
+    images, on_gpu = setting.input(shape), setting.device.type == "cuda"
+    labels = torch.randint(num_classes, (setting.batch,), device=setting.device)
+    rate = torch.tensor(1e-6, device=setting.device) if on_gpu else 1e-6  # next to nothing: weights stay numbers
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, fused=on_gpu)
+    train = setting.trained(model)
+
+    def call() -> object:
+        optimizer.zero_grad(set_to_none=True)
+        outputs = train(images)
+        heads = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss = torch.stack([F.cross_entropy(head.float(), labels) for head in heads]).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return call
+
+
+def _forward(module: nn.Module, shape: tuple[int, ...], setting: Setting) -> Call:
+    module = setting.place(module, setting.dtype).eval()
+    x, run = setting.input(shape), setting.wrap(module)
+
+    def call() -> object:
+        with torch.inference_mode():
+            return run(x)
+
+    return call
+
+
+class _Concat(nn.Module):
+    """Puts maps side by side, as at the end of an inception module."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.widths = widths
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat(x.split(self.widths, dim=1), dim=1)
+
+
+def _conv(step: Step) -> nn.Module:
+    mix, kernel, stride, norm = cast(tuple[Mix, int, int, bool], step.settings)
+    conv = make_conv(step.input[0], mix, kernel, stride, kernel // 2, bias=not norm)
+    norms = [nn.BatchNorm2d(step.output[0])] if norm else []
+    return nn.Sequential(conv, *norms, nn.ReLU(inplace=True))
+
+
+def _head(step: Step) -> nn.Module:
+    kernel, padding = cast(tuple[int, int], step.settings)
+    return nn.Sequential(nn.Conv2d(step.input[0], step.output[0], kernel, padding=padding), nn.ReLU(inplace=True))
+
+
+def _max_pool(step: Step) -> nn.Module:
+    kernel, stride, padding, ceil = cast(tuple[int, int, int, bool], step.settings)
+    return nn.MaxPool2d(kernel, stride, padding, ceil_mode=ceil)
+
+
+def _avg_pool(step: Step) -> nn.Module:
+    kernel, stride, padding, ceil = cast(tuple[int, int, int, bool], step.settings)
+    return nn.AvgPool2d(kernel, stride, padding, ceil_mode=ceil)
+
+
+def _bare_conv(step: Step) -> nn.Module:
+    mix, *geometry = step.settings
+    return make_conv(step.input[0], cast(Mix, mix), *cast(list[Any], geometry))
+
+
+_MAKERS: dict[str, Callable[[Step], nn.Module]] = {
+    "conv": _conv,
+    "head": _head,
+    "linear": lambda step: nn.Linear(step.input[0], step.output[0]),
+    "max pool": _max_pool,
+    "avg pool": _avg_pool,
+    "global pool": lambda step: SelectAdaptivePool2d(pool_type=str(step.settings[0]), flatten=True),
+    "local norm": lambda step: nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75),
+    "concat": lambda step: _Concat(cast(tuple[int, ...], step.settings)),
+    "bare conv": _bare_conv,
+}

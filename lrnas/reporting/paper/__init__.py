@@ -1,0 +1,1 @@
+"""The paper's figures, drawn again with what was measured here."""

@@ -1,0 +1,125 @@
+"""Networks of studies by name: STUDY:TRIAL, STUDY:best, and STUDY@RECIPE:RUN of those that were trained again.
+
+In place of a number, a network's name as tables show it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lrnas.errors import LrnasError, MissingExtra, UnknownName
+from lrnas.models.plan import TIMM
+from lrnas.reporting.layer_view import ImageShape, find_image_shape
+
+if TYPE_CHECKING:
+    from lrnas.study.record import Record
+    from lrnas.study.trials import Trial
+
+__all__ = ["StudyNetwork", "check_no_study", "find_network"]
+
+FORM = re.compile(r"([^/:]+):([^:]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class StudyNetwork:
+    """A trial of a search, or a run of a retraining."""
+
+    record: Record
+    trial: Trial
+
+    @property
+    def name(self) -> str:
+        return f"{self.record.name}:{self.trial.number}"
+
+    @property
+    def image_shape(self) -> ImageShape:
+        """What it was trained on."""
+        manifest, trial = self.record.manifest, self.trial
+        size = manifest["recipe"].get("crop") or manifest["image_size"]
+        shape = find_image_shape(size, [(trial.architecture, trial.macs, trial.params)])
+        if shape is None:
+            raise LrnasError(
+                f"the classes and channels of a study follow from its counts; those of {self.name} are not this "
+                "lrnas's; give --size, --channels and --classes"
+            )
+        return shape
+
+
+def find_network(source: str, studies: str | Path = "studies", storage: str | None = None) -> StudyNetwork | None:
+    """What such a name means; None where it has another form."""
+    found = None if source.startswith(TIMM) else FORM.fullmatch(source)
+    if found is None:
+        return None
+    try:
+        from lrnas.searching.search import open_record  # with ray and optuna: seconds others need not wait
+        from lrnas.study.manifest import RETRAINS
+    except ImportError as error:
+        raise MissingExtra("a study", error.name, "search") from None
+    name, which = found[1], found[2]
+    record = open_record(name, storage=storage, studies=studies)
+    is_retraining = RETRAINS in record.manifest
+    look = f"`{_command('retrain' if is_retraining else 'front', name, studies, storage)}` shows "
+    if is_retraining:
+        return StudyNetwork(record, _pick_run(record, which, f"{look}them"))
+    return StudyNetwork(record, _pick_trial(record, which, f"{look}the best ones"))
+
+
+def check_no_study(source: str, studies: str | Path = "studies", storage: str | None = None) -> None:
+    """Refuse the name of a study where that of one of its networks is meant."""
+    from lrnas.study.storage import DATABASE  # with optuna
+
+    if source == Path(source).name and (Path(studies) / source.partition("@")[0] / DATABASE).exists():
+        means = f"{source}:best"
+        if "@" in source:
+            means = f"{source}:NETWORK, as in `{_command('retrain', source, studies, storage)}`"
+        raise LrnasError(f"a network is wanted; got {source}, a study; did you mean {means}?")
+
+
+def _command(verb: str, name: str, studies: str | Path, storage: str | None) -> str:
+    from lrnas.reporting.suggested_commands import Whereabouts  # with torch
+
+    return Whereabouts(str(studies), storage).command(verb, name)
+
+
+def _pick_trial(record: Record, which: str, look: str) -> Trial:
+    if which == "best":
+        return record.best()
+    trials = record.trials()
+    if which.isdecimal():
+        return _numbered(record, trials, int(which), look)
+    named = [trial for trial in trials if which in (trial.point, trial.identity)]
+    if not named:
+        known = ["best", *(trial.point or trial.identity for trial in trials)]
+        raise UnknownName(f"network of {record.name}", which, known, f"; {look}")
+    return min(named, key=lambda trial: (trial.status != "completed", trial.number))
+
+
+def _pick_run(record: Record, which: str, look: str) -> Trial:
+    from lrnas.study.retrained import read_finals
+
+    name = record.name
+    if which == "best":
+        raise LrnasError(
+            f"nothing is chosen by test accuracy; got {name}:best; name a network or the number of a run, {look}"
+        )
+    trials = record.trials()
+    if which.isdecimal():
+        return _numbered(record, trials, int(which), look)
+    finals = read_finals(record)
+    final = next((final for final in finals if which in (final.name, final.identity)), None)
+    if final is None:
+        raise UnknownName(f"network of {name}", which, [final.name for final in finals], f"; {look}")
+    if not final.runs:
+        raise LrnasError(f"weights are those of a run that is done; {name} has none of {which}; name another network")
+    return _numbered(record, trials, final.runs[0], look)
+
+
+def _numbered(record: Record, trials: list[Trial], number: int, look: str) -> Trial:
+    for trial in trials:
+        if trial.number == number:
+            return trial
+    there = f"it has {len(trials)}, up to {max(trial.number for trial in trials)}" if trials else "it has none"
+    raise LrnasError(f"{record.name} has no trial {number}; {there}; {look}")

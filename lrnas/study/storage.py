@@ -1,0 +1,391 @@
+"""Where studies are kept: SQLite in a folder of their own, any database Optuna knows, or a journal file.
+
+A database that goes away is waited for, with a word when it goes and another when it is back. What it was asked to do
+when the connection broke, it may have done or not: reading, attributes and parameters come to the same twice, changes
+of state are looked up first, and a row created twice has no owner and is given back like any other orphan.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import math
+import os
+import random
+import re
+import sqlite3
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._file import get_lock_file
+from optuna.trial import FrozenTrial, TrialState
+
+from lrnas.errors import LrnasError
+from lrnas.study.fast_storage import BulkStorage
+
+__all__ = ["DATABASE", "StorageError", "open_storage"]
+
+DATABASE = "study.db"
+OPENING = 15.0
+"""Seconds for which a database that does not answer is tried to be opened."""
+PATIENCE = 300.0
+"""Seconds for which one that went away is waited for; $LRNAS_PATIENCE sets another number."""
+PAUSES = 1.0, 15.0
+"""Seconds between two tries, at least and at most."""
+LOCKED = 60.0
+"""Seconds for which SQLite itself waits for a lock."""
+OPERATIONS = (
+    "create_new_study",
+    "delete_study",
+    "set_study_user_attr",
+    "set_study_system_attr",
+    "get_study_id_from_name",
+    "get_study_name_from_id",
+    "get_study_directions",
+    "get_study_user_attrs",
+    "get_study_system_attrs",
+    "get_all_studies",
+    "write",
+    "set_trial_user_attr",
+    "set_trial_system_attr",
+    "set_trial_intermediate_value",
+    "get_trial_id_from_study_id_trial_number",
+    "get_trial",
+    "_get_trials",
+)
+"""Of Optuna's storage, that may be done twice."""
+
+T = TypeVar("T")
+
+
+class StorageError(LrnasError):
+    """A storage that cannot be opened, reached or used."""
+
+
+def open_storage(storage: str | None, folder: Path, say: Callable[[str], None]) -> BaseStorage:
+    """A study's storage: a database URL, `journal:FILE` for shared disks, or by default SQLite in its folder."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if storage is None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot write to {folder}: {error.strerror}; give another --studies") from None
+        storage = f"sqlite:///{folder / DATABASE}"
+    if storage.startswith("journal:"):
+        return _open_journal(Path(storage.removeprefix("journal:")), say)
+    return _connect(storage, say)
+
+
+# --- databases
+
+
+class _Away(Exception):
+    """The database does not answer, or somebody else has a lock: the same may work later."""
+
+
+class _Patience:
+    """How long a database that went away is waited for; one for all threads that use it."""
+
+    def __init__(self, shown: str, say: Callable[[str], None]) -> None:
+        self.shown = shown
+        self.say = say
+        self.seconds = OPENING
+        self.advice = "check --storage"
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        """When it went away."""
+        self._over = threading.Event()
+        """Set once it was given up: whoever tidies up then tries, but does not wait again."""
+
+    def wait(self, reason: str) -> None:
+        """Until it is time for another try; an error when it is time to give up."""
+        with self._lock:
+            now = time.monotonic()
+            if self._since is None:
+                self._since = now
+                limit = f"for {self.seconds:g} s at most"
+                self.say(f"the storage {self.shown} cannot be reached ({reason}); trying again, {limit}")
+            away = now - self._since
+        pause = min(max(away, PAUSES[0]), PAUSES[1], self.seconds - away)
+        try:
+            given_up = pause <= 0 or self._over.wait(pause)
+        except BaseException:  # Ctrl-C
+            self._over.set()
+            raise
+        if given_up:
+            self._over.set()
+            raise StorageError(
+                f"the storage {self.shown} cannot be reached: {reason}; given up after {away:.0f} s; {self.advice}"
+            )
+
+    def back(self) -> None:
+        """It answers."""
+        if self._since is None:
+            return
+        with self._lock:
+            if self._since is not None:
+                self.say(f"the storage {self.shown} is back after {time.monotonic() - self._since:.0f} s")
+                self._since = None
+
+
+class _PatientStorage(BulkStorage):
+    """Optuna's storage, whose operations are tried again while the database is away."""
+
+    def __init__(self, url: str, patience: _Patience, arguments: dict[str, Any]) -> None:
+        from sqlalchemy import event
+
+        self.patience = patience
+        super().__init__(url, engine_kwargs=arguments)
+        event.listen(self.engine, "handle_error", _report_absence)  # before Optuna makes its own of it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _connect, (self.url, print)
+
+    def patiently(self, operation: Callable[[], T], made: Callable[[], T | None] = lambda: None) -> T:
+        """Try until it works. `made` finds what a try has come to whose connection broke, if anything."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        broken = False
+        while True:
+            try:
+                found = made() if broken else None
+                result = operation() if found is None else found
+            except _Away as away:
+                broken = True
+                self.patience.wait(str(away))
+            except (StorageInternalError, SQLAlchemyError) as error:
+                raise StorageError(
+                    f"the storage {self.patience.shown} cannot be used: {_reason(error)}; mend it, then the same "
+                    "command goes on"
+                ) from None
+            else:
+                self.patience.back()
+                return result
+
+    def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
+        create = functools.partial(super()._create_new_trial, study_id, template_trial)
+
+        def made() -> FrozenTrial | None:
+            if template_trial is None:
+                return None
+            rows = super(_PatientStorage, self)._get_trials(study_id, None, set(), -1)
+            return next((row for row in reversed(rows) if _is_made_from(row, template_trial)), None)
+
+        return self.patiently(create, made)
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        change = functools.partial(super().set_trial_state_values, trial_id, state, values)
+        before = self.get_trial(trial_id) if state == TrialState.WAITING else None
+
+        def made() -> bool | None:
+            now = super(_PatientStorage, self).get_trial(trial_id)
+            if before is not None:  # back in the queue, from where another driver may have taken it by now
+                made = now.state != before.state or now.datetime_start != before.datetime_start
+            else:  # out of the queue by a broken connection: nobody knows by whose, it is left to be an orphan
+                made = state.is_finished() and now.state == state
+            return made or None
+
+        return self.patiently(change, made)
+
+
+def _patient(name: str) -> Callable[..., Any]:
+    operation = getattr(BulkStorage, name)
+
+    @functools.wraps(operation)
+    def until_it_works(self: _PatientStorage, *arguments: Any, **named: Any) -> Any:
+        return self.patiently(lambda: operation(self, *arguments, **named))
+
+    return until_it_works
+
+
+for _name in OPERATIONS:
+    setattr(_PatientStorage, _name, _patient(_name))
+
+
+def _is_made_from(row: FrozenTrial, template: FrozenTrial) -> bool:
+    kept = ("state", "params", "values", "user_attrs", "system_attrs")
+    return all(getattr(row, name) == getattr(template, name) for name in kept)
+
+
+def _report_absence(context: Any) -> _Away | None:
+    """What SQLAlchemy is to raise instead of an error that will pass."""
+    error = context.sqlalchemy_exception
+    passes = error is not None and not context.is_pre_ping and _passes(error)
+    return _Away(_reason(error)) if passes else None
+
+
+def _passes(error: Any) -> bool:
+    """Whether an error of a database's is about the connection, or about a lock of somebody else's."""
+    from sqlalchemy.exc import OperationalError
+
+    if getattr(error, "connection_invalidated", False):
+        return True
+    if not isinstance(error, OperationalError):
+        return False
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    if state is None:  # MySQL has numbers: a lock that took too long, a deadlock
+        return error.statement is None or getattr(error.orig, "args", ())[:1] in (
+            (1205,),
+            (1213,),
+        )  # none: it could not connect
+    return state[:2] in ("08", "40", "57") or state == "53300"  # connection, deadlock, shutdown, too many connections
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what the database itself says."""
+    while isinstance(error, StorageInternalError) and error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _connect(url: str, say: Callable[[str], None]) -> BulkStorage:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+
+    seconds = _patience_seconds()
+    try:
+        parts = make_url(url)
+        if parts.drivername == "postgresql" and not _is_installed("psycopg") and _is_installed("psycopg2"):
+            parts = parts.set(drivername="postgresql+psycopg2")
+        shown = parts.render_as_string(hide_password=True)
+    except (ArgumentError, ValueError):
+        raise _not_a_storage(url) from None
+    arguments: dict[str, Any] = {"pool_pre_ping": True}
+    if parts.drivername.startswith("sqlite"):
+        arguments = {"connect_args": {"timeout": LOCKED}}
+    elif parts.drivername in ("postgresql+psycopg", "postgresql+psycopg2"):  # no waiting for a machine that is gone
+        known = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "tcp_user_timeout": 30_000}
+        arguments["connect_args"] = {name: value for name, value in known.items() if name not in parts.query}
+    text = parts.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")  # Optuna formats it
+    patience = _Patience(shown, say)
+    for attempt in itertools.count():
+        try:
+            storage = _PatientStorage(text, patience, arguments)
+            break
+        except (ArgumentError, NoSuchModuleError):
+            raise _not_a_storage(shown) from None
+        except ImportError as error:
+            missing = getattr(error.__cause__, "name", None) or error
+            raise StorageError(
+                f"the storage {shown} needs a package that is not here: {missing}; install it (for PostgreSQL: pip "
+                "install 'lrnas[postgres]')"
+            ) from None
+        except RuntimeError as error:  # Optuna's word on a database of another version of its own
+            raise StorageError(f"the storage {shown} cannot be used: {error}") from None
+        except (StorageInternalError, SQLAlchemyError) as error:
+            cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+            reason = _reason(error)
+            if attempt < 5 and (isinstance(cause, IntegrityError) or "already exists" in reason):
+                time.sleep(random.uniform(0.1, 0.5))  # another driver is just making the tables
+                continue
+            if not _passes(cause):
+                raise StorageError(
+                    f"the storage {shown} cannot be opened: {reason}; give another --storage, or move the file away "
+                    "to start anew"
+                ) from None
+            patience.wait(reason)
+    patience.back()
+    patience.seconds, patience.advice = seconds, "nothing is lost: the same command goes on when it is back"
+    return storage
+
+
+def _not_a_storage(shown: str) -> StorageError:
+    shown = re.sub(r"(//[^/@]*:)[^@]*@", r"\1***@", shown)
+    return StorageError(
+        f"a storage is a database URL, like postgresql://HOST/NAME, or journal:FILE; got {shown}; see Optuna's "
+        "documentation"
+    )
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _patience_seconds() -> float:
+    given = os.environ.get("LRNAS_PATIENCE")
+    try:
+        seconds = PATIENCE if given is None else float(given)
+    except ValueError:
+        seconds = -1.0
+    if not (seconds >= 0 and math.isfinite(seconds)):
+        raise StorageError(f"LRNAS_PATIENCE is a number of seconds, at least 0; got {given!r}; set another")
+    return seconds
+
+
+# --- journals
+
+
+class _JournalFile(JournalFileBackend):
+    """Optuna's, with errors in a line."""
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
+        try:
+            yield from super().read_logs(log_number_from)
+        except (OSError, ValueError) as error:
+            raise self._unusable("read", error) from None
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        try:
+            super().append_logs(logs)
+        except OSError as error:
+            raise self._unusable("written", error) from None
+
+    def is_cut_short(self) -> bool:
+        with Path(self._file_path).open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - 1))
+            return stream.read() not in (b"", b"\n")
+
+    def mend(self) -> bool:
+        """Remove a last line that its writer could not end, on a full disk, say; nobody was told that it is there."""
+        path = Path(self._file_path)
+        with get_lock_file(self._lock):
+            text = path.read_bytes()
+            whole = text.rfind(b"\n") + 1
+            if whole < len(text):
+                os.truncate(path, whole)
+        return whole < len(text)
+
+    def _unusable(self, how: str, error: Exception) -> StorageError:
+        reason = getattr(error, "strerror", None) or f"it is not a journal of Optuna's ({error})"
+        return StorageError(
+            f"the storage journal:{self._file_path} cannot be {how}: {reason}; mend it, or give another --storage"
+        )
+
+
+def _open_journal(file: Path, say: Callable[[str], None]) -> JournalStorage:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # experimental, by Optuna's own count
+            backend = _JournalFile(str(file.resolve()))  # Optuna's lock is a link to it
+            try:
+                storage = JournalStorage(backend)
+            except (
+                AssertionError,
+                AttributeError,
+                IndexError,
+                KeyError,
+                TypeError,
+            ) as error:  # JSON, but of another kind
+                raise backend._unusable("read", error) from None
+            if file.stat().st_size and not storage._replay_result.log_number_read:
+                raise backend._unusable("read", ValueError("its first line is none of a journal's"))
+            if backend.is_cut_short() and backend.mend():
+                say(f"the last line of {file} was cut short when it was written, and is left out")
+            return storage
+    except OSError as error:
+        raise StorageError(f"cannot use {file}: {error.strerror}; give another --storage") from None

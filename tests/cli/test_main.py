@@ -1,0 +1,194 @@
+"""The command line, in a process of its own where that matters."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lrnas.cli.main import main
+
+HEAVY = ("ray", "torch", "timm", "matplotlib", "pandas", "optuna")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_models_shows_thirteen_exact_and_one_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "models")
+    assert code == 0
+    assert "13 of 14 networks come out exactly." in out
+    assert "vgg-gmp-lr-lde: As printed" in out
+    assert "-519,624,720" in out and "6,336,823,656" in out
+
+
+def test_models_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "models", "--json")
+    rows = json.loads(out)
+    assert code == 0 and len(rows) == 14
+    exact = [row["name"] for row in rows if row["published"]["difference"] == {"multiply_acc": 0, "params": 0}]
+    assert len(exact) == 13 and "vgg-gmp-lr-lde" not in exact
+
+
+def test_count_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "count", "vgg-gmp-lr", "--json")
+    data = json.loads(out)
+    assert code == 0
+    assert {key: data[key] for key in ("name", "input", "num_classes", "macs", "params")} == {
+        "name": "vgg-gmp-lr",
+        "input": 224,
+        "num_classes": 1000,
+        "macs": 2_518_122_496,
+        "params": 26_054_888,
+    }
+    assert (data["paper_multiply_acc"], data["paper_params"]) == (2_518_134_440, 26_054_888)
+    assert data["published"]["multiply_acc"] == 2_518_134_440
+    assert data["published"]["difference"] == {"multiply_acc": 0, "params": 0}
+    assert sum(layer["macs"] for layer in data["layers"]) == data["macs"]
+    assert sum(layer["params"] for layer in data["layers"]) == data["params"]
+    assert data["layers"][0] == {
+        "name": "conv1_1",
+        "kind": "composite",
+        "macs": 28_901_376,
+        "params": 640,
+        "output": [64, 224, 224],
+        "filters": "3x1,32 || 1x3,32",
+    }
+
+
+def test_count_at_another_size_has_nothing_published_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "count", "nin", "--input", "32", "--json")
+    data = json.loads(out)
+    assert data["macs"] == 222_486_528 and "published" not in data
+    _, out, _ = run(capsys, "count", "vgg-gmp", "--classes", "10")
+    assert "published" not in out and "10 classes" in out
+
+
+def test_count_file_and_timm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text('{"backbone": "nin", "layers": {"conv1": {"form": "separable"}}}')
+    _, out, _ = run(capsys, "count", str(file), "--layers")
+    assert "mine, layer by layer" in out and "1x5,192 > 5x1,192" in out
+    file.write_text(
+        '{"backbone": "nin_3x3", "layers": {"*": {"form": "composite", "shares": {"3x1": 0.5, "1x3": 0.5}}}}'
+    )
+    _, out, _ = run(capsys, "count", str(file), "--json")
+    assert json.loads(out)["published"]["multiply_acc"] == 104_261_834  # it is nin-c3-lr
+    odd = tmp_path / "a[red].json"
+    odd.write_text('{"backbone": "nin"}')
+    assert "a[red], input 30×30" in run(capsys, "count", str(odd))[1]
+    assert "vgg16-gmp" in run(capsys, "count", "vgg16_gmp")[1]
+    _, out, _ = run(capsys, "count", "timm:resnet18", "--json")
+    assert json.loads(out)["macs"] == 1_814_073_344
+
+
+def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "spaces")
+    assert code == 0
+    assert re.search(r"nin +nin, nin_3x3 +layer +22 +2.0e17 +3 +7", out)
+    code, out, _ = run(capsys, "spaces", "nin", "--granularity", "stage")
+    assert code == 0 and "left out: nin-c3\n" in out
+    assert re.search(r"block3.cccp.width +1/4 to 3/2 in steps of 1/8 +cccp5", out)
+    assert "numbers of filters: multiples of 8 where widths allow" in out
+    assert "numbers of filters" not in run(capsys, "spaces", "nin", "--divisor", "1")[1]
+    _, out, _ = run(capsys, "spaces", "--json")
+    assert [(space["name"], space["dimension"]) for space in json.loads(out)] == [
+        ("googlenet", 33),
+        ("nin", 22),
+        ("vgg11", 28),
+    ]
+    _, out, _ = run(capsys, "spaces", "nin", "--json")
+    assert json.loads(out)["baseline"] == "nin"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read"),
+        ("{", "not JSON"),
+        ('{"backbone": "vgg11", "version": 99}', "got version 99; upgrade lrnas"),
+        ('{"backbone": "vgg11", "pooling": "max"}', "unknown key 'pooling'; did you mean pool?"),
+        ('{"backbone": "vgg11", "layers": {"conv1_2": {}}}', "has no layer 'conv1_2'; did you mean"),
+        (
+            '{"backbone": "vgg11", "layers": {"*": {"form": "composite", "shares": {"kx1": 0.5}}}}',
+            "the shares of a layer sum to 1; kx1 0.5 sum to 0.5",
+        ),
+        (
+            '{"backbone": "vgg11", "layers": {"*": {"form": "composite", "shares": {"kx1": 2}}}}',
+            "a share lies between 0 and 1; kx1 has 2",
+        ),
+        (
+            '{"backbone": "nin", "layers": {"conv3": {"form": "composite", "shares": {"9x9": 1}}}}',
+            "must fit the map; 9x9 meets 7×7 at input 30",
+        ),
+    ],
+)
+def test_bad_files_get_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str | None, message: str
+) -> None:
+    file = tmp_path / "net.json"
+    if content is not None:
+        file.write_text(content)
+    code, out, err = run(capsys, "count", str(file))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["count", "vgg-gmp-lrr"], "unknown network 'vgg-gmp-lrr'; did you mean vgg-gmp-lr"),
+        (["count", "timm:resnet81"], "unknown timm model 'resnet81'; did you mean resnet"),
+        (["count", "x" * 5000], "unknown network"),
+        (["count", "timm:nin_c3"], "nin_c3 is ours; write nin-c3"),
+        (["spaces", "vgg-11"], "unknown space 'vgg-11'; did you mean vgg11?"),
+        (["spaces", "missing.toml"], "cannot read missing.toml: No such file or directory"),
+        (["spaces", "--divisor", "0"], "divisor is a whole number from 1 to 64; got 0"),
+        (["spaces", "--granularity", "block"], "granularity is one of network, stage, layer; got 'block'"),
+        (["count", "vgg-gmp", "--input", "8"], "choose a larger input"),
+        (["count", "vgg-gmp", "--input", "-1"], "the input size is a whole number above 0; got -1"),
+        (["count", "vgg-gmp", "--classes", "0"], "the number of classes is a whole number above 0; got 0"),
+    ],
+)
+def test_bad_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["nonsense"], ["count"], ["count", "nin", "--input", "large"]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+    assert "usage: lrnas" in capsys.readouterr().err
+
+
+def test_help_says_which_networks_a_limit_keeps_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "multiply-accumulates at most, 120M say; dearer networks" in words
+    assert "multiply-accumulates at least, 120M say; cheaper networks" in words
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["models"], ["count", "vgg-gmp-lr"], ["spaces"]])
+def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom lrnas.cli.main import main\n"
+        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "[]"
+
+
+def test_the_script_is_installed_and_survives_a_closed_pipe() -> None:
+    command = f"{Path(sys.executable).parent / 'lrnas'} models --json | head -1"
+    result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=True)
+    assert result.stdout == "[\n" and result.stderr == ""

@@ -1,0 +1,90 @@
+"""What is printed of a search: its front, and the paper's networks beside it."""
+
+import json
+import shlex
+from pathlib import Path
+
+import optuna
+import pytest
+from small_studies import SPACE, cost, make_search, make_study
+
+from lrnas.cli import output as terminal
+from lrnas.cli.main import main
+from lrnas.reporting.suggested_commands import Whereabouts
+from lrnas.study.manifest import MANIFEST
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a search in it; of the paper's networks, one is on the front and one is beaten."""
+    folder = tmp_path_factory.mktemp("my studies")
+    study = make_search(folder / "s")
+    study.enqueue({"nin": SPACE.points["nin"]})
+    proposal = study.ask()
+    assert proposal is not None
+    study.record(proposal.number, [0.6], 1.0)
+    study.complete(proposal.number, 0.6)
+    return folder
+
+
+def test_the_table_and_its_data_have_the_same_networks(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["front", "s", "--studies", str(studies)]) == 0
+    table = capsys.readouterr().out
+    assert main(["front", "s", "--studies", str(studies), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(row["point"], row["on_front"]) for row in shown["paper"]] == [("nin-c3-lr", True), ("nin", False)]
+    assert all(row.keys() == shown["front"][0].keys() for row in shown["paper"])
+    rows = [line.strip() for line in table.splitlines() if "," in line and "%" in line]
+    marks = {row.split()[0]: row.rsplit("  ", 1)[1] for row in rows}
+    assert marks == {row["point"]: "front" for row in shown["front"]} | {
+        row["point"]: "front, paper" if row["on_front"] else "beaten, paper" for row in shown["paper"]
+    }
+
+
+def test_a_narrow_terminal_shows_what_is_on_the_front(
+    studies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["front", "s", "--studies", str(studies)]) == 0
+    rows = [line.rstrip() for line in capsys.readouterr().out.splitlines() if " %" in line]
+    assert [row.rsplit("  ", 1)[1] for row in rows] == ["front", "front", "front, paper", "beaten, paper"]
+    assert max(map(len, rows)) <= 80
+
+
+def test_what_is_to_be_typed_next_says_where_the_study_is(
+    studies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lrnas.searching.search.search", lambda *_, **__: make_study(studies / "s"))
+    assert main(["search", "--space", "nin", "--budget", "5", "--studies", str(studies)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Look again: "))
+    program, *arguments = shlex.split(line.removeprefix("Look again: "))
+    assert (program, main(arguments)) == ("lrnas", 0) and "nin-c3-lr" in capsys.readouterr().out
+    assert Whereabouts().command("front", "my study") == "lrnas front 'my study'"
+
+
+def test_shares_are_those_of_the_dense_network_also_where_it_was_too_dear(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_search(tmp_path / "s")  # without nin itself
+    assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if "front" in line}
+    for name in ("lr-x0.25", "nin-c3-lr"):
+        network = {**SPACE.points, **SPACE.seeds}[name]
+        assert rows[name][5] == f"{cost(network)['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"
+
+
+def test_shares_without_a_network_of_the_paper_are_those_of_the_backbone_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make_search(tmp_path / "s")
+    space = study.manifest["space"]
+    without = {**space, "baseline": None, "points": {}, "seeds": {"dense-x1": space["points"]["nin"]}}
+    study.study.set_user_attr(MANIFEST, {**study.manifest, "space": without})
+    assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+    title, *lines = capsys.readouterr().out.strip().splitlines()
+    assert title.strip() == "s: the front"
+    (row,) = (line.split() for line in lines if line.startswith("lr-x0.25"))
+    assert row[5] == f"{cost(SPACE.seeds['lr-x0.25'])['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"

@@ -1,0 +1,345 @@
+"""Data sets in folders: the layout, what is wrong with it, and pictures of every mode."""
+
+import io
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from pictures import spoil, write_set
+from PIL import Image
+
+from lrnas.arch.architecture import Architecture
+from lrnas.cli.main import main
+from lrnas.data import folders
+from lrnas.data.catalog import data_folder, from_anywhere, load_set, pin_data_folder, short_name, shown_name
+from lrnas.data.decode import read_rgb
+from lrnas.data.folders import is_same_set
+from lrnas.data.streamed import StreamSet
+from lrnas.errors import DataError, UnknownName
+from lrnas.recipes import Recipe
+from lrnas.study.manifest import StudyError, check_manifest
+from lrnas.training.checkpoint import difference
+from lrnas.training.job import Job
+
+
+def load(root: Path) -> StreamSet:
+    data = load_set(f"folder:{root}", image_size=8, loaders=0)
+    assert isinstance(data, StreamSet)
+    return data
+
+
+def test_val_and_test_are_used_as_they_are_named(tmp_path: Path) -> None:
+    data = load(write_set(tmp_path, {"train": 20, "val": 3, "test": 2}))
+    assert data.classes == ("blue", "green", "red") and data.num_classes == 3 and data.channels == 3
+    assert (len(data.train), len(data.val), len(data.test())) == (60, 9, 6)
+    assert data.val.source.name(0) == str(tmp_path / "val" / "blue" / "000.png")
+    assert data.test().source.name(5) == str(tmp_path / "test" / "red" / "001.png")
+
+
+@pytest.mark.parametrize("kept", ["val", "test"])
+def test_the_only_other_split_is_kept_for_the_end(kept: str, tmp_path: Path) -> None:
+    data = load(write_set(tmp_path, {"train": 20, kept: 3}))
+    assert (len(data.train), len(data.val), len(data.test())) == (54, 6, 9)
+    assert f"/{kept}/" in data.test().source.name(0)
+    assert np.bincount(data.val.source.labels[data.val.where]).tolist() == [2, 2, 2]  # a tenth of every class
+    assert not set(data.train.where) & set(data.val.where)
+    assert data.val.source is data.train.source
+    assert np.array_equal(load(tmp_path).val.where, data.val.where)  # always the same
+
+
+def test_what_is_no_image_is_passed_over_and_not_every_class_is_tested(tmp_path: Path) -> None:
+    root = write_set(tmp_path, {"train": 4, "val": 2})
+    shutil.rmtree(root / "val" / "red")
+    (root / "train" / "notes.txt").write_text("")
+    (root / "train" / "red" / "notes.txt").write_text("")
+    (root / "train" / "red" / "._000.png").write_bytes(b"of another system")
+    (root / "train" / ".hidden").mkdir()
+    (root / "train" / "red" / "LAST.JPEG").write_bytes(b"")  # its name makes it an image
+    data = load(root)
+    assert len(data.train.source.labels) == 13 and len(data.test()) == 4
+    assert data.train.source.name(12) == str(root / "train" / "red" / "LAST.JPEG")
+
+
+def test_a_set_is_known_by_its_files_not_by_its_place(tmp_path: Path) -> None:
+    first = load(write_set(tmp_path / "a", {"train": 4, "val": 2}))
+    second = load(write_set(tmp_path / "b", {"train": 4, "val": 2}))
+    assert first.identity == second.identity and first.identity.startswith("folder:")
+    (tmp_path / "b" / "train" / "red" / "003.png").rename(tmp_path / "b" / "train" / "red" / "004.png")
+    assert load(tmp_path / "b").identity != first.identity
+    assert shown_name(f"folder:{tmp_path}/a/") == shown_name(f"folder:{tmp_path}/b/../a") == "folder:a"
+    assert [shown_name(name) for name in ("hfds/user/name", "tfds/x", "digits")] == [
+        "hfds/user/name",
+        "tfds/x",
+        "digits",
+    ]
+    assert short_name(first.name) == "folder-a" and short_name("cifar10") == "cifar10"
+
+
+def flip(file: Path) -> None:
+    """Change a byte in the middle: neither name nor size tell."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_set_is_known_by_all_bytes_of_its_files(tmp_path: Path) -> None:
+    root = write_set(tmp_path, {"train": 4, "val": 2})
+    before = load(root).identity
+    for file in ("train/blue/002.png", "val/red/001.png"):
+        flip(root / file)
+        assert load(root).identity != before  # though every name and size is the same
+        assert is_same_set(before.partition("+")[0], load(root).identity)  # as it was known once
+        flip(root / file)
+        assert load(root).identity == before
+    assert not is_same_set(before, load_set("digits").identity) and is_same_set("digits", "digits")
+
+
+def test_of_a_large_set_sizes_and_some_files_of_every_class_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_set(tmp_path, {"train": 9, "val": 2})
+    monkeypatch.setattr(folders, "WHOLE", 1000)
+    monkeypatch.setattr(folders, "SAMPLE", 6)  # two of each class: the first, and one from the middle on
+    before = load(root).identity
+    for file in ("train/blue/000.png", "train/red/004.png", "val/green/001.png"):
+        flip(root / file)
+        assert load(root).identity != before
+        flip(root / file)
+    flip(root / "train" / "red" / "005.png")
+    assert load(root).identity == before
+    with (root / "train" / "red" / "005.png").open("ab") as file:
+        file.write(b"0")
+    assert load(root).identity != before
+
+
+def test_what_cannot_be_looked_at_does_not_keep_a_set_from_being_known(tmp_path: Path) -> None:
+    root = write_set(tmp_path, {"train": 4, "val": 2})
+    (root / "train" / "red" / "004.png").symlink_to(tmp_path / "nowhere")
+    (root / "train" / "red" / "005.png").mkdir()
+    assert load(root).train.source.sizes[-2:].tolist() == [-1, -1]
+    assert load(root).identity == load(root).identity
+
+
+def test_what_was_begun_by_names_alone_goes_on(tmp_path: Path) -> None:
+    now = load(write_set(tmp_path, {"train": 4, "val": 2})).identity
+    once = now.partition("+")[0]
+    study = optuna.create_study(study_name="s")
+    settings = {"recipe": Recipe().to_dict(), "data": once}
+    check_manifest(study, settings)
+    assert check_manifest(study, {**settings, "data": now})["data"] == once  # and stays known so
+    with pytest.raises(StudyError, match="data was"):
+        check_manifest(study, {**settings, "data": "folder:0123456789abcdef+0123456789abcdef"})
+    assert difference({"data": once}, {"data": now}) == ""
+    assert difference({"data": now}, {"data": once}) != ""
+    assert difference({"image_size": None}, {"image_size": 224}) == "" != difference({}, {"image_size": 32})
+
+
+def broken(root: Path, how: str) -> Path:
+    if how == "no folder":
+        return root / "nowhere"
+    if how == "file":
+        (root / "file").write_text("")
+        return root / "file"
+    write_set(root, {"train": 4, "val": 2})
+    if how == "no train":
+        shutil.rmtree(root / "train")
+    elif how == "no val":
+        shutil.rmtree(root / "val")
+    elif how == "unknown class":
+        (root / "val" / "violet").mkdir()
+    elif how == "empty class":
+        for file in (root / "train" / "green").iterdir():
+            file.unlink()
+    elif how == "nested":
+        (root / "train" / "green").rename(root / "deeper")
+        (root / "train" / "green").mkdir()
+        (root / "deeper").rename(root / "train" / "green" / "light")
+    elif how == "one class":
+        shutil.rmtree(root / "train" / "green")
+        shutil.rmtree(root / "train" / "red")
+    elif how == "one image":
+        for i in range(3):
+            (root / "train" / "red" / f"{i:03}.png").unlink()
+    elif how == "empty val":
+        shutil.rmtree(root / "val")
+        (root / "val").mkdir()
+    return root
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("no folder", r"takes a folder; got .*nowhere, which is not there; give folder:PATH with PATH/train"),
+        ("file", "which is a file"),
+        ("no train", r"a data set has train/ and val/ or test/; .* lacks train/; lay it out as"),
+        ("no val", "lacks val/ and test/; lay it out as"),
+        ("unknown class", r"every class is one of train/; got violet in .*val alone; add it to train/ or remove it"),
+        ("empty class", r"every class has images directly in its folder .*; got none for green in .*train; fill"),
+        ("nested", "got none for green in .*train, only folders; fill or remove"),
+        ("one class", "a folder for each of 2 or more classes; got blue; lay it out"),
+        ("one image", "every class has 2 training images, one of them for validation; got one for red"),
+        ("empty val", "has a folder for each class; got none; .*or remove val/"),
+    ],
+)
+def test_bad_layouts_are_one_line(how: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = broken(tmp_path, how)
+    with pytest.raises(DataError, match=message):
+        load(root)
+    assert main(["data", f"folder:{root}"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+
+
+def test_sizes_loaders_and_names() -> None:
+    with pytest.raises(DataError, match="images have at least 32 pixels here; got 8; give a larger --image-size"):
+        load_set("folder:x", image_size=8, min_size=32)
+    with pytest.raises(DataError, match="the number of loaders is at least 0; got -1"):
+        load_set("folder:x", loaders=-1)
+    with pytest.raises(DataError, match="the images of digits have a size; got --image-size 32; leave it out"):
+        load_set("digits", image_size=32)
+    with pytest.raises(UnknownName, match=r"'imagenet'; known: digits, cifar10, folder:PATH, hfds/NAME"):
+        load_set("imagenet")
+    with pytest.raises(UnknownName, match="unknown data set 'folder/x'; did you mean folder:PATH"):
+        load_set("folder/x")
+    with pytest.raises(DataError, match="folder says where its set is; got nothing; write folder:PATH"):
+        load_set("folder:")
+
+
+@pytest.mark.parametrize("given", ["shapes", "./shapes", "../here/shapes", "shapes/"])
+def test_a_folder_that_is_not_called_one_is_recognised(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here" / "shapes").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["data", given]) == 2
+    meant = given.removeprefix("./").removesuffix("/")
+    assert capsys.readouterr().err == f"lrnas: unknown data set {given!r}; did you mean folder:{meant}?\n"
+
+
+def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_set(tmp_path, {"train": 20, "val": 3})
+    assert main(["data", f"folder:{tmp_path}"]) == 0
+    expected = f"folder:{tmp_path}: 54 training, 6 validation and 9 test images, 3 classes: blue, green, red\n"
+    assert capsys.readouterr() == (expected, "")
+
+
+def test_classes_that_are_not_everywhere_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_set(tmp_path, {"train": 4, "val": 2, "test": 2})
+    shutil.rmtree(tmp_path / "val" / "red")
+    for name in ("blue", "green"):
+        shutil.rmtree(tmp_path / "test" / name)
+    assert main(["data", f"folder:{tmp_path}"]) == 0  # not every class has to be tested
+    assert capsys.readouterr().err.splitlines() == [
+        "lrnas: there are no validation images of red: validation accuracy says nothing of this class",
+        "lrnas: there are no test images of blue, green: test accuracy says nothing of these classes",
+    ]
+    assert load_set("digits").remarks() == []
+
+
+def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_set(tmp_path, {"train": 101, "val": 3, "test": 3})
+    bad = spoil(tmp_path / "train" / "red" / "000.png")
+    assert main(["data", f"folder:{tmp_path}"]) == 1
+    told, complaint = capsys.readouterr()
+    assert told.startswith(f"folder:{tmp_path}: 303 training, 9 validation and 9 test images")
+    left_out = "lrnas: 1 of 303 training images cannot be read, a run leaves them out: "
+    assert complaint.startswith(f"{left_out}{bad} (") and complaint.endswith("); repair or remove them\n")
+    for name in ("000", "001", "002"):
+        spoil(tmp_path / "test" / "blue" / f"{name}.png")
+    spoil(tmp_path / "test" / "green" / "000.png")
+    assert main(["data", f"folder:{tmp_path}"]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(left_out)
+    assert second.startswith("lrnas: 4 of 9 test images cannot be read, more than 1% end a run: ")
+    assert second.count(".png") == 3 and "; …; repair" in second
+
+
+def encoded(image: Image.Image, kind: str) -> io.BytesIO:
+    file = io.BytesIO()
+    image.save(file, kind)
+    file.seek(0)
+    return file
+
+
+RGB = Image.fromarray(np.array([[[250, 10, 20], [10, 240, 30]]], dtype=np.uint8).repeat(8, 0).repeat(4, 1))
+
+
+@pytest.mark.parametrize(
+    ("picture", "kind", "expected"),
+    [
+        (RGB, "PNG", [250, 10, 20]),
+        (RGB.convert("P", palette=Image.Palette.ADAPTIVE), "PNG", [250, 10, 20]),
+        (RGB.convert("L"), "PNG", [83, 83, 83]),
+        (RGB.convert("L").convert("1", dither=Image.Dither.NONE), "PNG", [0, 0, 0]),
+        (RGB.convert("CMYK"), "JPEG", [250, 10, 20]),
+        (RGB.convert("CMYK"), "TIFF", [250, 10, 20]),
+        (RGB.convert("YCbCr"), "JPEG", [250, 10, 20]),
+        (Image.fromarray(np.full((8, 8), 40_000, np.uint16)), "PNG", [155, 155, 155]),  # not cut off at 255
+        (
+            Image.merge("RGBA", (*RGB.split(), Image.new("L", RGB.size, 0))),
+            "PNG",
+            [255, 255, 255],
+        ),  # wholly transparent
+        (Image.merge("RGBA", (*RGB.split(), Image.new("L", RGB.size, 255))), "PNG", [250, 10, 20]),
+        (Image.merge("LA", (RGB.convert("L"), Image.new("L", RGB.size, 255))), "PNG", [83, 83, 83]),
+    ],
+)
+def test_every_mode_that_can_be_converted_is(picture: Image.Image, kind: str, expected: list[int]) -> None:
+    image = read_rgb(encoded(picture, kind))
+    assert image.mode == "RGB" and image.size == (8, 8)
+    np.testing.assert_allclose(np.asarray(image)[4, 1], expected, atol=3 if kind != "JPEG" else 12)
+
+
+def test_what_has_no_rgb_form_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode F, numbers without a known range"):
+        read_rgb(encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"))
+    with pytest.raises(ValueError, match="mode I with values from -5 to -5"):
+        read_rgb(encoded(Image.fromarray(np.full((4, 4), -5, np.int32)), "TIFF"))
+
+
+def test_a_job_finds_its_images_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of a search have current folders of their own."""
+    write_set(tmp_path / "here" / "set", {"train": 2, "test": 1})
+    monkeypatch.chdir(tmp_path / "here")
+    job = Job(Architecture("nin"), "folder:set", Recipe(), 0, data_dir="kept", image_size=8, loaders=0)
+    monkeypatch.chdir(tmp_path)
+    assert len(job.load_data().test()) == 3 and job.cache == tmp_path / "here" / "kept"
+
+
+def test_the_folder_of_the_environment_is_the_same_to_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LRNAS_DATA", "kept")
+    pin_data_folder()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert data_folder() == tmp_path / "kept"
+    monkeypatch.delenv("LRNAS_DATA")
+    pin_data_folder()
+    assert "LRNAS_DATA" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("folder:set", None), ("folder:/here/set", None)),
+        (("folder:../set", "kept"), ("folder:/here/../set", "/here/kept")),
+        (("folder:~/set", None), ("folder:~/set", None)),
+        (("wds/shards", None), ("wds//here/shards", None)),
+        (("wds/shards", "kept"), ("wds/shards", "/here/kept")),  # within it
+        (("hfds/name", None), ("hfds/name", None)),
+        (("hfds/own", "kept"), ("hfds//here/own", "/here/kept")),  # there is such a folder
+        (("hfds/own/../own", None), ("hfds//here/own/../own", None)),
+        (("tfds/own", "kept"), ("tfds/own", "/here/kept")),  # a name, whatever lies here
+        (("digits", "/kept"), ("digits", "/kept")),
+    ],
+)
+def test_names_from_anywhere(
+    given: tuple[str, str | None], expected: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    name, folder = from_anywhere(*given)
+    assert (name.replace(str(tmp_path), "/here"), folder and folder.replace(str(tmp_path), "/here")) == expected

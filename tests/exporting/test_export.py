@@ -1,0 +1,473 @@
+"""Exported networks: read back, in this process and in new ones, and compared."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import timm
+import torch
+from pictures import write_set
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import lrnas
+from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.cli.main import main
+from lrnas.data.catalog import load_set
+from lrnas.exporting import export as exporting
+from lrnas.exporting import fastest_form as forms
+from lrnas.exporting import onnx as onnx_models
+from lrnas.exporting.export import SUFFIX
+from lrnas.exporting.fastest_form import Times, choose_forms, fastest, torch_timer
+from lrnas.layers.conv import CompositeConv2d
+from lrnas.models.build import create_model
+from lrnas.models.plan import canonical_id
+from lrnas.profiling.timing import measure
+from lrnas.recipes import Recipe
+from lrnas.searching.proposals import Study
+from lrnas.spaces.space import load_space
+from lrnas.study.manifest import check_manifest
+from lrnas.study.objectives import Limits, pick_objectives
+from lrnas.study.storage import open_storage
+from lrnas.training.checkpoint import described, save_checkpoint
+
+NARROW = {name: Allocation(width=0.05) for name in ("cccp1", "cccp2", "cccp3", "cccp4", "cccp5")}
+OWN = Architecture(
+    "nin",
+    {
+        "conv1": Allocation.composite(vertical=0.5, horizontal=0.5, width=0.05, join=0.05),
+        "conv2": Allocation("separable", width=0.05),
+        "conv3": Allocation.composite(vertical=0.25, horizontal=0.25, square=0.5, width=0.05),
+        **NARROW,
+    },
+    batch_norm=True,
+)
+"""One layer of each kind, and small."""
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def trained(architecture: Architecture = OWN, num_classes: int = 10, in_chans: int = 1) -> nn.Module:
+    """A network whose batch norms have seen something."""
+    torch.manual_seed(0)
+    model = create_model(architecture, num_classes, in_chans).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean)  # type: ignore[arg-type]
+            nn.init.uniform_(module.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+    return model
+
+
+def write_checkpoint(
+    folder: Path, model: nn.Module, told: bool = True, data: str = "digits", image_size: int | None = None
+) -> Path:
+    """As training does it."""
+    identity = {
+        "architecture": canonical_id(model.architecture),  # type: ignore[arg-type]
+        "data": data,
+        "image_size": image_size,
+        "min_size": 8,
+        "recipe": Recipe().to_dict(),
+        "seed": 0,
+    }
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    tensors["momentum.conv1"] = torch.ones(3)
+    save_checkpoint(folder, 2, tensors, {"identity": identity, **(described(model) if told else {})})
+    return folder
+
+
+def dense_is_fastest(forms: Mapping[str, nn.Module], x: Tensor) -> Times:
+    return Times({name: 1.0 if name in ("dense", "fastest layers") else 2.0 for name in forms}, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a network takes is measured, but not for long."""
+    for module in (exporting, forms):
+        monkeypatch.setattr(
+            module, "measure", lambda calls, device, **options: measure(calls, device, rounds=1, sample=0.0)
+        )
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer dense, whatever it takes."""
+    monkeypatch.setattr(exporting, "_timer", lambda *_: dense_is_fastest)
+
+
+def test_in_a_new_process(tmp_path: Path, forced: None) -> None:
+    model = trained()
+    x = torch.randn(5, 1, 8, 8)
+    torch.save((x, model(x).detach()), tmp_path / "case.pt")
+    source = str(write_checkpoint(tmp_path / "own", model))
+    result = lrnas.export(source, out=tmp_path / "out", say=str)
+    assert result.check.images == "64 validation images of digits, 8×8 pixels"
+    assert result.check.same_class == result.check.number == 64 and result.check.max_difference < 1e-4
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architecture"] == "lrnas" and config["pretrained_cfg"]["input_size"] == [1, 8, 8]
+    assert config["pretrained_cfg"]["mean"] == pytest.approx([0.305], abs=1e-3)
+    assert result.also.startswith('timm.create_model("lrnas", architecture=')
+    for fuse in (False, True):
+        out = tmp_path / f"own-{fuse}.pt2"
+        program = lrnas.export(source, "torch-export", fuse=fuse, out=out, batch=3, say=str)
+        assert list(program.files) == [out] and out.stat().st_size == program.files[out]
+    code = f"""
+import sys
+sys.modules["lrnas"] = sys.modules["timm"] = None  # PyTorch alone
+import torch
+x, expected = torch.load("case.pt")
+for file in ("own-False.pt2", "own-True.pt2"):
+    extra = {{"lrnas.json": ""}}
+    model = torch.export.load(file, extra_files=extra).module()
+    torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model(x[:1]), expected[:1], atol=1e-5, rtol=1e-4)
+    assert {OWN.to_json()!r} in extra["lrnas.json"]
+del sys.modules["lrnas"], sys.modules["timm"]
+{result.load}
+torch.testing.assert_close(model.eval()(x), expected)
+other = {result.also}
+torch.testing.assert_close(other.eval()(x), expected)
+assert timm.data.resolve_model_data_config(model)["input_size"] == [1, 8, 8]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_onnx(tmp_path: Path, forced: None) -> None:
+    import onnx
+
+    model = trained()
+    source = str(write_checkpoint(tmp_path / "own", model))
+    out = tmp_path / "own.onnx"
+    result = lrnas.export(source, "onnx", fuse=True, out=out, say=str)
+    assert result.check.same_class == 64 and set(result.seconds) == {"PyTorch", "onnxruntime"}
+    session = onnx_models.make_session(out, torch.device("cpu"))
+    for number in (1, 7):
+        x = torch.randn(number, 1, 8, 8)
+        torch.testing.assert_close(onnx_models.run_session(session, x), model(x).detach(), atol=1e-5, rtol=1e-4)
+    written = onnx.load(out)
+    assert written.graph.input[0].name == "images" and written.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    told = {entry.key: entry.value for entry in written.metadata_props}
+    assert Architecture.from_dict(json.loads(told["lrnas"])["architecture"]) == OWN
+    kinds = [node.op_type for node in written.graph.node]
+    assert "BatchNormalization" not in kinds and "Concat" not in kinds
+
+
+def test_onnxruntime_times_layers_with_as_many_threads_as_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    make = onnx_models.make_session
+
+    def watch(*arguments: Any) -> Any:
+        session = make(*arguments)
+        threads.append(session.get_session_options().intra_op_num_threads)
+        return session
+
+    monkeypatch.setattr(onnx_models, "make_session", watch)
+    quick = forms.measure
+
+    def count(calls: Any, device: Any, **options: Any) -> list[float]:
+        threads.append(torch.get_num_threads())
+        return quick(calls, device, **options)
+
+    monkeypatch.setattr(forms, "measure", count)
+    layer = CompositeConv2d(2, {(3, 1): 2, (1, 3): 2}, 3, padding=1)
+    times = onnx_models.onnx_timer(torch.device("cpu"), 1)(
+        {"one": layer, "two": nn.Conv2d(2, 4, 3)}, torch.randn(2, 2, 6, 6)
+    )
+    assert set(times.seconds) == {"one", "two"} and all(0 < seconds < 1 for seconds in times.seconds.values())
+    assert threads == [1] * 4  # two sessions, and two measurements
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        (OWN, "lrnas"),
+        (Architecture("timm:test_resnet", {"*": Allocation.composite(vertical=0.5, horizontal=0.5)}), "lrnas"),
+        (Architecture("nin_3x3", {"*": Allocation.composite(vertical=0.5, horizontal=0.5)}), "nin_c3_lr"),
+    ],
+    ids=["own", "timm", "registered"],
+)
+def test_timm_folded_and_not(tmp_path: Path, forced: None, architecture: Architecture, name: str) -> None:
+    model = trained(architecture, 7, 3)
+    what = "own data of me, 3x16x16, 7 classes"
+    source = str(write_checkpoint(tmp_path / "own", model, data=what))
+    x = torch.randn(2, 3, 16, 16)
+    said: list[str] = []
+    plain = lrnas.export(source, out=tmp_path / "plain", say=said.append)
+    assert said == [f"images of {what} would need --data: trying random ones, and writing no names of classes"]
+    assert plain.check.images == "64 random images of 16×16 pixels"
+    assert json.loads((tmp_path / "plain" / "config.json").read_text())["architecture"] == name
+    again = timm.create_model(f"local-dir:{tmp_path / 'plain'}", pretrained=True).eval()
+    torch.testing.assert_close(again(x), model(x))
+    fused = lrnas.export(source, out=tmp_path / "fused", fuse=True, say=str)
+    assert fused.fusion is not None and fused.fusion.network is not None
+    again = timm.create_model(f"local-dir:{tmp_path / 'fused'}", pretrained=True).eval()
+    torch.testing.assert_close(again(x), model(x), atol=1e-4, rtol=1e-3)
+    assert not any(isinstance(module, CompositeConv2d | nn.BatchNorm2d) for module in again.modules())
+    names = {choice.chosen for choice in fused.fusion.layers}
+    assert names == {"dense"}
+
+
+def test_the_fastest_is_kept_and_noise_does_not_decide() -> None:
+    model = trained()
+    asked: list[dict[str, float]] = []
+
+    def times(forms: Mapping[str, nn.Module], x: Tensor) -> Times:
+        if "as trained" in forms:
+            asked.append(whole)
+            return Times({name: whole[name] for name in forms}, noise)
+        layer = {"composite": 1.0, "dense": 2.0, "merged": 3.0, "separable": 3.0}
+        return Times({name: layer[name] for name in forms}, 0.01)
+
+    for dense, differ, kept in (
+        (4.0, 0.0, "fastest layers"),
+        (2.97, 0.0, "fastest layers"),
+        (2.0, 0.0, "dense"),
+        (2.0, 0.4, "fastest layers"),
+    ):
+        noise = differ
+        whole = {"as trained": 9.0, "norms folded": 5.0, "fastest layers": 3.0, "dense": dense}
+        fusion = choose_forms(model, torch.randn(2, 1, 8, 8), times)
+        assert fusion.network is not None and fusion.network.chosen == kept
+        assert [choice.chosen for choice in fusion.layers] == ["composite", "dense", "composite"]
+        paths = ["conv2.conv"] if kept == "fastest layers" else ["conv1.conv", "conv2.conv", "conv3.conv"]
+        assert fusion.folding.forms == dict.fromkeys(paths, "dense") and len(fusion.folding.norms) == 8
+        assert ("within noise" in fusion.network.remark) == (dense < 3 and kept != "dense")
+    assert len(asked) == 4
+    whole, noise = {"as trained": 2.0, "norms folded": 5.0, "fastest layers": 3.0, "dense": 3.0}, 0.0
+    fusion = choose_forms(model, torch.randn(2, 1, 8, 8), times)
+    assert fusion.network is not None and fusion.network.chosen == "as trained"
+    assert not fusion.folding.norms and fusion.model is not model
+    assert any(isinstance(module, nn.BatchNorm2d) for module in model.modules())  # it stays as it is
+
+
+def test_measured_for_real() -> None:
+    model = trained()
+    x = torch.randn(2, 1, 8, 8)
+    fusion = choose_forms(model, x, torch_timer(torch.device("cpu"), 1))
+    for choice in fusion.layers:
+        quickest = min(choice.seconds, key=choice.seconds.__getitem__)
+        assert choice.chosen == quickest or choice.remark.startswith(f"{quickest} is faster by")
+    torch.testing.assert_close(fusion.model(x), model(x), atol=1e-5, rtol=1e-4)
+
+
+def test_the_work_of_others_does_not_count_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "measure", measure)
+    monkeypatch.setattr(forms, "ROUNDS", 1)
+    calls = {"waits": lambda: time.sleep(0.001)}
+    assert fastest(calls, torch.device("cpu"), 1).seconds["waits"] < 0.0005
+    assert fastest(calls, torch.device("cpu"), 2).seconds["waits"] >= 0.001
+
+
+def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: None) -> None:
+    monkeypatch.setattr(exporting, "TOLERANCE", 0.0)
+    source = str(write_checkpoint(tmp_path / "own", trained()))
+    with pytest.raises(exporting.ExportError, match="does not compute the same: outputs differ by"):
+        lrnas.export(source, out=tmp_path / "out", fuse=True, say=str)
+    assert not (tmp_path / "out").exists() and [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+def test_a_named_network_has_random_weights(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "export", "nin-c3-lr", "--data", "digits")
+    assert code == 0 and err == "nin-c3-lr has random weights, not trained\n"
+    assert "exports/nin-c3-lr/model.safetensors, 1.7" in out and "64 validation images of digits" in out
+    assert 'timm.create_model("nin_c3_lr", num_classes=10, in_chans=1, checkpoint_path="exports/nin-c3-lr/' in out
+    model = timm.create_model(
+        "nin_c3_lr", num_classes=10, in_chans=1, checkpoint_path="exports/nin-c3-lr/model.safetensors"
+    )
+    assert set(load_file("exports/nin-c3-lr/model.safetensors")) == set(model.state_dict())
+    code, _, err = run(capsys, "export", "nin-c3-lr", "--data", "digits")
+    assert code == 2 and "exports/nin-c3-lr/model.safetensors exists; add --force" in err
+    (tmp_path / "exports" / "nin-c3-lr" / "notes.txt").touch()
+    code, out, _ = run(capsys, "export", "nin-c3-lr", "--input", "16", "--classes", "3", "--force", "--json")
+    data = json.loads(out)
+    assert code == 0 and data["check"]["images"] == "64 random images of 16×16 pixels" and data["fusion"] is None
+    assert (tmp_path / "exports" / "nin-c3-lr" / "notes.txt").exists()
+
+
+def test_where_the_architecture_of_a_checkpoint_is_found(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "own", trained(), told=False)
+    with pytest.raises(exporting.ExportError, match="does not say which architecture its weights are of"):
+        lrnas.export(str(folder), out=tmp_path / "out")
+    file = tmp_path / "network.json"
+    file.write_text(OWN.to_json())
+    for source in (folder, folder / "checkpoint.json", folder / "epoch-2.safetensors"):
+        result = lrnas.export(str(source), out=tmp_path / "out", architecture=file, force=True, say=str)
+        assert result.check.same_class == 64
+    record = tmp_path / "own.json"  # of `lrnas reproduce`
+    record.write_text(json.dumps({"architecture": OWN.to_dict(), "identity": {}}))
+    for source in (folder, folder / "epoch-2.safetensors", record):
+        assert lrnas.export(str(source), out=tmp_path / "out", force=True, say=str).name == "own"
+    named = write_checkpoint(tmp_path / "named", trained(lrnas.get_point("nin-c3-lr").architecture), told=False)
+    assert "nin_c3_lr" in lrnas.export(str(named), out=tmp_path / "out", force=True, say=str).also
+    file.write_text(Architecture("nin", batch_norm=True).to_json())
+    with pytest.raises(exporting.ExportError, match="are not of this architecture: "):
+        lrnas.export(str(folder), out=tmp_path / "out", architecture=file, force=True)
+
+
+def test_own_pictures(tmp_path: Path) -> None:
+    pictures = write_set(tmp_path / "pictures", {"train": 3, "test": 2}, size=20)
+    result = lrnas.export("nin", out=tmp_path / "out", data=f"folder:{pictures}", input_size=16, say=str)
+    assert result.check.images.startswith("3 validation images of folder:") and "16×16" in result.check.images
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["num_classes"] == 3 and config["label_names"] == ["blue", "green", "red"]
+    assert config["pretrained_cfg"]["mean"] == [0.485, 0.456, 0.406]
+    assert config["pretrained_cfg"]["crop_pct"] == 0.875  # of a folder, whatever NiN has on CIFAR-10
+    result = lrnas.export("nin", out=tmp_path / "own", data=f"folder:{pictures}", say=str)
+    assert "32×32" in result.check.images  # the network's own
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_pictures_are_prepared_as_in_training(tmp_path: Path, at_hand: bool) -> None:
+    """In the size that the checkpoint says, whether the pictures are there to try or not."""
+    pictures = write_set(tmp_path / "pictures", {"train": 3, "val": 2, "test": 2}, size=20)
+    data = load_set(f"folder:{pictures}", image_size=16, loaders=0)
+    source = write_checkpoint(tmp_path / "own", trained(OWN, 3, 3), data=data.identity, image_size=16)
+    given = data.name if at_hand else None
+    result = lrnas.export(str(source), out=tmp_path / "out", data=given, say=str)
+    assert ("6 validation images" if at_hand else "64 random images") in result.check.images
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(loaded))
+    with Image.open(pictures / "val" / "blue" / "000.png") as image:
+        prepared = transform(image)
+    batch = next(iter(data.eval_batches(data.val, Recipe(), torch.device("cpu"), tmp_path)))[0]
+    torch.testing.assert_close(prepared, batch[0].contiguous(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["timm", "torch-export"])
+def test_measured_on_a_gpu(tmp_path: Path, kind: str) -> None:
+    source = str(write_checkpoint(tmp_path / "own", trained()))
+    result = lrnas.export(source, kind, fuse=True, device="cuda", batch=8, out=tmp_path / f"a{SUFFIX[kind]}", say=str)  # type: ignore[arg-type]
+    assert result.check.same_class == 64 and result.device == "cuda"
+
+
+def make_study(folder: Path, data: str = "digits", **more: object) -> None:
+    """Three trials, of which the second has weights; `more` is in the manifest."""
+    space = load_space("nin", batch_norm=True)
+    goals = pick_objectives(["accuracy", "macs"])
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    record = optuna.create_study(
+        study_name="small",
+        storage=open_storage(None, folder / "small", print),
+        directions=[goal.direction for goal in goals],
+        sampler=optuna.samplers.RandomSampler(seed=0),
+    )
+    manifest = {
+        "recipe": Recipe().to_dict(),
+        "space": space.to_dict(),
+        "data": data,
+        "image_size": 8,
+        "objectives": ["accuracy", "macs"],
+        "reference": {"macs": 2e7, "params": 2e6},
+        **more,
+    }
+    check_manifest(record, manifest)
+    study = Study("small", record, goals, manifest, space, lambda _: {"macs": 1000, "params": 10}, Limits())
+    for accuracy in (0.5, 0.9, 0.7):
+        proposal = study.ask()
+        study.record(proposal.number, [accuracy], 1.0)
+        study.complete(proposal.number, accuracy)
+        if proposal.number == 1:
+            model = create_model(proposal.architecture, 10, 1)
+            write_checkpoint(folder / "small" / "trials" / "00001", model, told=False, data=data)
+
+
+def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_study(tmp_path / "studies")
+    code, out, err = run(capsys, "export", "small:1")
+    assert (code, err) == (0, "")
+    assert "small-1: weights after 2 epochs, studies/small/trials/00001" in out and "64 of 64 in the same class" in out
+    assert lrnas.export("small:best", out="best", say=str).name == "small-1"
+    identity = lrnas.open_study("small").trials()[1].identity
+    assert lrnas.export(f"small:{identity}", out="named", say=str).name == "small-1"
+    code, _, err = run(capsys, "filters", "small")
+    assert code == 2 and "did you mean small:best?" in err
+    code, _, err = run(capsys, "export", "small:2")
+    assert code == 2 and "no weights of trial 2 of small, which is completed" in err and "are there of 1; name" in err
+    code, _, err = run(capsys, "export", "small:2", "--fresh")
+    assert code == 0 and err == "small-2 has random weights, not trained\n"
+    for source, message in (
+        ("small:9", "small has no trial 9; it has 3, up to 2; `lrnas front small` shows the best ones"),
+        ("smal:1", "unknown study 'smal'; did you mean small?"),
+        ("small", "a network is wanted; got small, a study; did you mean small:best?"),
+        ("small:nin", "unknown network of small 'nin'"),
+    ):
+        code, out, err = run(capsys, "export", source)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert message in err
+
+
+def test_a_study_knows_what_its_classes_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its images are not at hand."""
+    monkeypatch.chdir(tmp_path)
+    names = [f"kind {i}" for i in range(10)]
+    make_study(tmp_path / "studies", "folder:0123456789abcdef", classes=names, data_name="folder:mine")
+    said: list[str] = []
+    lrnas.export("small:1", out="out", say=said.append)
+    assert said == ["images of folder:mine would need --data: trying random ones"]
+    assert json.loads(Path("out/config.json").read_text())["label_names"] == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nin-c3-lrr"], "unknown source 'nin-c3-lrr'; did you mean nin-c3-lr"),
+        (["timm:resnet81"], "unknown timm model 'resnet81'; did you mean"),
+        (["missing/checkpoint"], "missing/checkpoint does not exist"),
+        (["empty"], "empty has no checkpoint.json"),
+        (["bare.safetensors"], "holds weights without an architecture; give it with --architecture FILE.json"),
+        (["bare.safetensors", "--architecture", "broken.json"], "broken.json: not JSON"),
+        (["bare.safetensors", "--architecture", "network.json"], "bare.safetensors cannot be read"),
+        (["broken.json"], "broken.json cannot be read"),
+        (["record.json"], "record.json tells of a run whose weights are not in record; train it again"),
+        (["weights.pth"], "weights are read from safetensors, networks from JSON; got weights.pth"),
+        (["nin", "--architecture", "network.json"], "--architecture goes with a file of weights"),
+        (["nin", "--format", "onxx"], "unknown format 'onxx'; did you mean onnx?"),
+        (["nin", "--format", "onnx", "--out", "a.pt"], "a file of format onnx ends in .onnx; got a.pt"),
+        (["nin", "--out", "bare.safetensors"], "bare.safetensors is a file; the timm format is a folder"),
+        (["nin", "--out", "bare.safetensors/deep"], "bare.safetensors: it is no folder of yours"),
+        (["nin", "--batch", "0"], "the batch is at least 1; got 0"),
+        (["nin", "--device", "tpu"], "the device is cpu or cuda; got 'tpu'"),
+        (["nin", "--input", "2"], "the network does not take images of 2×2"),
+        (["nin", "--data", "digitz"], "unknown data set 'digitz'; did you mean digits?"),
+    ],
+)
+def test_bad_input(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bare.safetensors").write_bytes(b"no tensors")
+    (tmp_path / "weights.pth").touch()
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "network.json").write_text('{"backbone": "nin"}')
+    (tmp_path / "record.json").write_text('{"identity": {}, "architecture": {"backbone": "nin"}}')
+    code, out, err = run(capsys, "export", *arguments)
+    assert (code, out) == (2, "") and message in err.splitlines()[-1], err
+    assert not list(tmp_path.glob("*.part")) and not list(tmp_path.glob("*/model.safetensors"))
+
+
+def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_models, "EXTRAS", ("onnx", "no_such_runtime"))
+    with pytest.raises(exporting.ExportError, match=r"ONNX needs no_such_runtime; .* pip install 'lrnas\[export\]'"):
+        lrnas.export("nin", "onnx")

@@ -1,0 +1,328 @@
+"""The fused kernels against plain PyTorch: on a GPU where there is one, else through Triton's interpreter."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lrnas import create_model, get_point
+from lrnas.layers import accelerate as fused_module
+from lrnas.layers.accelerate import fused
+from lrnas.layers.kernels import available, ops, usable
+from lrnas.layers.kernels.pools import Window
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+QUICK_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # the interpreter divides unused lanes
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # opcheck's own
+]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def gradients(function: Callable[..., Tensor], *tensors: Tensor) -> list[Tensor]:
+    """The output and, for a random direction, the gradients of all tensors."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    output = function(*leaves)
+    output.backward(random(*output.shape, seed=99))
+    return [output.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def assert_same(got: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-5) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance * float(other.abs().max()) + 1e-7)
+
+
+CONVS = [
+    # channels, filters, kernel, stride, padding, dilation
+    (3, 12, (5, 5), 1, 2, 1),  # few channels: patches
+    (1, 6, (3, 3), 2, 0, 2),
+    (2, 10, (7, 1), 1, 3, 1),
+    (16, 10, (1, 1), 1, 0, 1),  # 1×1: a matrix product, with a width that is no multiple of 8
+    (5, 16, (1, 1), 2, 0, 1),
+    (6, 9, (3, 3), 2, 1, 1),  # the library's convolution
+]
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("channels", "filters", "kernel", "stride", "padding", "dilation"), CONVS)
+def test_convolution(
+    channels: int,
+    filters: int,
+    kernel: tuple[int, int],
+    stride: int,
+    padding: int,
+    dilation: int,
+    bias: bool,
+    relu: bool,
+) -> None:
+    tensors = [random(2, channels, 9, 11), random(filters, channels, *kernel, seed=1)]
+    tensors += [random(filters, seed=2)] if bias else []
+    pairs = ((stride, stride), (padding, padding), (dilation, dilation))
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return ops.conv(x, weight, bias, *pairs, relu)
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        out = F.conv2d(x, weight, bias, *pairs)
+        return out.relu() if relu else out
+
+    assert_same(gradients(ours, *tensors), gradients(plain, *tensors), 1e-3 if ON_GPU else 1e-5)
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize(("number", "channels", "height", "width"), [(3, 70, 9, 11), (2, 1, 3, 2), (83, 7, 10, 10)])
+def test_batch_norm(number: int, channels: int, height: int, width: int, relu: bool) -> None:
+    x = random(number, channels, height, width) * 3 + 100  # far from zero: sums of squares alone would cancel
+    weight, bias = random(channels, seed=1) + 2, random(channels, seed=2)
+    running = torch.zeros(channels, device=DEVICE), torch.ones(channels, device=DEVICE)
+    moved = [tensor.clone() for tensor in running]
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out, mean, var = ops.batch_norm(x, weight, bias, 1e-5, relu)
+        for tensor, value in zip(moved, (mean, var), strict=True):
+            tensor.lerp_(value, 0.1)
+        return out
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out = F.batch_norm(x, *running, weight, bias, True, 0.1, 1e-5)
+        return out.relu() if relu else out
+
+    assert_same(gradients(ours, x, weight, bias), gradients(plain, x, weight, bias), 1e-4)
+    assert_same(moved, list(running))
+
+
+WINDOWS = [(3, 2, 0, True), (2, 2, 0, False), (3, 1, 1, False), (3, 2, 1, True), (5, 3, 2, False), (2, 3, 0, True)]
+
+
+@pytest.mark.parametrize("size", [(7, 8), (6, 5)])
+@pytest.mark.parametrize(("kernel", "stride", "padding", "ceil_mode"), WINDOWS)
+def test_pools(kernel: int, stride: int, padding: int, ceil_mode: bool, size: tuple[int, int]) -> None:
+    x, window = random(2, 37, *size), Window(kernel, stride, padding)
+    assert_same(
+        gradients(lambda x: ops.max_pool(x, window, ceil_mode), x),
+        gradients(lambda x: F.max_pool2d(x, kernel, stride, padding, ceil_mode=ceil_mode), x),
+    )
+    for count in (True, False):
+        assert_same(
+            gradients(lambda x, count=count: ops.average_pool(x, window, ceil_mode, count), x),
+            gradients(lambda x, count=count: F.avg_pool2d(x, kernel, stride, padding, ceil_mode, count), x),
+        )
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 3, 4), (1, 40, 7, 7)])
+def test_the_largest_value_of_a_whole_map(shape: tuple[int, ...]) -> None:
+    x = random(*shape).round(decimals=1)  # some values are there twice
+    x[0, 0] = float("-inf")
+    x[0, 1, 1, 2] = float("nan")
+    for layout in (torch.contiguous_format, torch.channels_last):
+        got = gradients(ops.whole_max, x.contiguous(memory_format=layout))
+        wanted = gradients(lambda x: F.adaptive_max_pool2d(x, 1), x)
+        for one, other in zip(got, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_pool_passes_on_what_is_not_a_number() -> None:
+    x = random(1, 2, 4, 4)
+    x[0, 1, 2, 2] = float("nan")
+    assert torch.equal(ops.max_pool(x, Window(2, 2, 0), False).isnan(), F.max_pool2d(x, 2).isnan())
+
+
+@pytest.mark.parametrize(("channels", "filters", "kernel", "stride", "padding", "dilation"), CONVS)
+def test_the_convolution_keeps_pytorch_s_rules(
+    channels: int, filters: int, kernel: tuple[int, int], stride: int, padding: int, dilation: int
+) -> None:
+    """Also for maps whose channels come first, which the operator returns channels last."""
+    x, weight, bias = random(2, channels, 9, 8), random(filters, channels, *kernel, seed=1), random(filters, seed=2)
+    tensors = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    pairs = ([stride] * 2, [padding] * 2, [dilation] * 2)
+    torch.library.opcheck(torch.ops.lrnas.conv.default, (*tensors, *pairs, True), test_utils=QUICK_CHECKS)
+
+
+def test_operators_keep_pytorch_s_rules() -> None:
+    x, weight, bias = (tensor.requires_grad_() for tensor in (random(2, 3, 6, 5), random(4, 3, 3, 3), random(4)))
+    torch.library.opcheck(torch.ops.lrnas.conv.default, (x, weight, bias, [1, 1], [1, 1], [1, 1], True))
+    scale, shift = (torch.ones(3, device=DEVICE, requires_grad=True) for _ in range(2))
+    torch.library.opcheck(torch.ops.lrnas.batch_norm.default, (x, scale, shift, 1e-5, True))
+    torch.library.opcheck(torch.ops.lrnas.max_pool.default, (x, [3, 2, 1], True))
+    torch.library.opcheck(torch.ops.lrnas.whole_max.default, (x,))
+    torch.library.opcheck(torch.ops.lrnas.average_pool.default, (x, [3, 2, 1], True, True))
+
+
+def test_what_is_not_a_number_stays_so_through_a_relu() -> None:
+    x = random(1, 8, 3, 3)
+    x[0, 2, 1, 1] = float("nan")
+    weight, bias = random(8, 8, 1, 1, seed=1), random(8, seed=2)
+    ours = gradients(lambda x, w, b: ops.conv(x, w, b, (1, 1), (0, 0), (1, 1), True), x, weight, bias)
+    plain = gradients(lambda x, w, b: F.conv2d(x, w, b).relu(), x, weight, bias)
+    assert [bool(tensor.isnan().any()) for tensor in ours[1:]] == [bool(tensor.isnan().any()) for tensor in plain[1:]]
+
+
+def test_a_window_of_minus_infinity_passes_its_gradient_to_its_first_position() -> None:
+    x = torch.full((1, 2, 4, 4), float("-inf"), device=DEVICE)
+    assert_same(
+        gradients(lambda x: ops.max_pool(x, Window(3, 2, 1), False), x)[1:],
+        gradients(lambda x: F.max_pool2d(x, 3, 2, 1), x)[1:],
+    )
+
+
+def use_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels on whatever device this runs on."""
+    monkeypatch.setattr(fused_module, "usable", lambda x: isinstance(x, Tensor) and x.ndim == 4)
+    monkeypatch.setattr(fused_module, "available", lambda device: True)
+
+
+def make_network(name: str, batch_norm: bool) -> nn.Module:
+    if name.startswith("timm:"):
+        return timm.create_model(name.removeprefix("timm:"), num_classes=5)
+    architecture = dataclasses.replace(get_point(name).architecture, batch_norm=batch_norm)
+    return create_model(architecture, 5, init="fan_in")
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_norm", "size"),
+    [
+        ("nin", False, 10),
+        ("nin", True, 10),
+        ("vgg-gmp-lr-join", False, 16),
+        pytest.param("timm:resnet10t", True, 32, marks=pytest.mark.slow),
+        pytest.param("timm:regnetx_002", True, 32, marks=pytest.mark.slow),  # norm and activation in one module
+    ],
+)
+def test_a_network_computes_the_same(name: str, batch_norm: bool, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output, gradients and running statistics in training; and afterwards the model is what it was."""
+    use_everywhere(monkeypatch)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # plain convolutions in float32 would not be
+    torch.manual_seed(0)
+    model = make_network(name, batch_norm).to(DEVICE).train()
+    twin = copy.deepcopy(model)
+    x = random(2, 3, size, size)
+    with fused(twin):
+        exchanged = [module for module in twin.modules() if type(module).__name__.startswith("Fused")]
+        assert len(exchanged) > 10
+        mine = twin(x)
+        mine.square().sum().backward()
+    assert [type(module) for module in twin.modules()] == [type(module) for module in model.modules()]
+    plain = model(x)
+    plain.square().sum().backward()
+    tolerance = 2e-2 if ON_GPU or batch_norm else 1e-3
+    assert_same([mine.detach()], [plain.detach()], tolerance)
+    ours = {key: parameter.grad for key, parameter in twin.named_parameters()}
+    for key, parameter in model.named_parameters():  # by norm: a value next to zero may fall on ReLU's other side
+        assert (ours[key] - parameter.grad).norm() <= tolerance * parameter.grad.norm() + 1e-6, key
+    for one, other in zip(twin.buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def test_evaluation_and_cpus_use_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = create_model(get_point("nin").architecture, 5).eval()
+    x = torch.randn(1, 3, 16, 16)
+    wanted = model(x)
+    for name in ("conv", "max_pool", "average_pool"):
+        monkeypatch.setattr(ops, name, lambda *args: pytest.fail("a kernel ran"))
+    with fused(model):
+        assert torch.equal(model(x), wanted)  # on a CPU
+    monkeypatch.setattr(fused_module, "available", lambda device: True)
+    with fused(model):
+        assert torch.equal(model(x), wanted)  # not in training
+        assert not usable(x) and not available(x.device)
+        model.train()(x)  # not on a GPU
+    monkeypatch.setenv("LRNAS_KERNELS", "off")
+    assert not available(torch.device("cuda"))
+
+
+def compare_in_training(model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_everywhere(monkeypatch)
+    twin = copy.deepcopy(model)
+    with fused(twin):
+        assert_same([twin(x).detach()], [model(x).detach()], 1e-3)
+    assert_same(list(twin.buffers()), list(model.buffers()), 1e-3)
+
+
+def test_a_module_may_stand_in_a_sequence_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), relu, nn.Conv2d(4, 4, 1), relu).to(DEVICE)
+    compare_in_training(model, random(2, 3, 4, 4), monkeypatch)
+
+
+def test_a_frozen_norm_stays_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).to(DEVICE)
+    model[1].eval()
+    compare_in_training(model, random(2, 3, 4, 4), monkeypatch)
+
+
+def test_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_everywhere(monkeypatch)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).to(DEVICE)
+    called = []
+    for module in model:
+        module.register_forward_hook(lambda module, args, output: called.append(type(module).__name__))
+    with fused(model):
+        model(random(1, 3, 4, 4))
+    assert called == ["FusedConv2d", "ReLU"]
+
+
+def test_what_pytorch_refuses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_everywhere(monkeypatch)
+    for module, shape in (
+        (nn.Conv2d(3, 4, 3), (1, 1, 8, 8)),
+        (nn.Conv2d(3, 4, 5), (1, 3, 2, 2)),
+        (nn.MaxPool2d(2), (1, 3, 1, 1)),
+        (nn.BatchNorm2d(3), (1, 3, 1, 1)),
+    ):
+        model = nn.Sequential(nn.Conv2d(shape[1], shape[1], 1), module, nn.ReLU()).to(DEVICE)
+        with fused(model), pytest.raises((RuntimeError, ValueError)):
+            model(random(*shape))
+
+
+@pytest.mark.gpu
+def test_half_precision_errs_no_more_than_pytorch_s() -> None:
+    for batch_norm in (False, True):
+        torch.manual_seed(0)
+        architecture = dataclasses.replace(get_point("nin").architecture, batch_norm=batch_norm)
+        model = create_model(architecture, 10, init="fan_in").to("cuda", memory_format=torch.channels_last).train()
+        x = torch.randn(64, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+
+        def grads(model: nn.Module, half: bool, x: Tensor = x) -> list[Tensor]:
+            model.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16, enabled=half):
+                loss = F.cross_entropy(model(x).float(), torch.arange(64, device="cuda") % 10)
+            loss.backward()
+            return [parameter.grad.clone() for parameter in model.parameters()]
+
+        exact, plain = grads(model, False), grads(model, True)
+        with fused(model):
+            ours = grads(model, True)
+        for one, other, wanted in zip(ours, plain, exact, strict=True):
+            assert (one - wanted).norm() <= 1.25 * (other - wanted).norm() + 1e-3 * wanted.norm()
+
+
+def test_a_kernel_that_covers_its_input_is_a_matrix_product_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in VGG's classifier; elsewhere the same layer convolves."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 5, 4), nn.ReLU(), nn.Conv2d(5, 2, 1))
+    for size, products in ((4, 2), (6, 0)):
+        x = torch.randn(2, 3, size, size, requires_grad=True)
+        wanted = model(x)
+        gradient = torch.autograd.grad(wanted.square().sum(), (x, *model.parameters()))
+        calls: list[int] = []
+        linear = torch.nn.functional.linear
+        monkeypatch.setattr(torch.nn.functional, "linear", lambda *args, f=linear, c=calls: (c.append(1), f(*args))[1])
+        with fused(model):
+            found = model(x)
+            ours = torch.autograd.grad(found.square().sum(), (x, *model.parameters()))
+        monkeypatch.undo()
+        assert len(calls) == products
+        for one, other in zip((found, *ours), (wanted, *gradient), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,211 @@
+"""The backbones keep timm's conventions, under every name they are registered with."""
+
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from timm.models.vgg import cfgs
+from torch import nn
+
+import lrnas
+from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.arch.backbone_shapes import VGG_STAGES
+from lrnas.errors import ConversionError
+from lrnas.models.backbones import vgg_layers
+from lrnas.models.build import create_model
+from lrnas.models.paper import paper_points
+
+NAMES = [
+    *(name.replace("-", "_") for name in paper_points()),
+    *(f"vgg{depth}{norm}_gmp" for depth in (11, 13, 16, 19) for norm in ("", "_bn")),
+]
+SMALL = [name for name in NAMES if name != "vgg_11"]  # 130 million weights
+
+
+def make(name: str, **kwargs: object) -> nn.Module:
+    return timm.create_model(name, **kwargs)  # type: ignore[no-any-return]
+
+
+def test_stages_are_timms() -> None:
+    for name, stages in VGG_STAGES.items():
+        assert vgg_layers(stages, last_pool=True) == cfgs[name]
+
+
+def test_all_are_registered_and_none_shadows_timm() -> None:
+    assert set(NAMES) <= set(timm.list_models())
+    code = "import timm; print(*timm.list_models())"
+    without_us = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(NAMES) & set(without_us.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import lrnas, timm",
+        "import timm, lrnas",
+        "import lrnas, importlib.util; importlib.util.find_spec('timm')",
+        "import lrnas.models.timm_registry, importlib; importlib.reload(lrnas.models.timm_registry)",
+    ],
+)
+def test_registration_works_in_any_order_of_imports(order: str) -> None:
+    code = f"{order}; import timm; assert timm.is_model('vgg_gmp_lr') and timm.is_model('nin')"
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_timm_conventions(name: str) -> None:
+    model = make(name, num_classes=7).eval()
+    assert model.default_cfg["input_size"][0] == model.in_chans == 3
+    assert model.num_classes == 7
+    x = torch.randn(1, 3, 32, 32) if "google" not in name else torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        features = model.forward_features(x)
+        assert features.shape[1] == model.num_features
+        torch.testing.assert_close(model.forward_head(features), model(x))
+        assert model.forward_head(features, pre_logits=True).shape == (1, model.head_hidden_size)
+    state = model.state_dict()
+    first = model.default_cfg["first_conv"]
+    for path in (first,) if isinstance(first, str) else first:
+        assert state[f"{path}.weight"].shape[1] == 3
+    last = model.default_cfg["classifier"]
+    paths = (last,) if isinstance(last, str) else last
+    assert all(state[f"{path}.weight"].shape[0] == 7 for path in paths)
+    assert model.get_classifier() is model.get_submodule(paths[0])
+
+    model.reset_classifier(4)
+    with torch.no_grad():
+        assert model(x).shape == (1, 4)
+        model.reset_classifier(0)
+        assert model(x).shape == (1, model.head_hidden_size)
+        model.reset_classifier(0, "")
+        assert model(x).ndim == 4
+        model.reset_classifier(5, "avg")
+        assert model(x).shape == (1, 5)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_features_only(name: str) -> None:
+    model = make(name, features_only=True)
+    x = torch.randn(1, 3, 64, 64)
+    outputs = model(x)
+    assert len(outputs) == len(model.feature_info)
+    for output, channels, reduction in zip(
+        outputs, model.feature_info.channels(), model.feature_info.reduction(), strict=True
+    ):
+        assert output.shape == (1, channels, 64 // reduction, 64 // reduction)
+
+
+@pytest.mark.parametrize("name", ["nin_c3_lr", "googlenet_lr", "vgg_gmp_lr_join_wfull"])
+def test_checkpoints_travel_through_timm(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    model = make(name, num_classes=3).eval()
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "net.pth")
+    again = make(name, num_classes=3, checkpoint_path=str(tmp_path / "net.pth")).eval()
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["nin", "googlenet", "vgg_gmp_lr"])
+@pytest.mark.parametrize("heads", [True, False])
+def test_pretrained_weights_take_another_number_of_classes(name: str, heads: bool, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    model = make(name, num_classes=10)
+    torch.save(model.state_dict(), tmp_path / "net.pth")
+    kwargs = {} if heads or name != "googlenet" else {"aux_logits": False}
+    overlay = {"file": str(tmp_path / "net.pth"), "num_classes": 10}
+    again = make(name, pretrained=True, pretrained_cfg_overlay=overlay, num_classes=7, **kwargs)
+    first = next(iter(model.state_dict()))
+    assert torch.equal(again.state_dict()[first], model.state_dict()[first])
+    assert again.num_classes == 7
+
+
+def test_default_cfg_knows_the_last_map() -> None:
+    sizes = {"vgg_gmp": 14, "vgg_gmp_lr_lde": 7, "nin": 8, "googlenet": 7}
+    for name, size in sizes.items():
+        assert make(name, device="meta").default_cfg["pool_size"] == (size, size)
+    assert create_model(Architecture("nin"), device="meta").default_cfg["input_size"] == (3, 32, 32)
+
+
+def test_what_the_architecture_says_is_not_an_argument() -> None:
+    with pytest.raises(ConversionError, match="stem_stride is for the architecture to say; got 2"):
+        make("nin", stem_stride=2)
+    with pytest.raises(ConversionError, match="norm_layer is for the architecture to say"):
+        make("vgg_gmp_lr", norm_layer=nn.BatchNorm2d)
+    half = Allocation.composite(vertical=0.5, horizontal=0.5)
+    with pytest.raises(ConversionError, match="conv1 is not the convolution it is in timm:resnet18"):
+        create_model(Architecture("timm:resnet18", {"*": half}), stem_type="deep", stem_width=32)
+    assert create_model(Architecture("vgg11", pool="max"), global_pool="avg").architecture.pool == "avg"
+
+
+def test_timms_vgg_keeps_timms_weights() -> None:
+    half = Allocation.composite(vertical=0.5, horizontal=0.5)
+    torch.manual_seed(0)
+    model = create_model(Architecture("timm:vgg11", {"features.0": half}), 3)
+    assert not model.pretrained_cfg["url"].startswith("lrnas") and model.pretrained_cfg["architecture"] == "vgg11"
+    assert type(model.get_submodule("features.0")).__name__ == "CompositeConv2d"
+    wide = create_model(Architecture("timm:vgg11", {"features.0": Allocation(width=0.5)}), 3, device="meta")
+    assert wide.get_submodule("features.0").out_channels == 32
+
+
+@pytest.mark.parametrize("size", [32, 33, 64, 100])
+def test_vgg_takes_any_input_from_32_pixels(size: int) -> None:
+    model = make("vgg_gmp_lr", num_classes=2)
+    assert model(torch.randn(1, 3, size, size)).shape == (1, 2)
+
+
+def test_other_channels_classes_and_pools() -> None:
+    model = make("vgg_gmp_lr_join", num_classes=5, in_chans=1, global_pool="avg", drop_rate=0.5)
+    assert model(torch.randn(2, 1, 32, 32)).shape == (2, 5)
+    assert model.global_pool.pool_type == "avg"
+    model = make("nin", in_chans=4, global_pool="max", drop_rate=0.5)
+    assert model(torch.randn(2, 4, 32, 32)).shape == (2, 10)
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.5, 0.5]
+
+
+def test_googlenet_has_auxiliary_heads_while_training_only() -> None:
+    model = make("googlenet", num_classes=6)
+    x = torch.randn(2, 3, 64, 64)
+    outputs = model.train()(x)
+    assert [tuple(output.shape) for output in outputs] == [(2, 6)] * 3
+    assert model.eval()(x).shape == (2, 6)
+    model.reset_classifier(3)
+    assert [output.shape[1] for output in model.train()(x)] == [3, 3, 3]
+    assert make("googlenet", num_classes=6, aux_logits=False).train()(x).shape == (2, 6)
+    assert make("googlenet", num_classes=0).train()(x).shape == (2, 1024)
+    model.reset_classifier(0)
+    assert model.train()(x).shape == (2, 1024)
+
+
+def test_batch_norm_takes_the_place_of_biases() -> None:
+    for backbone in ("vgg11", "googlenet", "nin"):
+        pool = "max" if backbone == "vgg11" else None
+        model = create_model(Architecture(backbone, pool=pool, batch_norm=True), 10)
+        kinds = {type(module) for module in model.modules()}
+        assert nn.BatchNorm2d in kinds and nn.LocalResponseNorm not in kinds
+        plan = lrnas.make_plan(Architecture(backbone, pool=pool, batch_norm=True))
+        assert all(model.get_submodule(conv.path).bias is None for conv in plan.convs)
+
+
+def test_widths_reach_the_next_layers() -> None:
+    thin = Allocation.composite(vertical=0.5, horizontal=0.5, width=0.25)
+    model = create_model(Architecture("googlenet", {"*": thin, "inception_3a.reduce3x3": Allocation(width=0.5)}), 10)
+    assert model.eval()(torch.randn(1, 3, 64, 64)).shape == (1, 10)
+    assert model.get_submodule("inception_3a.conv3x3.conv").in_channels == 48
+    assert model.get_submodule("inception_3b.conv1x1.conv").in_channels == 64 + 32 + 8 + 32
+
+
+def test_building_draws_every_weight() -> None:
+    """Nothing of the memory a model is given stays as it was found."""
+    torch.manual_seed(0)
+    first = create_model(Architecture("nin", batch_norm=True), 10).state_dict()
+    torch.manual_seed(0)
+    second = create_model(Architecture("nin", batch_norm=True), 10).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert all(bool(tensor.float().abs().lt(10).all()) for tensor in first.values())
+
+
+def test_create_model_places_the_model() -> None:
+    model = create_model(Architecture("nin"), 10, dtype=torch.float64)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+    assert model.architecture == Architecture("nin")

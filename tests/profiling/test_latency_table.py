@@ -1,0 +1,156 @@
+"""The table of layers: measured once, kept, shared; and what is made of it."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lrnas.arch.architecture import Architecture
+from lrnas.arch.backbone_shapes import Step
+from lrnas.errors import LrnasError
+from lrnas.models.summary import read_source
+from lrnas.profiling import latency_table as latency
+from lrnas.profiling.latency_table import Conditions, Latency, LatencyTable, find_device
+from lrnas.spaces.space import load_space
+
+SPACE = load_space("nin", batch_norm=True)
+HERE = Conditions.here(torch.device("cpu"), 1, threads=1)
+WHOLE = 0.5
+"""Seconds of any whole network, by the clock below."""
+
+
+def rule(step: Step) -> float:
+    return 1e-6 + 2e-12 * step.macs + 1e-10 * float(np.prod(step.output))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Times by a rule instead of the clock; what was measured."""
+    measured: list[str] = []
+
+    def measure(calls: Sequence[Step | float], device: torch.device, **options: object) -> list[float]:
+        measured.extend(call.key for call in calls if isinstance(call, Step) and call.key not in measured)
+        return [rule(call) if isinstance(call, Step) else call for call in calls]
+
+    monkeypatch.setattr(latency, "layer_call", lambda step, setting: step)
+    monkeypatch.setattr(latency, "network_call", lambda *arguments: WHOLE)
+    monkeypatch.setattr(latency, "measure", measure)
+    return measured
+
+
+def network(name: str = "nin-c3-lr") -> Architecture:
+    return read_source(name)[1]
+
+
+def test_a_layer_is_measured_once(tmp_path: Path, clock: list[str]) -> None:
+    file = tmp_path / "new" / "latency.db"
+    first = Latency(LatencyTable(HERE, file), 32, 10)
+    steps = first.steps(network())
+    assert first.of(network()) == pytest.approx(1000 * sum(map(rule, steps)))
+    assert sorted(clock) == sorted({step.key for step in steps})
+    clock.clear()
+    again = Latency(LatencyTable(HERE, file), 32, 10)  # another process, say
+    assert again.of(network()) == first.of(network()) and not clock
+    again.of(network("nin-c3"))
+    assert 0 < len(clock) < len(steps)  # those it does not share
+    clock.clear()
+    other = dataclasses.replace(HERE, batch=8)
+    assert Latency(LatencyTable(other, file), 32, 10).of(network()) and len(clock) == len({s.key for s in steps})
+
+
+def test_who_measures_first_settles_it(tmp_path: Path, clock: list[str]) -> None:
+    file = tmp_path / "latency.db"
+    tables = [LatencyTable(HERE, file) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: tables[i].keep({"a": float(i), f"own {i}": 1.0}), range(8)))
+    values = {LatencyTable(HERE, file).number("a", lambda: 9.0)} | {table.number("a", lambda: 9.0) for table in tables}
+    assert len(values) == 1
+    assert {f"own {i}" for i in range(8)} <= LatencyTable(HERE, file)._known.keys()
+
+
+def test_guesses_follow_the_rule_of_what_was_measured(tmp_path: Path, clock: list[str]) -> None:
+    found = Latency(LatencyTable(HERE, tmp_path / "l.db"), 32, 10)
+    some = found.some_networks(SPACE, 40)
+    assert some == found.some_networks(SPACE, 40) and len(some) == 40
+    assert found.prepare(some, 60) == 40 and found.prepare(some, -1) == 0
+    clock.clear()
+    new = found.some_networks(SPACE, 20, seed=1)
+    guesses = [found.guess(network) for network in new]
+    assert len(clock) <= 20  # next to nothing
+    assert guesses == pytest.approx([found.of(network) for network in new], rel=1e-3)
+
+
+def test_no_time_is_below_zero(tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    features = np.abs(chance.standard_normal((30, 6))) + 0.1
+    fit = latency._fit(features, features[:, 0] + 0.3 * chance.random(30))
+    assert (fit >= 0).all() and fit[0] > 0.5
+
+
+def test_the_factor_is_that_of_whole_networks(tmp_path: Path, clock: list[str]) -> None:
+    plain = Latency(LatencyTable(HERE, tmp_path / "l.db"), 32, 10)
+    found = plain.calibrated([network()])
+    assert found.of(network()) == pytest.approx(1000 * WHOLE)
+    clock.clear()
+    again = Latency(LatencyTable(HERE, tmp_path / "l.db"), 32, 10).calibrated([network()])
+    assert again.factor == found.factor and not clock
+    assert plain.calibrated([]).factor == 1.0
+
+
+def test_of_a_timm_model_the_rest_is_what_its_layers_leave(tmp_path: Path, clock: list[str]) -> None:
+    found = Latency(LatencyTable(HERE, tmp_path / "l.db"), 64, 10)
+    plain = Architecture("timm:resnet18")
+    assert found.of(plain) == pytest.approx(1000 * WHOLE)
+    changed = Architecture.from_json(
+        '{"backbone": "timm:resnet18", "layers": {"*": {"form": "composite", "shares": {"kx1": 0.5, "1xk": 0.5}}}}'
+    )
+    saved = sum(map(rule, found.steps(plain))) - sum(map(rule, found.steps(changed)))
+    assert saved > 0 and found.of(changed) == pytest.approx(1000 * (WHOLE - saved))
+    assert found.calibrated([plain]).factor == 1.0
+
+
+def test_real_layers_add_up_to_a_real_network(tmp_path: Path) -> None:
+    """Roughly: the machine may be busy. `lrnas profile --check-table` says how well."""
+    found = Latency(LatencyTable(HERE, tmp_path / "l.db"), 16, 10)
+    predicted, (measured,) = found.of(network()), found.whole([network()])
+    assert 0.3 < predicted / measured < 3
+    assert torch.get_num_threads() > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: find_device("gpu"), "a device is cpu, cuda or cuda:N; got 'gpu'"),
+        (lambda: find_device("mps"), "measured on cpu or cuda"),
+        (lambda: find_device("cuda:99"), "GPUs that PyTorch can use; got 'cuda:99'"),
+        (lambda: Conditions.here(torch.device("cpu"), 0), "at least one image; got 0"),
+        (lambda: Conditions.here(torch.device("cpu"), 1, "int8"), "one of bf16, fp16, fp32; got 'int8'"),
+    ],
+)
+def test_impossible_conditions(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(LrnasError, match=message):
+        make()
+
+
+def test_a_table_that_cannot_be_kept_says_where(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(LrnasError, match=r"cannot read .*latency.db: .*; choose a folder with \$LRNAS_DATA"):
+        LatencyTable(HERE, tmp_path / "file" / "latency.db")
+    broken = tmp_path / "latency.db"
+    broken.write_bytes(random.Random(0).randbytes(4096))
+    with pytest.raises(LrnasError, match="file is not a database"):
+        LatencyTable(HERE, broken)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_layers_add_up_to_the_network(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    table = LatencyTable(Conditions.here(device, 32), tmp_path / "l.db", device)
+    found = Latency(table, 32, 10).calibrated([network("nin"), network("nin-c3")])
+    (measured,) = found.whole([network()])
+    assert found.of(network()) == pytest.approx(measured, rel=0.3)

@@ -1,0 +1,71 @@
+"""Measuring calls side by side."""
+
+import itertools
+import time
+
+import pytest
+import torch
+
+from lrnas.profiling.timing import FEWEST, MOST, measure
+
+
+def test_calls_take_what_they_take() -> None:
+    short, long = measure([lambda: time.sleep(0.001), lambda: time.sleep(0.004)], rounds=3)
+    assert 0.001 <= short < long and long >= 0.004
+
+
+def test_all_are_measured_in_every_round_and_nobody_is_always_last() -> None:
+    order: list[str] = []
+    slow = 0.06  # one call is a sample, and nothing is called before it
+    measure([lambda: (order.append("a"), time.sleep(slow)), lambda: (order.append("b"), time.sleep(slow))], rounds=4)
+    assert order[:4] == ["a", "a", "b", "b"]  # to see how long they take
+    rounds = ["".join(order[i : i + 2]) for i in range(4, len(order), 2)]
+    assert sorted(rounds) == ["ab"] * 3 + ["ba"] * 2 and rounds[0] != rounds[1]
+
+
+def test_long_calls_get_fewer_rounds_and_short_ones_more_calls() -> None:
+    calls = {"long": 0, "short": 0}
+
+    def count(name: str, seconds: float) -> None:
+        calls[name] += 1
+        time.sleep(seconds)
+
+    measure([lambda: count("long", 0.06), lambda: count("short", 0.0001)], rounds=10, limit=0.1, sample=0.001)
+    assert calls["long"] == 2 + 1 + FEWEST
+    assert 30 < calls["short"] < 12 * (MOST + 1)
+
+
+def test_a_quantile_looks_past_what_disturbs() -> None:
+    times = itertools.cycle([0.0, 0.0, 0.05])
+    (least,) = measure([lambda: time.sleep(next(times))], rounds=9, sample=0, quantile=0.1)
+    assert least < 0.02
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_launches_do_not_count() -> None:
+    """A hundred additions in a row take longer than one, but each far less than what Python needs to launch it."""
+    x = torch.zeros(1024, device="cuda")
+
+    def many() -> None:
+        for _ in range(100):
+            x.add_(1)
+
+    one, hundred = measure([lambda: x.add_(1), many], "cuda")
+    assert 10 < hundred / one < 300 and one < 1e-5
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_without_a_graph_launches_and_waiting_count() -> None:
+    x = torch.zeros(1024, device="cuda")
+    y = torch.randn(4096, 4096, device="cuda")
+    calls = [lambda: x.add_(1), lambda: y @ y]
+    captured, plain = measure(calls, "cuda"), measure(calls, "cuda", capture=False)
+    assert plain[0] > captured[0]  # what Python needs
+    assert plain[1] > 0.8 * captured[1]  # it is waited for
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_what_cannot_be_a_graph_is_measured_too() -> None:
+    x = torch.randn(512, 512, device="cuda")
+    waits, runs = measure([lambda: (x @ x).sum().item(), lambda: (x @ x).sum()], "cuda")
+    assert waits > runs > 0

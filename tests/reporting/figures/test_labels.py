@@ -1,0 +1,131 @@
+"""Legends and names in pictures: that they hide neither marks nor each other, where there is room."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.path import Path as Outline
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from lrnas.reporting.figures.labels import add_legend, finish_costs, name_points
+from lrnas.reporting.figures.style import FRONT, Place, make_figure, settle
+
+RESULTS = Path(__file__).parents[3] / "results"
+
+
+def boxes(axes: Axes) -> list[Bbox]:
+    """Of names, without the lines to their points."""
+    axes.figure.draw_without_rendering()
+    renderer = axes.figure._get_renderer()
+    return [Text.get_window_extent(note, renderer) for note in axes.texts]
+
+
+def leaders(axes: Axes) -> dict[str, Outline]:
+    """The lines from names to points, as they are drawn."""
+    axes.figure.draw_without_rendering()
+    arrows = {note.get_text(): note.arrow_patch for note in axes.texts if note.arrow_patch is not None}
+    return {name: arrow.get_transform().transform_path(arrow.get_path()) for name, arrow in arrows.items()}
+
+
+def crossings(axes: Axes) -> list[tuple[str, str]]:
+    """Whose line goes through which other name."""
+    lines = leaders(axes)
+    names = {note.get_text(): box for note, box in zip(axes.texts, boxes(axes), strict=True)}
+    return [
+        (own, other)
+        for own, line in lines.items()
+        for other, box in names.items()
+        if other != own and line.intersects_bbox(box, filled=False)
+    ]
+
+
+def test_names_hide_neither_marks_nor_names_nor_the_legend() -> None:
+    figure = make_figure(7, 5)
+    axes = figure.subplots()
+    random = np.random.default_rng(0)
+    x, y = random.uniform(0, 10, (2, 40))
+    axes.scatter(x, y, s=26)
+    axes.step([0, 5, 10], [1, 6, 9], where="post")
+    named = [(f"network-{i}", (x[i], y[i])) for i in range(12)]
+    settle(figure)
+    axes.plot([], [], "o", label="some points")
+    add_legend(axes)
+    name_points(axes, named)
+    names = boxes(axes)
+    assert len(names) == 12
+    legend = axes.get_legend().get_window_extent()
+    marks = axes.transData.transform(np.stack([x, y], axis=1))
+    for i, box in enumerate(names):
+        assert not any(box.contains(*mark) for mark in marks)
+        assert not any(box.overlaps(other) for other in [*names[:i], legend])
+        assert axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and axes.bbox.y0 <= box.y0 and box.y1 <= axes.bbox.y1
+
+
+def test_a_name_is_nearest_to_its_own_point() -> None:
+    """Two points side by side: neither name stands where it would be read as the other's."""
+    figure = make_figure(7, 5)
+    axes = figure.subplots()
+    places = {"left": (5.0, 5.0), "right": (5.25, 5.0)}
+    axes.scatter(*zip(*places.values(), strict=True))
+    axes.set(xlim=(0, 10), ylim=(0, 10))
+    settle(figure)
+    name_points(axes, places.items())
+    for note, box in zip(axes.texts, boxes(axes), strict=True):
+        middle = (box.x0 + box.x1) / 2
+        away = {name: abs(axes.transData.transform(place)[0] - middle) for name, place in places.items()}
+        assert min(away, key=lambda name: away[name]) == note.get_text()
+
+
+def test_lines_to_points_do_not_cross_other_names() -> None:
+    """As one did in a search in which two of the paper's networks lie side by side, among others."""
+    with (RESULTS / "search" / "vgg11-cifar10.csv").open(newline="", encoding="utf-8") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["status"] == "completed"]
+    places: dict[str, list[Place]] = {"paper": [], "found": [], "front": []}
+    named: list[tuple[str, Place]] = []
+    for row in rows:
+        place = int(row["macs"]) / 1e6, 100 * float(row["accuracy"])
+        is_paper = row["point"].startswith("vgg")
+        named += [(row["point"], place)] if is_paper else []
+        places["paper" if is_paper else "found"].append(place)
+        places["front"] += [place] if row["on_front"] == "True" else []
+    axes = make_figure(*FRONT).subplots()
+    axes.scatter(*zip(*places["found"], strict=True), s=26, label="trained in full")
+    axes.scatter(*zip(*places["paper"], strict=True), s=48, marker="D", label="the paper's")
+    axes.step(*zip(*sorted(places["front"]), strict=True), where="post", label="front")
+    axes.set_ylim(66.2, 89.3)
+    finish_costs(axes, named, xlabel="cost", ylabel="accuracy", title="vgg11-cifar10")
+    assert len(axes.texts) == 8 and leaders(axes)  # of some names, or there is nothing to cross
+    assert crossings(axes) == []
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_lines_to_points_do_not_cross_names_in_a_crowd(seed: int) -> None:
+    """Whichever of a name and a line was there first."""
+    figure = make_figure(7, 5)
+    axes = figure.subplots()
+    places = np.random.default_rng(seed).normal(5, 0.7, (9, 2))
+    axes.scatter(*places.T)
+    axes.set(xlim=(0, 10), ylim=(0, 10))
+    settle(figure)
+    name_points(axes, [(f"network-{i}", (x, y)) for i, (x, y) in enumerate(places)])
+    assert leaders(axes)
+    assert crossings(axes) == []
+
+
+@pytest.mark.parametrize("free", ["lower right", "lower left", "upper left", "upper right"])
+def test_legends_go_where_nothing_is(free: str) -> None:
+    """Also bars of errors count."""
+    figure = make_figure(5, 4)
+    axes = figure.subplots()
+    corners = {f"{y} {x}": (i, j) for i, x in enumerate(("left", "right")) for j, y in enumerate(("lower", "upper"))}
+    places = [place for name, place in corners.items() if name != free]
+    axes.errorbar(*zip(*places, strict=True), 0.2, fmt="o", label="points")
+    axes.set(xlim=(-0.2, 1.2), ylim=(-0.2, 1.2))
+    settle(figure)
+    add_legend(axes)
+    legend = axes.get_legend().get_window_extent()
+    centre = axes.transAxes.inverted().transform(((legend.x0 + legend.x1) / 2, (legend.y0 + legend.y1) / 2))
+    assert (centre > 0.5).tolist() == [corners[free][0] == 1, corners[free][1] == 1]

@@ -1,0 +1,337 @@
+"""Figures for print: that they are written in every form, show what they should, and say when there is nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from filled_studies import fill_study
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.markers import MarkerStyle
+from optuna.trial import create_trial
+from PIL import Image
+from retrainings import some_finals
+
+from lrnas.errors import LrnasError
+from lrnas.reporting.figures.report_plots import (
+    plot_allocation,
+    plot_curves,
+    plot_finals,
+    plot_fronts,
+    plot_history,
+    plot_importances,
+)
+from lrnas.reporting.figures.study_plots import plot_front
+from lrnas.reporting.figures.style import Files, save_figure
+from lrnas.reporting.report import PALETTE, Report, make_report
+from lrnas.study.record import Record
+from lrnas.study.trials import Trial, read_trial
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    folder = tmp_path_factory.mktemp("studies")
+    where = f"journal:{folder / 'journal'}"
+    first = fill_study(folder, 20, name="net $a_$ b <script>", storage=where, stopped=0.0)
+    return [first, fill_study(folder, 8, name="_two", storage=where, seed=1)]
+
+
+@pytest.fixture(scope="module")
+def report(records: list[Record]) -> Report:
+    return make_report(records, retrained=[some_finals(records[0])])
+
+
+def all_drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> list[Axes]:
+    """The axes of a figure that is written."""
+    drawn: list[Axes] = []
+    for module in ("report_plots", "study_plots"):
+        monkeypatch.setattr(
+            f"lrnas.reporting.figures.{module}.save_figure",
+            lambda figure, path: drawn.extend(figure.axes) or save_figure(figure, path),
+        )
+    draw()
+    return drawn
+
+
+def drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> Axes:
+    """The only ones of it."""
+    (axes,) = all_drawn_by(monkeypatch, draw)
+    return axes
+
+
+def legend_of(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def rings_of(axes: Axes) -> list[PathCollection]:
+    """Marks without an inside."""
+    return [one for one in axes.collections if isinstance(one, PathCollection) and not len(one.get_facecolor())]
+
+
+def with_trials(record: Record, change: Callable[[Trial], Trial | None]) -> Record:
+    """The same study with other results; None leaves a trial out."""
+    found = [(row, change(read_trial(row))) for row in record.study.get_trials(deepcopy=False)]
+    study = optuna.create_study(directions=record.study.directions)
+    for row, trial in ((row, trial) for row, trial in found if trial is not None):
+        facts = {"status": trial.status, "accuracy": trial.accuracy, "macs": trial.macs, "point": trial.point}
+        study.add_trial(
+            create_trial(
+                state=row.state,
+                values=None if row.values is None else [trial.accuracy, trial.macs],
+                user_attrs=row.user_attrs | facts,
+            )
+        )
+    return Record(record.name, study, record.objectives, record.manifest)
+
+
+@pytest.mark.parametrize("reach", ["all", "some", "none"])
+def test_the_legend_has_what_can_be_seen(
+    reach: str, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Networks that were stopped are often far below the others: the axis does not reach there, but a note tells."""
+    record = records[1]
+    stopped = [trial.number for trial in record.trials() if trial.status == "stopped"]
+    best = max(trial.accuracy or 0 for trial in record.trials() if trial.status == "completed")
+    near = {"all": stopped, "some": stopped[:1], "none": []}[reach]
+
+    def change(trial: Trial) -> Trial:
+        return replace(trial, accuracy=best if trial.number in near else 0.1) if trial.number in stopped else trial
+
+    changed = with_trials(record, change)
+    axes = drawn_by(monkeypatch, lambda: plot_front(changed, tmp_path / "front.svg"))
+    assert ("stopped early" in legend_of(axes)) == bool(near)
+    assert axes.get_ylim()[0] > 50
+    text = (tmp_path / "front.svg").read_text(encoding="utf-8")
+    below = len(stopped) - len(near)
+    assert len(stopped) > 1 and (f">Not shown: {below} of {len(stopped)} networks stopped early" in text) == (below > 0)
+    assert ("Not shown" in text) == (below > 0)
+
+
+def test_the_legend_has_nothing_of_networks_that_are_not_there(
+    records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = records[1]
+    file = tmp_path / "front.svg"
+    early = with_trials(record, lambda trial: None if trial.status == "completed" else trial)
+    assert legend_of(drawn_by(monkeypatch, lambda: plot_front(early, file))) == ["stopped early"]
+    unnamed = with_trials(record, lambda trial: replace(trial, point=None) if trial.status == "completed" else None)
+    axes = drawn_by(monkeypatch, lambda: plot_front(unnamed, file))
+    assert legend_of(axes) == ["trained in full", "on the front", "best for the cost shown"]
+    paper = with_trials(record, lambda trial: trial if trial.point in record.manifest["space"]["points"] else None)
+    axes = drawn_by(monkeypatch, lambda: plot_front(paper, file))
+    assert legend_of(axes) == ["the paper's", "on the front", "best for the cost shown"]
+
+
+def test_curves_that_are_not_there_are_not_in_the_legend(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = report.studies[0]
+    assert all(network.is_full for network in study.networks)
+    axes = drawn_by(monkeypatch, lambda: plot_curves(replace(study, rungs=()), tmp_path / "curves.svg"))
+    assert legend_of(axes) == ["trained in full", "on the front"]
+
+
+@pytest.mark.parametrize("axis", ["macs", "params"])
+def test_the_front_is_ringed(axis: str, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the page, whichever cost is shown; by the staircase alone, only where that is of the objective."""
+    record = records[0]
+    axes, *bar = all_drawn_by(monkeypatch, lambda: plot_front(record, tmp_path / "front.svg", axis))
+    assert len(bar) == (axis == "params")
+    front = sorted((getattr(trial, axis) / 1e6, 100 * trial.accuracy) for trial in record.front())
+    ringed = sorted(tuple(place) for rings in rings_of(axes) for place in rings.get_offsets())
+    assert len(front) > 2 and ringed == [pytest.approx(place) for place in front]
+    assert legend_of(axes).count("on the front") == 1
+
+
+def test_the_fronts_of_several_studies_are_ringed(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = drawn_by(monkeypatch, lambda: plot_fronts(report, tmp_path / "fronts.svg"))
+    front = [network.trial.macs / 1e6 for study in report.studies for network in study.front]
+    assert sorted(x for rings in rings_of(axes) for x, _ in rings.get_offsets()) == pytest.approx(sorted(front))
+
+
+def test_a_front_of_one_network_goes_on_as_far_as_the_dearest(
+    records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = sorted((trial.macs, trial.number) for trial in records[0].trials())
+    (least, first), (most, _) = full[0], full[-1]
+
+    def change(trial: Trial) -> Trial:
+        return replace(trial, accuracy=0.9 if trial.number == first else 0.8)
+
+    file = tmp_path / "front.svg"
+    axes = drawn_by(monkeypatch, lambda: plot_front(with_trials(records[0], change), file))
+    (line,) = axes.lines
+    assert line.get_xdata() == pytest.approx([least / 1e6, most / 1e6]) and list(line.get_ydata()) == [90, 90]
+    alone = with_trials(records[0], lambda trial: change(trial) if trial.number == first else None)
+    axes = drawn_by(monkeypatch, lambda: plot_front(alone, file))  # one network has no line at all
+    assert not axes.lines and "best for the cost shown" not in legend_of(axes)
+
+
+@pytest.mark.slow
+def test_figures_tell_what_they_show(report: Report, records: list[Record], tmp_path: Path) -> None:
+    study = report.studies[0]
+    texts = {}
+    for name, draw in {
+        "fronts": lambda file: plot_fronts(report, file),
+        "history": lambda file: plot_history(report.studies, file),
+        "curves": lambda file: plot_curves(study, file),
+        "allocation": lambda file: plot_allocation(study, file, report.axis),
+        "importances": lambda file: plot_importances(study, file),
+        "finals": lambda file: plot_finals(report, file),
+    }.items():
+        draw(tmp_path / f"{name}.svg")
+        texts[name] = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
+    plot_front(records[0], tmp_path / "one.svg", "params")
+    texts["one"] = (tmp_path / "one.svg").read_text(encoding="utf-8")
+    assert all("net $a_$ b &lt;script&gt;" in text for text in texts.values())
+    assert all("> _two</text>" in texts[name] for name in ("fronts", "history")) and "nin-c3-lr" in texts["fronts"]
+    assert "hours of training" in texts["history"] and "rungs" in texts["curves"]
+    assert all(name in texts["allocation"] for name in ("conv1", "conv3", "k×k", "join"))
+    assert "accuracy" in texts["importances"] and "conv1.width" in texts["importances"]
+    assert "20 networks trained in full, 20 of 22<" in texts["importances"]  # and a second line
+    assert "mean ± sd over seeds" in texts["finals"]
+    assert "parameters, millions" in texts["one"]
+
+
+def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same networks in two retrainings, with other accuracies; one seed has no bar, and names no mathematics."""
+    first = some_finals(records[0], point="$x$ and $y$")
+    lower = [replace(final, accuracies=tuple(value / 2 for value in final.accuracies)) for final in first.finals]
+    two = make_report(records, retrained=[first, replace(first, study="_two", finals=tuple(lower))])
+    axes = drawn_by(monkeypatch, lambda: plot_finals(two, tmp_path / "finals.svg"))
+    tested = [final for final in first.finals if final.accuracies]
+    places = [(final.macs / 1e6, share * final.mean) for share in (100, 50) for final in tested]
+    assert [tuple(note.xy) for note in sorted(axes.texts, key=lambda note: (-note.xy[1] // 60, note.xy[0]))] == [
+        pytest.approx(place) for place in places
+    ]
+    bars = [bar for container in axes.containers for bar in container.lines[2][0].get_segments()]
+    assert [len(bar) for bar in bars] == [2, 0, 2, 2, 0, 2]
+    assert len([line for line in axes.lines if line.get_drawstyle() == "steps-post"]) == 2
+    text = (tmp_path / "finals.svg").read_text(encoding="utf-8")
+    assert text.count("$x$ and $y$") == len(places) and "two@paper, the paper&#x27;s" in text.replace("'", "&#x27;")
+
+
+def test_the_front_of_several_costs_is_told_from_the_line_of_one(
+    records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has fewer parameters and more multiply-accumulates: on the front, but not the best for the cost shown."""
+    first = some_finals(records[0]).finals[0]
+    first = replace(first, costs=("macs", "params"))
+    small = replace(first, identity="small", macs=2 * first.macs, params=first.params // 2, accuracies=(0.8,) * 3)
+    beaten = replace(small, identity="beaten", macs=3 * first.macs, params=first.params)
+    retrained = replace(some_finals(records[0]), finals=(first, small, beaten))
+    for axis, best in (("macs", [first, beaten]), ("params", [small, first])):  # it goes on as far as the dearest
+        report = make_report(records[:1], retrained=[retrained], axis=axis)
+        axes = drawn_by(monkeypatch, lambda report=report: plot_finals(report, tmp_path / "finals.svg"))
+        shown = {text.get_text() for text in axes.get_legend().get_texts()}
+        assert shown == {"best for the cost shown", "front by means", "the paper's"}
+        (line,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
+        assert list(line.get_xdata()) == pytest.approx([getattr(final, axis) / 1e6 for final in best])
+        (rings,) = (one for one in axes.collections if one.get_label() == "front by means")
+        assert [x for x, _ in rings.get_offsets()] == pytest.approx(
+            [getattr(final, axis) / 1e6 for final in (first, small)]
+        )
+
+
+def test_a_study_has_one_colour_in_all_figures(
+    report: Report, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the others have something to show there, and however many they are."""
+    empty = replace(report.studies[0], name="empty", networks=(), history=())
+    names = [f"s{i}" for i in range(12)]
+    some = [empty, *(replace(report.studies[1], name=name) for name in names)]
+    tested = [replace(report.tested[0], retrained=replace(some_finals(records[0]), study=name)) for name in names[1:]]
+    many = replace(report, studies=tuple(some), tested=tuple(tested))
+    file = tmp_path / "figure.svg"
+    fronts = drawn_by(monkeypatch, lambda: plot_fronts(many, file))
+    finals = drawn_by(monkeypatch, lambda: plot_finals(many, file))
+    history, _ = all_drawn_by(monkeypatch, lambda: plot_history(many.studies, file))
+    colours = [
+        [line.get_color() for line in axes.lines if line.get_drawstyle() == "steps-post"]
+        for axes in (fronts, history, finals)
+    ]
+    assert colours == [list(PALETTE[1:13]), list(PALETTE[1:13]), list(PALETTE[2:13])]
+    assert len(set(PALETTE)) == 20
+    alone = drawn_by(monkeypatch, lambda: plot_finals(replace(many, tested=many.tested[:1]), file))
+    assert {line.get_color() for line in alone.lines} == {PALETTE[2]}
+
+
+def test_the_papers_networks_are_told_from_others_in_every_study(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = drawn_by(monkeypatch, lambda: plot_fronts(report, tmp_path / "fronts.svg"))
+    full = [network for study in report.studies for network in study.full]
+    papers = sorted((network.name, network.trial.macs / 1e6) for network in full if network.is_paper)
+    assert len(papers) == 6 and sorted((note.get_text(), note.xy[0]) for note in axes.texts) == [
+        (name, pytest.approx(macs)) for name, macs in papers
+    ]
+    diamond = MarkerStyle("D").get_path().transformed(MarkerStyle("D").get_transform()).vertices
+    points: dict[bool, list[float]] = {True: [], False: []}
+    for collection in (one for one in axes.collections if one not in rings_of(axes)):
+        (path,) = collection.get_paths()
+        points[np.array_equal(path.vertices, diamond)] += [x for x, _ in collection.get_offsets()]
+    others = [network.trial.macs / 1e6 for network in full if not network.is_paper]
+    assert sorted(points[True]) == pytest.approx(sorted(macs for _, macs in papers))
+    assert sorted(points[False]) == pytest.approx(sorted(others))
+    shown = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert shown[-2:] == ["the paper's", "on the front"] and len(shown) == 4
+
+
+def test_parameters_that_matter_for_any_objective_are_shown(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = report.studies[0]
+    values = study.importances
+    wanted = sorted(values["accuracy"], key=lambda name: -max(each[name] for each in values.values()))
+    first = sorted(wanted, key=lambda name: -values["accuracy"][name])
+    assert wanted[:3] != first[:3]  # not those of the first objective
+    for number, note in ((3, f"in full, 3 of {len(wanted)} parameters"), (len(wanted), "trained in full")):
+        monkeypatch.setattr("lrnas.reporting.figures.report_plots.MOST_PARAMETERS", number)
+        axes = drawn_by(monkeypatch, lambda: plot_importances(study, tmp_path / "importances.svg"))
+        assert [label.get_text() for label in axes.get_yticklabels()] == wanted[:number][::-1]
+        assert axes.get_title().replace("\n", " ").endswith(note)
+        bars = {bar.get_width() for bar in axes.patches}
+        assert bars == {each[name] for each in values.values() for name in wanted[:number]}
+
+
+def test_figures_come_in_three_forms(report: Report, tmp_path: Path) -> None:
+    plot_history(report.studies, tmp_path / "history.pdf")
+    assert (tmp_path / "history.pdf").read_bytes().startswith(b"%PDF")
+    plot_history(report.studies, tmp_path / "history.png")
+    with Image.open(tmp_path / "history.png") as image:
+        assert image.size == (1350, 600)
+    with pytest.raises(LrnasError, match=r"pictures are written as png, svg, pdf; got '.*x\.gif'; choose one of these"):
+        plot_history(report.studies, [tmp_path / "x.svg", tmp_path / "x.gif"])
+    assert not (tmp_path / "x.svg").exists()
+
+
+@pytest.mark.parametrize("draw", [plot_fronts, lambda report, file: plot_front(report.studies[0].record, file)])
+def test_figures_of_the_same_study_are_the_same_files(
+    report: Report, tmp_path: Path, draw: Callable[[Report, Files], None]
+) -> None:
+    first, second = ([tmp_path / f"{number}.{form}" for form in ("png", "svg", "pdf")] for number in (1, 2))
+    draw(report, first)
+    for file in second:  # one after the other, and not in the same order
+        draw(report, file)
+    assert [one.read_bytes() == other.read_bytes() for one, other in zip(first, second, strict=True)] == [True] * 3
+    assert ">validation accuracy, %</text>" in first[1].read_text(encoding="utf-8")
+
+
+def test_studies_with_nothing_to_show(tmp_path: Path) -> None:
+    report = make_report([fill_study(tmp_path, 0, storage=f"journal:{tmp_path / 'journal'}")])
+    file = tmp_path / "figure.png"
+    for draw, message in (
+        (lambda: plot_fronts(report, file), "no network is trained in full yet"),
+        (lambda: plot_history(report.studies, file), "no network is trained in full yet"),
+        (lambda: plot_curves(report.studies[0], file), "no curve to show"),
+        (lambda: plot_allocation(report.studies[0], file, report.axis), "no front to show"),
+        (lambda: plot_importances(report.studies[0], file), "too few networks"),
+    ):
+        with pytest.raises(LrnasError, match=message):
+            draw()
+    assert not file.exists()

@@ -1,0 +1,56 @@
+"""Networks layer by layer: what they are made of adds up to what they cost."""
+
+import pytest
+
+from lrnas.arch.architecture import Allocation, Architecture, FilterGroup
+from lrnas.models.paper import named_networks
+from lrnas.models.plan import make_plan
+from lrnas.reporting.layer_view import ImageShape, find_image_shape, lay_out, merge_orders
+
+
+@pytest.mark.parametrize("name", ["nin-c3-lr", "vgg-gmp-lr-join", "googlenet", "vgg11-bn-gmp"])
+def test_layers_add_up(name: str) -> None:
+    network = named_networks()[name]
+    layers = lay_out(network, ImageShape(64, 3, 10))
+    cost = make_plan(network, 64, 10, 3, check_fit=False).cost
+    assert (sum(layer.macs for layer in layers), sum(layer.params for layer in layers)) == (cost.macs, cost.params)
+    assert not any(layer.name.endswith(".norm") for layer in layers)
+    for layer in layers:
+        assert not layer.groups or sum(layer.shares().values()) == pytest.approx(1)
+
+
+def test_shares_and_joins() -> None:
+    mixed = Allocation(
+        "composite", (FilterGroup("kx1", 0.25), FilterGroup("1xk", 0.25), FilterGroup("kxk", 0.5)), join=1
+    )
+    odd = Allocation("composite", (FilterGroup("3x3", 0.5), FilterGroup("kxk", 0.5)))
+    network = Architecture("nin", {"conv1": mixed, "conv2": odd, "conv3": Allocation("separable")})
+    layers = {layer.name: layer for layer in lay_out(network, ImageShape(32, 3, 10))}
+    assert layers["conv1"].shares() == {"kx1": 0.25, "1xk": 0.25, "kxk": 0.5} and layers["conv1"].join == 192
+    assert layers["conv2"].shares() == {"kxk": 0.5, "other": 0.5} and layers["conv2"].join is None
+    assert layers["conv3"].shares() == {"kx1": 0.5, "1xk": 0.5} and layers["conv3"].join is None
+    assert layers["conv3"].is_varied and not layers["cccp1"].is_varied
+    assert layers["conv1"].to_dict()["groups"] == [[5, 1, 48, "kx1"], [1, 5, 48, "1xk"], [5, 5, 96, "kxk"]]
+
+
+@pytest.mark.parametrize("shape", [ImageShape(8, 1, 10), ImageShape(32, 3, 1000), ImageShape(40, 12, 2)])
+def test_images_are_told_from_counts(shape: ImageShape) -> None:
+    networks = [Architecture("nin"), Architecture("nin_3x3", batch_norm=True)]
+    costs = [make_plan(network, shape.size, shape.num_classes, shape.channels).cost for network in networks]
+    counted = [(network, cost.macs, cost.params) for network, cost in zip(networks, costs, strict=True)]
+    assert find_image_shape(shape.size, counted) == shape
+    assert find_image_shape(shape.size, [(network, macs + 1, params) for network, macs, params in counted]) is None
+    assert find_image_shape(shape.size, []) is None
+
+
+def test_layers_of_unlike_backbones_stand_where_they_belong() -> None:
+    plans = [make_plan(Architecture(name)) for name in ("nin_3x3", "nin")]
+    orders = [[conv.name for conv in plan.convs if conv.kernel > 1] for plan in plans]
+    assert merge_orders(orders) == ["conv1", "conv2", "conv2_1", "conv2_2", "conv3"]
+    assert merge_orders([["features.8", "features.10"], ["stem", "features.8"]]) == [
+        "stem",
+        "features.8",
+        "features.10",
+    ]
+    assert merge_orders([["a", "b"], ["b", "a"]]) == ["a", "b"]  # there is no right one
+    assert merge_orders([]) == []

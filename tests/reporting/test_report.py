@@ -1,0 +1,199 @@
+"""What a report is about: taken from studies as they are, also from those that have little to show."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from filled_studies import fill_study
+from optuna.distributions import IntDistribution
+from retrainings import some_finals
+
+from lrnas.reporting.html import pack
+from lrnas.reporting.report import Report, make_report
+from lrnas.study.manifest import StudyError
+from lrnas.study.record import Record
+from lrnas.study.verdicts import judge
+
+
+def fill(folder: Path, trials: int, **more: Any) -> Record:
+    return fill_study(folder, trials, storage=f"journal:{folder / 'journal'}", **more)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return fill(tmp_path_factory.mktemp("studies"), 30)
+
+
+@pytest.fixture(scope="module")
+def report(record: Record) -> Report:
+    return make_report([record])
+
+
+def test_a_study_is_shown_as_it_is(record: Record, report: Report) -> None:
+    (study,) = report.studies
+    summary = record.summary()
+    assert [network.trial for network in study.networks] == summary.trials
+    assert [network.trial.number for network in study.front] == [trial.number for trial in summary.front]
+    assert {network.name for network in study.networks if network.is_paper} == set(record.manifest["space"]["points"])
+    for network in study.networks:
+        assert sum(layer.macs for layer in network.layers) == network.trial.macs
+        assert sum(layer.params for layer in network.layers) == network.trial.params
+    assert report.remarks() == [] and report.axis.name == "macs"
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+def test_the_front_s_history_ends_where_it_is_now(record: Record, report: Report) -> None:
+    history = report.studies[0].history
+    assert [moment.trials for moment in history] == list(range(1, 31))
+    assert history[-1].volume == pytest.approx(record.hypervolume())
+    assert history[-1].seconds == pytest.approx(sum(trial.seconds for trial in record.trials()))
+    volumes = [moment.volume for moment in history]
+    assert volumes == sorted(volumes) and volumes[0] < volumes[-1]
+
+
+def test_importances_are_of_every_objective(tmp_path: Path) -> None:
+    importances = make_report([fill(tmp_path, 30, stopped=0.0)]).studies[0].importances
+    accuracy, macs = importances["accuracy"], importances["macs"]
+    assert list(importances) == ["accuracy", "macs"] and list(accuracy) == list(macs)
+    for values in (accuracy, macs):
+        assert sum(values.values()) == pytest.approx(1, abs=1e-3)
+    highest = [max(accuracy[name], macs[name]) for name in accuracy]
+    assert highest == sorted(highest, reverse=True)
+
+
+def test_importances_are_told_where_they_can_be_known(tmp_path: Path) -> None:
+    assert make_report([fill(tmp_path, 19, stopped=0.0)]).studies[0].importances == {}
+    some = fill(tmp_path, 20, name="t", stopped=0.0)
+    fixed = optuna.create_study(directions=some.study.directions)
+    for row in some.study.get_trials():
+        row.params, row.distributions = {"a": 1, "b": 2}, {"a": IntDistribution(1, 1), "b": IntDistribution(2, 2)}
+        fixed.add_trial(row)
+    (study,) = make_report([Record("t", fixed, some.objectives, some.manifest)]).studies
+    assert len(study.full) == 20 and study.importances == {}  # not a half each
+
+
+def test_importances_leave_duplicates_out(tmp_path: Path) -> None:
+    """A network that is proposed again ends with the values of the first time, and was not trained."""
+    record = fill(tmp_path, 45, stopped=0.0)
+    before = make_report([record]).studies[0].importances
+    best = max(record.study.get_trials(), key=lambda row: row.values[0])
+    best.user_attrs = best.user_attrs | {"status": "duplicate"}
+    record.study.add_trials([best] * 25)
+    (after,) = make_report([record]).studies
+    assert after.counts == {"completed": 45, "duplicate": 25}
+    assert before and after.importances == before
+
+
+def test_a_study_without_a_network(tmp_path: Path) -> None:
+    empty = make_report([fill(tmp_path, 0)])
+    assert empty.remarks() == ["s has no network trained in full yet: there is no front to show."]
+    assert empty.studies[0].history == () and empty.studies[0].importances == {}
+
+
+def test_several_objectives_and_their_axes(tmp_path: Path, record: Record) -> None:
+    timed = fill(tmp_path, 8, name="t", objectives="accuracy,latency,params")
+    assert make_report([timed]).axis.name == "params"
+    assert make_report([timed], axis="latency").axis.name == "latency"
+    assert [axis.name for axis in make_report([timed, record]).axes] == ["macs", "params", "latency"]
+    with pytest.raises(StudyError, match="one of macs, params; got 'latency'"):
+        make_report([timed, record], axis="latency")
+    assert make_report([timed, record]).axis.name == "macs"
+
+
+def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: Record) -> None:
+    other = fill(tmp_path, 3, name="t")
+    assert make_report([record, other]).remarks() == []
+    before = dict(other.manifest)
+    for change, told in (
+        ({"data": "digits"}, "s: data cifar10; t: data digits"),
+        ({"data": "ab12+cd34", "data_name": "photos"}, "s: data cifar10; t: data photos (ab12+cd34)"),
+        ({"image_size": 31}, "s: image_size 32; t: image_size 31"),
+        ({"trainable": "mine:train"}, "s: trained by lrnas; t: trained by mine:train"),
+        ({"recipe": before["recipe"] | {"lr": 0.05, "epochs": 2}}, "s: epochs 9, lr 0.03; t: epochs 2, lr 0.05"),
+    ):
+        other.manifest = before | change
+        remark = make_report([record, other]).remarks()[-1]
+        assert "different conditions" in remark and told in remark
+    other.manifest = before | {"recipe": {name: value for name, value in before["recipe"].items() if name != "drop_at"}}
+    assert make_report([record, other]).remarks() == []  # begun before recipes had that field
+    older = fill(tmp_path, 3, name="u")
+    other.manifest, older.manifest = before | {"data": "ab12+cd34", "data_name": "photos"}, before | {"data": "ab12"}
+    assert make_report([older, other]).remarks() == []  # begun when folders were known by names of files alone
+
+
+def test_hypervolumes_that_do_not_compare_are_called_that(tmp_path: Path, record: Record) -> None:
+    other = fill(tmp_path, 3, name="t")
+    other.manifest["reference"] |= {"params": 5}
+    assert make_report([record, other]).remarks() == []  # no objective of theirs
+    other.manifest["reference"] |= {"macs": 2_000_000}
+    (remark,) = make_report([record, other]).remarks()
+    assert "Hypervolumes" in remark and "s: macs 250,000,000; t: macs 2,000,000" in remark
+    timed = fill(tmp_path, 3, name="u", objectives="accuracy,macs,latency")
+    (remark,) = make_report([record, timed]).remarks()
+    assert "s: latency –; u: latency 3" in remark
+
+
+def test_counts_of_another_version_leave_the_layers_out(tmp_path: Path) -> None:
+    record = fill(tmp_path, 3)
+    record.manifest["image_size"] = 31
+    report = make_report([record])
+    assert "counted by another version" in report.remarks()[0]
+    assert not any(network.layers for network in report.studies[0].networks)
+
+
+def test_finals_and_verdicts_are_shown(record: Record) -> None:
+    report = make_report([record], retrained=[some_finals(record)])
+    data = report.to_dict()
+    (one,) = data["tested"]
+    assert (one["name"], one["study"], one["recipe"], one["left"]) == ("s@paper", "s", "paper", 5)
+    head = "s@paper, on cifar10: 3 of 4 networks tested; 5 runs not done; not shown: s@other."
+    assert one["head"] == head
+    judged = judge(report.tested[0].retrained.finals)
+    assert [verdict["sentence"] for verdict in one["verdicts"]] == [str(verdict) for verdict in judged]
+    assert data["test"].startswith("Welch's t-test")
+    first, second, *others = one["finals"]
+    assert first["mean"] == pytest.approx(0.92) and first["deviation"] == pytest.approx(0.02645, abs=1e-4)
+    assert second["deviation"] is None and [other["mean"] is None for other in others] == [False, True]
+    assert report.remarks() == [] and pack(data)
+
+
+def test_retrainings_are_kept_apart(record: Record) -> None:
+    two = [some_finals(record, "paper"), some_finals(record, "fast", epochs=10)]
+    report = make_report([record, record], retrained=two)
+    assert [one["name"] for one in report.to_dict()["tested"]] == ["s@paper", "s@fast"]
+    (remark,) = report.remarks()
+    assert "different recipes or data" in remark and "(s@paper: epochs 160; s@fast: epochs 10)" in remark
+    assert make_report([record, record], retrained=[two[0], two[0]]).remarks() == []
+
+
+def test_what_differs_between_retrainings_is_told(record: Record) -> None:
+    folder = replace(some_finals(record, "mine", lr=0.1), data="ab12+cd34", data_name="photos")
+
+    def remarks(**other: Any) -> list[str]:
+        second = replace(folder, study="t", **other)
+        return make_report([record], retrained=[folder, second]).remarks()
+
+    (remark,) = remarks(fields={"epochs": 160, "lr": 0.05})
+    assert "(s@mine: lr 0.1; t@mine: lr 0.05)" in remark
+    (remark,) = remarks(data="ef56+cd34")  # folders of one name
+    assert "(s@mine: data photos (ab12+cd34); t@mine: data photos (ef56+cd34))" in remark
+    assert remarks(fields={**folder.fields, "drop_at": 0.0}) == []  # the other was begun before recipes had that field
+    assert remarks(data="ab12", data_name="ab12") == []  # of when folders were known by names of files alone
+    assert remarks(data_name="pictures") == []  # the same images
+
+
+def test_what_is_not_drawn_is_not_computed(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("lrnas.reporting.report._importances", refuse)
+    monkeypatch.setattr("lrnas.reporting.report.lay_out", refuse)
+    (study,) = make_report([record]).studies
+    assert study.history and study.front
+    with pytest.raises(AssertionError):
+        _ = study.importances
+    with pytest.raises(AssertionError):
+        _ = study.front[0].layers

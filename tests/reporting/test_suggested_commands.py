@@ -1,0 +1,116 @@
+"""The lines that a report offers are understood by the command line, and mean what they say."""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from filled_studies import EPOCHS, SIZE, fill_study
+
+from lrnas.arch.architecture import Architecture
+from lrnas.cli.main import _parser
+from lrnas.cli.options import read_settings
+from lrnas.data.catalog import load_set
+from lrnas.models.plan import canonical_id
+from lrnas.recipes import get_recipe
+from lrnas.reporting.suggested_commands import Whereabouts, retrain_line, shell_lines
+from lrnas.study.record import Record
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    folder = tmp_path_factory.mktemp("studies")
+    return fill_study(folder, 6, name="it's <b>", storage=f"journal:{folder / 'journal'}")
+
+
+def test_lines_are_commands(record: Record, tmp_path: Path) -> None:
+    trial = record.trials()[4]
+    write, again, full, export = shell_lines(record, trial, Whereabouts("my studies", "journal:a b"))
+    subprocess.run(write.line, shell=True, cwd=tmp_path, check=True)
+    (file,) = tmp_path.iterdir()
+    assert canonical_id(Architecture.load(file)) == trial.identity
+    for line in (again, full, export):
+        assert _parser().parse_args(shlex.split(line.line)[1:])
+    options = _parser().parse_args(shlex.split(again.line)[1:])
+    assert (options.source, options.data) == (file.name, "cifar10")
+    options = _parser().parse_args(shlex.split(full.line)[1:])
+    assert (options.study, options.trials, options.storage) == ("it's <b>", [4], "journal:a b")
+    options = _parser().parse_args(shlex.split(export.line)[1:])
+    assert (options.source, options.studies, options.storage) == ("it's <b>:4", "my studies", "journal:a b")
+    assert options.fresh  # nobody kept its weights
+
+
+def test_the_recipe_is_the_study_s(record: Record) -> None:
+    again = shell_lines(record, record.trials()[0], Whereabouts())[1]
+    options = _parser().parse_args(shlex.split(again.line)[1:])
+    changes = read_settings(options.set, options.epochs)
+    assert changes == {"epochs": str(EPOCHS), "batch_size": "128"}
+    assert get_recipe(options.recipe, "nin", SIZE, 45_000, changes).to_dict() == record.manifest["recipe"]
+    odd = get_recipe("paper", "nin", 8, 1200, {"lr": 0.2, "nesterov": True, "mirror": False})
+    record.manifest["recipe"], before = odd.to_dict(), record.manifest["recipe"]
+    record.manifest["image_size"] = 8
+    try:
+        again = shell_lines(record, record.trials()[0], Whereabouts())[1]
+    finally:
+        record.manifest |= {"recipe": before, "image_size": SIZE}
+    options = _parser().parse_args(shlex.split(again.line)[1:])
+    digits = load_set("digits", min_size=8)
+    assert get_recipe(options.recipe, "nin", 8, len(digits.train), read_settings(options.set, None)) == odd
+
+
+def test_the_line_that_tests_the_front(record: Record) -> None:
+    line = retrain_line(record, Whereabouts("my studies", "journal:a b"))
+    assert line is not None and line.title.startswith("Train its front and the paper's networks by the paper's recipe")
+    options = _parser().parse_args(shlex.split(line.line)[1:])
+    assert (options.study, options.studies, options.storage) == ("it's <b>", "my studies", "journal:a b")
+    assert (options.trials, options.points, options.recipe, options.seeds) == ([], True, "paper", 3)
+    record.manifest["data"] = "folder:0123456789abcdef"
+    try:
+        line = retrain_line(record, Whereabouts())
+    finally:
+        record.manifest["data"] = "cifar10"
+    assert line is not None and line.line.endswith(' --data "$DATA"') and "DATA is where the images are" in line.title
+
+
+def test_passwords_stay_at_home(record: Record) -> None:
+    for url in (
+        "postgresql://me:secret@host/db",
+        "postgresql://me:se/secret@host/db",
+        "postgresql://h/db?user=u&password=secret",
+        "postgresql:///db?host=h&password=secret",
+    ):
+        lines = [line.line for line in shell_lines(record, record.trials()[0], Whereabouts(storage=url))]
+        assert not any("secret" in line for line in lines) and any('--storage "$STORAGE"' in line for line in lines)
+    lines = [line.line for line in shell_lines(record, record.trials()[0], Whereabouts(storage="mysql://host/db"))]
+    assert any("--storage mysql://host/db" in line for line in lines)
+
+
+def test_a_space_without_the_paper_s_networks_promises_none(record: Record) -> None:
+    title = shell_lines(record, record.trials()[0], Whereabouts())[2].title
+    assert title == "Train it and the paper's networks by the paper's recipe, over three seeds, and compare them"
+    points, record.manifest["space"]["points"] = record.manifest["space"]["points"], {}
+    try:
+        title = shell_lines(record, record.trials()[0], Whereabouts())[2].title
+    finally:
+        record.manifest["space"]["points"] = points
+    assert title == "Train it by the paper's recipe, over three seeds, and test it"
+
+
+def test_weights_that_are_kept_are_exported(record: Record, tmp_path: Path) -> None:
+    folder = tmp_path / record.name / "trials" / "00002"
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.json").write_text(json.dumps({}))
+    lines = [line.line for line in shell_lines(record, record.trials()[2], Whereabouts(str(tmp_path)))]
+    assert len([line for line in lines if line.startswith("lrnas export")]) == 2
+    assert not any("--fresh" in line for line in lines)
+
+
+def test_own_training_code_is_not_reproduced(record: Record) -> None:
+    record.manifest["trainable"] = "mine:train"
+    try:
+        lines = [line.line for line in shell_lines(record, record.trials()[0], Whereabouts())]
+        assert retrain_line(record, Whereabouts()) is None
+    finally:
+        record.manifest["trainable"] = None
+    assert not any("reproduce" in line for line in lines)

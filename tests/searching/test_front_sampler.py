@@ -1,0 +1,191 @@
+"""The sampler that grows the front: expected gains against simulation, and what it proposes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from optuna.trial import TrialState
+from small_studies import SPACE, cost, make_study
+
+from lrnas.arch.architecture import Architecture
+from lrnas.searching.front_sampler import ENOUGH, expected_gain
+from lrnas.searching.gaussian_process import GaussianProcess, Hyperparameters, fit
+from lrnas.searching.proposals import Study
+from lrnas.searching.samplers import SAMPLERS, check_sampler, make_sampler
+from lrnas.study.objectives import Limits
+from lrnas.study.pareto import front_indices, hypervolume
+
+
+def make_seeded_study(sampler: str = "front", objectives: str = "accuracy,macs", limits: Limits | None = None) -> Study:
+    study = make_study(None, limits, objectives, sampler)
+    study.enqueue({**SPACE.points, **SPACE.seeds})
+    return study
+
+
+def accuracy_of(params: dict[str, Any], macs: int) -> float:
+    """Larger is better, and square filters in the first layer are a waste."""
+    return float(np.clip(0.4 + 0.08 * np.log10(macs) - 0.1 * params["conv1.square"], 0, 1))
+
+
+def train(study: Study, number: int) -> None:
+    for _ in range(number):
+        proposal = study.ask()
+        assert proposal is not None
+        params = study.study.get_trials(deepcopy=False)[proposal.number].params
+        accuracy = accuracy_of(params, proposal.macs)
+        study.record(proposal.number, [accuracy / 2, accuracy], 1.0)
+        study.complete(proposal.number, accuracy)
+
+
+@pytest.mark.parametrize("num_costs", [1, 2])
+def test_expected_gains_are_those_of_a_simulation(num_costs: int) -> None:
+    random = np.random.default_rng(0)
+    points = np.concatenate([-random.random((12, 1)), random.random((12, num_costs))], axis=1)
+    front = points[front_indices(points)]
+    costs, mean, deviation = random.random((5, num_costs)), random.random(5), np.full(5, 0.2)
+    gains = expected_gain(mean, deviation, costs, -front[:, 0], front[:, 1:])
+    both = np.concatenate([costs, front[:, 1:]])
+    accuracies = -front[:, 0]
+    floor = accuracies.min() - 0.1 * (np.ptp(accuracies) + 1e-3)
+    reference = [-floor, *(both.max(axis=0) + 0.1 * (np.ptp(both, axis=0) + 1e-9))]
+    before = hypervolume(front, reference)
+    for i in range(5):
+        drawn = mean[i] + deviation[i] * random.standard_normal(2000)
+        simulated = [hypervolume([*front, [-value, *costs[i]]], reference) - before for value in drawn]
+        error = np.std(simulated) / np.sqrt(len(simulated))
+        assert gains[i] == pytest.approx(np.mean(simulated), abs=4 * error + 1e-4)
+
+
+def test_a_gaussian_process_learns_a_function() -> None:
+    random = np.random.default_rng(0)
+    costs, points = random.standard_normal((80, 1)), random.random((80, 4))
+    values = 0.7 + 0.1 * costs[:, 0] - 0.2 * points[:, 0]
+    process = fit(costs[:60], points[:60], values[:60], np.zeros(60), random)
+    mean, deviation = process.predict(costs[60:], points[60:])
+    assert np.abs(mean - values[60:]).max() < 0.02
+    far = process.predict(np.array([[9.0]]), points[:1])[1]
+    assert far[0] > 2 * deviation.max()  # it knows what it has not seen
+    believed = process.with_believed(np.array([[9.0]]), points[:1])
+    assert believed.predict(np.array([[9.0]]), points[:1])[1][0] < far[0] / 2
+
+
+def test_a_gaussian_process_is_that_of_the_textbook() -> None:
+    random = np.random.default_rng(0)
+    costs, points, values = random.random((9, 1)), random.random((9, 4)), random.random(9)
+    process = GaussianProcess(costs, points, values, 0.1 * random.random(9), Hyperparameters())
+    kernel = process._kernel(costs, points)
+    whole = kernel + np.diag(0.2**2 + process.variances / values.var() + 1e-8)
+    targets = (values - values.mean()) / values.std()
+    mean, deviation = process.predict(costs, points)
+    assert np.allclose(mean, values.mean() + values.std() * kernel @ np.linalg.solve(whole, targets))
+    left = np.diag(kernel - kernel @ np.linalg.solve(whole, kernel))
+    assert np.allclose(deviation, values.std() * np.sqrt(left))
+    likelihood = -0.5 * targets @ np.linalg.solve(whole, targets) - 0.5 * np.linalg.slogdet(whole)[1]
+    assert process.log_likelihood() == pytest.approx(likelihood)
+
+
+def test_measurements_that_are_less_sure_count_less() -> None:
+    costs, points, values = np.zeros((2, 1)), np.zeros((2, 3)), np.array([0.0, 1.0])
+    settings = Hyperparameters()
+    sure, unsure = (GaussianProcess(costs, points, values, np.array([0.0, v]), settings) for v in (0.0, 4.0))
+    assert sure.predict(costs[:1], points[:1])[0][0] == pytest.approx(0.5)
+    assert unsure.predict(costs[:1], points[:1])[0][0] < 0.1
+
+
+def test_it_beats_chance_and_trains_nothing_twice() -> None:
+    number = len(SPACE.points) + len(SPACE.seeds) + 25
+    volumes = {}
+    for sampler in ("front", "random"):
+        study = make_seeded_study(sampler)
+        train(study, number)
+        volumes[sampler] = study.hypervolume()
+        identities = [trial.identity for trial in study.trials() if trial.status == "completed"]
+        assert len(set(identities)) == len(identities) == number
+    assert volumes["front"] > volumes["random"]
+    assert any(trial.point is None for trial in study.front())
+
+
+def test_proposals_keep_to_the_limits_and_the_space() -> None:
+    study = make_seeded_study(limits=Limits(max_macs=3_000_000))
+    train(study, 16)
+    proposed = [
+        trial for trial in study.study.trials if trial.user_attrs.get("trained") and "point" not in trial.user_attrs
+    ]
+    assert proposed and all(trial.user_attrs["macs"] <= 3_000_000 for trial in proposed)
+    rejected = study.study.get_trials(states=(TrialState.PRUNED,))
+    assert all("point" in trial.user_attrs for trial in rejected)  # of its own it proposes none beyond
+    for trial in proposed:
+        SPACE.architecture(trial.params)
+
+
+def test_tight_limits_are_kept_from_the_first_proposal_on() -> None:
+    """While nothing can be predicted, too."""
+    study = make_seeded_study(limits=Limits(max_macs=600_000))
+    seeds = sum(cost(network)["macs"] <= 600_000 for network in {**SPACE.points, **SPACE.seeds}.values())
+    proposals = [study.ask() for _ in range(seeds + 4)]
+    assert {proposal.point for proposal in proposals[seeds:]} == {None}
+    assert all("point" in trial.user_attrs for trial in study.study.get_trials(states=(TrialState.PRUNED,)))
+
+
+def test_what_was_stopped_or_is_running_is_learned_from() -> None:
+    study = make_seeded_study()
+    train(study, ENOUGH + 5)
+    for _ in range(3):
+        stopped = study.ask()
+        study.record(stopped.number, [0.01], 1.0)
+        study.prune(stopped.number, "stopped", "not competitive")
+        diverged = study.ask()
+        study.prune(diverged.number, "diverged", "the loss became infinite")
+    running = [study.ask() for _ in range(3)]
+    assert len({proposal.number for proposal in running}) == 3
+    sampler = study.study.sampler
+    known = [sampler._known(trial) for trial in study.study.get_trials(deepcopy=False)]
+    assert sum(entry is not None and not entry.curve for entry in known) == 3
+    assert sum(entry is not None and entry.curve == (0.0,) for entry in known) == 3
+
+
+def test_three_objectives() -> None:
+    study = make_seeded_study(objectives="accuracy,macs,params")
+    train(study, len(SPACE.points) + len(SPACE.seeds) + 3)
+    assert any(trial.point is None for trial in study.trials())
+
+
+@pytest.mark.parametrize("objectives", ["accuracy,latency", "accuracy,macs,latency"])
+def test_latency_is_guessed_for_candidates_and_measured_for_the_chosen(objectives: str) -> None:
+    study = make_seeded_study(objectives=objectives)
+    measured: list[Architecture] = []
+
+    def with_latency(architecture: Architecture) -> dict[str, float]:
+        measured.append(architecture)
+        return cost(architecture) | {"latency": 0.1 + cost(architecture)["macs"] / 1e7}
+
+    def guessed(architecture: Architecture) -> dict[str, float]:
+        return cost(architecture) | {"latency": 0.11 + cost(architecture)["macs"] / 1e7}
+
+    study.cost_of, study.guess_of, study.limits = with_latency, guessed, Limits(max_latency=0.5)
+    study.study.sampler = make_sampler("front", 0, study)
+    study.manifest["reference"]["latency"] = 2.0
+    train(study, 12)
+    full = [trial for trial in study.trials() if trial.status == "completed"]
+    assert len(full) == 12 and all(trial.latency is not None and trial.latency <= 0.5 for trial in full)
+    assert any(trial.point is None for trial in full)
+    assert len(measured) < 40  # not the hundreds that were looked at
+    assert 0 < study.hypervolume() < 1
+    assert [trial.latency for trial in study.front()] == sorted(trial.latency or 0 for trial in study.front())
+
+
+def test_the_same_seed_proposes_the_same() -> None:
+    found = []
+    for _ in range(2):
+        study = make_seeded_study()
+        train(study, len(SPACE.points) + len(SPACE.seeds) + 3)
+        found.append([trial.identity for trial in study.trials()])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLERS))
+def test_every_sampler_proposes(name: str) -> None:
+    check_sampler(name)
+    study = make_seeded_study(name)
+    train(study, len(SPACE.points) + len(SPACE.seeds) + 2)
+    assert study.counts()["completed"] == len(SPACE.points) + len(SPACE.seeds) + 2

@@ -1,0 +1,36 @@
+"""Who trains: what the command line and callers from Python may say of workers."""
+
+import pytest
+
+import lrnas
+from lrnas.cli.main import _parser, main
+from lrnas.cli.options import worker_options
+from lrnas.errors import LrnasError
+from lrnas.searching.ray_cluster import WorkerOptions, Workers, pick_workers
+
+SEARCH = ["search", "--space", "nin", "--budget", "1"]
+RETRAIN = ["retrain", "nin-digits"]
+
+
+@pytest.mark.parametrize("command", [SEARCH, RETRAIN])
+def test_every_option_reaches_the_workers(command: list[str]) -> None:
+    plain = worker_options(_parser().parse_args(command))
+    assert plain.keys() == WorkerOptions.__annotations__.keys()
+    assert pick_workers(**{**plain, "gpus_per_trial": 0}) == Workers()
+    said = ["--cpus-per-trial", "2", "--gpus-per-trial", "0.5", "--concurrency", "3", "--address", "head:6379"]
+    given = worker_options(_parser().parse_args([*command, *said]))
+    assert pick_workers(**given, files=("a.py",)) == Workers(2, 0.5, 3, "head:6379", ("a.py",))
+
+
+@pytest.mark.parametrize("option", ["--cpus-per-trial=0", "--gpus-per-trial=-1", "--concurrency=0"])
+@pytest.mark.parametrize("command", [SEARCH, RETRAIN])
+def test_impossible_workers(command: list[str], option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, option]) == 2
+    assert "a trial takes some CPU, no less than no GPU, and at least one is trained" in capsys.readouterr().err
+
+
+def test_from_python_the_options_are_keywords() -> None:
+    with pytest.raises(LrnasError, match="got 1, 0 and -1"):
+        lrnas.search("nin", budget=1, gpus_per_trial=0, concurrency=-1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'concurency'"):
+        lrnas.search("nin", budget=1, concurency=1)

@@ -1,0 +1,38 @@
+"""What becomes of a trial that ends; searches with Ray are in `integration/`."""
+
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+from small_studies import make_study
+
+from lrnas.errors import UnreadableImages
+from lrnas.recipes import Recipe
+from lrnas.searching.ray_cluster import Workers
+from lrnas.searching.ray_tune import _StudySearcher
+from lrnas.training.job import Job
+
+
+def test_images_that_cannot_be_read_end_the_search_at_once(tmp_path: Path) -> None:
+    """Whoever tries again meets them again; the trial waits for a set that was mended."""
+    study = make_study()
+    told: list[str] = []
+    searcher = _StudySearcher(
+        study,
+        lambda proposal: Job(proposal.architecture, "digits", Recipe(), 0),
+        tmp_path,
+        "",
+        9,
+        Workers(),
+        told.append,
+        False,
+    )
+    assert "task" in searcher.suggest("one")
+    reason = "at most 1% of the 80 validation images may be unreadable; got 1 so far: 3.png; repair or remove them"
+    with pytest.raises(UnreadableImages, match=r"3\.png"):
+        searcher.on_trial_complete("one", {"status": "unreadable", "reason": reason})
+    assert str(searcher.failure) == reason and told == ["started"]
+    with pytest.raises(UnreadableImages):
+        searcher.suggest("two")
+    (trial,) = study.study.trials
+    assert trial.state == TrialState.WAITING and "losses" not in trial.user_attrs

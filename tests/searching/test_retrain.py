@@ -1,0 +1,502 @@
+"""Networks of a search trained again: what is chosen, what is recorded, and what of it is read."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+from retrainings import ask, enqueue, finish, retraining
+from small_studies import SPACE, Study, make_search, make_study
+
+from lrnas.cli.main import main
+from lrnas.cli.retrain import _print_finals
+from lrnas.models.plan import canonical_id
+from lrnas.reporting.suggested_commands import Whereabouts
+from lrnas.searching.progress import _View
+from lrnas.searching.ray_cluster import Workers
+from lrnas.searching.ray_tune import _StudySearcher, run_trials
+from lrnas.searching.retrain import _choose, _Training
+from lrnas.searching.search import open_record, open_study, search
+from lrnas.study.folder import trial_folder, trials_folder
+from lrnas.study.ledger import MOST_LOSSES, Ledger
+from lrnas.study.manifest import StudyError
+from lrnas.study.objectives import InvalidObjectives, UnknownName, pick_objectives
+from lrnas.study.retrained import read_finals, read_retrained, retrained_recipes
+from lrnas.training.checkpoint import load_checkpoint, save_checkpoint
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def training(study: Study, recipe: str = "fast", **changes: object) -> _Training:
+    return _Training(study.manifest, study.name, None, None, recipe, changes)
+
+
+def test_the_front_and_the_paper_s_networks_are_chosen_once_each() -> None:
+    study = make_search()
+    found = _choose(study, (), True, True)
+    assert [(network.point, network.trial) for network in found] == [
+        ("nin", None),
+        ("nin-c3", None),
+        ("nin-c3-lr", 2),  # on the front and the paper's: one network
+        (None, 0),
+        (None, 1),
+    ]
+    assert [(network.point, network.trial) for network in _choose(study, (3, 2), False, False)] == [
+        (None, 3),
+        ("nin-c3-lr", 2),
+    ]
+    assert len(_choose(study, (3,), True, True)) == 6
+
+
+def test_what_cannot_be_trained_again() -> None:
+    study = make_search()
+    with pytest.raises(
+        StudyError, match=r"s has no network of trial 9; it has networks of 4 trials, up to 3; `lrnas front s` shows"
+    ):
+        _choose(study, (1, 9), False, True)
+    study.manifest["trainable"] = "mine:train"
+    with pytest.raises(StudyError, match="got s, trained by mine:train; take them from"):
+        _choose(study, (), True, True)
+    with pytest.raises(StudyError, match="s has none yet; go on with it"):
+        _choose(make_study(), (), True, True)
+    with pytest.raises(StudyError, match="s has no network of trial 0; it has none yet"):
+        _choose(make_study(), (0,), False, True)
+    study.manifest["data"] = "folder:0123456789abcdef"
+    with pytest.raises(StudyError, match="knows its images as folder:0123456789abcdef, not where they are"):
+        training(study)
+    with pytest.raises(StudyError, match="their search, folder:0123456789abcdef; got other ones, digits; give"):
+        _Training(study.manifest, "s", "digits", None, "fast", {})
+
+
+def test_a_recipe_s_changes_are_in_the_name(tmp_path: Path) -> None:
+    """The same training has one name however it is asked for, so that nothing is trained twice."""
+    study = make_study()
+    assert training(study).label == "fast"
+    assert training(study, epochs=10, lr="0.030").label == "fast"
+    assert training(study, epochs=5, mirror="false").label == "fast,epochs=5,mirror=false"
+    file = tmp_path / "my recipe@1.toml"
+    file.write_text("epochs = 2\nbatch_size = 100000\n")
+    assert training(study, str(file), batch_size=32).label == "my-recipe-1,batch_size=32"
+    paper = training(study, "paper")
+    assert paper.recipe.epochs == 160 and paper.manifest(study)["reference"]["macs"] == 13_291_008
+
+
+def test_costs_are_those_of_the_images_it_is_trained_on() -> None:
+    """The paper's recipe may crop where the search did not."""
+    study = make_study()
+    network = SPACE.points["nin"]
+    assert training(study, crop=6).cost(network)["macs"] < training(study).cost(network)["macs"] == 13_291_008
+
+
+def test_runs_are_done_once_and_more_seeds_extend() -> None:
+    study = make_search()
+    networks = _choose(study, (0, 1), False, False)
+    runs = retraining(study)
+    enqueue(runs, networks, range(1, 2))
+    first = finish(runs, 0.91)
+    assert (first.seed, canonical_id(first.architecture)) == (1, networks[0].identity)
+    second = ask(runs)
+    runs.prune(second.number, "diverged", "the loss became infinite")
+    assert runs.ask() is None and runs.spent() == 2 and runs.left() == 0
+
+    again = retraining(study)
+    enqueue(again, networks, range(1, 4))
+    assert again.left() == 4 and len(again.study.trials) == 6
+    assert [finish(again, accuracy).seed for accuracy in (0.92, 0.93, 0.94)] == [2, 2, 3]
+    finals = {final.trial: final for final in read_finals(study)}
+    assert (finals[0].accuracies, finals[0].seeds, finals[0].runs) == ((0.91, 0.92, 0.94), (1, 2, 3), (0, 2, 4))
+    assert (finals[1].accuracies, finals[1].diverged, finals[1].open) == ((0.93,), 1, 1)
+    assert (finals[0].diverged, finals[0].open, finals[0].failed) == (0, 0, 0)
+    assert finals[0].to_dict()["n"] == 3 and finals[0].recipe == "fast"
+    assert again.study.trials[0].values == [0.91, 5.0]
+    assert "accuracy" not in again.study.trials[0].user_attrs  # what a search would choose by
+
+    fewer = retraining(study)
+    enqueue(fewer, networks[:1], range(1, 4))
+    assert fewer.ask() is None and fewer.left() == 0  # what is left belongs to a network that is not asked for
+
+
+def test_what_a_dead_driver_left_is_gone_on_with(tmp_path: Path) -> None:
+    study = make_search(tmp_path)
+    networks = _choose(study, (0,), False, False)
+    one, two = retraining(study), retraining(study)
+    enqueue(one, networks, range(1, 3))
+    enqueue(two, networks, range(1, 3))
+    left = ask(one).number
+    assert two.release_orphans() == 0 and ask(two).number != left and two.ask() is None
+    one.sign_off()
+    assert two.release_orphans() == 1 + 1  # its own too: a driver that gives back trains none
+    assert ask(two).number == left
+
+
+def test_drivers_that_begin_together_train_each_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_search()
+    networks = _choose(study, (0,), False, False)
+    one, two = retraining(study), retraining(study)
+    with monkeypatch.context() as blind:
+        blind.setattr(two, "_trials", lambda states=None: [])  # neither sees what the other is writing
+        enqueue(one, networks, range(1, 3))
+        enqueue(two, networks, range(1, 3))
+    assert len(one.study.trials) == 4
+    asked = [ask(one), ask(two)]
+    assert [proposal.number for proposal in asked] == [0, 1] and one.ask() is None and two.ask() is None
+    told = one.study.get_trials(states=(TrialState.FAIL,))
+    assert [trial.user_attrs["reason"] for trial in told] == ["the same run as trial 0", "the same run as trial 1"]
+    one.complete(0, 0.5)
+    two.complete(1, 0.6)
+    assert [final.accuracies for final in read_finals(study)] == [(0.5, 0.6)]
+
+
+def test_rows_that_nobody_asks_for_any_more_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_search()
+    networks = _choose(study, (0,), False, False)
+    one, two = retraining(study), retraining(study)
+    with monkeypatch.context() as blind:
+        blind.setattr(two, "_trials", lambda states=None: [])
+        enqueue(one, networks, range(1, 3))
+        enqueue(two, networks, range(1, 3))
+    finish(one, 0.5)
+    one.end_duplicates()
+    assert one.counts() == {"completed": 1, "waiting": 2, "duplicate": 1}  # the second seed is still to be trained
+    finish(one, 0.6)  # a driver that has spent its budget asks for no more
+    before = read_retrained(study)
+    one.end_duplicates()
+    after = read_retrained(study)
+    assert before is not None and after is not None and before.left == after.left == one.left() == 0
+    assert one.counts() == {"completed": 2, "duplicate": 2} and after.finals[0].accuracies == (0.5, 0.6)
+
+
+def test_a_lost_run_is_tried_again_by_the_next_command() -> None:
+    study = make_search()
+    networks = _choose(study, (0,), False, False)
+    runs = retraining(study)
+    enqueue(runs, networks, range(1, 2))
+    for _ in range(3):
+        runs.lose(ask(runs).number, "its worker was lost")
+    assert runs.ask() is None and runs.left() == 1
+    enqueue(runs, networks, range(1, 2))
+    assert ask(runs).number == 1
+
+
+def test_a_run_in_the_place_of_a_lost_one_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Three workers that went away are no reason to train 90 of 160 epochs again."""
+    study = make_search()
+    networks = _choose(study, (0, 1), False, False)
+    runs = retraining(study)
+    enqueue(runs, networks, range(1, 2))
+    for _ in range(2 * MOST_LOSSES):
+        number = ask(runs).number
+        runs.record(number, [0.5] * 90, 45.0)
+        runs.lose(number, "its worker was lost")
+    record = {"state": {"curve": []}}
+    for number in (0, 1):
+        save_checkpoint(trial_folder(tmp_path, number), 90, {"model.a": torch.ones(2)}, record)
+    (trial_folder(tmp_path, 1) / "checkpoint.json").write_text("{")  # cannot be read: begun anew
+    enqueue(runs, networks, range(1, 2))
+    for _ in range(2):  # also where another driver was quicker
+        runs.take_over(tmp_path)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["00001", "00002"]
+    view = _View(None)
+    view.started(runs, 2)
+    assert view.before[2] == (90, 45.0) and view.before[3] == (
+        0,
+        0.0,
+    )  # what was trained before is not this driver's pace
+    assert ask(runs).number == 2
+    found = load_checkpoint(trial_folder(tmp_path, 2))
+    assert found is not None and found[1]["epoch"] == 90
+
+
+def test_a_network_that_was_stopped_early_can_be_trained_again() -> None:
+    """Where nothing was trained in full yet, too."""
+    study = make_study()
+    study.enqueue({"nin": SPACE.points["nin"]})
+    study.prune(ask(study).number, "stopped", "not competitive")
+    assert [network.point for network in _choose(study, (0,), False, False)] == ["nin"]
+
+
+def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path) -> None:
+    """What is trained again was trained before, or published: an error is more likely the machine's."""
+    study = make_search()
+    networks = _choose(study, (0,), False, True)
+    runs = retraining(study)
+    enqueue(runs, networks, range(1, 2))
+    told: list[str] = []
+    searcher = _StudySearcher(
+        runs, lambda proposal: training(study).job(proposal), tmp_path, "", 9, Workers(1, 0, None), told.append, True
+    )
+    finish(runs, 0.9)
+    failed = canonical_id(SPACE.points["nin-c3"])
+    for _ in range(MOST_LOSSES):
+        proposal = ask(runs)
+        assert canonical_id(proposal.architecture) == failed
+        searcher.running["one"] = proposal.number
+        searcher.on_trial_complete("one", {"status": "faulty", "reason": "out of memory"})
+    assert not searcher.over and "a trial was lost (out of memory); it is tried again, 3 times in all" in told
+    assert canonical_id(ask(runs).architecture) != failed and runs.left() == 3
+    found = next(final for final in read_finals(study) if final.failed)
+    assert (found.point, found.failed, found.reason) == ("nin-c3", 1, "out of memory, 3 times")
+    assert found.to_dict()["reason"] == found.reason
+    enqueue(runs, networks, range(1, 2))  # the same command
+    assert len(runs.study.trials) == len(networks) + 1
+    assert [(final.open, final.failed) for final in read_finals(study) if final.point == "nin-c3"] == [(1, 0)]
+
+
+def fails_always(searcher: _StudySearcher, *_: object) -> None:
+    """As Tune does when nothing works: it asks for all there is, trains it side by side, and ends."""
+    asked = []
+    while searcher.suggest(f"{len(asked)}") != "FINISHED":
+        asked.append(f"{len(asked)}")
+    for name in asked:
+        searcher.on_trial_complete(name, {"status": "lost", "reason": "no room"})
+
+
+def test_rounds_go_on_while_something_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is lost again stands where it stood, but for its losses; in a row they are counted over rounds."""
+    monkeypatch.setattr("lrnas.searching.ray_tune._fit", fails_always)
+    study = make_search()
+    networks = _choose(study, (0, 1), False, False)
+    told: list[str] = []
+
+    def train(record: Ledger, budget: int) -> None:
+        run_trials(
+            record,
+            lambda proposal: training(study).job(replace(proposal, seed=1)),
+            tmp_path,
+            budget=budget,
+            rungs=(),
+            factor=3,
+            workers=Workers(1, 0, None),
+            notify=told.append,
+            test=True,
+        )
+
+    runs = retraining(study)
+    enqueue(runs, networks[:1], range(1, 2))
+    train(runs, 1)
+    (run,) = runs.study.trials
+    assert (run.state, run.user_attrs["reason"]) == (TrialState.FAIL, "no room, 3 times")
+    (line,) = (line for line in told if "lost" in line)
+    assert line == "a trial was lost (no room); it is tried again, 3 times in all"
+    with pytest.raises(StudyError, match="6 trials in a row were lost, the last one: no room"):
+        train(study, study.spent() + 1)  # a search has always one more to propose
+
+
+def test_runs_that_were_given_up_before_are_asked_for_again() -> None:
+    study = make_search()
+    networks = _choose(study, (0,), False, False)
+    runs = retraining(study)
+    enqueue(runs, networks, range(1, 2))
+    runs.prune(ask(runs).number, "faulty", "out of memory")
+    assert (runs.left(), runs.spent()) == (1, 0)
+    enqueue(runs, networks, range(1, 2))
+    assert finish(runs, 0.5).number == 1 and runs.left() == 0
+
+
+def test_progress_is_that_of_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    study = make_search()
+    both = _choose(study, (0, 1), False, False)
+    other, mine = retraining(study), retraining(study)
+    enqueue(other, both[1:], range(1, 4))
+    enqueue(mine, both[:1], range(1, 3))
+    for _ in range(3):
+        ask(other)
+    view = _View(None)
+    view.started(mine, 2)
+
+    def told() -> str:
+        capsys.readouterr()
+        view.changed("ended")
+        return capsys.readouterr().err.strip()
+
+    assert told() == "0/2 runs: 0 running"
+    ask(mine)
+    assert told() == "0/2 runs: 1 running"
+    finish(mine, 0.5)
+    assert told().startswith("1/2 runs: 1 running")
+
+
+def test_time_left_is_told_before_the_first_run_ends() -> None:
+    """All that is to be trained is known: three networks under way tell how long an epoch takes."""
+    study = make_search()
+    study.manifest["recipe"]["epochs"] = 10
+    networks = _choose(study, (0, 1, 3), False, False)
+    mine = retraining(study)
+    mine.enqueue(networks, range(1, 3), {network.identity: {"macs": 10, "params": 2} for network in networks})
+    view = _View(None)
+    view.started(mine, 6)
+    for _ in range(3):
+        assert view._left(mine.trials(), view.begun + 8.0) is None
+        mine.record(ask(mine).number, [0.5] * 4, 8.0)  # three at a time, an epoch of each in 2 s
+    assert view._left(mine.trials(), view.begun + 8.0) == pytest.approx((3 * 6 + 3 * 10) * 2 / 3)
+
+
+def test_faults_and_time_left_are_those_of_what_is_asked_for() -> None:
+    study = make_search()
+    both = _choose(study, (0, 1), False, False)
+    other, mine = retraining(study), retraining(study)
+    costs = {network.identity: {"macs": 10 + i, "params": 2} for i, network in enumerate(both)}
+    other.enqueue(both[1:], range(1, 3), costs)
+    mine.enqueue(both[:1], range(1, 4), costs)
+    for _ in range(MOST_LOSSES):
+        other.lose(ask(other).number, "its worker was lost")
+        mine.lose(ask(mine).number, "its worker was lost")
+    mine.prune(ask(mine).number, "diverged", "the loss became infinite")
+    assert mine.waiting_macs() == [10] and other.waiting_macs() == [11]
+    assert mine.faults(mine.summary()) == {"diverged": 1, "faulty": 0, "lost": 1}
+    assert other.faults(other.summary()) == {"diverged": 0, "faulty": 0, "lost": 1}
+    mine.enqueue(both[:1], range(1, 4), costs)  # what was lost is tried again
+    assert mine.waiting_macs() == [10, 10] and mine.faults(mine.summary())["lost"] == 0
+
+
+def test_networks_know_what_their_search_made_small_and_called_them(tmp_path: Path) -> None:
+    """However they are read: from the search, from the record alone, or where the search is gone."""
+    study = make_search(tmp_path / "s", "accuracy,params")
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0,), False, False), range(1, 2))
+    finish(runs, 0.9)
+    record = open_record("s@fast", studies=tmp_path)
+    for source in (study, record):
+        (found,) = read_finals(source)
+        assert (found.costs, found.name, found.point) == (("params",), "lr-x0.25", None)  # as the search calls it
+        assert found.to_dict()["name"] == found.to_dict()["known_as"] == "lr-x0.25"
+    optuna.delete_study(study_name="s", storage=record.study._storage)
+    for again in ("", "another search"):  # of that name, without this trial
+        if again:
+            make_study(tmp_path / "s")
+        (found,) = read_finals(record)
+        assert (found.costs, found.name) == (("macs",), found.identity)
+
+
+def test_the_last_retraining_is_read_unless_one_is_named() -> None:
+    study = make_search()
+    assert read_finals(study) == [] and retrained_recipes(study) == []
+    networks = _choose(study, (0,), False, False)
+    for label, accuracy in (("paper", 0.9), ("fast", 0.8)):
+        runs = retraining(study, label)
+        enqueue(runs, networks, range(1, 2))
+        finish(runs, accuracy)
+    assert retrained_recipes(study) == ["paper", "fast"]
+    assert [final.mean for final in read_finals(study)] == [0.8]
+    assert [final.mean for final in read_finals(study, "paper")] == [0.9]
+    last = read_retrained(study)
+    assert last is not None and (last.name, last.others, last.left) == ("s@fast", ("s@paper",), 0)
+    assert str(last) == "s@fast, on digits: 1 of 1 networks tested; not shown: s@paper."
+    with pytest.raises(UnknownName, match="unknown retraining of s with recipe 'papr'; did you mean paper"):
+        read_finals(study, "papr")
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a search in it."""
+    folder = tmp_path_factory.mktemp("studies")
+    make_search(folder / "s")
+    return folder
+
+
+def test_the_line_that_takes_weights_is_one_for_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = retraining(make_search())
+    enqueue(runs, _choose(make_search(), (0,), False, False), range(1, 2))
+    finish(runs, 0.9)
+    retrained = read_retrained(runs)
+    assert retrained is not None
+    lines = {"my nets@fast": "lrnas export 'my nets@fast:NETWORK' (of", "a[b]@fast": "lrnas export 'a[b]@fast:NETWORK'"}
+    for name, line in lines.items():
+        _print_finals(replace(runs, name=name), retrained, [], "", Whereabouts())
+        assert line in capsys.readouterr().out
+    _print_finals(replace(runs, name="a:b@fast"), retrained, [], "", Whereabouts())
+    assert "lrnas export" not in capsys.readouterr().out
+
+
+def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = make_study(studies / "s")
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0, 1), False, True), range(1, 3))
+    for _ in range(6):
+        finish(runs, 0.9)
+    with pytest.raises(StudyError, match=r"networks of s that were trained again; `lrnas retrain s@fast --studies /"):
+        open_study("s@fast", studies=studies)
+    assert open_record("s@fast", studies=studies).counts() == {"completed": 6, "waiting": 4}
+    with pytest.raises(StudyError, match="a study's name has no @"):
+        search("nin", budget=1, name="s@fast", data="digits", studies=studies)
+    with pytest.raises((InvalidObjectives, UnknownName)):
+        pick_objectives(["test_accuracy", "macs"])
+    assert trials_folder(studies, "s@fast") == studies / "s" / "retrained" / "fast"
+
+    assert main(["studies", "--studies", str(studies), "--json"]) == 0
+    assert [row["study"] for row in json.loads(capsys.readouterr().out)] == ["s"]
+    assert main(["retrain", "s@fast", "--studies", str(studies), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["left"] == 4 and len(shown["networks"]) == 5 and len(shown["verdicts"]) == 3
+    assert main(["retrain", "s@fast", "--studies", str(studies)]) == 0
+    out = capsys.readouterr().out
+    again = f"lrnas retrain s --studies {studies}"
+    assert f"Runs that are not done: 4; `{again}` with its options goes on with them." in out
+    assert f"Weights: lrnas export s@fast:NETWORK --studies {studies} (" in out
+    assert "Test: Welch's t-test" in out and "front, paper" in out
+    (row,) = (line for line in out.splitlines() if line.startswith("nin  "))
+    assert "%  2  0, 5 " in row  # n, and the runs over both seeds
+    assert "nothing to compare" not in out
+    assert "lr-x0.25 " in out  # the search's name, as in verdicts
+    assert re.search(r"nin-c3: .*unknown; (lr|dense)-x0.25, trial [01], at", " ".join(out.split()))
+    assert main(["export", "s@fast:best", "--studies", str(studies)]) == 2
+    assert "nothing is chosen by test accuracy; got s@fast:best" in capsys.readouterr().err
+    assert main(["export", "s@fast", "--studies", str(studies)]) == 2
+    assert "did you mean s@fast:NETWORK, as in `lrnas retrain s@fast --studies" in capsys.readouterr().err
+
+
+def test_the_front_says_that_it_is_by_means_and_of_how_many_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make_search(tmp_path / "s")
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0, 1), False, False), range(1, 2))
+    finish(runs, 0.8)
+    finish(runs, 0.9)
+    shown = ["retrain", "s@fast", "--studies", str(tmp_path)]
+    assert main(shown) == 0
+    out = capsys.readouterr().out
+    assert "The front is by these means" in out and "fewer runs" not in out  # all have as many
+    enqueue(runs, _choose(study, (0,), False, False), range(1, 4))
+    finish(runs, 0.7)
+    finish(runs, 0.6)
+    assert main(shown) == 0
+    marks = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if " " in line.strip()}
+    assert marks["1"].rstrip().endswith("1  front by fewer runs") and "front" not in marks["0"]
+    assert "one may be there, or another not, by luck" in marks["fewer"]
+
+
+def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No network is the baseline, also not the first one that has no name."""
+    study = make_search(tmp_path / "s")
+    study.manifest["space"] |= {"points": {}, "baseline": None}
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0, 1), False, False), range(1, 2))
+    finish(runs, 0.9)
+    assert main(["retrain", "s@fast", "--studies", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "1.000" not in out and "has no networks of the paper: there is nothing to compare these with" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["t"], "unknown study 't'; known: s; `lrnas studies --studies /"),
+        (["s@paper"], "the storage has no study 's@paper'; known: s"),
+        (
+            ["s", "--trials", "1,7"],
+            "s has no network of trial 7; it has networks of 4 trials, up to 3; `lrnas front s --studies /",
+        ),
+        (["s", "--seeds", "0"], "the number of seeds is at least 1; got 0"),
+        (["s", "--recipe", "papr"], "unknown recipe 'papr'; did you mean paper?"),
+        (["s", "--set", "lr"], "--set takes FIELD=VALUE"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], studies: Path, arguments: list[str], message: str) -> None:
+    assert main(["retrain", *arguments, "--studies", str(studies)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and message in err

@@ -1,0 +1,217 @@
+"""A search up to where its trials begin: its data, its name, the study it opens. Whole ones are in `integration/`."""
+
+import json
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pictures import write_set
+
+from lrnas.cli.main import main
+from lrnas.errors import LrnasError
+from lrnas.searching import search as driver
+from lrnas.searching import setup as search_training
+from lrnas.searching.progress import _View
+from lrnas.searching.proposals import Study
+from lrnas.searching.search import SearchEvents, open_study, search
+from lrnas.study.folder import study_names
+from lrnas.study.ledger import Ledger
+from lrnas.study.manifest import MANIFEST, StudyError
+
+
+class Told(SearchEvents):
+    """Keeps what a search says, and ends it where trials would begin."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.study: Any = None
+        self.dense_macs: int | None = None
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
+        self.study, self.dense_macs = study, dense_macs
+        raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "running_ray", nullcontext)
+    monkeypatch.setattr(search_training, "FEW", 0)  # sets are small here
+
+
+def begin(folder: Path, data: Path | str, **options: Any) -> Told:
+    """A search of the smallest space until its first trial."""
+    told = Told()
+    with pytest.raises(KeyboardInterrupt):
+        search(
+            options.pop("space", "nin"),
+            budget=options.pop("budget", 2),
+            data=f"folder:{data}",
+            studies=folder / "studies",
+            events=told,
+            **options,
+        )
+    return told
+
+
+def train(study: Study, accuracy: float = 0.5) -> None:
+    """A trial, as if its network had been trained in full."""
+    proposal = study.ask()
+    assert proposal is not None
+    study.record(proposal.number, [accuracy], 1.0)
+    study.complete(proposal.number, accuracy)
+    study.sign_off()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return write_set(tmp_path / "pictures", {"train": 4, "val": 2})
+
+
+def test_a_study_that_was_begun_with_another_divisor(pictures: Path, tmp_path: Path) -> None:
+    train(begin(tmp_path, pictures, name="s", divisor=1).study)
+    with pytest.raises(StudyError, match=r"space.divisor was None, now 8; .*; --divisor 1 rounds numbers .* as it did"):
+        begin(tmp_path, pictures, name="s")
+    assert begin(tmp_path, pictures, name="s", divisor=1).study.spent() == 1
+
+
+def test_a_study_without_results_begins_anew_with_other_settings(pictures: Path, tmp_path: Path) -> None:
+    first = begin(tmp_path, pictures, name="s").study
+    proposal = first.ask()  # its training was begun
+    first.release(proposal.number)
+    first.sign_off()
+    weights = tmp_path / "studies" / "s" / "trials" / "00000"
+    weights.mkdir(parents=True)
+    (pictures / "train" / "red" / "000.png").unlink()
+    told = begin(tmp_path, pictures, name="s", objectives=("accuracy", "macs", "params"))
+    (line,) = told.lines
+    assert line.startswith("s was begun with other settings (data was 'folder:")
+    assert line.endswith(" and has no results: it begins anew")
+    study = told.study
+    assert not any(trial.user_attrs.get("trained") for trial in study.study.trials) and not weights.exists()
+    assert study.manifest["objectives"] == ["accuracy", "macs", "params"] and len(study.study.directions) == 3
+
+    proposal = study.ask()  # while another driver works on it, it stays as it is
+    other = {"budget": 2, "data": f"folder:{pictures}", "studies": tmp_path / "studies", "name": "s"}
+    with pytest.raises(StudyError, match=r"objectives was .*; give them, or another --name"):
+        search("nin", **other)
+    study.record(proposal.number, [0.5], 1.0)
+    study.complete(proposal.number, 0.5)
+    study.sign_off()
+    with pytest.raises(StudyError, match="begun with other settings: objectives was"):  # it has a result
+        search("nin", **other)
+
+
+def test_a_study_is_called_after_the_space_and_the_folder(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(pictures)
+    told = begin(tmp_path, ".")
+    assert told.study.name == "nin-pictures" and told.study.manifest["data_name"] == "folder:pictures"
+    train(told.study)
+    assert main(["studies", "--json", "--studies", str(tmp_path / "studies")]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["data_name"] == "folder:pictures" and row["data"] == told.study.manifest["data"]
+    moved = tmp_path / "moved pictures"
+    pictures.rename(moved)
+    again = begin(tmp_path, moved, name="nin-pictures").study  # the same images
+    assert again.manifest["data_name"] == "folder:moved pictures"
+    monkeypatch.chdir(tmp_path)
+    assert begin(tmp_path, "moved pictures").study.name == "nin-moved-pictures"
+
+    others = write_set(tmp_path / "elsewhere" / "pictures", {"train": 5, "val": 2})
+    with pytest.raises(StudyError, match=r"data was .*; its images, of folder:pictures, were others; .*another --name"):
+        search("nin", budget=2, data=f"folder:{others}", studies=tmp_path / "studies")
+
+
+def test_a_study_that_was_called_after_the_whole_path_goes_on(pictures: Path, tmp_path: Path) -> None:
+    once = f"nin-folder:{pictures}".replace("/", "-")
+    study = begin(tmp_path, pictures, name=once).study
+    old = {key: value for key, value in study.manifest.items() if key != "data_name"}
+    study.study.set_user_attr(MANIFEST, old)
+    train(study)
+    told = begin(tmp_path, pictures)
+    assert told.study.name == once and told.study.spent() == 1
+    assert open_study(once, studies=tmp_path / "studies").manifest["data_name"] == "folder:pictures"
+
+    url = f"journal:{tmp_path / 'journal.log'}"
+    begin(tmp_path, pictures, name=once, storage=url)
+    assert begin(tmp_path, pictures, storage=url).study.name == once
+    assert begin(tmp_path, pictures, storage=url, space="googlenet").study.name == "googlenet-pictures"
+
+
+def test_images_of_files_have_the_size_of_the_spaces_networks(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = begin(tmp_path, pictures, name="s")
+    assert told.study.manifest["image_size"] == 32 and told.lines == []
+    _View(None).started(told.study, 2, told.dense_macs)
+    (line,) = capsys.readouterr().err.splitlines()  # with the MACs of 3 classes
+    assert "images of 32×32 pixels (the dense network: 222,400,512 MACs), epochs: " in line
+    assert begin(tmp_path, pictures, space="googlenet").study.manifest["image_size"] == 224
+
+
+def test_a_search_says_which_classes_choose_nothing(pictures: Path, tmp_path: Path) -> None:
+    write_set(pictures, {"test": 2})
+    shutil.rmtree(pictures / "val" / "green")
+    told = begin(tmp_path, pictures)
+    assert told.lines == ["there are no validation images of green: validation accuracy says nothing of this class"]
+
+
+def test_a_search_says_how_coarse_few_images_are(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_training, "FEW", 100)
+    (line,) = begin(tmp_path, pictures).lines
+    assert line == "only 3 validation images choose among networks: one is 33.3 points of accuracy"
+
+
+def test_a_study_goes_on_with_the_size_it_was_begun_with(pictures: Path, tmp_path: Path) -> None:
+    train(begin(tmp_path, pictures, image_size=16, name="s").study)
+    told = begin(tmp_path, pictures, name="s")
+    assert told.lines == ["s was begun with images of 16×16 pixels, and goes on with these"]
+    assert told.study.manifest["image_size"] == 16
+    with pytest.raises(StudyError, match="image_size was 16, now 24"):
+        search("nin", budget=2, data=f"folder:{pictures}", studies=tmp_path / "studies", image_size=24, name="s")
+
+
+def test_a_search_that_is_refused_leaves_no_study(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(LrnasError, match=r"cannot be counted with an input of 3×32×32.*; give images of a size"):
+        search(
+            "timm:vit_tiny_patch16_224",
+            budget=1,
+            data=f"folder:{pictures}",
+            image_size=32,
+            studies=tmp_path / "studies",
+            progress=False,
+        )
+    assert study_names(tmp_path / "studies") == []
+
+
+@pytest.mark.slow
+def test_a_latency_that_no_network_keeps_leaves_no_study(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known after measuring alone, when the study is there; one with trials stays."""
+    monkeypatch.setattr(search_training, "SAMPLING", 0.0)
+    folder = tmp_path / "studies" / "s"
+    limited: dict[str, Any] = {
+        "budget": 2,
+        "name": "s",
+        "data": f"folder:{pictures}",
+        "data_dir": tmp_path,
+        "image_size": 8,
+        "studies": folder.parent,
+        "progress": False,
+    }
+    with pytest.raises(StudyError, match="ms at most"):
+        search("nin", max_latency=1e-6, **limited)
+    assert not folder.exists()
+    train(begin(tmp_path, pictures, name="s", data_dir=tmp_path, image_size=8).study)
+    with pytest.raises(StudyError, match="ms at most"):
+        search("nin", max_latency=1e-6, **limited)
+    assert open_study("s", studies=folder.parent).trials()

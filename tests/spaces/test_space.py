@@ -1,0 +1,494 @@
+"""Search spaces: every named point inside, every combination a network, every mistake with file and line."""
+
+import dataclasses
+import json
+import math
+import pickle
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lrnas
+from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.errors import InvalidSpace, LrnasError, OutsideSpace, UnknownName
+from lrnas.models.paper import paper_points
+from lrnas.models.plan import canonical_id, make_plan
+from lrnas.spaces.space import Parameter, SearchSpace, load_space, named_spaces
+
+SPACES = ("googlenet", "nin", "vgg11")
+HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
+DOCS = Path(lrnas.__file__).parent.parent / "docs" / "spaces.md"
+OWN = """\
+[space]
+backbone = "nin"
+
+[[space.vary]]
+layers = ["conv1", "conv2"]
+square = { from = 0, to = 1, step = "1/8" }
+width = ["1/2", 1, 2]
+
+[points.mine]
+backbone = "nin"
+layers.conv1 = { form = "composite", shares = { kx1 = "1/2", 1xk = "1/2" } }
+"""
+
+
+def load(tmp_path: Path, text: str, **options: Any) -> SearchSpace:
+    file = tmp_path / "own.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_space(str(file), **options)
+
+
+@st.composite
+def points(draw: st.DrawFn, spaces: tuple[str, ...] = SPACES) -> tuple[SearchSpace, dict[str, Any]]:
+    """A space at some granularity, and a value of each of its parameters."""
+    space = load_space(
+        draw(st.sampled_from(spaces)),
+        granularity=draw(st.sampled_from((None, "network", "stage", "layer"))),
+        batch_norm=draw(st.sampled_from((None, True))) if spaces == SPACES else None,
+    )
+    return space, {parameter.name: draw(st.sampled_from(parameter.values)) for parameter in space.parameters}
+
+
+def test_the_spaces_that_come_with_it() -> None:
+    assert named_spaces() == list(SPACES)
+    sizes = {name: (load_space(name).dimension, load_space(name).granularity) for name in SPACES}
+    assert sizes == {"googlenet": (33, "stage"), "nin": (22, "layer"), "vgg11": (28, "stage")}
+    assert load_space("nin").size == 2 * (9 * 3 * 3 * 11) ** 4 * 11**5
+
+
+@pytest.mark.parametrize("batch_norm", [None, False, True])
+def test_all_fourteen_points_are_exactly_inside(batch_norm: bool | None) -> None:
+    seen = []
+    for name in SPACES:
+        space = load_space(name, batch_norm=batch_norm)
+        assert space.left_out == () and space.baseline in space.points
+        for point, architecture in space.points.items():
+            expected = dataclasses.replace(paper_points()[point].architecture, batch_norm=batch_norm)
+            assert architecture == expected
+            params = space.params_of(architecture)
+            assert list(params) == [parameter.name for parameter in space.parameters]
+            assert canonical_id(space.architecture(params)) == canonical_id(expected)
+            seen.append(point)
+    assert sorted(seen) == sorted(paper_points())
+
+
+def test_params_of_a_point() -> None:
+    space = load_space("vgg11")
+    params = space.params_of(space.points["vgg-gmp-lr-join-wfull"])
+    assert [params[name] for name in ("pool", "stem_stride", "classifier")] == ["max", 1, "mlp"]
+    assert [params[f"conv1.{axis}"] for axis in ("form", "square", "vertical", "join", "width")] == [
+        "mixed",
+        0.25,
+        0.5,
+        "1",
+        1.0,
+    ]
+    assert (params["conv5.join"], params["conv5.width"]) == ("2", 2.0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(points())
+def test_every_combination_is_a_network_and_comes_back(point: tuple[SearchSpace, dict[str, Any]]) -> None:
+    space, params = point
+    architecture = space.architecture(params)
+    plan = make_plan(architecture)
+    assert plan.choices is not None and plan.choices.batch_norm == bool(space.batch_norm)
+    back = space.params_of(architecture)
+    assert canonical_id(space.architecture(back)) == canonical_id(architecture)
+    assert space.params_of(space.architecture(back)) == back  # one of several points stands for them all
+
+
+@settings(deadline=None, max_examples=20)
+@given(points(spaces=("timm:resnet18",)))
+def test_so_it_is_for_timm_models(point: tuple[SearchSpace, dict[str, Any]]) -> None:
+    space, params = point
+    architecture = space.architecture(params)
+    assert make_plan(architecture).cost.macs > 0
+    assert canonical_id(space.architecture(space.params_of(architecture))) == canonical_id(architecture)
+
+
+def test_a_sampler_may_ask_thousands_of_times() -> None:
+    for name in SPACES:
+        space = load_space(name)
+        params = {parameter.name: parameter.values[0] for parameter in space.parameters}
+        space.architecture(params)
+        times = []
+        for _ in range(20):
+            start = time.perf_counter()
+            space.architecture(params)
+            times.append(time.perf_counter() - start)
+        assert min(times) < 1e-3
+
+
+def test_values_are_met_up_to_floating_point_and_others_refused() -> None:
+    space = load_space("nin")
+    params = space.params_of(space.points["nin"])
+    near = {**params, "conv1.square": 0.375 + 1e-12}
+    assert space.architecture(near) == space.architecture({**params, "conv1.square": 0.375})
+    for change, message in (
+        ({"conv1.square": 0.3}, "conv1.square: 3/10; allowed: 0 to 1 in steps of 1/8"),
+        ({"conv1.square": math.nan}, "conv1.square: nan; allowed"),
+        ({"conv1.square": True}, "conv1.square: True; allowed"),
+        ({"conv1.join": "3"}, "conv1.join: 3; allowed: none, 1/2 or 1"),
+        ({"backbone": "vgg11"}, "backbone: vgg11; allowed: nin or nin_3x3"),
+        ({"conv1.squar": 1}, "nin has no parameter 'conv1.squar'; did you mean conv1.square"),
+    ):
+        with pytest.raises(OutsideSpace, match=re.escape(message)):
+            space.architecture({**params, **change})
+    del params["cccp1.width"]
+    with pytest.raises(OutsideSpace, match=r"every parameter has a value; cccp1.width has none"):
+        space.architecture(params)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        (Architecture("vgg16"), "backbone vgg16; allowed: vgg11"),
+        (Architecture("vgg11", batch_norm=True), "batch_norm True; allowed: False"),
+        (Architecture("vgg11", stem_stride=4), "stem_stride 4; allowed: 1 or 2"),
+        (Architecture("vgg11", pool="max", classifier="mlp:256"), "hidden 256; allowed: 4096 or 512 or None"),
+        (
+            Architecture("vgg11", {"conv1_1": Allocation(width=3)}),
+            "conv1_1: width 3; allowed: 1/4 to 2 in steps of 1/4",
+        ),
+        (Architecture("vgg11", {"conv1_1": Allocation(join=3)}), "conv1_1: join 3; allowed: none, 1/2, 1 or 2"),
+        (
+            Architecture("vgg11", {"conv1_1": Allocation("separable", middle=0.5)}),
+            "conv1_1: 1x3,32 > 3x1,64; allowed: filters of 3×3, 3×1 and 1×3, or 1×3 and then as many 3×1",
+        ),
+        (
+            Architecture("vgg11", {"conv2_1": Allocation.composite(vertical=0.3, horizontal=0.3, square=0.4)}),
+            "conv2_1: square 0.3984; allowed: 0 to 1 in steps of 1/8",
+        ),
+        (
+            Architecture("vgg11", {"conv2_1": Allocation.composite(vertical=1.0)}),
+            "conv2_1: vertical 1; allowed: 1/4, 1/2 or 3/4",
+        ),
+        (
+            Architecture("vgg11", {"conv3_1": HALF}),
+            "conv3_1 and conv3_2 share their parameters in this space; got 3x1,128 || 1x3,128 and 3x3,256",
+        ),
+    ],
+)
+def test_what_is_outside_is_told_by_layer_and_value(architecture: Architecture, message: str) -> None:
+    with pytest.raises(OutsideSpace, match=re.escape(message)):
+        load_space("vgg11").params_of(architecture)
+
+
+def test_what_does_not_vary_is_outside_too(tmp_path: Path) -> None:
+    space = load(tmp_path, OWN)
+    with pytest.raises(OutsideSpace, match=r"cccp1: 1x1,80; allowed: 1x1,160, for it does not vary"):
+        space.params_of(Architecture("nin", {"cccp1": Allocation(width=0.5)}))
+    with pytest.raises(OutsideSpace, match="conv1: form separable; allowed: mixed"):
+        space.params_of(Architecture("nin", {"conv1": Allocation("separable")}))
+
+
+def test_what_makes_no_difference_is_ignored() -> None:
+    space = load_space("nin")
+    params = space.params_of(space.points["nin"])
+    assert space.architecture({**params, "conv2_2.square": 0.0}) == space.architecture(params)
+    space = load_space("vgg11")
+    params = space.params_of(space.points["vgg-gmp-sf"])
+    assert space.architecture({**params, "conv1.join": "2", "conv1.square": 0.5}) == space.architecture(params)
+    own = {**space.params_of(space.points["vgg-11"]), "classifier": "linear"}
+    assert canonical_id(space.architecture(own)) == canonical_id(space.points["vgg-11"])
+
+
+def test_layers_of_two_backbones_share_their_parameters() -> None:
+    space = load_space("nin")
+    params = {**space.params_of(space.points["nin"]), "conv2.square": 0.0}
+    assert dict(space.architecture(params).layers) == {"conv2": HALF}
+    assert dict(space.architecture({**params, "backbone": "nin_3x3"}).layers) == {"conv2_1": HALF}
+
+
+@pytest.mark.parametrize(
+    ("name", "granularity", "dimension", "left_out"),
+    [
+        ("vgg11", "network", 8, ("vgg-gmp-lr-join-wfull", "vgg-gmp-lr-2x")),
+        ("vgg11", "layer", 43, ()),
+        ("googlenet", "network", 8, ("googlenet-lr",)),
+        ("googlenet", "layer", 99, ()),
+        ("nin", "network", 6, ("nin-c3",)),
+        ("nin", "stage", 16, ("nin-c3",)),
+    ],
+)
+def test_granularities(name: str, granularity: str, dimension: int, left_out: tuple[str, ...]) -> None:
+    space = load_space(name, granularity=granularity)
+    assert (space.dimension, space.granularity, space.left_out) == (dimension, granularity, left_out)
+    assert not set(left_out) & set(space.points) and space.baseline in space.points
+
+
+def test_seeds_are_uniform_scalings() -> None:
+    space = load_space("vgg11", batch_norm=True)
+    assert list(space.seeds) == ["dense-x0.5", "dense-x0.25", "lr-x0.5", "lr-x0.25"]
+    half = Architecture("vgg11", {"*": Allocation(width=0.5)}, pool="max", batch_norm=True)
+    assert canonical_id(space.seeds["dense-x0.5"]) == canonical_id(half)
+    space = load_space("nin")
+    assert "nin_3x3-lr-x0.25" in space.seeds and "lr-x1" in space.seeds
+    assert "nin_3x3-lr-x1" not in space.seeds  # it is nin-c3-lr
+    for name in SPACES:
+        space = load_space(name)
+        networks = [*space.points.values(), *space.seeds.values()]
+        assert len({canonical_id(network) for network in networks}) == len(networks)
+        for seed in space.seeds.values():
+            assert canonical_id(space.architecture(space.params_of(seed))) == canonical_id(seed)
+
+
+def test_a_space_travels() -> None:
+    for name in (*SPACES, "timm:resnet18"):
+        space = load_space(name)
+        assert pickle.loads(pickle.dumps(space)).to_dict() == space.to_dict()
+        assert json.loads(json.dumps(space.to_dict())) == space.to_dict() == load_space(name).to_dict()
+        assert load_space(name, granularity="layer").to_dict() != load_space(name, granularity="network").to_dict()
+    assert load_space("nin").to_dict() != load_space("nin", batch_norm=True).to_dict()
+
+
+def test_timm_spaces() -> None:
+    space = load_space("timm:resnet18")
+    assert (space.name, space.granularity, space.dimension) == ("timm:resnet18", "stage", 15)
+    assert [group.name for group in space.groups] == ["conv1", "layer1", "layer2", "layer3", "layer4"]
+    assert space.parameters[3] == Parameter("layer1.square", tuple(i / 8 for i in range(9)), ordered=True)
+    assert (dict(space.points), space.baseline, list(space.seeds)) == ({}, None, ["baseline", "lr"])
+    assert canonical_id(space.seeds["baseline"]) == canonical_id(Architecture("timm:resnet18"))
+    assert canonical_id(space.seeds["lr"]) == canonical_id(Architecture("timm:resnet18", {"*": HALF}))
+    assert load_space("timm:resnet18.a1_in1k").to_dict() == space.to_dict()
+    assert load_space("timm:resnet18", granularity="layer").dimension == 3 * 17
+    assert [group.name for group in load_space("timm:regnetx_002").groups] == ["stem"]
+    assert [group.name for group in load_space("timm:convnext_atto").groups] == [
+        "stem",
+        "stages.1",
+        "stages.2",
+        "stages.3",
+    ]
+    assert load_space("timm:efficientnet_b0").dimension == 3
+    assert (space.divisor, load_space("timm:resnet18", divisor=1).divisor) == (8, 1)
+    narrow = make_plan(load_space("timm:lcnet_035").seeds["lr"]).convs[0]
+    assert str(narrow.mix) == "3x1,4 || 1x3,4"
+    assert list(load_space("timm:vgg13").seeds) == ["baseline", "lr"]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("timm:resnetv2_50x1_bit", {}, "has no convolution that can be replaced"),
+        ("timm:resnet81", {}, "unknown timm model 'resnet81'; did you mean resnet18"),
+        ("timm:resnet18", {"batch_norm": True}, "a timm model keeps its own norm; got batch_norm true; leave it out"),
+        ("timm:resnet18", {"batch_norm": False}, "got batch_norm false"),
+        ("timm:nin_c3", {}, "nin_c3 is ours"),
+        ("nin", {"granularity": "block"}, "granularity is one of network, stage, layer; got 'block'"),
+    ],
+)
+def test_bad_sources(source: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(LrnasError, match=re.escape(message)):
+        load_space(source, **options)
+
+
+def test_unknown_names_get_the_closest() -> None:
+    with pytest.raises(UnknownName, match=r"unknown space 'googlnet'; did you mean googlenet\?"):
+        load_space("googlnet")
+    with pytest.raises(InvalidSpace, match=r"cannot read nowhere.toml: No such file"):
+        load_space("nowhere.toml")
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    space = load(tmp_path, OWN)
+    assert (space.name, space.granularity, space.baseline) == ("own", "layer", None)
+    assert [(parameter.name, parameter.ordered) for parameter in space.parameters] == [
+        ("conv1.square", True),
+        ("conv1.width", False),  # 1/2, 1, 2 are no even steps
+        ("conv2.square", True),
+        ("conv2.width", False),
+    ]
+    assert list(space.seeds) == ["dense-x1", "dense-x0.5", "lr-x1", "lr-x0.5"]  # it has no width of 3/4
+    with_norm = load(tmp_path, OWN.replace("[space]", "[space]\nbatch_norm = true"))
+    assert with_norm.points["mine"].batch_norm is True
+    assert load(tmp_path, OWN + "[paper]\nbaseline = 'mine'").baseline == "mine"
+
+
+@given(points())
+def test_all_numbers_of_filters_suit_a_gpu(drawn: tuple[SearchSpace, dict[str, Any]]) -> None:
+    space, params = drawn
+    for conv in make_plan(space.architecture(params), check_fit=False).convs:
+        filters = [group.num for group in conv.mix.groups]
+        if sum(filters) >= 3 * 8:  # there is room for all shapes
+            assert not any(number % 8 for number in filters), f"{conv.name}: {conv.mix}"
+        assert not conv.mix.out_channels % 8
+
+
+def test_a_file_s_numbers_of_filters(tmp_path: Path) -> None:
+    space = load(tmp_path, OWN)
+    text = OWN.replace("[space]", "[space]\ndivisor = 16")
+    with_divisor = load(tmp_path, text)
+    assert (space.divisor, with_divisor.divisor) == (1, 16)
+    assert "divisor" not in space.to_dict() and with_divisor.to_dict()["divisor"] == 16
+    params = {**space.params_of(Architecture("nin")), "conv1.square": 1 / 8, "conv1.width": 0.5}
+    mixes = [str(make_plan(one.architecture(params)).convs[0].mix) for one in (space, with_divisor)]
+    assert mixes == ["5x1,42 || 1x5,42 || 5x5,12", "5x1,48 || 1x5,32 || 5x5,16"]
+    with pytest.raises(OutsideSpace, match=r"conv1: 5x1,42.*; allowed: the shares .* rounded to multiples of 16"):
+        with_divisor.params_of(space.architecture(params))
+    assert load(tmp_path, text, divisor=1).to_dict() == space.to_dict()
+    shares = '{ kx1 = "7/16", 1xk = "7/16", kxk = "1/8" }'
+    point = (
+        f'[points.halved]\nbackbone = "nin"\nlayers.conv1 = {{ form = "composite", width = 0.5, shares = {shares} }}'
+    )
+    assert str(make_plan(load(tmp_path, text + point).points["halved"]).convs[0].mix) == mixes[1]  # as the space rounds
+    with pytest.raises(InvalidSpace, match=r"own.toml, line 2: divisor is a whole number from 1 to 64; got 0"):
+        load(tmp_path, OWN.replace("[space]", "[space]\ndivisor = 0"))
+
+
+def test_a_name_counts_for_more_than_a_pattern(tmp_path: Path) -> None:
+    more = '[[space.vary]]\nlayers = ["*"]\nsquare = [0, 1]\n'
+    space = load(tmp_path, OWN + more)
+    assert {group.name: len(group.axes["square"].values) for group in space.groups} == {
+        "conv1": 9,
+        "conv2": 9,
+        "conv3": 2,
+    }
+
+
+def test_a_file_may_vary_a_timm_model(tmp_path: Path) -> None:
+    text = '[space]\nbackbone = "timm:resnet18"\n[[space.vary]]\nlayers = ["layer4.*"]\nform = ["mixed", "separable"]\n'
+    space = load(tmp_path, text)
+    assert space.dimension == 4 and space.backbones == ("timm:resnet18",)
+    params = {parameter.name: "separable" for parameter in space.parameters}
+    assert space.params_of(space.architecture(params)) == params
+    with pytest.raises(InvalidSpace, match=r"own.toml, line 6: layers of a timm model keep their channels.*width 1.5"):
+        load(tmp_path, text + "width = [1, 1.5]\n")
+    with pytest.raises(InvalidSpace, match="a timm model keeps its own norm"):
+        load(tmp_path, text, batch_norm=True)
+
+
+def test_the_example_of_the_docs(tmp_path: Path) -> None:
+    found = re.search(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    space = load(tmp_path, found[1])
+    names = [parameter.name for parameter in space.parameters]
+    assert space.dimension == 13 and "13 parameters" in DOCS.read_text(encoding="utf-8")
+    assert {"backbone", "early.square", "late.join", "early.mixing.width"} <= set(names)
+    assert list(space.points) == ["separable"] and "dense-x0.5" in space.seeds
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("[space]", "[spaces]", 1, "unknown key 'spaces'; did you mean space? (known: space, paper, points)"),
+        ("square =", "squre =", 6, "unknown key 'squre'; did you mean square? (known: layers, name, form, square"),
+        ('"nin"\n\n', '"nin"\npooling = "max"\n\n', 3, "unknown key 'pooling'"),
+        ("from = 0", "start = 0", 6, "unknown key 'start' (known: from, to, step)"),
+        ("shares = {", "share = {", 11, "point mine: conv1: unknown key 'share'; did you mean shares?"),
+        ('"nin"\nlayers', '"nin"\npoool = "max"\nlayers', 11, "unknown key 'poool'; did you mean pool?"),
+        ("layers.conv1 = {", "layers = 3 #", 9, "point mine: layers is an object"),
+        ('= "1/2"', '= "1/3"', 11, "point mine: conv1: the shares of a layer sum to 1"),
+        (
+            'kx1 = "1/2", 1xk = "1/2"',
+            'kx1 = "1/4", 1xk = "3/4"',
+            9,
+            "point mine is outside its own space: conv1: vertical",
+        ),
+        (
+            "layers.conv1 =",
+            "layers.conv3 =",
+            9,
+            "mine is outside its own space: conv3: 3x1,96 || 1x3,96; allowed: 3x3,192",
+        ),
+        ("layers.conv1 =", "layers.conv9 =", 9, "point mine: nin has no layer 'conv9'"),
+        ('"conv2"]', '"conv22"]', 5, "nin has no layer 'conv22'; did you mean conv2"),
+        ('"conv2"]', '"convolution*"]', 5, "nin has no layer 'convolution*'; known: conv1, cccp1"),
+        ('"conv2"]', '"cccp1"]', 5, "cccp1 is a 1×1 convolution, of which only the width varies; got square, width"),
+        ('["conv1", "conv2"]', '["cccp*"]', 5, "an entry varies k×k layers, or the width of 1×1 ones; it has none"),
+        ('["conv1", "conv2"]', "[]", 5, "layers are listed by name or pattern"),
+        ('layers = ["conv1", "conv2"]\n', "", 4, "layers are listed by name or pattern, like"),
+        ('step = "1/8"', 'step = "2/3"', 6, "whole steps, 1000 values at most; got 0 to 1 in steps of 2/3"),
+        ('step = "1/8"', 'step = "1/8000"', 6, "1000 values at most"),
+        ('step = "1/8"', 'step = "1/0"', 6, "a number or a fraction like \"3/8\" is expected; got '1/0'"),
+        ("to = 1,", "to = 2,", 6, "square is a share from 0 to 1; got 9/8"),
+        (', step = "1/8"', "", 6, "a range has from, to and step; got from, to"),
+        ('["1/2", 1, 2]', '["1/2", 0.5]', 7, "each value is given once; 1/2 is repeated"),
+        ('["1/2", 1, 2]', "[]", 7, "width has a value or several; got an empty list"),
+        ('["1/2", 1, 2]', "[0, 1]", 7, "width is a multiple of the backbone's width, above 0 and at most 64; got 0"),
+        ('["1/2", 1, 2]', "[true]", 7, "a number or a fraction"),
+        ('["1/2", 1, 2]', '["9e999999999"]', 7, "a number or a fraction"),
+        ("width = [", 'form = "dense"\nwidth = [', 7, "form is mixed or separable; got 'dense'"),
+        ('backbone = "nin"\n\n', 'backbone = "min"\n\n', 2, "unknown backbone 'min'; did you mean nin"),
+        ('backbone = "nin"\n\n', 'backbone = "vgg11_bn"\n\n', 2, "write 'vgg11' and batch_norm = true"),
+        ('backbone = "nin"\n\n', "backbone = 3\n\n", 2, "backbone is a name or a list of names; got 3"),
+        ('backbone = "nin"\n\n', "\n\n", 1, "a space names its backbone; got none"),
+        ('"nin"\n\n', '"nin"\npool = ["avg", "none"]\n\n', 3, "nin has pool avg or max; got 'none'"),
+        ('"nin"\n\n', '"nin"\nstem_stride = 3\n\n', 3, "stem_stride is one of 1, 2, 4; got 3"),
+        (
+            '"nin"\n\n',
+            '"nin"\ngranularity = "block"\n\n',
+            3,
+            "granularity is one of network, stage, layer; got 'block'",
+        ),
+        ('"nin"\n\n', '"nin"\ngranularity = "stage"\n\n', 1, "granularity stage needs stages; got none"),
+        ('"nin"\n\n', '"nin"\nbatch_norm = 1\n\n', 3, "batch_norm is true or false, for all networks; got 1"),
+        (
+            '"nin"\n\n',
+            '"nin"\nbaseline = "yours"\n\n',
+            3,
+            "the baseline is one of the points; got 'yours'; known: mine",
+        ),
+        (
+            '"nin"\n\n',
+            '"nin"\nstages.a = ["conv1"]\n\n',
+            3,
+            "the stages have every layer that varies; conv2 is in none",
+        ),
+        (
+            '"nin"\n\n',
+            '"nin"\nstages = { a = "conv*", b = "conv1" }\n',
+            3,
+            "stands once in [space.stages]; conv1 is in two",
+        ),
+        ('"nin"\n\n', '"nin"\ntied.conv3 = ["conv1", "conv2"]\n', 3, "'conv3' is another layer"),
+        (
+            '"nin"\n\n',
+            '"nin"\ntied.both = ["conv1", "conv3"]\n',
+            3,
+            "tied layers are of one entry and one stage; conv1, conv3",
+        ),
+        (
+            "[points.mine]",
+            '[[space.vary]]\nlayers = "conv1"\nwidth = 1\n[points.mine]',
+            10,
+            "conv1 is in two; remove it",
+        ),
+        ("[points.mine]\n", '[points]\nmine = "nin"\n[points.other]\n', 10, "is a table; got 'nin'"),
+    ],
+)
+def test_bad_files_are_told_by_file_and_line(tmp_path: Path, old: str, new: str, line: int, message: str) -> None:
+    assert old in OWN
+    with pytest.raises(InvalidSpace) as caught:
+        load(tmp_path, OWN.replace(old, new, 1))
+    told = str(caught.value)
+    assert told.startswith(f"{tmp_path / 'own.toml'}, line {line}: ") and message in told and "\n" not in told
+
+
+def test_files_that_are_no_spaces(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpace, match=r"own.toml: not TOML, .*line 1"):
+        load(tmp_path, "space = 1 2\n")
+    with pytest.raises(InvalidSpace, match=r"own.toml: a space has a table \[space\]; got none"):
+        load(tmp_path, "")
+    with pytest.raises(InvalidSpace, match="a space varies something; got nothing"):
+        load(tmp_path, '[space]\nbackbone = "nin"\n')
+    with pytest.raises(InvalidSpace, match="every value is fixed"):
+        load(tmp_path, '[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\nsquare = 0\n')
+    with pytest.raises(InvalidSpace, match="varies form, square, vertical, join, width; got none"):
+        load(tmp_path, '[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\n')
+    entries = '[[space.vary]]\nlayers = "conv1"\nwidth = [1, 2]\n[[space.vary]]\nlayers = "conv2"\nsquare = [0, 1]\n'
+    with pytest.raises(InvalidSpace, match=r"line 6: entries .* have names; 'all' stands for two"):
+        load(tmp_path, f'[space]\nbackbone = "nin"\n{entries}', granularity="network")
+
+
+def test_lines_are_found_past_texts_and_lists_of_several_lines(tmp_path: Path) -> None:
+    noise = '[points.first]\nbackbone = "nin"\nnote = """\n[points.mine]\nsqure = 1\n"""\n'
+    text = noise + OWN.replace('["conv1", "conv2"]', '[\n  "conv1",\n  "conv2",\n]').replace("square", "squre")
+    with pytest.raises(InvalidSpace, match=r"line 15: unknown key 'squre'"):
+        load(tmp_path, text)

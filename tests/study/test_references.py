@@ -1,0 +1,53 @@
+"""Which trial of a study a name means."""
+
+from pathlib import Path
+
+import pytest
+from retrainings import enqueue, finish, retraining
+from small_studies import make_search
+
+from lrnas.errors import LrnasError, UnknownName
+from lrnas.reporting.layer_view import ImageShape
+from lrnas.searching.retrain import _choose
+from lrnas.study.references import check_no_study, find_network
+
+
+def test_trials_by_number_and_by_name(tmp_path: Path) -> None:
+    make_search(tmp_path / "s")
+    names = {"s:1": 1, "s:best": 2, "s:nin-c3-lr": 2, "s:dense-x0.5": 3}
+    for source, number in names.items():
+        found = find_network(source, tmp_path)
+        assert found is not None and found.trial.number == number and found.name == f"s:{number}"
+        assert found.image_shape == ImageShape(8, 1, 10)
+        again = find_network(f"s:{found.trial.identity}", tmp_path)
+        assert again is not None and again.trial == found.trial
+    with pytest.raises(UnknownName, match="unknown network of s 'my net/2'"):  # a space file may call one so
+        find_network("s:my net/2", tmp_path)
+    for other in ("nin", "timm:resnet18", "a/b:1", "s:"):
+        assert find_network(other, tmp_path) is None
+    check_no_study("nin", tmp_path)
+
+
+def test_a_network_that_was_trained_again_is_its_first_seed(tmp_path: Path) -> None:
+    study = make_search(tmp_path / "s")
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0,), False, True), range(1, 3))
+    for _ in range(6):  # three of the paper's networks and one more, over one seed and a half
+        finish(runs, 0.9)
+    numbers = {name: find_network(f"s@fast:{name}", tmp_path).trial.number for name in ("nin", "nin-c3-lr")}  # type: ignore[union-attr]
+    for name, number in numbers.items():
+        attributes = runs.study.trials[number].user_attrs
+        assert attributes["point"] == name and attributes["seed"] == 1
+    assert find_network("s@fast:5", tmp_path).trial.number == 5  # type: ignore[union-attr]
+    with pytest.raises(UnknownName, match="unknown network of s@fast 'nim'; did you mean nin"):
+        find_network("s@fast:nim", tmp_path)
+    with pytest.raises(LrnasError, match="nothing is chosen by test accuracy"):
+        find_network("s@fast:best", tmp_path)
+
+
+def test_a_network_without_a_run_that_is_done(tmp_path: Path) -> None:
+    study = make_search(tmp_path / "s")
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0,), False, True), range(1, 2))
+    with pytest.raises(LrnasError, match="s@fast has none of nin-c3; name another network"):
+        find_network("s@fast:nin-c3", tmp_path)

@@ -1,0 +1,30 @@
+"""What stands beside a result."""
+
+import sys
+
+import pytest
+
+from lrnas.training.provenance import provenance
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("/data/sets/imagenet", "imagenet"),
+        ("/data/sets/imagenet/", "imagenet"),
+        ("~/imagenet", "imagenet"),
+        ("folder:/data/imagenet", "folder:imagenet"),
+        ("--data=folder:~me/imagenet", "--data=folder:imagenet"),
+        ("--out=/data/out", "--out=out"),
+        ("wds//data/shards", "wds/shards"),
+        ("hfds/someone/something", "hfds/someone/something"),
+        ("folder:images", "folder:images"),
+        ("results/out", "results/out"),
+        ("lr=0.1", "lr=0.1"),
+    ],
+)
+def test_of_this_machines_paths_only_the_last_part_is_told(
+    typed: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/lrnas", "reproduce", typed])
+    assert provenance()["command"] == f"lrnas reproduce {told}"

@@ -1,0 +1,183 @@
+"""`lrnas reproduce`, for real but small: two thin networks on the digits."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lrnas.cli.main import main
+from lrnas.data.catalog import ImageSet
+from lrnas.errors import DataError, LrnasError
+from lrnas.training import reproduce as module
+from lrnas.training.job import Job
+from lrnas.training.loop import Result
+from lrnas.training.reproduce import reproduce
+
+ROOT = Path(__file__).parents[2]
+
+THIN = {name: {"width": 0.05} for name in ("conv1", "cccp1", "cccp2", "conv2", "cccp3", "cccp4", "conv3", "cccp5")}
+FAST = {"epochs": 1, "batch_size": 64}
+
+
+@pytest.fixture
+def thin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A network file, with a baseline that is as small."""
+    file = tmp_path / "thin.json"
+    file.write_text(json.dumps({"backbone": "nin", "layers": THIN}))
+    from lrnas.arch.architecture import Architecture
+    from lrnas.models.paper import get_point
+
+    small = Architecture.from_dict({"backbone": "nin", "layers": {**THIN, "conv1": {"width": 0.1}}})
+    real = get_point("nin")
+    monkeypatch.setattr(module, "get_point", lambda name: type(real)(name, small, real.table, real.published))
+    return file
+
+
+def test_a_network_beside_its_baseline(thin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    original = ImageSet.test
+    monkeypatch.setattr(ImageSet, "test", lambda self: looks.append(self.name) or original(self))
+    result = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, seeds=2, out=tmp_path / "out")
+    assert looks == ["digits"] * 4  # once for each run, at its end
+    assert [network.name for network in result.networks] == ["thin", "nin"]
+    network, baseline = result.networks
+    assert len(network.accuracies) == 2 and network.deviation is not None and network.published is None
+    assert network.share == network.macs / baseline.macs < 1
+    assert "points against nin, at" in result.verdict()
+    record = json.loads(result.files[0].read_text())
+    assert record["status"] == "completed" and record["identity"]["seed"] == 0
+    assert {"command", "commit", "date", "versions", "hardware", "seed", "n"} <= record["provenance"].keys()
+    assert len(record["curve"]) == record["epochs"] == 1
+    assert record["recipe_name"] == "fast" and record["identity"]["recipe"]["batch_size"] == 64
+
+    assert result.reuse() == "" and result.to_dict()["reused"] == []
+    again = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, seeds=2, out=tmp_path / "out")
+    assert len(looks) == 4 and again.networks == result.networks  # nothing is trained or looked at twice
+    facts = record["provenance"]
+    where = f"on {facts['hardware']} at {facts['commit'][:10]}"
+    assert again.reuse() == f"4 of 4 runs were there already, made {where}; --out FOLDER trains anew."
+    result.files[0].unlink()
+    more = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, seeds=2, out=tmp_path / "out")
+    assert more.reuse().startswith("3 of 4 runs were there already") and len(looks) == 5
+
+    with pytest.raises(DataError, match="holds another run: its recipe has"):
+        reproduce(str(thin), data="digits", recipe="fast", changes={**FAST, "lr": 0.01}, out=tmp_path / "out")
+
+
+def test_the_baseline_has_batch_norm_where_the_network_has(thin: Path, tmp_path: Path) -> None:
+    """Else its norms would be compared instead of its filters."""
+    network = json.loads(thin.read_text())
+    for with_norm, own_name, name in (
+        (True, "mine", "nin-bn"),
+        (True, "nin-bn", "nin-bn-dense"),
+        (False, "nin", "nin-dense"),
+    ):
+        normed = tmp_path / f"{own_name}.json"  # the name may be the baseline's, for another network
+        normed.write_text(json.dumps({**network, "batch_norm": with_norm}))
+        result = reproduce(str(normed), data="digits", recipe="fast", changes=FAST, out=tmp_path / own_name)
+        assert [network.name for network in result.networks] == [normed.stem, name]
+        own, other = (json.loads(file.read_text())["architecture"] for file in result.files)
+        assert own.get("batch_norm", False) == other.get("batch_norm", False) == with_norm
+        assert f"points against {name}, at" in result.verdict() and result.networks[0].share < 1
+
+
+def test_without_a_gpu_it_says_what_it_trains_on(thin: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    result = reproduce(str(thin), recipe="fast", changes=FAST, out=tmp_path / "out", device="cpu", say=said.append)
+    assert result.data == "digits"
+    assert said == ["cifar10 is more than a CPU can train on: comparing with the baseline on digits instead"]
+
+
+def test_divergence_is_reported(thin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*args: object, **kwargs: object) -> Result:
+        return Result("diverged", [], 0.0, 0.0, 1)
+
+    monkeypatch.setattr(Job, "run", diverge)
+    monkeypatch.setattr(module, "evaluate", None)  # what diverged is not worth a look at the test images
+    result = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, out=tmp_path / "out")
+    assert [network.diverged for network in result.networks] == [1, 1]
+    assert "thin diverged in every run" in result.verdict()
+    assert all(network["mean"] is None and network["n"] == 0 for network in result.to_dict()["networks"])  # no NaN
+
+
+def test_the_command(thin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    arguments = ["reproduce", str(thin), "--data", "digits", "--recipe", "fast", "--epochs", "1", "--out", out]
+    assert main([*arguments, "--set", "batch_size=64"]) == 0
+    captured = capsys.readouterr()
+    assert "Counted at 30×30; trained, and counted below, at 8×8." in captured.out
+    assert "Measured on the test images of digits, 8×8 pixels, recipe of 1 epoch at most" in " ".join(
+        captured.out.split()
+    )
+    assert "points against nin" in captured.out
+    assert "thin, seed 0  epoch 1/1  loss" in captured.err and "already" not in captured.out
+    assert main([*arguments, "--set", "batch_size=64"]) == 0
+    assert "2 of 2 runs were there already, made on" in capsys.readouterr().out
+    assert main([*arguments, "--set", "batch_size=64", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["networks"][0]["n"] == 1 and data["data"] == "digits"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0"], "the number of seeds is at least 1"),
+        (["--workers", "0"], "the number of workers is at least 1"),
+        (["--workers", "3"], "the batch is shared out evenly; got 32 images for 3 workers"),
+        (["--set", "lr"], "--set takes FIELD=VALUE; got 'lr'"),
+        (["--set", "lrr=1"], "no field 'lrr'; did you mean lr?"),
+        (["--epochs", "0"], "epochs lies from 1"),
+        (["--data", "cifar"], "unknown data set 'cifar'; did you mean cifar10"),
+        (["--recipe", "fsat"], "unknown recipe 'fsat'; did you mean fast"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["reproduce", "nin", "--data", "digits", "--recipe", "fast", "--out", str(tmp_path), *arguments])
+    err = capsys.readouterr().err
+    assert (code, err.count("\n")) == (2, 1) and message in err
+
+
+def test_an_unwritable_folder_is_one_line(thin: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LrnasError, match="cannot write"):
+        reproduce(str(thin), data="digits", recipe="fast", changes=FAST, out=tmp_path / "file" / "out")
+
+
+def test_data_and_recipes_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "digits"]) == 0
+    assert "1,222 training, 216 validation and 359 test images of 8×8" in capsys.readouterr().out
+    assert main(["recipes"]) == 0
+    assert "paper, nin" in capsys.readouterr().out
+    assert main(["recipes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fast"]["schedule"] == "one_cycle"
+
+
+@pytest.mark.slow
+def test_nin_c3_lr_learns_the_digits_in_a_few_epochs(tmp_path: Path) -> None:
+    result = reproduce("nin-c3-lr", data="digits", recipe="fast", changes={"epochs": 8}, out=tmp_path)
+    assert result.networks[0].mean > 0.9 and result.networks[1].mean > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_two_workers_have_the_loss_curve_of_one(thin: Path, tmp_path: Path) -> None:
+    alone = thin.rename(tmp_path / "nin.json")  # named as its baseline, which then is not trained besides
+    changes = {"epochs": 3, "batch_size": 64}
+    curves = []
+    for workers in (1, 2):
+        out = tmp_path / f"out{workers}"
+        reproduce(str(alone), data="digits", recipe="fast", changes=changes, out=out, device="cpu", workers=workers)
+        record = json.loads((out / "nin-digits-fast-seed0.json").read_text())
+        assert (record["status"], record["workers"]) == ("completed", workers)
+        curves.append(record)
+    for one, two in zip(curves[0]["curve"], curves[1]["curve"], strict=True):
+        assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
+        assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-2)
+    assert curves[0]["test_accuracy"] == pytest.approx(curves[1]["test_accuracy"], abs=0.02)
+
+
+def test_records_from_before_a_field_existed_still_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """The records that come with the project were made by an older version; nothing is trained again."""
+    result = reproduce("nin-c3-lr", data="digits", recipe="fast", seeds=3, out=ROOT / "results" / "reproduce")
+    assert [len(network.accuracies) for network in result.networks] == [3, 3]
+    assert "epoch" not in capsys.readouterr().err
