@@ -33,8 +33,8 @@ import lrnas
 from lrnas.models.plan import canonical_id
 from lrnas.searching.proposals import Study, distributions_of
 from lrnas.searching.samplers import make_sampler
-from lrnas.searching.search import open_study
 from lrnas.spaces.space import load_space
+from lrnas.study.open import open_study
 from lrnas.training.custom import Run
 from lrnas.training.provenance import provenance
 

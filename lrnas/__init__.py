@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from lrnas.models.count import count_model
     from lrnas.models.paper import get_point
     from lrnas.models.plan import canonical_id, make_plan
-    from lrnas.searching.search import open_study, search
+    from lrnas.searching.search import search
     from lrnas.spaces.space import load_space
+    from lrnas.study.open import open_study
 
 __version__ = "0.1.0"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["PAPER_TABLES", "SEARCH_SPACES"]
-
 _PACKAGE = Path(__file__).parent
 _ROOT = _PACKAGE / "_data" if (_PACKAGE / "_data").is_dir() else _PACKAGE.parent
 """In an installed package they lie inside it, in a checkout beside it."""

@@ -5,20 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "ConversionError",
-    "DataError",
-    "InvalidArchitecture",
-    "InvalidSpace",
-    "LrnasError",
-    "MissingExtra",
-    "OutsideSpace",
-    "UnknownName",
-    "UnreadableImages",
-    "closest",
-    "in_a_line",
-]
-
 
 class LrnasError(Exception):
     """Anything a user can mend. The command line prints it as one line and exits with 2."""

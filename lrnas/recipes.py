@@ -17,8 +17,6 @@ from typing import Any, Literal, get_args
 
 from lrnas.errors import LrnasError, UnknownName, closest
 
-__all__ = ["RECIPES", "InvalidRecipe", "Recipe", "Schedule", "field_docs", "get_recipe", "named_recipes"]
-
 Schedule = Literal["paper", "polynomial", "one_cycle"]
 
 

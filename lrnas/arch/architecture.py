@@ -37,18 +37,6 @@ from lrnas.arch.values import (
 )
 from lrnas.errors import InvalidArchitecture
 
-__all__ = [
-    "DENSE",
-    "Allocation",
-    "Architecture",
-    "FilterGroup",
-    "Filters",
-    "Form",
-    "Mix",
-    "Pool",
-    "apportion",
-]
-
 VERSION = 1
 """Version of the JSON. A reader refuses a newer one rather than guess what it means."""
 

@@ -14,19 +14,6 @@ from lrnas.arch.architecture import DENSE, Allocation, Mix, Pool
 from lrnas.arch.cost import LayerCost, Role, mix_cost
 from lrnas.errors import InvalidArchitecture
 
-__all__ = [
-    "BACKBONES",
-    "GOOGLENET_MODULES",
-    "NIN_KERNELS",
-    "VGG_STAGES",
-    "Backbone",
-    "Choices",
-    "PlannedConv",
-    "Step",
-    "Walk",
-    "check_kernels",
-]
-
 Map = tuple[int, int, int]
 """Channels, rows and columns of a feature map."""
 
@@ -370,3 +357,7 @@ def _make_backbones() -> dict[str, Backbone]:
 
 
 BACKBONES = _make_backbones()
+
+
+SMALLEST_INPUT = {"nin": 8, "nin_3x3": 8}
+"""Images smaller than this are enlarged; 32 for the other backbones."""

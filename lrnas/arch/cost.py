@@ -19,8 +19,6 @@ from typing import Any, Literal, NamedTuple
 
 from lrnas.arch.architecture import Mix
 
-__all__ = ["Convention", "Cost", "LayerCost", "MixCost", "mix_cost"]
-
 Role = Literal["body", "auxiliary", "classifier"]
 
 

@@ -11,19 +11,6 @@ from typing import Any, TypeVar
 
 from lrnas.errors import InvalidArchitecture, closest
 
-__all__ = [
-    "check_divisor",
-    "check_keys",
-    "check_one_of",
-    "json_number",
-    "located",
-    "parse_classifier",
-    "parse_shape",
-    "read_multiple",
-    "read_number",
-    "without_repeats",
-]
-
 MOST_DIVISOR = 64
 T = TypeVar("T")
 

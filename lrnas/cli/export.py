@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from lrnas.exporting.export import Export
     from lrnas.exporting.fastest_form import Choice, Fusion
 
-__all__ = ["add_export_command"]
-
 
 def add_export_command(commands: Any, data_help: str) -> argparse.ArgumentParser:
     """Add it to the parser; it takes --json."""

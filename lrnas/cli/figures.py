@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from lrnas.reporting.figures.filter_plots import FilterFigure
     from lrnas.reporting.paper.data import PaperFigure
 
-__all__ = ["add_figure_commands"]
-
 
 def add_figure_commands(commands: Any) -> list[argparse.ArgumentParser]:
     """Add them to the parser; they take --json."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from lrnas.spaces.space import SearchSpace
     from lrnas.training.reproduce import Reproduction
 
-__all__ = ["main"]
-
 DATA = "digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm"
 
 

@@ -10,20 +10,6 @@ from lrnas.errors import LrnasError
 if TYPE_CHECKING:
     from lrnas.searching.ray_cluster import WorkerOptions
 
-__all__ = [
-    "add_data_dir",
-    "add_image_size",
-    "add_recipe_options",
-    "add_source_options",
-    "add_space_options",
-    "add_studies_folder",
-    "add_study_options",
-    "add_worker_options",
-    "read_pairs",
-    "read_settings",
-    "worker_options",
-]
-
 
 def add_data_dir(command: argparse.ArgumentParser, what: str = "data sets are") -> None:
     command.add_argument(

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["INTERRUPTED", "NARROW", "make_console", "make_table", "print_json"]
-
 INTERRUPTED = 130
 """Exit code of a command that somebody stopped: what is chained to it does not run."""
 NARROW = 100

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
     from lrnas.arch.architecture import Architecture
     from lrnas.profiling.profile import Check, LayerTime, Profile, Profiled
-    from lrnas.reporting.layer_view import ImageShape
-
-__all__ = ["add_profile_command"]
+    from lrnas.study.references import ImageShape
 
 
 def add_profile_command(commands: Any) -> argparse.ArgumentParser:
@@ -137,7 +135,7 @@ def _setting(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from lrnas.data.catalog import data_folder
+    from lrnas.data.names import data_folder
     from lrnas.profiling.latency_table import table_file
     from lrnas.profiling.profile import check_table
 

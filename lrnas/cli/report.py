@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from lrnas.reporting.report import Report
     from lrnas.study.record import Record
 
-__all__ = ["add_report_commands"]
-
 PICTURES = ("pareto", "history", "allocation", "curves")
 FORMS = ("png", "svg")
 """Of the figures beside a page."""
@@ -132,7 +130,7 @@ def _only(options: argparse.Namespace) -> str:
 
 def _open(options: argparse.Namespace, name: str) -> Record:
     with _search_extra():
-        from lrnas.searching.search import open_study
+        from lrnas.study.open import open_study
     return open_study(name, storage=options.storage, studies=options.studies)
 
 
@@ -147,7 +145,7 @@ def _search_extra() -> Iterator[None]:
 
 def _gather(options: argparse.Namespace, records: list[Record]) -> Report:
     from lrnas.reporting.report import make_report
-    from lrnas.reporting.suggested_commands import Whereabouts
+    from lrnas.study.location import Whereabouts
     from lrnas.study.retrained import read_retrained
 
     where = Whereabouts(options.studies, options.storage)

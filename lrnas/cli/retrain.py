@@ -18,13 +18,11 @@ from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, prin
 from lrnas.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from lrnas.reporting.suggested_commands import Whereabouts
     from lrnas.searching.retrain import Retraining
+    from lrnas.study.location import Whereabouts
     from lrnas.study.record import Record
     from lrnas.study.retrained import Final, Retrained
     from lrnas.study.verdicts import Verdict
-
-__all__ = ["add_retrain_command"]
 
 
 def add_retrain_command(commands: Any, data_help: str) -> argparse.ArgumentParser:
@@ -68,10 +66,10 @@ def _retrain(options: argparse.Namespace) -> int:
     try:
         import scipy  # noqa: F401  # what judges in the end is found missing at the beginning
 
-        from lrnas.searching.search import open_record
+        from lrnas.study.open import open_record
     except ImportError as error:
         raise MissingExtra("retraining", error.name, "search") from None
-    from lrnas.reporting.suggested_commands import Whereabouts
+    from lrnas.study.location import Whereabouts
     from lrnas.study.retrained import read_retrained
     from lrnas.study.verdicts import judge
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from lrnas.study.record import Record
     from lrnas.study.trials import Trial
 
-__all__ = ["add_search_commands"]
-
 
 def add_search_commands(commands: Any, data_help: str) -> list[argparse.ArgumentParser]:
     """Add them to the parser; they all take --json."""
@@ -144,7 +142,7 @@ def _search(options: argparse.Namespace) -> int:
         from lrnas.searching.search import search
     except ImportError as error:
         raise MissingExtra("a search", error.name, "search") from None
-    from lrnas.reporting.suggested_commands import Whereabouts
+    from lrnas.study.location import Whereabouts
 
     study = search(
         options.space,
@@ -195,8 +193,8 @@ def _search(options: argparse.Namespace) -> int:
 
 
 def _studies(options: argparse.Namespace) -> None:
-    from lrnas.searching.search import open_study
     from lrnas.study.folder import FIRST_SEARCH, study_names
+    from lrnas.study.open import open_study
 
     if options.delete is not None:
         _delete(options)
@@ -243,8 +241,8 @@ def _delete(options: argparse.Namespace) -> None:
 
 
 def _front(options: argparse.Namespace) -> None:
-    from lrnas.searching.search import open_study
     from lrnas.study.folder import only_study
+    from lrnas.study.open import open_study
 
     name = options.study or only_study(options.studies, options.storage)
     study = open_study(name, storage=options.storage, studies=options.studies)

@@ -8,8 +8,6 @@ these. The test images are reached through `DataSet.test` alone, once, for a net
 from __future__ import annotations
 
 import importlib.util
-import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -20,86 +18,13 @@ from lrnas.data.cifar10 import CLASSES, load_cifar10
 from lrnas.data.folders import find_folders, hash_files
 from lrnas.data.formats import find_hfds, find_tfds, find_wds
 from lrnas.data.in_memory import DataSet, ImageSet, Split
+from lrnas.data.names import SETS, STREAMS, Progress, data_folder, from_anywhere, kind_of_name
 from lrnas.data.splits import stratified
 from lrnas.data.streamed import StreamSet, make_stream
 from lrnas.data.workers import STREAM_SIZE
 from lrnas.errors import DataError, UnknownName
-from lrnas.training.progress import Progress
-
-__all__ = [
-    "SETS",
-    "STREAMS",
-    "DataSet",
-    "ImageSet",
-    "Split",
-    "data_folder",
-    "from_anywhere",
-    "is_stream",
-    "load_set",
-    "pin_data_folder",
-    "short_name",
-    "shown_name",
-]
-
-SETS = {
-    "digits": "scikit-learn's 1,797 handwritten digits; comes with the package, trains in seconds",
-    "cifar10": "60,000 photographs of 32×32 pixels in 10 classes",
-}
-STREAMS = {"folder": "folder:PATH", "hfds": "hfds/NAME", "wds": "wds/FOLDER", "tfds": "tfds/NAME"}
-"""What is read as it is needed, and how to say where it is."""
 
 Images = npt.NDArray[np.uint8]
-
-
-def data_folder(folder: str | Path | None = None) -> Path:
-    """Where data sets are kept: as given, else $LRNAS_DATA, else ~/.cache/lrnas."""
-    return Path(folder or os.environ.get("LRNAS_DATA") or Path.home() / ".cache" / "lrnas")
-
-
-def pin_data_folder() -> None:
-    """Say $LRNAS_DATA in full, for workers, which inherit it and whose current folder is another."""
-    if kept := os.environ.get("LRNAS_DATA"):
-        os.environ["LRNAS_DATA"] = str(Path(kept).absolute())
-
-
-def is_stream(name: str) -> bool:
-    """Whether a set of this name is read as it is needed."""
-    return _kind(name)[0] in STREAMS
-
-
-def from_anywhere(name: str, folder: str | None) -> tuple[str, str | None]:
-    """A set's name and the folder for sets as workers need them, whose current folder is another."""
-    kind, rest = _kind(name)
-    if rest and not rest.startswith("~") and _names_folder(kind, rest, folder):
-        name = name.removesuffix(rest) + str(Path(rest).absolute())  # links stay: each machine may have its own
-    return name, None if folder is None else str(Path(folder).absolute())
-
-
-def _names_folder(kind: str, rest: str, folder: str | None) -> bool:
-    """Whether a name ends in a folder, as seen from the current one."""
-    if kind == "hfds":  # where there is no such folder, its library takes the name for one of the hub
-        return Path(rest).is_dir()
-    return kind == "folder" or (kind == "wds" and folder is None)  # tfds/ has names alone
-
-
-def short_name(name: str) -> str:
-    """For the names of files."""
-    kind, rest = _kind(name)
-    return re.sub(r"[^\w.-]+", "-", f"{kind}-{Path(rest).name}" if kind in STREAMS else name)
-
-
-def shown_name(name: str) -> str:
-    """For people: of a folder its own name, without where it lies."""
-    kind, rest = _kind(name)
-    if rest and (kind in ("folder", "wds") or (kind == "hfds" and Path(rest).is_dir())):
-        name = name.removesuffix(rest) + Path(os.path.normpath(Path(rest).expanduser().absolute())).name
-    return name
-
-
-def _kind(name: str) -> tuple[str, str]:
-    mark = ":" if name.startswith("folder") else "/"
-    kind, _, rest = name.partition(mark)
-    return kind, rest
 
 
 def load_set(
@@ -120,7 +45,7 @@ def load_set(
         raise DataError(f"the number of loaders is at least 0; got {loaders}; leave it out for one per core")
     # said in full, a set is the same one to whoever loads it from wherever
     name, place = from_anywhere(name, None if folder is None else str(folder))
-    kind, rest = _kind(name)
+    kind, rest = kind_of_name(name)
     if kind in STREAMS:
         size = STREAM_SIZE if image_size is None else image_size
         if size < min_size:

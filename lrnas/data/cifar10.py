@@ -25,10 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
+from lrnas.data.names import Progress
 from lrnas.errors import DataError
-from lrnas.training.progress import Progress
-
-__all__ = ["CLASSES", "SHA256", "load_cifar10"]
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHA256 = "795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69"

@@ -8,8 +8,6 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-__all__ = ["read_rgb"]
-
 
 def read_rgb(file: BinaryIO) -> Image.Image:
     """The picture, decoded in full. Raises whatever its decoder raises, or ValueError for what has no RGB form."""

@@ -22,8 +22,6 @@ import numpy.typing as npt
 from lrnas.data.splits import Indices
 from lrnas.errors import DataError
 
-__all__ = ["SUFFIXES", "FolderSplit", "find_folders", "hash_files", "is_same_set"]
-
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 """What an image's name ends in, in small or capital letters."""
 WHOLE = 256 * 2**20
@@ -151,14 +149,6 @@ def _hash_block(block: tuple[FolderSplit, Indices, int]) -> bytes:
         except OSError:  # one that cannot be read is left out when it is needed
             digest.update(b"unreadable")
     return digest.digest()
-
-
-def is_same_set(before: str, now: str) -> bool:
-    """Whether an identity that a study or a checkpoint has kept is that of a set as it is now.
-
-    A folder was once known by the names of its files alone, the first half of what it is known by now.
-    """
-    return before == now or before == now.partition("+")[0]
 
 
 def _class_folders(path: Path) -> list[str]:

@@ -25,12 +25,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lrnas.data.names import Progress
 from lrnas.data.splits import Indices
 from lrnas.data.workers import Source
 from lrnas.errors import DataError
-from lrnas.training.progress import Progress
-
-__all__ = ["find_hfds", "find_tfds", "find_wds"]
 
 Found = tuple[tuple[str, ...], dict[str, Source]]
 """The classes, and the splits train and val or test or both."""

@@ -22,20 +22,6 @@ from torch import Tensor
 from lrnas.errors import DataError
 from lrnas.recipes import Recipe
 
-__all__ = [
-    "Batches",
-    "DataSet",
-    "EvalBatches",
-    "Evaluation",
-    "ImageSet",
-    "Noted",
-    "Preprocessing",
-    "Split",
-    "TrainBatches",
-    "epoch_generator",
-    "normalise",
-]
-
 
 class Batches(Protocol):
     """Training batches, as the loop wants them. All that a step touches stays where it is from step to step."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SPLIT_SEED", "Indices", "stratified"]
-
 SPLIT_SEED = 20160502
 """One division of every set, for ever: results stay comparable."""
 

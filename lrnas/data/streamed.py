@@ -25,6 +25,7 @@ from torch import Tensor
 
 from lrnas._distributed import gathered, rank, world
 from lrnas.data.in_memory import Noted, normalise
+from lrnas.data.names import Progress
 from lrnas.data.splits import Indices, stratified
 from lrnas.data.workers import (
     TRIES,
@@ -39,9 +40,6 @@ from lrnas.data.workers import (
 )
 from lrnas.errors import DataError, UnreadableImages
 from lrnas.recipes import InvalidRecipe, Recipe
-from lrnas.training.progress import Progress
-
-__all__ = ["MOST_LOADERS", "Stream", "StreamSet", "make_stream"]
 
 MOST_UNREADABLE = 0.01
 MOST_LOADERS = 16

@@ -20,21 +20,6 @@ from lrnas.errors import DataError
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = [
-    "CROP_SHARE",
-    "STREAM_SIZE",
-    "TRIES",
-    "Batch",
-    "Loaded",
-    "Order",
-    "Pictures",
-    "Source",
-    "evaluation_transform",
-    "make_loader",
-    "training_transform",
-    "unreadable",
-]
-
 CROP_SHARE = 224 / 256
 """Of the resized image's shorter side."""
 STREAM_SIZE = 224

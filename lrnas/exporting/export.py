@@ -36,8 +36,6 @@ from lrnas.profiling.threads import num_threads
 from lrnas.profiling.timing import measure
 from lrnas.training.provenance import hardware
 
-__all__ = ["Check", "Export", "Format", "export"]
-
 Format = Literal["timm", "onnx", "torch-export"]
 SUFFIX = {"timm": "", "onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-4

@@ -25,8 +25,6 @@ from lrnas.layers.norms import find_norms
 from lrnas.profiling.threads import num_threads
 from lrnas.profiling.timing import Call, measure
 
-__all__ = ["Choice", "Fusion", "Timer", "Times", "choose_forms", "fastest", "torch_timer"]
-
 MARGIN = 0.02
 """A whole network takes the place of the one of the fastest layers if it is faster by more, and by more than noise."""
 ROUNDS, SAMPLE, LIMIT = 10, 0.005, 0.6

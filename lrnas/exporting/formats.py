@@ -26,8 +26,6 @@ from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM, canonical_id
 from lrnas.profiling.timing import Call
 
-__all__ = ["WRITERS", "Network", "Written", "registered_name"]
-
 WEIGHTS, CONFIG, ARCHITECTURE = "model.safetensors", "config.json", "architecture.json"
 CONFIGURED = ("min_input_size", "interpolation", "crop_pct", "mean", "std", "classifier")
 """What of a model's own timm configuration stays as it is in an exported one."""

@@ -20,8 +20,6 @@ from lrnas.errors import in_a_line
 from lrnas.exporting.fastest_form import Timer, Times, fastest
 from lrnas.exporting.sources import ExportError
 
-__all__ = ["check_extras", "has_cuda", "make_session", "onnx_timer", "run_session", "to_onnx"]
-
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
 INPUT, OUTPUT = "images", "logits"
 TOGETHER = 200 * 2**20

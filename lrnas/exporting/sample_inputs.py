@@ -16,16 +16,15 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from lrnas.data.catalog import SETS, STREAMS, data_folder, is_stream, load_set
+from lrnas.arch.backbone_shapes import SMALLEST_INPUT
+from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet, ImageSet, Preprocessing
+from lrnas.data.names import SETS, STREAMS, data_folder, is_stream
 from lrnas.data.workers import CROP_SHARE, STREAM_SIZE
 from lrnas.errors import DataError, LrnasError
 from lrnas.exporting.sources import ExportError, Source
 from lrnas.models.plan import resolve_backbone, training_size
 from lrnas.recipes import Recipe
-from lrnas.training.reproduce import SMALLEST_INPUT
-
-__all__ = ["Inputs", "find_data", "find_inputs"]
 
 IMAGES, LARGE, FEW = 64, 64 * 64, 8
 """Images to try; of those with more pixels, fewer."""

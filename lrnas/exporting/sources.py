@@ -23,8 +23,6 @@ from lrnas.models.summary import read_source
 from lrnas.study.references import StudyNetwork, check_no_study, find_network
 from lrnas.training.checkpoint import RECORD, load_checkpoint
 
-__all__ = ["ExportError", "Source", "find_source"]
-
 DRAWN = "random weights, not trained"
 
 

@@ -22,12 +22,17 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from lrnas.layers import cpu as on_cpu
-from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d, is_watched, joint_bias, layer_of
+from lrnas.layers.conv import (
+    CompositeConv2d,
+    ConvBlock,
+    SeparableConv2d,
+    WindowConv2d,
+    is_watched,
+    joint_bias,
+    layer_of,
+)
 from lrnas.layers.join import Form, best_form, join, joined_bias, num_positions
 from lrnas.layers.kernels import FEW_CHANNELS, LONGEST_PATCH, available, usable
-from lrnas.models.backbones import ConvBlock
-
-__all__ = ["accelerate", "fused"]
 
 MANY_POSITIONS = 1 << 14
 """From so many on, a pass over a map takes longer than a few small products."""

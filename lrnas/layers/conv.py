@@ -29,8 +29,6 @@ from lrnas.layers.kernels import pays
 if TYPE_CHECKING:
     from lrnas.layers.kernels.layer import Layer
 
-__all__ = ["CompositeConv2d", "SeparableConv2d", "WindowConv2d", "is_watched", "joint_bias", "layer_of", "make_conv"]
-
 IntPair = int | tuple[int, int]
 Padding = IntPair | str
 """As in `nn.Conv2d`: numbers, "valid" or "same"; and "tf_same", timm's `Conv2dSame`."""
@@ -375,3 +373,34 @@ def _explicit_padding(
     assert not isinstance(padding, str), f"padding is a number, a pair, valid or same; got {padding!r}"
     rows, columns = _pair(padding)
     return (rows, rows), (columns, columns)
+
+
+class ConvBlock(nn.Module):
+    """Convolution with "same" padding, batch norm if wanted, ReLU."""
+
+    def __init__(
+        self,
+        in_chs: int,
+        out_chs: int,
+        kernel_size: int,
+        stride: int = 1,
+        batch_norm: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(
+            in_chs,
+            out_chs,
+            kernel_size,
+            stride,
+            padding=kernel_size // 2,
+            bias=not batch_norm,  # the norm's shift does what a bias would
+            device=device,
+            dtype=dtype,
+        )
+        self.norm = nn.BatchNorm2d(out_chs, device=device, dtype=dtype) if batch_norm else nn.Identity()
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.act(self.norm(self.conv(x))))

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from lrnas.layers.conv import CompositeConv2d, WindowConv2d, is_watched
 from lrnas.layers.join import join, joined_bias, num_positions, window
 
-__all__ = ["KINDS"]
-
 LARGE_MAP = 1 << 16
 """Values from which on a pool of several passes is faster than one that takes them one by one."""
 

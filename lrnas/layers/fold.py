@@ -29,16 +29,6 @@ from lrnas.errors import ConversionError
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d
 from lrnas.layers.norms import fold_norm, rest_of
 
-__all__ = [
-    "Folding",
-    "dense_form",
-    "fold",
-    "foldable_layers",
-    "merged_form",
-    "plain",
-    "reason_to_keep",
-]
-
 Sides = tuple[int, int]
 """Rows or columns before and after; negative where they are cropped."""
 

@@ -30,8 +30,6 @@ from torch import nn
 from lrnas.errors import LrnasError
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 
-__all__ = ["Rule", "find_classifiers", "initialise"]
-
 Rule = Literal["composite", "fan_in", "fan_out", "default"]
 """composite: the paper's. fan_in, fan_out: He's, for each group by itself. default: PyTorch's own."""
 

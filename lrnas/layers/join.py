@@ -17,8 +17,6 @@ from torch import Tensor
 from lrnas.layers.conv import CompositeConv2d, WindowConv2d, joint_bias
 from lrnas.layers.kernels import FEW_CHANNELS
 
-__all__ = ["Form", "Joined", "best_form", "join", "joined_bias", "num_positions", "window"]
-
 PRODUCTS_PER_BYTE = 75
 """What a GPU multiplies while it moves a byte of a map, in half precision, roughly (an H200: 300 TMAC/s, 4 TB/s)."""
 LIBRARY = 0.78

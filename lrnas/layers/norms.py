@@ -18,8 +18,6 @@ from torch.utils._pytree import tree_leaves
 
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d
 
-__all__ = ["find_norms", "fold_norm", "rest_of"]
-
 
 @torch.no_grad()
 def find_norms(model: nn.Module, images: Tensor) -> dict[str, str]:

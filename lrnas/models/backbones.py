@@ -17,8 +17,7 @@ from timm.models.vgg import VGG, ConvMlp
 from torch import Tensor, nn
 
 from lrnas.arch.backbone_shapes import GOOGLENET_MODULES
-
-__all__ = ["ConvBlock", "GoogLeNet", "NiN", "VggGlobalPool", "vgg_layers"]
+from lrnas.layers.conv import ConvBlock
 
 
 def vgg_layers(stages: Sequence[Sequence[int]], last_pool: bool) -> list[int | str]:
@@ -80,37 +79,6 @@ class VggGlobalPool(VGG):
 
 def _make_pool(pool_type: str) -> nn.Module:
     return SelectAdaptivePool2d(pool_type=pool_type, flatten=False) if pool_type else nn.Identity()
-
-
-class ConvBlock(nn.Module):
-    """Convolution with "same" padding, batch norm if wanted, ReLU."""
-
-    def __init__(
-        self,
-        in_chs: int,
-        out_chs: int,
-        kernel_size: int,
-        stride: int = 1,
-        batch_norm: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(
-            in_chs,
-            out_chs,
-            kernel_size,
-            stride,
-            padding=kernel_size // 2,
-            bias=not batch_norm,  # the norm's shift does what a bias would
-            device=device,
-            dtype=dtype,
-        )
-        self.norm = nn.BatchNorm2d(out_chs, device=device, dtype=dtype) if batch_norm else nn.Identity()
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.act(self.norm(self.conv(x))))
 
 
 class _TimmModel(nn.Module):

@@ -20,8 +20,6 @@ from lrnas.models.convert import replace_conv
 from lrnas.models.plan import TIMM, Plan, make_plan
 from lrnas.models.timm_config import default_cfg
 
-__all__ = ["create_model"]
-
 
 def create_model(
     architecture: Architecture,

@@ -23,8 +23,6 @@ from lrnas.errors import ConversionError, closest
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d, make_conv
 from lrnas.layers.init import Rule, initialise
 
-__all__ = ["Conversion", "Site", "convert", "find_sites", "mix_at", "reason_to_leave", "replace_conv"]
-
 LOW_RANK = Allocation.composite(vertical=0.5, horizontal=0.5)
 """Half k×1, half 1×k: the paper's basic layer."""
 

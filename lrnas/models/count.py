@@ -29,17 +29,6 @@ from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 from lrnas.layers.init import find_classifiers
 from lrnas.models.convert import Site, find_sites
 
-__all__ = [
-    "Trace",
-    "TracedSite",
-    "count_model",
-    "create_on_meta",
-    "current_name",
-    "native_input_size",
-    "native_num_classes",
-    "trace_timm",
-]
-
 OUTSIDE = "(outside layers)"
 Shape = tuple[int, ...]
 

@@ -19,17 +19,6 @@ from lrnas.arch.cost import Convention
 from lrnas.errors import UnknownName
 from lrnas.models.plan import canonical_id, make_plan
 
-__all__ = [
-    "Counted",
-    "Point",
-    "Published",
-    "Table",
-    "family_table",
-    "find_point",
-    "get_point",
-    "paper_points",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Table:

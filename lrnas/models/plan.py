@@ -23,16 +23,6 @@ from lrnas.errors import InvalidArchitecture, UnknownName, closest
 if TYPE_CHECKING:
     from lrnas.models.count import Trace
 
-__all__ = [
-    "Plan",
-    "canonical_id",
-    "make_plan",
-    "native_input_size",
-    "native_num_classes",
-    "resolve_backbone",
-    "training_size",
-]
-
 TIMM = "timm:"
 _VGG_HIDDEN = 4096
 

@@ -21,8 +21,6 @@ from lrnas.models.plan import (
     resolve_backbone,
 )
 
-__all__ = ["Summary", "read_source", "summarise", "summarise_points"]
-
 
 @dataclass(frozen=True, slots=True)
 class Summary:

@@ -7,8 +7,6 @@ from typing import Any
 from lrnas.arch.architecture import Architecture
 from lrnas.models.plan import make_plan, native_num_classes
 
-__all__ = ["default_cfg"]
-
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "crop_pct": 0.875}
 _CIFAR10 = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "crop_pct": 1.0}
 

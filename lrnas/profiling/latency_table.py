@@ -35,8 +35,6 @@ from lrnas.profiling.threads import num_threads
 from lrnas.profiling.timing import measure
 from lrnas.spaces.space import SearchSpace
 
-__all__ = ["DTYPES", "REFERENCES", "Conditions", "Latency", "LatencyTable", "find_device", "table_file"]
-
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOGETHER = 12
 """Steps that are measured side by side."""

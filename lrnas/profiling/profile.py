@@ -28,8 +28,6 @@ from lrnas.profiling.step_modules import Setting, layer_call, network_call, step
 from lrnas.profiling.timing import Call, measure
 from lrnas.spaces.space import load_space
 
-__all__ = ["Check", "LayerTime", "Profile", "Profiled", "baseline_of", "check_table", "profile"]
-
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:

@@ -26,8 +26,6 @@ from lrnas.models.count import TracedSite, create_on_meta, trace_timm
 from lrnas.models.plan import TIMM, make_plan
 from lrnas.profiling.timing import Call
 
-__all__ = ["Setting", "layer_call", "network_call", "steps_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["num_threads"]
-
 
 @contextmanager
 def num_threads(number: int) -> Iterator[None]:

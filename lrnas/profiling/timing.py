@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-__all__ = ["Call", "measure"]
-
 Call = Callable[[], object]
 
 ROUNDS = 15

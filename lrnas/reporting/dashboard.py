@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from lrnas.study.record import Record
 
-__all__ = ["address_of", "open_dashboard", "serve_dashboard"]
-
 HOST = "127.0.0.1"
 """The dashboard may change studies and asks for no password: it is for this machine alone."""
 

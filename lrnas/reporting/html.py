@@ -17,8 +17,6 @@ from lrnas import __version__
 from lrnas.reporting.layer_view import SHADES
 from lrnas.reporting.report import PALETTE, Report
 
-__all__ = ["make_page"]
-
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("basics.js", "charts.js", "tested.js", "card.js", "table.js", "print.js", "page.js")
 """In the order in which they need each other."""

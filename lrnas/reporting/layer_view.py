@@ -9,24 +9,12 @@ from typing import Any
 
 from lrnas.arch.architecture import Architecture, Filters
 from lrnas.models.plan import make_plan
-
-__all__ = ["KINDS", "SHADES", "ImageShape", "Layer", "find_image_shape", "lay_out", "merge_orders"]
+from lrnas.study.references import ImageShape
 
 KINDS = ("kx1", "1xk", "kxk", "1x1", "other")
 """Of filters: vertical, horizontal, square, those of a single pixel, and the rest."""
 SHADES = dict(zip(KINDS, ("#3b78c4", "#e0862c", "#9a4fb0", "#a9a9a9", "#4d9c6a"), strict=True))
 """Their colours in all pictures."""
-CHANNELS = (3, 1, 2, *range(4, 33))
-"""That images may have, the usual ones first."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageShape:
-    """What a network of a study is given, and tells apart."""
-
-    size: int
-    channels: int
-    num_classes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +92,6 @@ def lay_out(architecture: Architecture, shape: ImageShape) -> tuple[Layer, ...]:
         )
         for first, after in zip(kept, [*kept[1:], len(used)], strict=True)
     )
-
-
-def find_image_shape(size: int, counted: Iterable[tuple[Architecture, int, int]]) -> ImageShape | None:
-    """The channels and classes with which networks come to the counts that a study has of them.
-
-    A study does not name them, but every network's parameters and multiply-accumulates follow from them. None where
-    the counts are not those of this lrnas.
-    """
-    for architecture, macs, params in counted:
-        for channels in CHANNELS:
-            one, two = (make_plan(architecture, size, n, channels, check_fit=False).cost.params for n in (1, 2))
-            more, rest = divmod(params - one, two - one)
-            if rest or more < 0:
-                continue
-            cost = make_plan(architecture, size, more + 1, channels, check_fit=False).cost
-            if (cost.macs, cost.params) == (macs, params):
-                return ImageShape(size, channels, more + 1)
-    return None
 
 
 def merge_orders(orders: Iterable[Sequence[str]]) -> list[str]:

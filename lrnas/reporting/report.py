@@ -18,20 +18,20 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from lrnas.data.folders import is_same_set
+from lrnas.data.names import is_same_set
 from lrnas.recipes import Recipe
-from lrnas.reporting.layer_view import ImageShape, Layer, find_image_shape, lay_out
+from lrnas.reporting.layer_view import Layer, lay_out
 from lrnas.reporting.retrained_report import Tested
-from lrnas.reporting.suggested_commands import ShellLine, Whereabouts, retrain_line, shell_lines
+from lrnas.reporting.suggested_commands import ShellLine, retrain_line, shell_lines
+from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import StudyError, data_name
 from lrnas.study.objectives import OBJECTIVES, Objective
 from lrnas.study.pareto import add_to_front, hypervolume
 from lrnas.study.record import Record, Summary
+from lrnas.study.references import ImageShape, find_image_shape
 from lrnas.study.retrained import Retrained
 from lrnas.study.trials import Trial
 from lrnas.study.verdicts import TEST, judge
-
-__all__ = ["PALETTE", "Moment", "Network", "Report", "StudyReport", "make_report", "pick_axis"]
 
 TRIED = 5
 """Networks whose counts are looked at to tell what images a study has."""

@@ -10,8 +10,6 @@ from typing import Any, get_args
 from lrnas.study.retrained import Final, Retrained, front_marks
 from lrnas.study.verdicts import Kind, Verdict
 
-__all__ = ["Tested"]
-
 
 @dataclass(frozen=True, slots=True)
 class Tested:

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lrnas.data.catalog import SETS
+from lrnas.data.names import SETS
 from lrnas.recipes import Recipe, named_recipes
 from lrnas.study.folder import trial_folder, trials_folder
+from lrnas.study.location import Whereabouts
 from lrnas.study.record import Record
 from lrnas.study.trials import Trial
 from lrnas.training.checkpoint import RECORD
-
-__all__ = ["ShellLine", "Whereabouts", "retrain_line", "shell_lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +24,6 @@ class ShellLine:
 
     title: str
     line: str
-
-
-@dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """Where a study is kept, as commands are told."""
-
-    studies: str = "studies"
-    storage: str | None = None
-
-    def options(self) -> str:
-        """For a command line that others may read: it holds no password."""
-        studies = "" if self.studies == "studies" else f" --studies {shlex.quote(self.studies)}"
-        if self.storage is None:
-            return studies
-        may_tell = re.search(r"//.*[@?]", self.storage)  # a user, or options: either may have a password
-        return f'{studies} --storage "$STORAGE"' if may_tell else f"{studies} --storage {shlex.quote(self.storage)}"
-
-    def command(self, verb: str, name: str) -> str:
-        """A command about a study that finds it from where this one ran."""
-        return f"lrnas {verb} {shlex.quote(name)}{self.options()}"
 
 
 def shell_lines(record: Record, trial: Trial, where: Whereabouts) -> list[ShellLine]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lrnas.errors import LrnasError
-
-__all__ = ["costs_no_more", "is_competitive", "rung_epochs"]
+from lrnas.study.pareto import costs_no_more
 
 
 def rung_epochs(min_epochs: int, epochs: int, factor: int = 3) -> tuple[int, ...]:
@@ -25,11 +24,6 @@ def rung_epochs(min_epochs: int, epochs: int, factor: int = 3) -> tuple[int, ...
         rungs.append(min_epochs)
         min_epochs *= factor
     return tuple(rungs)
-
-
-def costs_no_more(one: Sequence[float], other: Sequence[float]) -> bool:
-    """In any of the costs."""
-    return all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def is_competitive(

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lrnas.study.ledger import Ledger
 
-__all__ = ["SearchEvents"]
-
 
 class SearchEvents:
     """This one does nothing with it."""

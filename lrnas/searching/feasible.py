@@ -18,8 +18,6 @@ from lrnas.spaces.space import SearchSpace
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import Costs, Limits
 
-__all__ = ["find_within"]
-
 STARTS = 3
 """Of the named networks, the nearest ones, and as many points at random."""
 WORDS = {

@@ -25,8 +25,6 @@ from lrnas.searching.mutate import is_width, step_away
 from lrnas.spaces.parameters import Parameter
 from lrnas.study.pareto import front_indices, hypervolume
 
-__all__ = ["FrontSampler", "expected_gain"]
-
 Array = npt.NDArray[np.float64]
 Params = dict[str, Any]
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GaussianProcess", "fit"]
-
 Array = npt.NDArray[np.float64]
 
 SETTINGS, AGAIN = 40, 8

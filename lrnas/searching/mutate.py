@@ -9,8 +9,6 @@ import numpy as np
 
 from lrnas.spaces.parameters import Parameter
 
-__all__ = ["is_width", "step_away"]
-
 
 def step_away(
     parameters: Sequence[Parameter], parents: Sequence[Mapping[str, Any]], random: np.random.Generator

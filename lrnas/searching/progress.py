@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from lrnas.study.record import Summary
     from lrnas.study.trials import Trial
 
-__all__ = ["search_view", "watched"]
-
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
 

@@ -32,8 +32,6 @@ from lrnas.study.manifest import FREE, StudyError, differences, list_differences
 from lrnas.study.objectives import Costs, Limits
 from lrnas.study.record import Record
 
-__all__ = ["Study", "distributions_of"]
-
 MOST_REJECTIONS = 300
 """In a row, after which a space counts as exhausted."""
 

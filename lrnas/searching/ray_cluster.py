@@ -13,10 +13,8 @@ import ray
 import torch
 from ray.exceptions import AuthenticationError, RayError
 
-from lrnas.data.catalog import pin_data_folder
+from lrnas.data.names import pin_data_folder
 from lrnas.errors import LrnasError
-
-__all__ = ["WorkerOptions", "Workers", "pick_workers", "running_ray"]
 
 
 class WorkerOptions(TypedDict, total=False):

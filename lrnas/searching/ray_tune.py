@@ -28,21 +28,19 @@ from ray.tune.search import Searcher
 
 from lrnas.data.in_memory import DataSet
 from lrnas.errors import DataError, LrnasError, UnreadableImages, in_a_line
-from lrnas.searching.early_stopping import costs_no_more, is_competitive
+from lrnas.searching.early_stopping import is_competitive
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.shared_folder import check_mark, marked, this_place
 from lrnas.study.drivers import alive
 from lrnas.study.folder import trial_folder
 from lrnas.study.ledger import MOST_LOSSES, Ledger, Proposal
 from lrnas.study.manifest import StudyError
+from lrnas.study.pareto import costs_no_more
 from lrnas.study.trials import METRIC
 from lrnas.training.checkpoint import CheckpointError, drop_momentum, recorded_curve
 from lrnas.training.job import Job
 from lrnas.training.loop import EpochReport, evaluate
 from lrnas.training.provenance import provenance
-
-__all__ = ["Task", "run_trials"]
-
 
 MOST_LOSSES_IN_A_ROW = 6
 """Of trials, before it is the machine that must be looked at; twice as many as run at a time where that is more, since

@@ -20,28 +20,27 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch.architecture import Architecture
-from lrnas.data.catalog import SETS, is_stream, load_set, shown_name
-from lrnas.data.folders import is_same_set
+from lrnas.arch.backbone_shapes import SMALLEST_INPUT
+from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
+from lrnas.data.names import SETS, is_same_set, is_stream, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import canonical_id, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
-from lrnas.reporting.suggested_commands import Whereabouts
 from lrnas.searching.events import SearchEvents
 from lrnas.searching.progress import watched
 from lrnas.searching.ray_cluster import WorkerOptions, pick_workers, running_ray
-from lrnas.searching.search import FACTOR, name_metrics, open_study
+from lrnas.searching.search import FACTOR
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import Ledger, Proposal
+from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import NAMES_ALONE, RETRAINS, StudyError, check_manifest, data_name, names_of
 from lrnas.study.objectives import RETRAINED
+from lrnas.study.open import name_metrics, open_study
 from lrnas.study.record import FAULTS, Record, Summary
 from lrnas.study.retrained import best_run, has_failed, is_done, is_duplicate, run_key
 from lrnas.training.checkpoint import CheckpointError, load_checkpoint
 from lrnas.training.job import Job
-from lrnas.training.reproduce import SMALLEST_INPUT
-
-__all__ = ["Retraining", "retrain"]
 
 
 @dataclass(frozen=True, slots=True)

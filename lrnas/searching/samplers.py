@@ -11,8 +11,6 @@ from lrnas.errors import LrnasError, UnknownName
 from lrnas.searching.front_sampler import FrontSampler
 from lrnas.searching.proposals import Study
 
-__all__ = ["SAMPLERS", "check_sampler", "make_sampler"]
-
 SAMPLERS = {
     "front": "changes of the front's networks, by their expected gain; costs are known, accuracy is predicted",
     "tpe": "tree-structured Parzen estimators, one parameter at a time",

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,10 +16,9 @@ from typing import Any, Unpack
 
 import optuna
 
-from lrnas.data.catalog import is_stream
-from lrnas.errors import LrnasError, UnknownName
+from lrnas.data.names import is_stream
+from lrnas.errors import LrnasError
 from lrnas.models.plan import TIMM
-from lrnas.reporting.suggested_commands import Whereabouts
 from lrnas.searching.early_stopping import rung_epochs
 from lrnas.searching.events import SearchEvents
 from lrnas.searching.feasible import find_within
@@ -35,34 +32,22 @@ from lrnas.study.folder import (
     begin_anew,
     delete_if_empty,
     is_there,
-    no_such_study,
     study_folder,
-    study_names,
     trials_folder,
 )
 from lrnas.study.manifest import (
     MANIFEST,
     NAMES_ALONE,
-    RETRAINS,
     OtherSettings,
     StudyError,
     check_manifest,
     has_results,
     keep_limits,
 )
-from lrnas.study.objectives import RETRAINED, Limits, Objective, pick_objectives
-from lrnas.study.record import Record
-from lrnas.study.storage import DATABASE, open_storage
+from lrnas.study.objectives import Limits, pick_objectives
+from lrnas.study.open import name_metrics, open_study
+from lrnas.study.storage import open_storage
 from lrnas.training.custom import load_trainable
-
-__all__ = [
-    "name_metrics",
-    "open_record",
-    "open_study",
-    "search",
-    "study_names",
-    "trials_folder",
-]
 
 FACTOR = 3
 """Of epochs from rung to rung, and of trials at a rung to those that go on."""
@@ -217,13 +202,6 @@ def _default_name(
     return before if name != before and is_there(before, storage, studies, say) else name
 
 
-def name_metrics(study: optuna.Study, objectives: Sequence[Objective]) -> None:
-    """Tell Optuna's own tools what the values of trials are."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # experimental, by Optuna's own count
-        study.set_metric_names([objective.name for objective in objectives])
-
-
 @contextmanager
 def _read_ahead(study: optuna.Study) -> Iterator[None]:
     """Have Optuna read all trials while something else is waited for; who asks for them then waits for that alone."""
@@ -240,36 +218,3 @@ def _read_ahead(study: optuna.Study) -> Iterator[None]:
         yield
     finally:
         thread.join()
-
-
-def open_study(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:
-    """A search that exists, to look at."""
-    record = open_record(name, storage=storage, studies=studies)
-    if search := record.manifest.get(RETRAINS):
-        raise StudyError(
-            f"a search has a front to choose from; got {name}, networks of {search} that were trained again; "
-            f"`{Whereabouts(str(studies), storage).command('retrain', name)}` shows these"
-        )
-    return record
-
-
-def open_record(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:
-    """The record of a search, or SEARCH@RECIPE for that of its networks trained again, to look at."""
-    folder = study_folder(studies, name.partition("@")[0])
-    if storage is None and not (folder / DATABASE).exists():
-        listing = f"; `lrnas studies{Whereabouts(str(studies)).options()}` lists all"
-        raise UnknownName("study", name, study_names(studies), listing)
-    kept = open_storage(storage, folder, _say)
-    try:
-        record = optuna.load_study(study_name=name, storage=kept)
-    except KeyError:
-        raise no_such_study(name, [study.study_name for study in kept.get_all_studies()]) from None
-    manifest = record.user_attrs.get(MANIFEST)
-    if manifest is None:
-        raise StudyError(f"{name} is a study of Optuna's, but not one of lrnas's; give another")
-    goals = RETRAINED if RETRAINS in manifest else pick_objectives(manifest["objectives"])
-    return Record(name, record, goals, manifest)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.arch.architecture import Architecture
-from lrnas.data.catalog import data_folder, is_stream, load_set, shown_name
+from lrnas.arch.backbone_shapes import SMALLEST_INPUT
+from lrnas.data.catalog import load_set
+from lrnas.data.names import data_folder, is_stream, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import make_plan, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
@@ -19,12 +21,9 @@ from lrnas.study.manifest import names_of
 from lrnas.study.objectives import Costs
 from lrnas.training.custom import Trainable
 from lrnas.training.job import OWN_DATA, Images, Job
-from lrnas.training.reproduce import SMALLEST_INPUT
 
 if TYPE_CHECKING:
     from lrnas.profiling.latency_table import Latency
-
-__all__ = ["SearchTraining", "own_images"]
 
 FEW = 100
 """Validation images, below which it is said how coarse their accuracies are."""

@@ -15,8 +15,6 @@ from lrnas.errors import LrnasError
 from lrnas.training.checkpoint import CheckpointError
 from lrnas.training.provenance import hardware
 
-__all__ = ["check_mark", "marked", "this_place"]
-
 TRIES, PAUSE = 4, 1.0
 """At a mark that is not there, and the seconds between them: shared disks tell of new files with a delay."""
 

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["ENOUGH", "Work", "seconds_left"]
-
 ENOUGH = 3
 """Networks that have been trained for an epoch or more, before anything can be said."""
 

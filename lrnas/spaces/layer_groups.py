@@ -16,8 +16,6 @@ from lrnas.models.plan import TIMM, make_plan
 from lrnas.spaces.parameters import NEUTRAL, Group, Layer, Parameter
 from lrnas.spaces.toml_file import Definition, Entry
 
-__all__ = ["tie_layers"]
-
 
 def tie_layers(definition: Definition, backbones: Sequence[str], granularity: str) -> tuple[Group, ...]:
     """The groups of layers that share their parameters, in the order of their first layers."""

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 from lrnas.arch.architecture import Allocation, Mix
 from lrnas.errors import OutsideSpace
 
-__all__ = ["NEUTRAL", "Group", "Layer", "Parameter", "Values", "show", "show_values"]
-
 Values = tuple[float, ...] | tuple[str, ...] | tuple[int, ...]
 
 NEUTRAL: dict[str, float | str] = {"form": "mixed", "square": 1.0, "vertical": 0.5, "join": "none", "width": 1.0}

@@ -30,8 +30,6 @@ from lrnas.spaces.layer_groups import tie_layers
 from lrnas.spaces.parameters import Group, Parameter, show, show_values
 from lrnas.spaces.toml_file import CHOICES, GRANULARITIES, Definition, Entry, Source, read_definition
 
-__all__ = ["Parameter", "SearchSpace", "load_space", "named_spaces"]
-
 VERSION = 1
 """Version of what `SearchSpace.to_dict` gives."""
 SEED_WIDTHS = (1.0, 0.5, 0.25)

@@ -20,8 +20,6 @@ from lrnas.arch.values import check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, closest
 from lrnas.spaces.parameters import NEUTRAL
 
-__all__ = ["CHOICES", "GRANULARITIES", "Definition", "Entry", "Source", "read_definition"]
-
 GRANULARITIES = ("network", "stage", "layer")
 CHOICES = ("backbone", "pool", "stem_stride", "classifier")
 """What concerns the whole network. Batch norm does too, but it is the study's choice, not a trial's."""

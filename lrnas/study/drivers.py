@@ -9,8 +9,6 @@ from contextlib import contextmanager, suppress
 from lrnas.errors import LrnasError
 from lrnas.study.ledger import Ledger
 
-__all__ = ["alive"]
-
 EVERY = 5.0
 """Seconds in which it is looked whether a sign is due."""
 

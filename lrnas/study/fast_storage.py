@@ -25,8 +25,6 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import delete, insert, or_, select
 from sqlalchemy.orm import Session
 
-__all__ = ["BulkStorage"]
-
 Write = Callable[[Session], None]
 FEW = 500
 """Trials that a database is asked for one by one; beyond some number they refuse."""

@@ -18,21 +18,6 @@ from lrnas.study.manifest import MANIFEST, OtherSettings, StudyError, has_result
 from lrnas.study.objectives import Objective
 from lrnas.study.storage import DATABASE, open_storage
 
-__all__ = [
-    "FIRST_SEARCH",
-    "Deleted",
-    "begin_anew",
-    "delete_if_empty",
-    "delete_study",
-    "is_there",
-    "no_such_study",
-    "only_study",
-    "study_folder",
-    "study_names",
-    "trial_folder",
-    "trials_folder",
-]
-
 FIRST_SEARCH = "begin with `lrnas search --space nin --budget 20`"
 
 

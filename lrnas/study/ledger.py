@@ -25,8 +25,6 @@ from lrnas.study.fast_storage import BulkStorage
 from lrnas.study.objectives import Costs
 from lrnas.study.record import Record
 
-__all__ = ["DRIVER", "MOST_LOSSES", "Ledger", "Proposal", "living_drivers"]
-
 MOST_LOSSES = 3
 """Of one trial, before it counts as lost."""
 GONE_AFTER = 90.0

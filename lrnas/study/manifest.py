@@ -9,28 +9,9 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from lrnas.data.catalog import is_stream, shown_name
-from lrnas.data.folders import is_same_set
+from lrnas.data.names import is_same_set, is_stream, shown_name
 from lrnas.errors import LrnasError
 from lrnas.recipes import Recipe
-
-__all__ = [
-    "CLASSES",
-    "DATA_NAME",
-    "FREE",
-    "MANIFEST",
-    "NAMES_ALONE",
-    "RETRAINS",
-    "OtherSettings",
-    "StudyError",
-    "check_manifest",
-    "data_name",
-    "differences",
-    "has_results",
-    "keep_limits",
-    "list_differences",
-    "names_of",
-]
 
 MANIFEST = "lrnas:manifest"
 """The study's attribute that holds it."""

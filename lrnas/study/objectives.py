@@ -8,17 +8,6 @@ from typing import Literal
 
 from lrnas.errors import LrnasError, UnknownName
 
-__all__ = [
-    "OBJECTIVES",
-    "RETRAINED",
-    "Costs",
-    "InvalidObjectives",
-    "Limits",
-    "Objective",
-    "cost_objectives",
-    "pick_objectives",
-]
-
 Costs = Mapping[str, float]
 """What is known of a network before it is trained, by name: macs, params and, where it is asked for, latency."""
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["add_to_front", "front_indices", "hypervolume"]
-
 Values = npt.NDArray[np.float64]
 MOST_IN_GRID = 2000
 """Rows whose volume is taken at once, by memory that grows with their square."""
@@ -84,3 +82,8 @@ def _grid_volume(points: Values, limit: Values) -> float:
     widths = np.diff(np.append(points[:, 0], limit[0]))
     heights = np.diff(np.append(points[order, 1], limit[1]))
     return float(widths @ depths @ heights)
+
+
+def costs_no_more(one: Sequence[float], other: Sequence[float]) -> bool:
+    """In any of the costs."""
+    return all(a <= b for a, b in zip(one, other, strict=True))

@@ -23,8 +23,6 @@ from lrnas.study.trials import Trial, read_trial
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Record", "Summary"]
-
 COLUMNS = (
     "number",
     "status",

@@ -6,19 +6,18 @@ In place of a number, a network's name as tables show it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, MissingExtra, UnknownName
-from lrnas.models.plan import TIMM
-from lrnas.reporting.layer_view import ImageShape, find_image_shape
+from lrnas.models.plan import TIMM, make_plan
 
 if TYPE_CHECKING:
     from lrnas.study.record import Record
     from lrnas.study.trials import Trial
-
-__all__ = ["StudyNetwork", "check_no_study", "find_network"]
 
 FORM = re.compile(r"([^/:]+):([^:]+)")
 
@@ -54,8 +53,8 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
     if found is None:
         return None
     try:
-        from lrnas.searching.search import open_record  # with ray and optuna: seconds others need not wait
         from lrnas.study.manifest import RETRAINS
+        from lrnas.study.open import open_record  # with ray and optuna: seconds others need not wait
     except ImportError as error:
         raise MissingExtra("a study", error.name, "search") from None
     name, which = found[1], found[2]
@@ -79,7 +78,7 @@ def check_no_study(source: str, studies: str | Path = "studies", storage: str | 
 
 
 def _command(verb: str, name: str, studies: str | Path, storage: str | None) -> str:
-    from lrnas.reporting.suggested_commands import Whereabouts  # with torch
+    from lrnas.study.location import Whereabouts  # with torch
 
     return Whereabouts(str(studies), storage).command(verb, name)
 
@@ -123,3 +122,34 @@ def _numbered(record: Record, trials: list[Trial], number: int, look: str) -> Tr
             return trial
     there = f"it has {len(trials)}, up to {max(trial.number for trial in trials)}" if trials else "it has none"
     raise LrnasError(f"{record.name} has no trial {number}; {there}; {look}")
+
+
+CHANNELS = (3, 1, 2, *range(4, 33))
+"""That images may have, the usual ones first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageShape:
+    """What a network of a study is given, and tells apart."""
+
+    size: int
+    channels: int
+    num_classes: int
+
+
+def find_image_shape(size: int, counted: Iterable[tuple[Architecture, int, int]]) -> ImageShape | None:
+    """The channels and classes with which networks come to the counts that a study has of them.
+
+    A study does not name them, but every network's parameters and multiply-accumulates follow from them. None where
+    the counts are not those of this lrnas.
+    """
+    for architecture, macs, params in counted:
+        for channels in CHANNELS:
+            one, two = (make_plan(architecture, size, n, channels, check_fit=False).cost.params for n in (1, 2))
+            more, rest = divmod(params - one, two - one)
+            if rest or more < 0:
+                continue
+            cost = make_plan(architecture, size, more + 1, channels, check_fit=False).cost
+            if (cost.macs, cost.params) == (macs, params):
+                return ImageShape(size, channels, more + 1)
+    return None

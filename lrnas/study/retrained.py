@@ -23,21 +23,6 @@ from lrnas.study.pareto import front_indices
 from lrnas.study.record import Record
 from lrnas.training.seed_stats import OverSeeds
 
-__all__ = [
-    "Final",
-    "Retrained",
-    "best_run",
-    "final_front",
-    "front_marks",
-    "has_failed",
-    "is_done",
-    "is_duplicate",
-    "read_finals",
-    "read_retrained",
-    "retrained_recipes",
-    "run_key",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Final(OverSeeds):

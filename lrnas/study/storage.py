@@ -32,8 +32,6 @@ from optuna.trial import FrozenTrial, TrialState
 from lrnas.errors import LrnasError
 from lrnas.study.fast_storage import BulkStorage
 
-__all__ = ["DATABASE", "StorageError", "open_storage"]
-
 DATABASE = "study.db"
 OPENING = 15.0
 """Seconds for which a database that does not answer is tried to be opened."""

@@ -10,8 +10,6 @@ from optuna.trial import FrozenTrial
 from lrnas.arch.architecture import Architecture
 from lrnas.study.objectives import Costs
 
-__all__ = ["METRIC", "Trial", "read_trial"]
-
 METRIC = "metric."
 """Begins the names of attributes that hold what people's own training code reports beside the accuracy."""
 

@@ -16,10 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lrnas.searching.early_stopping import costs_no_more
+from lrnas.study.pareto import costs_no_more
 from lrnas.study.retrained import Final
-
-__all__ = ["LEVEL", "TEST", "Verdict", "judge"]
 
 LEVEL = 0.05
 """Of both sides together; intervals hold with the rest of the probability."""

@@ -17,20 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lrnas.arch.architecture import Architecture
-from lrnas.data.folders import is_same_set
+from lrnas.data.names import is_same_set
 from lrnas.data.workers import STREAM_SIZE
 from lrnas.errors import LrnasError
 from lrnas.recipes import Recipe
-
-__all__ = [
-    "CheckpointError",
-    "described",
-    "difference",
-    "drop_momentum",
-    "load_checkpoint",
-    "recorded_curve",
-    "save_checkpoint",
-]
 
 VERSION = 1
 RECORD = "checkpoint.json"

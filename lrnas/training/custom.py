@@ -35,8 +35,6 @@ from lrnas.recipes import Recipe
 from lrnas.training.checkpoint import CheckpointError, described, difference, load_checkpoint, save_checkpoint
 from lrnas.training.loop import Status, is_finite
 
-__all__ = ["Diverged", "Run", "Trainable", "TrainableError", "load_trainable", "train_with"]
-
 OBJECTS = "objects"
 """The tensor of a checkpoint that holds the state of what a function keeps."""
 

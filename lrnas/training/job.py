@@ -15,14 +15,13 @@ import torch
 from torch import nn
 
 from lrnas.arch.architecture import Architecture
-from lrnas.data.catalog import data_folder, from_anywhere, load_set
+from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
+from lrnas.data.names import data_folder, from_anywhere
 from lrnas.models.plan import canonical_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.training.custom import Run, Trainable, train_with
 from lrnas.training.loop import EpochReport, Result, train
-
-__all__ = ["OWN_DATA", "Images", "Job"]
 
 OWN_DATA = "own data"
 """In place of a set's name, where a function brings its own."""

@@ -24,8 +24,6 @@ from lrnas.data.in_memory import Batches, DataSet, Evaluation, Noted, epoch_gene
 from lrnas.recipes import Recipe
 from lrnas.training.checkpoint import CheckpointError, described, difference, load_checkpoint, save_checkpoint
 
-__all__ = ["EpochReport", "Result", "Status", "evaluate", "is_finite", "train"]
-
 Status = Literal["completed", "diverged"]
 
 

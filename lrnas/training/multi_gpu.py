@@ -16,13 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lrnas.data.catalog import pin_data_folder
+from lrnas.data.names import pin_data_folder
 from lrnas.errors import LrnasError
 from lrnas.training.checkpoint import recorded_curve
 from lrnas.training.job import Job
 from lrnas.training.loop import EpochReport, Status
-
-__all__ = ["run_on_workers"]
 
 OUTCOME = "outcome.json"
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
+
+from lrnas.data.names import Progress
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from lrnas.training.loop import EpochReport
-
-__all__ = ["Progress", "download_view", "reading_view", "training_view"]
-
-Progress = Callable[[str, int, int], None]
-"""Told what is going on, how many bytes, or images, are done and how many there are (0: unknown)."""
 
 
 class _Report(Protocol):
@@ -53,7 +50,8 @@ class _Lines:
 @contextmanager
 def _bar(label: str) -> Iterator[_Report]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
 
     columns = (
         TextColumn("{task.description}"),
@@ -62,7 +60,7 @@ def _bar(label: str) -> Iterator[_Report]:
         TextColumn("{task.fields[numbers]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with RichProgress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(label, total=None, numbers="starting")
 
         def show(report: EpochReport) -> None:
@@ -133,15 +131,15 @@ def _download_bar(of_bytes: bool = True) -> Iterator[Progress]:
         BarColumn,
         DownloadColumn,
         MofNCompleteColumn,
-        Progress,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+    from rich.progress import Progress as RichProgress
 
     amounts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), *amounts, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with RichProgress(*columns, console=Console(stderr=True)) as progress:
         tasks: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int) -> None:

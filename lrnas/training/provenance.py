@@ -12,8 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["hardware", "provenance"]
-
 _PACKAGES = ("lrnas", "torch", "timm", "numpy", "triton", "optuna", "ray")
 
 

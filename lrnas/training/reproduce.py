@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lrnas.data.catalog import is_stream, load_set, short_name
+from lrnas.arch.backbone_shapes import SMALLEST_INPUT
+from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
+from lrnas.data.names import is_stream, short_name
 from lrnas.errors import DataError, LrnasError
 from lrnas.models.paper import family_table, find_point, get_point
 from lrnas.models.plan import resolve_backbone, training_size
@@ -31,11 +33,6 @@ from lrnas.training.loop import EpochReport, Result, evaluate
 from lrnas.training.progress import download_view, training_view
 from lrnas.training.provenance import provenance
 from lrnas.training.seed_stats import OverSeeds
-
-__all__ = ["Measured", "Reproduction", "reproduce"]
-
-SMALLEST_INPUT = {"nin": 8, "nin_3x3": 8}
-"""Images smaller than this are enlarged; 32 for the other backbones."""
 
 
 @dataclass(frozen=True, slots=True)

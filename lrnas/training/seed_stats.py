@@ -6,8 +6,6 @@ import math
 import statistics
 from typing import Any
 
-__all__ = ["OverSeeds"]
-
 
 class OverSeeds:
     """What those have in common that hold such accuracies, whatever else they know of the network."""

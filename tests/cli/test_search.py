@@ -10,7 +10,7 @@ from small_studies import SPACE, cost, make_search, make_study
 
 from lrnas.cli import output as terminal
 from lrnas.cli.main import main
-from lrnas.reporting.suggested_commands import Whereabouts
+from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import MANIFEST
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

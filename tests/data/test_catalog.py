@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from lrnas.data import cifar10
-from lrnas.data.catalog import ImageSet, Split, _read_digits, data_folder, load_set
+from lrnas.data.catalog import ImageSet, Split, _read_digits, load_set
 from lrnas.data.in_memory import EvalBatches, Preprocessing, TrainBatches, epoch_generator
+from lrnas.data.names import data_folder
 from lrnas.errors import DataError, UnknownName
 from lrnas.recipes import Recipe
 

@@ -14,9 +14,9 @@ from PIL import Image
 from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import main
 from lrnas.data import folders
-from lrnas.data.catalog import data_folder, from_anywhere, load_set, pin_data_folder, short_name, shown_name
+from lrnas.data.catalog import load_set
 from lrnas.data.decode import read_rgb
-from lrnas.data.folders import is_same_set
+from lrnas.data.names import data_folder, from_anywhere, is_same_set, pin_data_folder, short_name, shown_name
 from lrnas.data.streamed import StreamSet
 from lrnas.errors import DataError, UnknownName
 from lrnas.recipes import Recipe

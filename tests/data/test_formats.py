@@ -19,7 +19,8 @@ from PIL import Image
 from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import main
 from lrnas.data import formats as readers
-from lrnas.data.catalog import load_set, short_name
+from lrnas.data.catalog import load_set
+from lrnas.data.names import short_name
 from lrnas.data.streamed import StreamSet
 from lrnas.errors import DataError
 from lrnas.recipes import Recipe

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from lrnas.errors import LrnasError
 from lrnas.reporting.dashboard import HOST, address_of, open_dashboard
-from lrnas.searching.search import open_study
+from lrnas.study.open import open_study
 from lrnas.study.record import Record
 
 pytest.importorskip("optuna_dashboard")

@@ -21,7 +21,7 @@ from retrainings import FOUND, retrain_by_hand, some_finals
 
 from lrnas.reporting.html import make_page, pack
 from lrnas.reporting.report import PALETTE, Report, make_report
-from lrnas.reporting.suggested_commands import Whereabouts
+from lrnas.study.location import Whereabouts
 
 EVIL = "<img src=x onerror=alert(1)>"
 MARGIN = 28.0

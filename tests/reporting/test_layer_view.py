@@ -5,7 +5,8 @@ import pytest
 from lrnas.arch.architecture import Allocation, Architecture, FilterGroup
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import make_plan
-from lrnas.reporting.layer_view import ImageShape, find_image_shape, lay_out, merge_orders
+from lrnas.reporting.layer_view import lay_out, merge_orders
+from lrnas.study.references import ImageShape, find_image_shape
 
 
 @pytest.mark.parametrize("name", ["nin-c3-lr", "vgg-gmp-lr-join", "googlenet", "vgg11-bn-gmp"])

@@ -14,7 +14,8 @@ from lrnas.cli.options import read_settings
 from lrnas.data.catalog import load_set
 from lrnas.models.plan import canonical_id
 from lrnas.recipes import get_recipe
-from lrnas.reporting.suggested_commands import Whereabouts, retrain_line, shell_lines
+from lrnas.reporting.suggested_commands import retrain_line, shell_lines
+from lrnas.study.location import Whereabouts
 from lrnas.study.record import Record
 
 

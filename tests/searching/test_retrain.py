@@ -15,16 +15,17 @@ from small_studies import SPACE, Study, make_search, make_study
 from lrnas.cli.main import main
 from lrnas.cli.retrain import _print_finals
 from lrnas.models.plan import canonical_id
-from lrnas.reporting.suggested_commands import Whereabouts
 from lrnas.searching.progress import _View
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.ray_tune import _StudySearcher, run_trials
 from lrnas.searching.retrain import _choose, _Training
-from lrnas.searching.search import open_record, open_study, search
+from lrnas.searching.search import search
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import MOST_LOSSES, Ledger
+from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import InvalidObjectives, UnknownName, pick_objectives
+from lrnas.study.open import open_record, open_study
 from lrnas.study.retrained import read_finals, read_retrained, retrained_recipes
 from lrnas.training.checkpoint import load_checkpoint, save_checkpoint
 

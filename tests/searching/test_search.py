@@ -15,10 +15,11 @@ from lrnas.searching import search as driver
 from lrnas.searching import setup as search_training
 from lrnas.searching.progress import _View
 from lrnas.searching.proposals import Study
-from lrnas.searching.search import SearchEvents, open_study, search
+from lrnas.searching.search import SearchEvents, search
 from lrnas.study.folder import study_names
 from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import MANIFEST, StudyError
+from lrnas.study.open import open_study
 
 
 class Told(SearchEvents):

@@ -10,9 +10,9 @@ from small_studies import make_search, make_study
 from lrnas.cli.main import main
 from lrnas.errors import UnknownName
 from lrnas.searching.proposals import Study
-from lrnas.searching.search import open_study
 from lrnas.study.folder import delete_if_empty, delete_study, study_names
 from lrnas.study.manifest import StudyError, check_manifest
+from lrnas.study.open import open_study
 from lrnas.study.storage import open_storage
 
 

@@ -7,9 +7,8 @@ from retrainings import enqueue, finish, retraining
 from small_studies import make_search
 
 from lrnas.errors import LrnasError, UnknownName
-from lrnas.reporting.layer_view import ImageShape
 from lrnas.searching.retrain import _choose
-from lrnas.study.references import check_no_study, find_network
+from lrnas.study.references import ImageShape, check_no_study, find_network
 
 
 def test_trials_by_number_and_by_name(tmp_path: Path) -> None:

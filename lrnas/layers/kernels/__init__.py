@@ -14,8 +14,6 @@ import warnings
 import torch
 from torch import Tensor
 
-__all__ = ["FEW_CHANNELS", "LONGEST_PATCH", "available", "pays", "usable"]
-
 FEW_CHANNELS = 4
 """Up to this many input channels a convolution's patches are written out: tensor cores want longer rows than that."""
 LONGEST_PATCH = 128

@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Blocks", "choose", "fitting", "tuning"]
-
 ROUNDS = 3
 """How often a candidate is measured; the best counts."""
 

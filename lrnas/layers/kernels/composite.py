@@ -14,8 +14,6 @@ from lrnas.layers.kernels import FEW_CHANNELS, LONGEST_PATCH, convs, gathered, t
 from lrnas.layers.kernels.layer import ALIGNMENT, Layer
 from lrnas.layers.kernels.rows import as_rows, bias_backward, empty_map, unpool
 
-__all__ = ["Layer", "backward", "forward"]
-
 LONGEST_WINDOW = 128
 """Values that a filter sees, up to which gathering them one by one is the fastest."""
 

@@ -13,8 +13,6 @@ from lrnas.layers.kernels import composite
 from lrnas.layers.kernels.layer import Layer
 from lrnas.layers.kernels.rows import empty_map
 
-__all__ = ["composite_conv"]
-
 Ints = Sequence[int]
 
 

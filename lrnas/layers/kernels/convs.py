@@ -17,8 +17,6 @@ from torch import Tensor
 from lrnas.layers.kernels import FEW_CHANNELS
 from lrnas.layers.kernels.rows import as_map, as_rows, bias_backward
 
-__all__ = ["conv_backward", "conv_forward", "output_size"]
-
 ALIGNMENT = 8
 """Columns of a matrix product come in multiples of 16 bytes, or it is slow."""
 PATCH_ROWS = 32

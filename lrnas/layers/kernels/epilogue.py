@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["first_largest", "pool_and_clip", "scale_and_shift"]
-
 
 @triton.jit
 def scale_and_shift(total, scale_ptr, bias_ptr, filters, exist, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):

@@ -24,8 +24,6 @@ from lrnas.layers.kernels.blocks import Blocks, choose, fitting
 from lrnas.layers.kernels.epilogue import pool_and_clip, scale_and_shift
 from lrnas.layers.kernels.layer import Layer, precision, unit
 
-__all__ = ["forward", "input_gradient", "spread", "weight_gradient"]
-
 _SIZES = [
     *("filter_units", "filter_rows", "num_positions", "positions_per_split", "channel_units"),
     *("height", "width", "out_height", "out_width"),

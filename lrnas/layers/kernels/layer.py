@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["ALIGNMENT", "Layer", "precision", "unit"]
-
 Pair = tuple[int, int]
 ALIGNMENT = 8
 """Channels are loaded so many at a time: 16 bytes of half precision. A box may begin at no other place, and a map with

@@ -12,8 +12,6 @@ from torch.library import custom_op
 from lrnas.layers.kernels import convs, pools, rows
 from lrnas.layers.kernels.pools import Window
 
-__all__ = ["average_pool", "batch_norm", "conv", "max_pool", "whole_max"]
-
 Ints = Sequence[int]
 
 

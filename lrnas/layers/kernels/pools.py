@@ -16,16 +16,6 @@ from torch import Tensor
 from lrnas.layers.kernels.epilogue import first_largest
 from lrnas.layers.kernels.rows import empty_map
 
-__all__ = [
-    "Window",
-    "average_backward",
-    "average_forward",
-    "max_backward",
-    "max_forward",
-    "whole_max_backward",
-    "whole_max_forward",
-]
-
 BLOCK_POSITIONS, BLOCK_COLS, NUM_WARPS = 32, 32, 4
 
 

@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["as_map", "as_rows", "bias_backward", "empty_map", "norm_backward", "norm_forward", "unpool"]
-
 BLOCK_ROWS, BLOCK_COLS, NUM_WARPS = 32, 64, 4
 PARTIALS = 256
 """Programs along the rows, at most: their partial sums are added up in one block."""

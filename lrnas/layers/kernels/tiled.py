@@ -28,8 +28,6 @@ from lrnas.layers.kernels.blocks import Blocks, choose, fitting
 from lrnas.layers.kernels.epilogue import pool_and_clip, scale_and_shift
 from lrnas.layers.kernels.layer import ALIGNMENT, Layer, precision, unit
 
-__all__ = ["MOST_GROUPS", "forward", "input_gradient", "weight_gradient"]
-
 MOST_GROUPS = 4
 """Of a layer, for the forward kernel."""
 _ALIGNMENT = tl.constexpr(ALIGNMENT)

@@ -24,8 +24,6 @@ from lrnas.reporting.figures.style import (
     save_figure,
 )
 
-__all__ = ["FilterFigure", "draw_filters"]
-
 WEIGHT, GAP = 4, 3
 """Pixels of a weight, and between filters."""
 SIGNED = colormaps["RdBu_r"]

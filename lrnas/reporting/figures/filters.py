@@ -23,8 +23,6 @@ from lrnas.layers.fold import Folding, dense_form, fold, foldable_layers
 from lrnas.layers.norms import find_norms
 from lrnas.models.plan import make_plan
 
-__all__ = ["FilterError", "FilterSet", "LayerFilters", "Pictures", "mixed_layers", "read_filters", "to_pictures"]
-
 MOST_NAMES = 40
 """Layers that an error names."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["add_legend", "finish_costs", "name_points"]
-
 CORNERS: tuple[Any, ...] = (
     "lower right",
     "lower left",

@@ -38,15 +38,6 @@ if TYPE_CHECKING:
 
     from lrnas.reporting.report import Network, Report, StudyReport
 
-__all__ = [
-    "plot_allocation",
-    "plot_curves",
-    "plot_finals",
-    "plot_fronts",
-    "plot_history",
-    "plot_importances",
-]
-
 MOST_NETWORKS = 60
 """Along the front, in a picture of what their layers are made of."""
 MOST_PARAMETERS = 20

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from lrnas.study.record import Record
     from lrnas.study.trials import Trial
 
-__all__ = ["plot_front", "plot_times"]
-
 SIZES = {"o": 26.0, "D": 48.0}
 """Of the marks of networks, in square points; larger where they have colours."""
 

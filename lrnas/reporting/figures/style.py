@@ -18,28 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-__all__ = [
-    "BEST",
-    "COARSE",
-    "FORMATS",
-    "FRONT",
-    "LAYERS",
-    "Files",
-    "Place",
-    "add_footer",
-    "add_rings",
-    "check_format",
-    "fit_text",
-    "label_text",
-    "label_ticks",
-    "make_figure",
-    "number_text",
-    "plain_text",
-    "save_figure",
-    "settle",
-    "staircase",
-]
-
 FORMATS = ("png", "svg", "pdf")
 DPI = 150
 """Of png: small letters can be read in print."""

@@ -14,20 +14,6 @@ from typing import Any, Literal
 from lrnas.errors import DataError, LrnasError
 from lrnas.reporting.paper.runs import Runs, read_json, read_runs
 
-__all__ = [
-    "PAPER",
-    "Mark",
-    "NothingToDraw",
-    "Panel",
-    "PaperFigure",
-    "Places",
-    "Series",
-    "commit_of",
-    "read_result",
-    "told",
-    "where",
-]
-
 Style = Literal["published", "measured", "beside", "line"]
 PAPER = "Ioannou et al., ICLR 2016; single runs"
 

@@ -29,8 +29,6 @@ from lrnas.reporting.paper.times import gradients, times
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["FIGURES", "draw_paper_figure", "make_paper_figure"]
-
 FIGURES: dict[str, Callable[[Places], PaperFigure]] = {
     **{name: table_figure(name) for name in ("table1", "table2", "table3", "table4")},
     "table5": state_of_the_art,

@@ -14,8 +14,6 @@ from lrnas.models.plan import canonical_id
 from lrnas.recipes import Recipe
 from lrnas.training.seed_stats import OverSeeds
 
-__all__ = ["Runs", "by_recipe", "read_json", "read_runs"]
-
 MOST_FIELDS = 3
 """That tell recipes of one name apart, where so many do."""
 

@@ -15,8 +15,6 @@ from lrnas.models.summary import summarise
 from lrnas.reporting.paper.data import PAPER, Mark, NothingToDraw, Panel, PaperFigure, Places, Series
 from lrnas.reporting.paper.runs import Runs, by_recipe
 
-__all__ = ["other_data", "state_of_the_art", "table_figure"]
-
 AUGMENTED = {"vgg-11": "vgg-11, augmented"}
 """The network that is in tables 1 and 5, in the one tested on one crop."""
 AUGMENTED_COLUMN = "test_multiply_acc_with_augmentation"

@@ -24,8 +24,6 @@ from lrnas.reporting.paper.data import (
 )
 from lrnas.reporting.paper.runs import read_json
 
-__all__ = ["gradients", "times"]
-
 MACS = "multiply-accumulates of an image, millions"
 RULES = {
     "composite": "composite (the paper's)",
