@@ -68,11 +68,3 @@ def kind_of_name(name: str) -> tuple[str, str]:
     mark = ":" if name.startswith("folder") else "/"
     kind, _, rest = name.partition(mark)
     return kind, rest
-
-
-def is_same_set(before: str, now: str) -> bool:
-    """Whether an identity that a study or a checkpoint has kept is that of a set as it is now.
-
-    A folder was once known by the names of its files alone, the first half of what it is known by now.
-    """
-    return before == now or before == now.partition("+")[0]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CROP_SHARE = 224 / 256
 """Of the resized image's shorter side."""
 STREAM_SIZE = 224
-"""What images are brought to where nobody says it and no network is known; records of older runs leave it out."""
+"""Default rows and columns of images that are read from files."""
 TRIES = 100
 """Images that cannot be read one after another before a batch goes without."""
 

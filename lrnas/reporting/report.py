@@ -18,7 +18,6 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from lrnas.data.names import is_same_set
 from lrnas.recipes import Recipe
 from lrnas.reporting.layer_view import Layer, lay_out
 from lrnas.reporting.retrained_report import Tested
@@ -281,13 +280,9 @@ def _list_differences(known: Sequence[Mapping[str, Any]], whose: Sequence[str]) 
 
 
 def _spell_data(known: Sequence[tuple[str, str]]) -> list[str]:
-    """Data in words, by what they are known by and called: the same words where the images are the same."""
-    spelt = []
-    for given, _ in known:
-        same = [pair for pair in known if is_same_set(given, pair[0])]
-        identity, name = max(same, key=lambda pair: len(pair[0]))  # one of an older kind is the beginning of a newer
-        spelt.append(identity if name == identity else f"{name} ({identity})")  # folders of one name may hold others
-    return spelt
+    """Data sets in words, from pairs of identity and name: equal images have equal words, whatever their names."""
+    names = dict(reversed(known))
+    return [identity if names[identity] == identity else f"{names[identity]} ({identity})" for identity, _ in known]
 
 
 def _spell(value: Any) -> str:

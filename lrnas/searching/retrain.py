@@ -23,7 +23,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import SMALLEST_INPUT
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
-from lrnas.data.names import SETS, is_same_set, is_stream, shown_name
+from lrnas.data.names import SETS, is_stream, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import canonical_id, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
@@ -34,7 +34,7 @@ from lrnas.searching.search import FACTOR
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import Ledger, Proposal
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import NAMES_ALONE, RETRAINS, StudyError, check_manifest, data_name, names_of
+from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, names_of
 from lrnas.study.objectives import RETRAINED
 from lrnas.study.open import name_metrics, open_study
 from lrnas.study.record import FAULTS, Record, Summary
@@ -214,8 +214,6 @@ def retrain(
     networks = _choose(search, trials, not trials if front is None else front, points, where)
     given = dict(changes or {}) | ({} if epochs is None else {"epochs": epochs})
     training = _Training(search.manifest, name, data, data_dir, recipe, given)
-    if training.data.identity != search.manifest["data"]:
-        events.say(NAMES_ALONE.format(name))
     full_name = f"{name}@{training.label}"
     record = optuna.create_study(
         storage=search.study._storage,
@@ -305,7 +303,7 @@ class _Training:
         self.named = data = data or searched["data"]
         self.image_size = searched["image_size"] if is_stream(data) else None
         self.data: DataSet = load_set(data, data_dir, min_size=self.smallest, image_size=self.image_size)
-        if not is_same_set(searched["data"], self.data.identity):
+        if self.data.identity != searched["data"]:
             raise StudyError(
                 f"networks are trained again on the images of their search, {data_name(searched)}; got other ones, "
                 f"{shown_name(data)}; give the same --data"

@@ -37,7 +37,6 @@ from lrnas.study.folder import (
 )
 from lrnas.study.manifest import (
     MANIFEST,
-    NAMES_ALONE,
     OtherSettings,
     StudyError,
     check_manifest,
@@ -146,8 +145,6 @@ def search(
         except OtherSettings as error:
             record = begin_anew(record, error, trials_folder(studies, name), goals, events.say)
             manifest = settle(record)
-        if manifest["data"] != training.data.identity:
-            events.say(NAMES_ALONE.format(name))
         training.measure_latency(manifest)
         name_metrics(record, goals)
         if max_latency is not None:

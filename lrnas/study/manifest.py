@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from lrnas.data.names import is_same_set, is_stream, shown_name
+from lrnas.data.names import is_stream, shown_name
 from lrnas.errors import LrnasError
 from lrnas.recipes import Recipe
 
@@ -30,11 +30,6 @@ FREE = ("source", DATA_NAME, CLASSES)
 """In the manifest: names, which may change without a conflict."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """In the manifest: what no two measurements agree on."""
-
-NAMES_ALONE = (
-    "{} was begun when a folder was known by the names of its files alone; these are the same, the images need not be"
-)
-"""To be said where an older study goes on."""
 
 Difference = tuple[str, Any, Any]
 
@@ -57,8 +52,7 @@ def check_manifest(
 ) -> dict[str, Any]:
     """Pin what a study is about, or refuse to go on with something else, with advice; what holds is returned.
 
-    What was measured when the study began stays as it was then, and is not compared. So does what the data are known
-    by, where that is of an older kind.
+    What was measured when the study began stays as it was then, and is not compared.
     """
     wanted = json.loads(json.dumps(manifest))
     stored = study.user_attrs.get(MANIFEST)
@@ -84,8 +78,6 @@ def check_manifest(
     # it may have been begun before there were any
     if new := {key: wanted[key] for key in (DATA_NAME, CLASSES) if key in wanted and key not in stored}:
         study.set_user_attr(MANIFEST, {**stored, **new})
-    if "data" in stored:
-        wanted["data"] = stored["data"]
     return dict(wanted)
 
 
@@ -131,5 +123,5 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[Difference]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
-    elif old != new and not (where == "data" and is_same_set(str(old), str(new))):
+    elif old != new:
         yield where, old, new

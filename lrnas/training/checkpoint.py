@@ -17,8 +17,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lrnas.arch.architecture import Architecture
-from lrnas.data.names import is_same_set
-from lrnas.data.workers import STREAM_SIZE
 from lrnas.errors import LrnasError
 from lrnas.recipes import Recipe
 
@@ -107,15 +105,13 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
-        if key == "image_size":
-            old, new = old or STREAM_SIZE, new or STREAM_SIZE
         if key == "recipe" and isinstance(old, Mapping) and isinstance(new, Mapping):
             old, new = Recipe.complete(old), Recipe.complete(new)
             other = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
             if other:
                 listed = ", ".join(f"{name} {old.get(name)!r}, not {new.get(name)!r}" for name in other)
                 return f"its recipe has {listed}"
-        elif old != new and not (key == "data" and is_same_set(str(old), str(new))):
+        elif old != new:
             return f"its {key} is {old!r}, not {new!r}"
     return ""
 

@@ -119,9 +119,10 @@ def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: 
         assert "different conditions" in remark and told in remark
     other.manifest = before | {"recipe": {name: value for name, value in before["recipe"].items() if name != "drop_at"}}
     assert make_report([record, other]).remarks() == []  # begun before recipes had that field
-    older = fill(tmp_path, 3, name="u")
-    other.manifest, older.manifest = before | {"data": "ab12+cd34", "data_name": "photos"}, before | {"data": "ab12"}
-    assert make_report([older, other]).remarks() == []  # begun when folders were known by names of files alone
+    third, identity = fill(tmp_path, 3, name="u"), {"data": "ab12+cd34"}
+    other.manifest = before | identity | {"data_name": "photos"}
+    third.manifest = before | identity | {"data_name": "pictures"}
+    assert make_report([third, other]).remarks() == []  # the same images, in folders of other names
 
 
 def test_hypervolumes_that_do_not_compare_are_called_that(tmp_path: Path, record: Record) -> None:
@@ -181,7 +182,7 @@ def test_what_differs_between_retrainings_is_told(record: Record) -> None:
     (remark,) = remarks(data="ef56+cd34")  # folders of one name
     assert "(s@mine: data photos (ab12+cd34); t@mine: data photos (ef56+cd34))" in remark
     assert remarks(fields={**folder.fields, "drop_at": 0.0}) == []  # the other was begun before recipes had that field
-    assert remarks(data="ab12", data_name="ab12") == []  # of when folders were known by names of files alone
+    assert remarks(data_name="pictures") == []  # the same images, in a folder of another name
     assert remarks(data_name="pictures") == []  # the same images
 
 
