@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
+from lrnas._files import write_atomically
 from lrnas.data.names import Progress
 from lrnas.errors import DataError
 
@@ -107,17 +108,9 @@ def _read_cache(cache: Path) -> tuple[Images, Images]:
 
 
 def _write_cache(cache: Path, images: Images, labels: Images) -> None:
-    """All or nothing: a file under the final name is whole."""
     try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".part", delete=False) as stream:
-            try:
-                np.savez(stream, x=images, y=labels)
-                stream.flush()
-                Path(stream.name).replace(cache)
-            except BaseException:
-                Path(stream.name).unlink(missing_ok=True)
-                raise
+        with write_atomically(cache) as part, part.open("wb") as stream:
+            np.savez(stream, x=images, y=labels)
     except OSError as error:
         raise DataError(f"cannot write {cache}: {error.strerror}; choose another folder with --data-dir") from None
 

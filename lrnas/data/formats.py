@@ -15,7 +15,6 @@ import json
 import re
 import struct
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lrnas._files import write_atomically
 from lrnas.data.names import Progress
 from lrnas.data.splits import Indices
 from lrnas.data.workers import Source
@@ -300,10 +300,8 @@ def _index(
 
 def _keep(file: Path, table: npt.NDArray[np.int64]) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
-            np.save(part, table)
-        Path(part.name).replace(file)
+        with write_atomically(file) as part, part.open("wb") as stream:
+            np.save(stream, table)
     except OSError as error:
         raise DataError(f"cannot write {file}: {error.strerror}; choose another folder with --data-dir") from None
 

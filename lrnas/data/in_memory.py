@@ -7,7 +7,6 @@ device sees the same images and a run that stops between epochs goes on as if it
 
 from __future__ import annotations
 
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lrnas._files import write_atomically
 from lrnas.errors import DataError
 from lrnas.recipes import Recipe
 
@@ -260,10 +260,8 @@ def _load_or_fit(images: Tensor, device: torch.device, file: Path | None) -> tup
     values, vectors = torch.linalg.eigh(covariance)
     matrix = ((vectors / (values + Preprocessing.ZCA_BIAS).sqrt()) @ vectors.T).float()
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
-            np.savez(part, mean=mean.cpu().numpy(), matrix=matrix.cpu().numpy())
-        Path(part.name).replace(file)
+        with write_atomically(file) as part, part.open("wb") as out:
+            np.savez(out, mean=mean.cpu().numpy(), matrix=matrix.cpu().numpy())
     return mean, matrix
 
 

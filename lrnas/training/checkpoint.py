@@ -7,7 +7,6 @@ happens in between, the JSON on disk names tensors that are whole.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from lrnas._files import write_atomically
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError
 from lrnas.recipes import Recipe
@@ -31,25 +31,18 @@ class CheckpointError(LrnasError):
 def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
     """Put a checkpoint in the place of the last one, which survives if this one cannot be written."""
     name = f"epoch-{epoch}.safetensors"
-    written = [folder / f"{name}.part", folder / f"{RECORD}.part"]
+    text = json.dumps({"version": VERSION, "epoch": epoch, "tensors": name, **record}, indent=1)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, written[0])
-        _flush(written[0])
-        text = json.dumps({"version": VERSION, "epoch": epoch, "tensors": name, **record}, indent=1)
-        written[1].write_text(text + "\n", encoding="utf-8")
-        _flush(written[1])
-        written[0].replace(folder / name)
-        written[1].replace(folder / RECORD)
+        with write_atomically(folder / RECORD) as record_part, write_atomically(folder / name) as tensors_part:
+            record_part.write_text(text + "\n", encoding="utf-8")
+            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, tensors_part)
     except (OSError, SafetensorError) as error:
-        for part in written:
-            part.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(
             f"cannot write a checkpoint to {folder}: {reason}; the one before is intact: make room and run the same "
             "command again"
         ) from None
-    for old in folder.glob("epoch-*.safetensors"):
+    for old in folder.glob("epoch-*.safetensors*"):  # also the temporary file of a run that was killed
         if old.name != name:
             old.unlink(missing_ok=True)
 
@@ -114,8 +107,3 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         elif old != new:
             return f"its {key} is {old!r}, not {new!r}"
     return ""
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())

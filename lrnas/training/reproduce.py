@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from lrnas._files import write_atomically
 from lrnas.arch.backbone_shapes import SMALLEST_INPUT
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
@@ -295,11 +296,9 @@ def _finished(file: Path, identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(file: Path, record: dict[str, Any]) -> None:
-    part = file.with_suffix(".part")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        part.replace(file)
+        with write_atomically(file) as part:
+            part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write {file}: {error.strerror}; give another --out") from None
 

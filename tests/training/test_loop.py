@@ -193,8 +193,8 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, 1, {"w": torch.ones(3)}, {"state": 1})
 
-    def full(*args: object, **kwargs: object) -> None:
-        (tmp_path / "epoch-2.safetensors.part").write_bytes(b"half")
+    def full(tensors: object, part: Path) -> None:
+        part.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)

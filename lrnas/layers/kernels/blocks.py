@@ -12,13 +12,14 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from lrnas._files import write_atomically
 
 ROUNDS = 3
 """How often a candidate is measured; the best counts."""
@@ -120,11 +121,9 @@ def _keep(gpu: str, key: str, blocks: Blocks) -> None:
     """Adds to what is on disk by now; the file is replaced as a whole, so that nobody reads half of it."""
     file = _file(gpu)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         known = json.loads(file.read_text()) if file.exists() else {}
         known[key] = blocks
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as part:
-            json.dump(known, part, indent=0, sort_keys=True)
-        Path(part.name).replace(file)
+        with write_atomically(file) as part:
+            part.write_text(json.dumps(known, indent=0, sort_keys=True))
     except (OSError, ValueError):
         return  # measured again next time
