@@ -59,6 +59,6 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> str:
     return ""
 
 
-def in_a_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """The kind of an error and the first line of what it says."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]

@@ -359,5 +359,6 @@ def _make_backbones() -> dict[str, Backbone]:
 BACKBONES = _make_backbones()
 
 
-SMALLEST_INPUT = {"nin": 8, "nin_3x3": 8}
-"""Images smaller than this are enlarged; 32 for the other backbones."""
+def smallest_input(backbone: str) -> int:
+    """Rows and columns that images must at least have for a backbone; smaller images are enlarged to this."""
+    return 8 if backbone.startswith("nin") else 32

@@ -272,7 +272,7 @@ def _print_spaces(spaces: list[SearchSpace]) -> None:
 
 
 def _print_space(space: SearchSpace) -> None:
-    from lrnas.spaces.parameters import show_values
+    from lrnas.spaces.parameters import format_values
 
     title = (
         f"{space.name}, granularity {space.granularity}: {space.dimension} parameters, {_magnitude(space.size)} points"
@@ -286,7 +286,7 @@ def _print_space(space: SearchSpace) -> None:
         for parameter in group.parameters
     }
     for parameter in space.parameters:
-        table.add_row(parameter.name, show_values(parameter), layers.get(parameter.name, "the whole network"))
+        table.add_row(parameter.name, format_values(parameter), layers.get(parameter.name, "the whole network"))
     console = make_console()
     console.print(table)
     if space.divisor > 1:

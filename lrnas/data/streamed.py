@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrnas._distributed import gathered, rank, world
+from lrnas._distributed import gather_objects, rank, world_size
 from lrnas.data.in_memory import Noted, normalise
 from lrnas.data.names import Progress
 from lrnas.data.splits import Indices, stratified
@@ -70,7 +70,7 @@ class Stream:
 
     def share(self, device: torch.device) -> None:
         """Take note of what the other workers could not read; all of them do so together, and come to the same."""
-        found = gathered(self.unreadable, device)
+        found = gather_objects(self.unreadable, device)
         self.note(item for unreadable in found for item in unreadable.items())
         self.check()  # also where nothing is new: if one worker ends here, all do
 
@@ -271,7 +271,7 @@ class _TrainStream:
         self.device = device
         self.batch_size = min(recipe.batch_size, len(stream))
         self.steps = len(stream) // self.batch_size
-        share = self.batch_size // world()
+        share = self.batch_size // world_size()
         self.columns = slice(rank() * share, (rank() + 1) * share)
         # every step finds its images in the same place
         self.plan = (torch.arange(self.steps * self.batch_size, device=device) % share)[None]
@@ -322,7 +322,7 @@ class _EvalStream:
         self.shift, self.scale = _shift_and_scale(device)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        mine = torch.arange(len(self.stream))[rank() :: world()].split(EVAL_BATCH)
+        mine = torch.arange(len(self.stream))[rank() :: world_size()].split(EVAL_BATCH)
         order = Order(mine, [torch.zeros_like(part) for part in mine])
         loaded = Loaded(make_loader(self.pictures, order, min(self.loaders, len(order)), self.device, keep=False))
         while (batch := loaded.next()) is not None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet
-from lrnas.errors import UnknownName, in_a_line
+from lrnas.errors import UnknownName, error_line
 from lrnas.exporting.fastest_form import Fusion, Timer, choose_forms, fastest, torch_timer
 from lrnas.exporting.formats import ARCHITECTURE, CONFIG, WEIGHTS, WRITERS, Network, Written, registered_name
 from lrnas.exporting.onnx import check_extras, has_cuda, onnx_timer
@@ -253,7 +253,7 @@ def _outputs(model: nn.Module, images: Tensor) -> Tensor:
             outputs = model(images)
     except RuntimeError as error:
         size = "×".join(map(str, images.shape[2:]))
-        raise ExportError(f"the network does not take images of {size}: {in_a_line(error)}; give --input") from None
+        raise ExportError(f"the network does not take images of {size}: {error_line(error)}; give --input") from None
     if not isinstance(outputs, Tensor) or not outputs.isfinite().all():
         raise ExportError("the outputs of the network are not finite numbers; export weights of another epoch")
     return outputs

@@ -17,7 +17,7 @@ from timm.models import is_model, model_entrypoint
 from torch import Tensor, nn
 
 from lrnas.arch.architecture import Architecture
-from lrnas.errors import in_a_line
+from lrnas.errors import error_line
 from lrnas.exporting.onnx import INPUT, make_session, run_session, to_onnx
 from lrnas.exporting.sample_inputs import Inputs
 from lrnas.exporting.sources import ExportError
@@ -163,7 +163,7 @@ def _write_torch_export(network: Network, folder: Path, name: str) -> Written:
             torch.export.save(program, folder / name, extra_files={"lrnas.json": json.dumps(network.description())})
             loaded = torch.export.load(folder / name)
     except (RuntimeError, ValueError, TypeError) as error:  # of what PyTorch cannot trace
-        raise ExportError(f"torch.export cannot trace this network: {in_a_line(error)}; try --format timm") from None
+        raise ExportError(f"torch.export cannot trace this network: {error_line(error)}; try --format timm") from None
     return _Module(loaded.module(), loaded)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lrnas.errors import in_a_line
+from lrnas.errors import error_line
 from lrnas.exporting.fastest_form import Timer, Times, fastest
 from lrnas.exporting.sources import ExportError
 
@@ -57,7 +57,7 @@ def to_onnx(model: nn.Module, images: Tensor, outputs: tuple[str, ...] = (OUTPUT
             )
     except Exception as error:  # whatever an operator that ONNX does not have leads to
         raise ExportError(
-            f"this network cannot be written as ONNX: {in_a_line(error)}; try --format torch-export"
+            f"this network cannot be written as ONNX: {error_line(error)}; try --format torch-export"
         ) from None
 
 

@@ -16,7 +16,7 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from lrnas.arch.backbone_shapes import SMALLEST_INPUT
+from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet, ImageSet, Preprocessing
 from lrnas.data.names import SETS, STREAMS, data_folder, is_stream
@@ -63,7 +63,7 @@ def find_data(
 ) -> DataSet | None:
     """The set a network is for: the one asked for, else the one it was trained on where that is at hand."""
     backbone, _ = resolve_backbone(source.architecture)
-    smallest = source.identity.get("min_size") or SMALLEST_INPUT.get(backbone, 32)
+    smallest = source.identity.get("min_size") or smallest_input(backbone)
     if name is not None:
         # older runs do not say what size it was, where it was this one
         own = STREAM_SIZE if _is_of_files(source) else training_size([backbone])

@@ -20,7 +20,7 @@ import torch
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import Step
 from lrnas.arch.cost import Cost
-from lrnas.errors import LrnasError, in_a_line
+from lrnas.errors import LrnasError, error_line
 from lrnas.models.paper import family_table, named_networks
 from lrnas.models.plan import canonical_id, make_plan, native_input_size, native_num_classes, resolve_backbone
 from lrnas.profiling.latency_table import DTYPES, REFERENCES, Conditions, Latency, LatencyTable, find_device
@@ -252,7 +252,7 @@ def _explained() -> Iterator[None]:
         raise LrnasError("the device has too little memory for these networks side by side; lower --batch") from None
     except (RuntimeError, ValueError) as error:
         hint = "; give a larger --batch" if "more than 1 value per channel" in str(error) else ""
-        raise LrnasError(f"a network cannot be run like this: {in_a_line(error)}{hint}") from None
+        raise LrnasError(f"a network cannot be run like this: {error_line(error)}{hint}") from None
 
 
 @contextmanager

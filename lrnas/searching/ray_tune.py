@@ -27,7 +27,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from lrnas.data.in_memory import DataSet
-from lrnas.errors import DataError, LrnasError, UnreadableImages, in_a_line
+from lrnas.errors import DataError, LrnasError, UnreadableImages, error_line
 from lrnas.searching.early_stopping import is_competitive
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.shared_folder import check_mark, marked, this_place
@@ -210,13 +210,13 @@ def _train_trial(config: dict[str, Any]) -> None:
         tune.report({"status": "unreadable", "reason": str(error)})
         return
     except (CheckpointError, DataError, OSError) as error:  # the machine's fault, not the network's
-        tune.report({"status": "lost", "reason": in_a_line(error)})
+        tune.report({"status": "lost", "reason": error_line(error)})
         return
     except (LrnasError, RuntimeError, ValueError) as error:
         if "[CUDA]" in str(error) or "CUDA error" in str(error):  # it sticks: this worker must go
-            tune.report({"status": "lost", "reason": in_a_line(error)})
+            tune.report({"status": "lost", "reason": error_line(error)})
             raise
-        tune.report({"status": "faulty", "reason": in_a_line(error)})
+        tune.report({"status": "faulty", "reason": error_line(error)})
         return
     finally:
         if task.use_gpu:

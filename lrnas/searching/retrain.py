@@ -20,7 +20,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch.architecture import Architecture
-from lrnas.arch.backbone_shapes import SMALLEST_INPUT
+from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.data.names import SETS, is_stream, shown_name
@@ -293,7 +293,7 @@ class _Training:
         changes: Mapping[str, Any],
     ) -> None:
         backbones = searched["space"]["choices"]["backbone"]
-        self.smallest = max(SMALLEST_INPUT.get(backbone, 32) for backbone in backbones)
+        self.smallest = max(smallest_input(backbone) for backbone in backbones)
         self.data_dir = None if data_dir is None else str(data_dir)
         if data is None and searched["data"] not in SETS:
             raise StudyError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.arch.architecture import Architecture
-from lrnas.arch.backbone_shapes import SMALLEST_INPUT
+from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.names import data_folder, is_stream, shown_name
 from lrnas.errors import LrnasError
@@ -50,7 +50,7 @@ class SearchTraining:
         own: Images | None,
     ) -> None:
         self.space = space
-        self.smallest = max(SMALLEST_INPUT.get(backbone, 32) for backbone in space.backbones)
+        self.smallest = max(smallest_input(backbone) for backbone in space.backbones)
         self.data_dir = None if data_dir is None else str(data_dir)
         if image_size is None and own is None and is_stream(data):
             image_size = training_size(space.backbones)

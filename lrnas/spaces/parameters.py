@@ -125,7 +125,7 @@ class Group:
         for name in ("form", "width") if mix.is_separable else ("form", "width", "join"):
             axis = self.axes[name]
             if not any(self._fits(name, value, layer, mix) for value in axis.values):
-                raise OutsideSpace(f"{layer.name}: {name} {show(got[name])}; allowed: {show_values(axis)}")
+                raise OutsideSpace(f"{layer.name}: {name} {format_value(got[name])}; allowed: {format_values(axis)}")
         k = layer.kernel
         counts = {(group.height, group.width): group.num for group in mix.groups}
         total, square, vertical, horizontal = (
@@ -140,7 +140,9 @@ class Group:
         shares = {"square": square / total, "vertical": vertical / max(1, vertical + horizontal)}
         for name, share in shares.items():
             if self.axes[name].match(share) is None:
-                raise OutsideSpace(f"{layer.name}: {name} {show(share)}; allowed: {show_values(self.axes[name])}")
+                raise OutsideSpace(
+                    f"{layer.name}: {name} {format_value(share)}; allowed: {format_values(self.axes[name])}"
+                )
         whole = "whole filters" if self.divisor == 1 else f"multiples of {self.divisor} filters"
         raise OutsideSpace(f"{layer.name}: {mix}; allowed: the shares of this space, rounded to {whole}")
 
@@ -190,7 +192,7 @@ def _num_filters(mix: Mix) -> int:
     return mix.out_channels if mix.is_separable else sum(group.num for group in mix.groups)
 
 
-def show(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as people write it: 3/8 rather than 0.375."""
     if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
@@ -198,11 +200,11 @@ def show(value: object) -> str:
     return str(fraction) if abs(fraction - Fraction(value)) < 1e-6 else f"{value:.4g}"
 
 
-def show_values(parameter: Parameter) -> str:
+def format_values(parameter: Parameter) -> str:
     """What a parameter allows, in words."""
     values = parameter.values
     if parameter.ordered and len(values) > 3:
         step = (float(values[-1]) - float(values[0])) / (len(values) - 1)
-        return f"{show(values[0])} to {show(values[-1])} in steps of {show(step)}"
-    *others, last = [show(value) for value in values]
+        return f"{format_value(values[0])} to {format_value(values[-1])} in steps of {format_value(step)}"
+    *others, last = [format_value(value) for value in values]
     return f"{', '.join(others)} or {last}" if others else last

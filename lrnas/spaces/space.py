@@ -27,7 +27,7 @@ from lrnas.arch.values import check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, LrnasError, OutsideSpace, UnknownName, closest
 from lrnas.models.plan import TIMM, Plan, canonical_id, make_plan, resolve_backbone
 from lrnas.spaces.layer_groups import tie_layers
-from lrnas.spaces.parameters import Group, Parameter, show, show_values
+from lrnas.spaces.parameters import Group, Parameter, format_value, format_values
 from lrnas.spaces.toml_file import CHOICES, GRANULARITIES, Definition, Entry, Source, read_definition
 
 VERSION = 1
@@ -130,10 +130,10 @@ class SearchSpace:
         values = {}
         for name, parameter in self._by_name.items():
             if name not in params:
-                raise OutsideSpace(f"every parameter has a value; {name} has none; allowed: {show_values(parameter)}")
+                raise OutsideSpace(f"every parameter has a value; {name} has none; allowed: {format_values(parameter)}")
             value = parameter.match(params[name])
             if value is None:
-                raise OutsideSpace(f"{name}: {show(params[name])}; allowed: {show_values(parameter)}")
+                raise OutsideSpace(f"{name}: {format_value(params[name])}; allowed: {format_values(parameter)}")
             values[name] = value
         if len(params) > len(values):
             unknown = min(params.keys() - values.keys())
@@ -143,7 +143,7 @@ class SearchSpace:
     def _choices_of(self, plan: Plan) -> dict[str, Any]:
         """The parameters that concern the whole network."""
         if plan.backbone not in self.backbones:
-            raise OutsideSpace(f"backbone {plan.backbone}; allowed: {show_values(self.choices['backbone'])}")
+            raise OutsideSpace(f"backbone {plan.backbone}; allowed: {format_values(self.choices['backbone'])}")
         found = self._combinations.get((plan.backbone, plan.choices))
         if found is not None:
             return {name: value for name, value in found.items() if len(self.choices[name].values) > 1}

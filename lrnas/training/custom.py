@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from lrnas.data.in_memory import DataSet, epoch_generator
-from lrnas.errors import DataError, LrnasError, closest, in_a_line
+from lrnas.errors import DataError, LrnasError, closest, error_line
 from lrnas.recipes import Recipe
 from lrnas.training.checkpoint import CheckpointError, described, difference, load_checkpoint, save_checkpoint
 from lrnas.training.loop import Status, is_finite
@@ -190,7 +190,7 @@ class Run:
         except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
             raise TrainableError(
                 f"what run.keep is given has a state of tensors, numbers and text; got something else in "
-                f"{', '.join(objects)}: {in_a_line(error)}; change its state_dict"
+                f"{', '.join(objects)}: {error_line(error)}; change its state_dict"
             ) from None
         return packed
 
@@ -210,7 +210,7 @@ class Run:
                 objects[name].load_state_dict(state)
         except (pickle.PickleError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{self._place} cannot be gone on with ({in_a_line(error)}); remove the folder to start anew"
+                f"{self._place} cannot be gone on with ({error_line(error)}); remove the folder to start anew"
             ) from None
         self._curve = record["state"]["curve"]
 
@@ -293,7 +293,7 @@ def train_with(trainable: Trainable, run: Run) -> Status:
             return "diverged"
         if isinstance(error, TrainableError):
             raise
-        raise TrainableError(in_a_line(error) + _where(error, function)) from error
+        raise TrainableError(error_line(error) + _where(error, function)) from error
     if run.diverged:
         return "diverged"
     if run.epochs_done < run.epochs:
@@ -321,7 +321,7 @@ def _find(name: str, root: str | None) -> Callable[[nn.Module, Run], object]:
                 f"a trainable's module is {where}installed; got {module_name!r}, which is not; change the folder or "
                 "the name"
             ) from None
-        raise TrainableError(f"{module_name} fails when it is imported: {in_a_line(error)}; mend it") from error
+        raise TrainableError(f"{module_name} fails when it is imported: {error_line(error)}; mend it") from error
     try:
         function = functools.reduce(getattr, path.split("."), module)
     except AttributeError:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrnas._distributed import rank, world
+from lrnas._distributed import rank, world_size
 from lrnas.data.in_memory import Batches, DataSet, Evaluation, Noted, epoch_generator
 from lrnas.recipes import Recipe
 from lrnas.training.checkpoint import CheckpointError, described, difference, load_checkpoint, save_checkpoint
@@ -235,7 +235,7 @@ class _Step:
         """Micro-batches per step: more than 1 after running out of memory."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.capture_seconds = 0.0
-        share = batches.batch_size // world()
+        share = batches.batch_size // world_size()
         self.columns = torch.arange(share, device=self.device) + rank() * share
         self.position = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.rates = torch.zeros(batches.steps, device=self.device)
@@ -257,12 +257,12 @@ class _Step:
                     break
                 except torch.OutOfMemoryError:
                     note = self._split()
-            if i % 128 == 127 and world() == 1 and not math.isfinite(float(self.loss)):  # workers stay together
+            if i % 128 == 127 and world_size() == 1 and not math.isfinite(float(self.loss)):  # workers stay together
                 break
         totals = torch.stack([self.loss, self.correct.double()])  # on the device, where NCCL wants them
         if dist.is_initialized():
             dist.all_reduce(totals)
-        images = self.batches.steps * len(self.columns) * world()
+        images = self.batches.steps * len(self.columns) * world_size()
         return float(totals[0]) / images, float(totals[1]) / images, note
 
     def _advance(self, rate: float) -> None:

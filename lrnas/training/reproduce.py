@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from lrnas._files import write_atomically
-from lrnas.arch.backbone_shapes import SMALLEST_INPUT
+from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.data.names import is_stream, short_name
@@ -161,7 +161,7 @@ def reproduce(
 
     def job(label: str, seed: int) -> Job:
         where = None if data_dir is None else str(data_dir)
-        smallest = SMALLEST_INPUT.get(backbone, 32)
+        smallest = smallest_input(backbone)
         return Job(networks[label], image_set.name, chosen, seed, smallest, where, image_size, loaders)
 
     how = _How(recipe, device, workers, address, compile_model)
@@ -202,7 +202,7 @@ def _choose_data(
     backbone: str,
     say: Any,
 ) -> tuple[DataSet, bool]:
-    smallest = SMALLEST_INPUT.get(backbone, 32)
+    smallest = smallest_input(backbone)
     table = family_table(backbone)
     published = table.data if table is not None else None
 

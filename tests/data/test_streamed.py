@@ -255,10 +255,10 @@ def test_a_run_that_goes_on_knows_what_could_not_be_read(tmp_path: Path, capsys:
 
 def test_what_other_workers_cannot_read_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = large(tmp_path, 1, "val")
-    monkeypatch.setattr("lrnas.data.streamed.gathered", lambda mine, device: [mine, {44: "as here"}])
+    monkeypatch.setattr("lrnas.data.streamed.gather_objects", lambda mine, device: [mine, {44: "as here"}])
     list(data.eval_batches(data.val, RECIPE, CPU, None))
     assert len(data.unreadable) == 1  # the same image
-    monkeypatch.setattr("lrnas.data.streamed.gathered", lambda mine, device: [mine, {45: "not as here"}])
+    monkeypatch.setattr("lrnas.data.streamed.gather_objects", lambda mine, device: [mine, {45: "not as here"}])
     with pytest.raises(DataError, match=r"got 2 so far: .*green/010.png .*green/011.png \(not as here\)"):
         list(data.eval_batches(data.val, RECIPE, CPU, None))
 
