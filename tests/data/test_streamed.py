@@ -167,7 +167,7 @@ def test_out_of_memory_splits_the_step_and_loads_nothing_twice(pictures: Path, m
 
 def be_worker(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
     monkeypatch.setattr("lrnas.data.streamed.rank", lambda: rank)
-    monkeypatch.setattr("lrnas.data.streamed.world", lambda: world)
+    monkeypatch.setattr("lrnas.data.streamed.world_size", lambda: world)
 
 
 def test_workers_share_out_what_one_would_read(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
