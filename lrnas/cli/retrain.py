@@ -94,10 +94,10 @@ def _retrain(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> Retraining:
-    from lrnas.searching.progress import search_view
+    from lrnas.searching.progress import progress_view
     from lrnas.searching.retrain import retrain
 
-    with search_view() as events:
+    with progress_view() as events:
         return retrain(
             options.study,
             trials=options.trials,

@@ -1,16 +1,20 @@
-"""What people see while a search runs: one live line in a terminal, plain lines elsewhere. Both on stderr."""
+"""Progress of a search or a retraining: events, what is shown on stderr, and the estimate of the time left.
+
+In a terminal, one live line shows the state and messages scroll above it. Elsewhere both are messages of the logger.
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, ParamSpec, TypeVar
 
-from lrnas.searching.events import SearchEvents
-from lrnas.searching.time_left import Work, seconds_left
+import numpy as np
+
+from lrnas._messages import logger, show_messages
 from lrnas.study.manifest import RETRAINS, data_name
 
 if TYPE_CHECKING:
@@ -22,175 +26,217 @@ if TYPE_CHECKING:
 
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
+Change = Literal["started", "epoch", "ended"]
+"""What happened to a trial."""
 
-EVERY = 5.0
-"""Seconds between lines, at least."""
-QUIET = 20.0
-"""Seconds between lines that say no more than what is being trained."""
-SHOWN = 3
-"""Trials that are named in such a line."""
-
-
-class _Trained(NamedTuple):
-    epochs: int
-    seconds: float
-
-
-@contextmanager
-def search_view() -> Iterator[SearchEvents]:
-    """Gives the events for `search`."""
-    if not sys.stderr.isatty():
-        yield _View(None)
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    with console.status("starting") as status:
-        yield _View(status)
+LIVE_INTERVAL = 5.0
+"""Minimum seconds between updates of the live line."""
+LINE_INTERVAL = 20.0
+"""Minimum seconds between lines about running trials, outside a terminal."""
+MAX_NAMED_TRIALS = 3
+"""Number of running trials that are named; of more, only the number is given."""
+MIN_NETWORKS = 3
+"""Networks that must have been trained for an epoch or more before the time left is estimated."""
 
 
-def watched(run: Callable[Options, Result]) -> Callable[Options, Result]:
-    """Has what takes `events` tell them on stderr where it is given none, unless it is given `progress=False`."""
+class SearchEvents:
+    """Receiver of the events of a search or a retraining. Does nothing: override what you need."""
+
+    def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
+        """Called once, before the first trial.
+
+        Args:
+            study: the study that was opened.
+            budget: number of trials that the study has when it is done.
+            dense_macs: multiply-accumulates of the space's backbone with dense filters; None in a retraining.
+        """
+
+    def changed(self, change: Change) -> None:
+        """Called when a trial was started, was trained for one more epoch, or has ended."""
+
+
+def with_progress(run: Callable[Options, Result]) -> Callable[Options, Result]:
+    """Decorator for functions with the arguments `events` and `progress`: show progress on stderr by default.
+
+    With `progress=False` nothing is shown, messages of the logger included. With `events`, only these are informed,
+    and whether messages are shown depends on how logging is set up.
+    """
 
     @functools.wraps(run)
     def call(*args: Options.args, **kwargs: Options.kwargs) -> Result:
-        if kwargs.get("events") is not None or not kwargs.get("progress", True):
+        if kwargs.get("events") is not None:
             return run(*args, **kwargs)
-        with search_view() as events:
+        with progress_view() if kwargs.get("progress", True) else _silence() as events:
             kwargs["events"] = events
             return run(*args, **kwargs)
 
     return call
 
 
-class _View(SearchEvents):
-    def __init__(self, status: Status | None) -> None:
-        self.status = status
-        self.study: Ledger | None = None
-        self.budget = 0
-        self.last = time.monotonic()
-        self.begun = self.last
-        self.before: dict[int, _Trained] = {}
-        """The trials there were, by number, when this began."""
+@contextmanager
+def progress_view() -> Iterator[SearchEvents]:
+    """Context in which messages and progress are shown on stderr; gives the events to pass on."""
+    show_messages()
+    if not sys.stderr.isatty():
+        yield ProgressView()
+        return
+    from rich.console import Console
 
-    def say(self, line: str) -> None:
-        if self.status is not None:
-            self.status.console.print(line, markup=False)
-        else:
-            print(line, file=sys.stderr, flush=True)
+    with Console(stderr=True, highlight=False).status("starting") as status:  # what is written to stderr goes above it
+        yield ProgressView(status)
+
+
+@contextmanager
+def _silence() -> Iterator[SearchEvents]:
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield SearchEvents()
+    finally:
+        logger.disabled = before
+
+
+class ProgressView(SearchEvents):
+    """Shows events in the live line of a terminal, or as messages of the logger where there is none."""
+
+    study: Ledger
+    budget: int
+
+    def __init__(self, status: Status | None = None) -> None:
+        self.status = status
+        self.start = self.last_update = 0.0
+        self.work_before: dict[int, Work] = {}
+        """Training that each trial, by number, had before this search started."""
 
     def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
         self.study, self.budget = study, budget
-        self.begun = time.monotonic()
-        self.last = float("-inf")  # who waits for the first trial is told that it has begun
-        self.before = {trial.number: _Trained(trial.epochs, trial.seconds) for trial in study.trials()}
-        what = "run" if RETRAINS in study.manifest else "trial"
-        recipe = study.manifest["recipe"]
-        rungs = study.manifest["rungs"]
-        looks = f", looked at after {', '.join(map(str, rungs))}" if rungs else ""
-        trainable = study.manifest.get("trainable") or ""
-        how = f" with {trainable}" if trainable not in study.manifest["data"] else ""  # "" is in all
+        self.start = time.monotonic()
+        self.last_update = float("-inf")  # the first trial is shown at once
+        self.work_before = {trial.number: Work(trial.macs, trial.epochs, trial.seconds) for trial in study.trials()}
+        manifest = study.manifest
+        unit = "run" if RETRAINS in manifest else "trial"
+        recipe, rungs = manifest["recipe"], manifest["rungs"]
+        stops = f", looked at after {', '.join(map(str, rungs))}" if rungs else ""
+        trainable = manifest.get("trainable") or ""
+        trainer = f" with {trainable}" if trainable not in manifest["data"] else ""  # own data name it already
         done = study.spent() - study.running()
-        size = recipe.get("crop") or study.manifest["image_size"]
+        size = recipe.get("crop") or manifest["image_size"]
         dense = "" if dense_macs is None else f" (the dense network: {dense_macs:,} MACs)"
-        parts = study.parts()
-        of = f" ({parts})" if parts else ""
-        self.say(
-            f"{study.name}: {budget} {what}{'s' * (budget != 1)} in all{of}, {done} done; training{how} on "
-            f"{data_name(study.manifest)}, images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{looks}"
+        parts = f" ({study.parts()})" if study.parts() else ""
+        logger.info(
+            f"{study.name}: {budget} {unit}{'s' * (budget != 1)} in all{parts}, {done} done; training{trainer} on "
+            f"{data_name(manifest)}, images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{stops}"
         )
 
-    def changed(self, what: str) -> None:
-        if what not in ("started", "ended", "epoch"):
-            self.say(what)
-            return
+    def changed(self, change: Change) -> None:
         now = time.monotonic()
-        wait = EVERY if self.status is not None else QUIET
-        if self.study is None or (what != "ended" and now - self.last < wait):
+        interval = LINE_INTERVAL if self.status is None else LIVE_INTERVAL
+        if change != "ended" and now - self.last_update < interval:
             return
-        self.last = now
+        self.last_update = now
         summary = self.study.summary()  # read once: a study may have thousands of trials
-        text, training = self._standing_of(summary, now), self._training(summary.trials)
+        state, training = self._state(summary, now), self._training(summary.trials)
         if self.status is not None:
-            self.status.update(f"{text}; {training}" if training else text)
-        elif what == "ended":
-            self.say(text)
-        elif training:
-            self.say(training)
+            self.status.update(f"{state}; {training}" if training else state)
+        elif line := state if change == "ended" else training:
+            logger.info(line)
 
-    def _standing_of(self, summary: Summary, now: float) -> str:
-        assert self.study is not None
-        counts = summary.counts
-        bad = "".join(f", {number} {status}" for status, number in self.study.faults(summary).items() if number)
-        running = self.study.running()
-        done = self.study.spent() - running
-        left = self._left(summary.trials, now) if done < self.budget else None
-        told = "" if left is None else f", about {_duration(left)} left"
-        full, stopped = counts.get("completed", 0), counts.get("stopped", 0)
-        if RETRAINS in self.study.manifest:  # how well they do is told when all are done
-            return f"{done}/{self.budget} runs: {running} running{bad}{told}"
+    def _state(self, summary: Summary, now: float) -> str:
+        """Number of trials by outcome, the front so far, and the time left."""
+        study, counts = self.study, summary.counts
+        failed = "".join(f", {number} {status}" for status, number in study.faults(summary).items() if number)
+        running = study.running()
+        done = study.spent() - running
+        seconds = self._seconds_left(summary.trials, now) if done < self.budget else None
+        left = "" if seconds is None else f", about {_duration(seconds)} left"
+        if RETRAINS in study.manifest:  # test accuracies are shown when all runs are done
+            return f"{done}/{self.budget} runs: {running} running{failed}{left}"
         return (
-            f"{done}/{self.budget} trials: {full} in full, {stopped} stopped{bad}, {running} running; "
-            f"{_standing(summary)}{told}"
+            f"{done}/{self.budget} trials: {counts.get('completed', 0)} in full, {counts.get('stopped', 0)} stopped"
+            f"{failed}, {running} running; front {len(summary.front)}, {_best(summary.front)}, "
+            f"hypervolume {summary.hypervolume:.4f}{left}"
         )
 
     def _training(self, trials: list[Trial]) -> str:
-        """What is being trained, in words; of many, some."""
-        assert self.study is not None
+        """The running trials and their epochs, or an empty text where none runs."""
         epochs = self.study.manifest["recipe"]["epochs"]
         running = [trial for trial in trials if trial.status == "running"]
-        named = [
+        names = [
             f"{trial.point or trial.identity}, epoch {min(trial.epochs + 1, epochs)} of {epochs}"
-            for trial in running[:SHOWN]
+            for trial in running[:MAX_NAMED_TRIALS]
         ]
-        more = f"; and {len(running) - SHOWN} more" if len(running) > SHOWN else ""
-        return f"training {'; '.join(named)}{more}" if named else ""
+        more = f"; and {len(running) - MAX_NAMED_TRIALS} more" if len(running) > MAX_NAMED_TRIALS else ""
+        return f"training {'; '.join(names)}{more}" if names else ""
 
-    def _left(self, trials: list[Trial], now: float) -> float | None:
-        """Seconds until the budget is spent, as far as can be told."""
-        assert self.study is not None
-        done = {trial.number: self._since(trial) for trial in trials}
-        begun = [trial for trial in trials if done[trial.number].epochs]
-        ended = [trial for trial in begun if trial.state not in ("RUNNING", "WAITING")]
-        full = self.study.manifest["recipe"]["epochs"]
-        left = [Work(trial.macs, max(0, full - trial.epochs)) for trial in trials if trial.state == "RUNNING"]
-        unbegun = max(0, self.budget - self.study.spent())
-        waiting = self.study.waiting_macs()[:unbegun]
-        left += [Work(macs, full) for macs in waiting]
-        unknown = unbegun - len(waiting)
-        if now <= self.begun or (unknown and not ended):
+    def _seconds_left(self, trials: list[Trial], now: float) -> float | None:
+        """Estimated seconds until the budget is spent; None where too little is known."""
+        epochs = self.study.manifest["recipe"]["epochs"]
+        trained = {trial.number: self._work_since_start(trial) for trial in trials}
+        ended = [t for t in trials if trained[t.number].epochs and t.state not in ("RUNNING", "WAITING")]
+        left = [Work(trial.macs, max(0, epochs - trial.epochs)) for trial in trials if trial.state == "RUNNING"]
+        to_start = max(0, self.budget - self.study.spent())
+        waiting = self.study.waiting_macs()[:to_start]
+        left += [Work(macs, epochs) for macs in waiting]
+        to_propose = to_start - len(waiting)
+        if now <= self.start or (to_propose and not ended):
             return None
-        if unknown:  # yet to be proposed: like those there are, and trained for as long as those that ended
+        if to_propose:  # expected to cost as much as the known networks, and to end as early as those that ended
             macs = [*(trial.macs for trial in ended), *waiting]
-            left += [Work(round(sum(macs) / len(macs)), sum(trial.epochs for trial in ended) / len(ended))] * unknown
-        works = [(Work(trial.macs, done[trial.number].epochs), done[trial.number].seconds) for trial in begun]
-        return seconds_left(works, left, sum(each.seconds for each in done.values()) / (now - self.begun))
+            mean_epochs = sum(trial.epochs for trial in ended) / len(ended)
+            left += [Work(round(sum(macs) / len(macs)), mean_epochs)] * to_propose
+        pace = sum(work.seconds for work in trained.values()) / (now - self.start)
+        return seconds_left(list(trained.values()), left, pace)
 
-    def _since(self, trial: Trial) -> _Trained:
-        """How much it was trained since this began."""
-        before = self.before.get(trial.number, _Trained(0, 0.0))
-        return _Trained(trial.epochs - before.epochs, trial.seconds - before.seconds)
+    def _work_since_start(self, trial: Trial) -> Work:
+        before = self.work_before.get(trial.number, Work(trial.macs, 0))
+        return Work(trial.macs, trial.epochs - before.epochs, trial.seconds - before.seconds)
 
 
-def _standing(summary: Summary) -> str:
-    return f"front {len(summary.front)}, {_best(summary.front)}, hypervolume {summary.hypervolume:.4f}"
+class Work(NamedTuple):
+    """Epochs of training of a network, and the seconds that they took, if they are done."""
+
+    macs: int
+    epochs: float
+    seconds: float = 0.0
+
+
+def seconds_left(trained: Sequence[Work], left: Sequence[Work], pace: float) -> float | None:
+    """Estimate the time until all remaining work is done.
+
+    A search starts with its most expensive networks, so their mean would be far too high for the others. Instead, the
+    seconds of an epoch are fitted as a constant plus a part that is proportional to the multiply-accumulates.
+
+    Args:
+        trained: work that is done.
+        left: work that is left.
+        pace: seconds of training that all workers together do in one second.
+
+    Returns:
+        Seconds, or None where too little is known.
+    """
+    trained = [work for work in trained if work.epochs > 0 and work.seconds > 0]
+    if len(trained) < MIN_NETWORKS or pace <= 0:
+        return None
+    macs, epochs, seconds = np.array(trained, dtype=float).T
+    per_epoch = seconds / epochs
+    mean_macs, mean = np.average(macs, weights=epochs), np.average(per_epoch, weights=epochs)
+    variance = np.average((macs - mean_macs) ** 2, weights=epochs)
+    covariance = np.average((macs - mean_macs) * (per_epoch - mean), weights=epochs)
+    slope = np.clip(covariance / variance if variance else 0.0, 0.0, mean / mean_macs)  # neither part is negative
+    constant = mean - slope * mean_macs
+    return float(sum(work.epochs * (constant + slope * work.macs) for work in left) / pace)
 
 
 def _best(front: list[Trial]) -> str:
     if not front:
         return "none in full yet"
     best = max(front, key=lambda trial: trial.accuracy or 0)
-    times = [trial.latency for trial in front if trial.latency is not None]
-    fast = f" in {best.latency:.2f} ms, fastest {min(times):.2f} ms" if best.latency is not None else ""
-    return f"best {100 * (best.accuracy or 0):.2f} %{fast}"
+    latencies = [trial.latency for trial in front if trial.latency is not None]
+    latency = f" in {best.latency:.2f} ms, fastest {min(latencies):.2f} ms" if best.latency is not None else ""
+    return f"best {100 * (best.accuracy or 0):.2f} %{latency}"
 
 
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60} h {minutes % 60} min"
-        if minutes >= 60
-        else f"{minutes} min {rest} s"
-        if minutes
-        else f"{rest} s"
-    )
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

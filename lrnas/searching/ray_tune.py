@@ -26,9 +26,11 @@ from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
+from lrnas._messages import logger
 from lrnas.data.in_memory import DataSet
 from lrnas.errors import DataError, LrnasError, UnreadableImages, error_line
 from lrnas.searching.early_stopping import is_competitive
+from lrnas.searching.progress import Change
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.shared_folder import check_mark, marked, this_place
 from lrnas.study.drivers import alive
@@ -74,13 +76,13 @@ def run_trials(
     rungs: tuple[int, ...],
     factor: int,
     workers: Workers,
-    notify: Callable[[str], None],
+    notify: Callable[[Change], None],
     test: bool = False,
 ) -> None:
     """Train until the study has spent its budget, or there is nothing left to train, or somebody stops it.
 
-    Ray runs. `make_job` says how a network is trained; `notify` is called with what happened, in a few words. With
-    `test`, each network is tested when its training is over: only where nothing is chosen any more.
+    Ray runs. `make_job` says how a network is trained; `notify` is called when a trial starts, has one more epoch, or
+    ends. With `test`, each network is tested when its training is over: only where nothing is chosen any more.
     """
     losses = _Losses()
     with alive(study), marked(folder) as mark:
@@ -109,9 +111,9 @@ def run_trials(
         raise StudyError(searcher.over)
     if searcher.interrupted:
         study.interrupted = True
-        notify("stopped; the same command goes on with it")
+        logger.info("stopped; the same command goes on with it")
     elif searcher.over:
-        notify(searcher.over)
+        logger.info(searcher.over)
 
 
 def _standing(study: Ledger) -> tuple[int, int, int]:
@@ -135,7 +137,7 @@ def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
                 raise KeyboardInterrupt
             return
         searcher.interrupted, first = True, time.monotonic()
-        searcher.notify("stopping when the epochs that are being trained end; Ctrl-C again to stop at once")
+        logger.info("stopping when the epochs that are being trained end; Ctrl-C again to stop at once")
 
     before = signal.signal(signal.SIGINT, stop)
     try:
@@ -264,7 +266,7 @@ class _StudySearcher(Searcher):
         mark: str,
         budget: int,
         workers: Workers,
-        notify: Callable[[str], None],
+        notify: Callable[[Change], None],
         test: bool,
         losses: _Losses | None = None,
     ) -> None:
@@ -376,7 +378,7 @@ class _StudySearcher(Searcher):
         self.losses.in_a_row += 1
         if reason not in self.losses.reasons:
             self.losses.reasons.add(reason)
-            self.notify(f"a trial was lost ({reason}); it is tried again, {MOST_LOSSES} times in all")
+            logger.warning(f"a trial was lost ({reason}); it is tried again, {MOST_LOSSES} times in all")
         if self.losses.in_a_row >= max(MOST_LOSSES_IN_A_ROW, 2 * (self.workers.concurrency or 1)):
             self.over, self.broken = f"{self.losses.in_a_row} trials in a row were lost, the last one: {reason}", True
 

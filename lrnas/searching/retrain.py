@@ -27,8 +27,7 @@ from lrnas.data.names import SETS, is_stream, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import canonical_id, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
-from lrnas.searching.events import SearchEvents
-from lrnas.searching.progress import watched
+from lrnas.searching.progress import SearchEvents, with_progress
 from lrnas.searching.ray_cluster import WorkerOptions, pick_workers, running_ray
 from lrnas.searching.search import FACTOR
 from lrnas.study.folder import trial_folder, trials_folder
@@ -180,7 +179,7 @@ class Retraining(Ledger):
         return False
 
 
-@watched
+@with_progress
 def retrain(
     name: str,
     *,
@@ -196,7 +195,7 @@ def retrain(
     storage: str | None = None,
     studies: str | Path = "studies",
     events: SearchEvents | None = None,
-    progress: bool = True,  # see `watched`
+    progress: bool = True,  # see `with_progress`
     **worker_options: Unpack[WorkerOptions],
 ) -> Retraining:
     """Train networks of a search in full and test them; `read_finals` has what came of it.

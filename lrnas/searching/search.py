@@ -16,13 +16,13 @@ from typing import Any, Unpack
 
 import optuna
 
+from lrnas._messages import logger
 from lrnas.data.names import is_stream
 from lrnas.errors import LrnasError
 from lrnas.models.plan import TIMM
 from lrnas.searching.early_stopping import rung_epochs
-from lrnas.searching.events import SearchEvents
 from lrnas.searching.feasible import find_within
-from lrnas.searching.progress import watched
+from lrnas.searching.progress import SearchEvents, with_progress
 from lrnas.searching.proposals import Study
 from lrnas.searching.ray_cluster import WorkerOptions, pick_workers, running_ray
 from lrnas.searching.samplers import check_sampler, make_sampler
@@ -52,7 +52,7 @@ FACTOR = 3
 """Of epochs from rung to rung, and of trials at a rung to those that go on."""
 
 
-@watched
+@with_progress
 def search(
     space: str,
     *,
@@ -84,13 +84,13 @@ def search(
     input_shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
     events: SearchEvents | None = None,
-    progress: bool = True,  # see `watched`
+    progress: bool = True,  # see `with_progress`
     **worker_options: Unpack[WorkerOptions],
 ) -> Study:
     """Search a space for the networks with the best accuracy for their cost; the study that has them.
 
     The arguments are those of the command line, which explains them. `trainable` is also taken as a function itself.
-    How it goes is told on stderr, or to `events` of one's own, or with `progress=False` to nobody.
+    Progress is shown on stderr; with `events`, these are informed instead; with `progress=False`, nothing is shown.
     """
     events = events or SearchEvents()
     if budget < 1:
@@ -108,10 +108,10 @@ def search(
 
     training = prepare(image_size)
     for line in training.remarks:
-        events.say(line)
+        logger.info(line)
     first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
     rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
-    name = name or _default_name(space, training, storage, studies, events.say)
+    name = name or _default_name(space, training, storage, studies, logger.info)
     if "@" in name:
         raise StudyError(f"a study's name has no @, which marks networks trained again; got {name!r}; give another")
     folder = study_folder(studies, name)
@@ -120,7 +120,7 @@ def search(
     limits = Limits(max_macs, min_macs, max_params)
     reachable = find_within(found, limits, training.cost)  # before anything is written
     record = optuna.create_study(
-        storage=open_storage(storage, folder, events.say),
+        storage=open_storage(storage, folder, logger.info),
         study_name=name,
         directions=[goal.direction for goal in goals],
         load_if_exists=True,
@@ -130,20 +130,20 @@ def search(
         """What is the same for all trials, of this search or as it was begun."""
         if "latency" in objectives or max_latency is not None:
             begun = record.user_attrs.get(MANIFEST, {})
-            training.open_latency(latency_device, latency_batch, int(workers.cpus), begun, events.say)
+            training.open_latency(latency_device, latency_batch, int(workers.cpus), begun, logger.info)
         return check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
 
     try:
         size = record.user_attrs.get(MANIFEST, {}).get("image_size", training.data.image_size)
         if image_size is None and is_stream(source) and size != training.data.image_size and has_results(record):
-            events.say(f"{name} was begun with images of {size}×{size} pixels, and goes on with these")
+            logger.info(f"{name} was begun with images of {size}×{size} pixels, and goes on with these")
             training = prepare(size)
             reachable = find_within(found, limits, training.cost)
 
         try:
             manifest = settle(record)
         except OtherSettings as error:
-            record = begin_anew(record, error, trials_folder(studies, name), goals, events.say)
+            record = begin_anew(record, error, trials_folder(studies, name), goals, logger.info)
             manifest = settle(record)
         training.measure_latency(manifest)
         name_metrics(record, goals)
@@ -153,7 +153,7 @@ def search(
     except LrnasError:  # it cannot begin
         delete_if_empty(record, folder)
         raise
-    keep_limits(record, limits.given(), events.say)
+    keep_limits(record, limits.given(), logger.info)
     study = Study(name, record, goals, manifest, found, training.cost, limits, training.guess)
     # each takes seconds, one of the processor, one of waiting
     with _read_ahead(record), running_ray(workers) as workers:
@@ -162,7 +162,7 @@ def search(
         record.sampler = make_sampler(sampler, own_seed, study)
         if warm_start is not None:
             taken = study.import_from(open_study(warm_start, storage=storage, studies=studies))
-            events.say(f"{taken} networks of {warm_start} taken over")
+            logger.info(f"{taken} networks of {warm_start} taken over")
         _line_up(study, reachable, budget)
         events.started(study, budget, training.dense_macs())
         from lrnas.searching.ray_tune import run_trials

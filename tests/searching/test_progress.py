@@ -1,82 +1,119 @@
-"""What people see while a search runs, where there is no terminal."""
+"""Progress of a search outside a terminal, and the estimate of the time left."""
 
 import pytest
 from small_studies import SPACE, cost, make_study
 
-from lrnas.searching import progress as search_view
-from lrnas.searching.events import SearchEvents
-from lrnas.searching.progress import _View, watched
+from lrnas._messages import logger
+from lrnas.searching import progress
+from lrnas.searching.progress import MIN_NETWORKS, ProgressView, SearchEvents, Work, seconds_left, with_progress
 from lrnas.searching.retrain import retrain
 from lrnas.searching.search import search
 
 
-def seconds(macs: float) -> float:
-    """Of two epochs, on a made-up machine."""
-    return 2 * (1 + macs / 1e6)
+def seconds(macs: float, epochs: float = 2) -> float:
+    """Time on a machine that needs a second per epoch, and one more per million multiply-accumulates."""
+    return epochs * (1 + macs / 1e6)
 
 
-def test_what_is_trained_is_told_before_anything_ends(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def work(macs: int, epochs: float) -> Work:
+    return Work(macs, epochs, seconds(macs, epochs))
+
+
+EXPENSIVE = [work(55_000_000, 3), work(40_000_000, 3), work(30_000_000, 3)]
+CHEAP = [work(2_000_000, 3), work(7_000_000, 1), work(14_000_000, 2.5)]
+
+
+def test_running_trials_are_shown_before_any_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    caplog.set_level("INFO")
     study = make_study()
     study.manifest["rungs"], study.manifest["recipe"]["epochs"] = [], 3
     study.enqueue({name: SPACE.points[name] for name in ("nin", "nin-c3")})
-    view = _View(None)
+    view = ProgressView()
     view.started(study, 1)
     first, second = study.ask(), study.ask()
     assert first is not None and second is not None
     view.changed("started")
     study.record(first.number, [0.5], 1.0)
     view.changed("epoch")  # too soon for another line
-    monkeypatch.setattr(search_view, "QUIET", 0.0)
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 0.0)
     view.changed("epoch")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("s: 1 trial in all, 0 done")
-    assert lines[1:] == [
+    assert caplog.messages[0].startswith("s: 1 trial in all, 0 done")
+    assert caplog.messages[1:] == [
         "training nin, epoch 1 of 3; nin-c3, epoch 1 of 3",
         "training nin, epoch 2 of 3; nin-c3, epoch 1 of 3",
     ]
 
 
-def test_time_left_is_that_of_the_networks_that_wait() -> None:
+def test_time_left_depends_on_the_networks_that_wait() -> None:
     study = make_study()
     study.manifest["rungs"], study.manifest["recipe"]["epochs"] = [], 2
-    names = ("nin", "nin-c3", "nin-c3-lr", "dense-x0.5", "lr-x0.25")  # the dearest first, as in a search
+    names = ("nin", "nin-c3", "nin-c3-lr", "dense-x0.5", "lr-x0.25")  # the most expensive first, as in a search
     named = {**SPACE.points, **SPACE.seeds}
     study.enqueue({name: named[name] for name in names})
     macs = [cost(named[name])["macs"] for name in names]
     assert study.waiting_macs() == macs
-    view = _View(None)
+    view = ProgressView()
     view.started(study, len(names))
-    now = view.begun
+    now = view.start
     for i in range(4):
-        text = view._standing_of(view.study.summary(), now)
-        assert ("left" in text) == (i == 3)
+        assert ("left" in view._state(study.summary(), now)) == (i == 3)
         proposal = study.ask()
         assert proposal is not None
         study.record(proposal.number, [0.4, 0.5], seconds(proposal.macs))
         study.complete(proposal.number, 0.5)
         now += seconds(proposal.macs)
-    assert f"about {seconds(macs[-1]):.0f} s left" in view._standing_of(view.study.summary(), now)
+    assert f"about {seconds(macs[-1]):.0f} s left" in view._state(study.summary(), now)
     proposal = study.ask()
     assert proposal is not None
     study.complete(proposal.number, 0.5)
-    assert "left" not in view._standing_of(view.study.summary(), now)
+    assert "left" not in view._state(study.summary(), now)
 
 
-def test_who_calls_from_python_is_told_too(capsys: pytest.CaptureFixture[str]) -> None:
-    @watched
-    def run(*, events: SearchEvents | None = None, progress: bool = True) -> None:
-        (events or SearchEvents()).say("under way")
+def test_progress_is_shown_to_callers_from_python(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logger, "handlers", [])
 
     class Own(SearchEvents):
-        def say(self, line: str) -> None:
-            print(line)
+        pass
 
-    run()
-    assert capsys.readouterr() == ("", "under way\n")
+    @with_progress
+    def run(*, events: SearchEvents | None = None, progress: bool = True) -> SearchEvents | None:
+        logger.info("started")
+        return events
+
+    assert type(run(progress=False)) is SearchEvents
+    assert capsys.readouterr() == ("", "")
+    assert type(run()) is ProgressView
+    assert capsys.readouterr() == ("", "started\n")
     run(progress=False)
     assert capsys.readouterr() == ("", "")
-    run(events=Own())
-    assert capsys.readouterr() == ("under way\n", "")
+    own = Own()
+    assert run(events=own) is own
+    assert capsys.readouterr() == ("", "started\n")
     assert all(hasattr(function, "__wrapped__") for function in (search, retrain))
+
+
+def test_expensive_networks_first_do_not_make_cheap_ones_long() -> None:
+    left = seconds_left(EXPENSIVE, CHEAP, pace=1.0)
+    assert left == pytest.approx(sum(done.seconds for done in CHEAP))
+    assert left < sum(done.seconds for done in EXPENSIVE) / 3  # their mean would give three times that
+    assert seconds_left(EXPENSIVE, CHEAP, pace=4.0) == pytest.approx(left / 4)
+
+
+def test_no_part_of_an_epoch_takes_negative_time() -> None:
+    falling = [Work(1_000_000, 1, 3.0), Work(2_000_000, 1, 2.0), Work(3_000_000, 1, 1.0)]
+    assert seconds_left(falling, [Work(9_000_000, 2)], 1.0) == pytest.approx(4.0)
+    steep = [Work(1_000_000, 1, 0.1), Work(2_000_000, 1, 2.0), Work(3_000_000, 1, 6.0)]
+    assert seconds_left(steep, [Work(0, 1)], 1.0) == pytest.approx(0.0)
+    same = [Work(5, 1, 2.0)] * MIN_NETWORKS
+    assert seconds_left(same, [Work(5, 3)], 1.0) == pytest.approx(6.0)
+
+
+def test_time_left_is_unknown_at_first() -> None:
+    few = EXPENSIVE[: MIN_NETWORKS - 1]
+    assert seconds_left(few, CHEAP, 1.0) is None
+    assert seconds_left([*few, Work(5, 0)], CHEAP, 1.0) is None  # a network that was never trained
+    assert seconds_left(EXPENSIVE, CHEAP, 0.0) is None

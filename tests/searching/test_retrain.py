@@ -15,7 +15,7 @@ from small_studies import SPACE, Study, make_search, make_study
 from lrnas.cli.main import main
 from lrnas.cli.retrain import _print_finals
 from lrnas.models.plan import canonical_id
-from lrnas.searching.progress import _View
+from lrnas.searching.progress import ProgressView
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.ray_tune import _StudySearcher, run_trials
 from lrnas.searching.retrain import _choose, _Training
@@ -201,12 +201,10 @@ def test_a_run_in_the_place_of_a_lost_one_goes_on_from_its_checkpoint(tmp_path: 
     for _ in range(2):  # also where another driver was quicker
         runs.take_over(tmp_path)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["00001", "00002"]
-    view = _View(None)
+    view = ProgressView()
     view.started(runs, 2)
-    assert view.before[2] == (90, 45.0) and view.before[3] == (
-        0,
-        0.0,
-    )  # what was trained before is not this driver's pace
+    # what was trained before is not this driver's pace
+    assert view.work_before[2][1:] == (90, 45.0) and view.work_before[3][1:] == (0, 0.0)
     assert ask(runs).number == 2
     found = load_checkpoint(trial_folder(tmp_path, 2))
     assert found is not None and found[1]["epoch"] == 90
@@ -220,15 +218,14 @@ def test_a_network_that_was_stopped_early_can_be_trained_again() -> None:
     assert [network.point for network in _choose(study, (0,), False, False)] == ["nin"]
 
 
-def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path) -> None:
+def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What is trained again was trained before, or published: an error is more likely the machine's."""
     study = make_search()
     networks = _choose(study, (0,), False, True)
     runs = retraining(study)
     enqueue(runs, networks, range(1, 2))
-    told: list[str] = []
     searcher = _StudySearcher(
-        runs, lambda proposal: training(study).job(proposal), tmp_path, "", 9, Workers(1, 0, None), told.append, True
+        runs, lambda proposal: training(study).job(proposal), tmp_path, "", 9, Workers(), lambda change: None, True
     )
     finish(runs, 0.9)
     failed = canonical_id(SPACE.points["nin-c3"])
@@ -237,7 +234,8 @@ def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path) -> None:
         assert canonical_id(proposal.architecture) == failed
         searcher.running["one"] = proposal.number
         searcher.on_trial_complete("one", {"status": "faulty", "reason": "out of memory"})
-    assert not searcher.over and "a trial was lost (out of memory); it is tried again, 3 times in all" in told
+    assert not searcher.over
+    assert caplog.messages == ["a trial was lost (out of memory); it is tried again, 3 times in all"]
     assert canonical_id(ask(runs).architecture) != failed and runs.left() == 3
     found = next(final for final in read_finals(study) if final.failed)
     assert (found.point, found.failed, found.reason) == ("nin-c3", 1, "out of memory, 3 times")
@@ -256,12 +254,13 @@ def fails_always(searcher: _StudySearcher, *_: object) -> None:
         searcher.on_trial_complete(name, {"status": "lost", "reason": "no room"})
 
 
-def test_rounds_go_on_while_something_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_go_on_while_something_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A run that is lost again stands where it stood, but for its losses; in a row they are counted over rounds."""
     monkeypatch.setattr("lrnas.searching.ray_tune._fit", fails_always)
     study = make_search()
     networks = _choose(study, (0, 1), False, False)
-    told: list[str] = []
 
     def train(record: Ledger, budget: int) -> None:
         run_trials(
@@ -271,8 +270,8 @@ def test_rounds_go_on_while_something_is_lost(tmp_path: Path, monkeypatch: pytes
             budget=budget,
             rungs=(),
             factor=3,
-            workers=Workers(1, 0, None),
-            notify=told.append,
+            workers=Workers(),
+            notify=lambda change: None,
             test=True,
         )
 
@@ -281,8 +280,7 @@ def test_rounds_go_on_while_something_is_lost(tmp_path: Path, monkeypatch: pytes
     train(runs, 1)
     (run,) = runs.study.trials
     assert (run.state, run.user_attrs["reason"]) == (TrialState.FAIL, "no room, 3 times")
-    (line,) = (line for line in told if "lost" in line)
-    assert line == "a trial was lost (no room); it is tried again, 3 times in all"
+    assert caplog.messages == ["a trial was lost (no room); it is tried again, 3 times in all"]
     with pytest.raises(StudyError, match="6 trials in a row were lost, the last one: no room"):
         train(study, study.spent() + 1)  # a search has always one more to propose
 
@@ -298,7 +296,8 @@ def test_runs_that_were_given_up_before_are_asked_for_again() -> None:
     assert finish(runs, 0.5).number == 1 and runs.left() == 0
 
 
-def test_progress_is_that_of_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_that_of_what_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     study = make_search()
     both = _choose(study, (0, 1), False, False)
     other, mine = retraining(study), retraining(study)
@@ -306,19 +305,18 @@ def test_progress_is_that_of_what_is_asked_for(capsys: pytest.CaptureFixture[str
     enqueue(mine, both[:1], range(1, 3))
     for _ in range(3):
         ask(other)
-    view = _View(None)
+    view = ProgressView()
     view.started(mine, 2)
 
-    def told() -> str:
-        capsys.readouterr()
+    def shown() -> str:
         view.changed("ended")
-        return capsys.readouterr().err.strip()
+        return caplog.messages[-1]
 
-    assert told() == "0/2 runs: 0 running"
+    assert shown() == "0/2 runs: 0 running"
     ask(mine)
-    assert told() == "0/2 runs: 1 running"
+    assert shown() == "0/2 runs: 1 running"
     finish(mine, 0.5)
-    assert told().startswith("1/2 runs: 1 running")
+    assert shown().startswith("1/2 runs: 1 running")
 
 
 def test_time_left_is_told_before_the_first_run_ends() -> None:
@@ -328,12 +326,12 @@ def test_time_left_is_told_before_the_first_run_ends() -> None:
     networks = _choose(study, (0, 1, 3), False, False)
     mine = retraining(study)
     mine.enqueue(networks, range(1, 3), {network.identity: {"macs": 10, "params": 2} for network in networks})
-    view = _View(None)
+    view = ProgressView()
     view.started(mine, 6)
     for _ in range(3):
-        assert view._left(mine.trials(), view.begun + 8.0) is None
+        assert view._seconds_left(mine.trials(), view.start + 8.0) is None
         mine.record(ask(mine).number, [0.5] * 4, 8.0)  # three at a time, an epoch of each in 2 s
-    assert view._left(mine.trials(), view.begun + 8.0) == pytest.approx((3 * 6 + 3 * 10) * 2 / 3)
+    assert view._seconds_left(mine.trials(), view.start + 8.0) == pytest.approx((3 * 6 + 3 * 10) * 2 / 3)
 
 
 def test_faults_and_time_left_are_those_of_what_is_asked_for() -> None:

@@ -13,9 +13,9 @@ from lrnas.cli.main import main
 from lrnas.errors import LrnasError
 from lrnas.searching import search as driver
 from lrnas.searching import setup as search_training
-from lrnas.searching.progress import _View
+from lrnas.searching.progress import ProgressView, SearchEvents
 from lrnas.searching.proposals import Study
-from lrnas.searching.search import SearchEvents, search
+from lrnas.searching.search import search
 from lrnas.study.folder import study_names
 from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import MANIFEST, StudyError
@@ -23,15 +23,11 @@ from lrnas.study.open import open_study
 
 
 class Told(SearchEvents):
-    """Keeps what a search says, and ends it where trials would begin."""
+    """Keeps the study of a search, and ends the search where trials would begin."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
         self.study: Any = None
         self.dense_macs: int | None = None
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
     def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
         self.study, self.dense_macs = study, dense_macs
@@ -39,7 +35,8 @@ class Told(SearchEvents):
 
 
 @pytest.fixture(autouse=True)
-def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_ray(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     monkeypatch.setattr(driver, "running_ray", nullcontext)
     monkeypatch.setattr(search_training, "FEW", 0)  # sets are small here
 
@@ -80,7 +77,9 @@ def test_a_study_that_was_begun_with_another_divisor(pictures: Path, tmp_path: P
     assert begin(tmp_path, pictures, name="s", divisor=1).study.spent() == 1
 
 
-def test_a_study_without_results_begins_anew_with_other_settings(pictures: Path, tmp_path: Path) -> None:
+def test_a_study_without_results_begins_anew_with_other_settings(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = begin(tmp_path, pictures, name="s").study
     proposal = first.ask()  # its training was begun
     first.release(proposal.number)
@@ -88,11 +87,11 @@ def test_a_study_without_results_begins_anew_with_other_settings(pictures: Path,
     weights = tmp_path / "studies" / "s" / "trials" / "00000"
     weights.mkdir(parents=True)
     (pictures / "train" / "red" / "000.png").unlink()
-    told = begin(tmp_path, pictures, name="s", objectives=("accuracy", "macs", "params"))
-    (line,) = told.lines
+    caplog.clear()
+    study = begin(tmp_path, pictures, name="s", objectives=("accuracy", "macs", "params")).study
+    (line,) = caplog.messages
     assert line.startswith("s was begun with other settings (data was 'folder:")
     assert line.endswith(" and has no results: it begins anew")
-    study = told.study
     assert not any(trial.user_attrs.get("trained") for trial in study.study.trials) and not weights.exists()
     assert study.manifest["objectives"] == ["accuracy", "macs", "params"] and len(study.study.directions) == 3
 
@@ -146,36 +145,43 @@ def test_a_study_that_was_called_after_the_whole_path_goes_on(pictures: Path, tm
 
 
 def test_images_of_files_have_the_size_of_the_spaces_networks(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = begin(tmp_path, pictures, name="s")
-    assert told.study.manifest["image_size"] == 32 and told.lines == []
-    _View(None).started(told.study, 2, told.dense_macs)
-    (line,) = capsys.readouterr().err.splitlines()  # with the MACs of 3 classes
+    assert told.study.manifest["image_size"] == 32 and caplog.messages == []
+    ProgressView().started(told.study, 2, told.dense_macs)
+    (line,) = caplog.messages  # with the MACs of 3 classes
     assert "images of 32×32 pixels (the dense network: 222,400,512 MACs), epochs: " in line
     assert begin(tmp_path, pictures, space="googlenet").study.manifest["image_size"] == 224
 
 
-def test_a_search_says_which_classes_choose_nothing(pictures: Path, tmp_path: Path) -> None:
+def test_a_search_says_which_classes_choose_nothing(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_set(pictures, {"test": 2})
     shutil.rmtree(pictures / "val" / "green")
-    told = begin(tmp_path, pictures)
-    assert told.lines == ["there are no validation images of green: validation accuracy says nothing of this class"]
+    begin(tmp_path, pictures)
+    assert caplog.messages == [
+        "there are no validation images of green: validation accuracy says nothing of this class"
+    ]
 
 
 def test_a_search_says_how_coarse_few_images_are(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(search_training, "FEW", 100)
-    (line,) = begin(tmp_path, pictures).lines
+    begin(tmp_path, pictures)
+    (line,) = caplog.messages
     assert line == "only 3 validation images choose among networks: one is 33.3 points of accuracy"
 
 
-def test_a_study_goes_on_with_the_size_it_was_begun_with(pictures: Path, tmp_path: Path) -> None:
+def test_a_study_goes_on_with_the_size_it_was_begun_with(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     train(begin(tmp_path, pictures, image_size=16, name="s").study)
-    told = begin(tmp_path, pictures, name="s")
-    assert told.lines == ["s was begun with images of 16×16 pixels, and goes on with these"]
-    assert told.study.manifest["image_size"] == 16
+    study = begin(tmp_path, pictures, name="s").study
+    assert caplog.messages == ["s was begun with images of 16×16 pixels, and goes on with these"]
+    assert study.manifest["image_size"] == 16
     with pytest.raises(StudyError, match="image_size was 16, now 24"):
         search("nin", budget=2, data=f"folder:{pictures}", studies=tmp_path / "studies", image_size=24, name="s")
 
