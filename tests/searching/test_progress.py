@@ -1,5 +1,6 @@
 """Progress of a search outside a terminal, and the estimate of the time left."""
 
+import optuna
 import pytest
 from small_studies import SPACE, cost, make_study
 
@@ -8,6 +9,8 @@ from lrnas.searching import progress
 from lrnas.searching.progress import MIN_NETWORKS, ProgressView, SearchEvents, Work, seconds_left, with_progress
 from lrnas.searching.retrain import retrain
 from lrnas.searching.search import search
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def seconds(macs: float, epochs: float = 2) -> float:
@@ -26,7 +29,7 @@ CHEAP = [work(2_000_000, 3), work(7_000_000, 1), work(14_000_000, 2.5)]
 def test_running_trials_are_shown_before_any_ends(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "lrnas")
     study = make_study()
     study.manifest["rungs"], study.manifest["recipe"]["epochs"] = [], 3
     study.enqueue({name: SPACE.points[name] for name in ("nin", "nin-c3")})

@@ -297,7 +297,7 @@ def test_runs_that_were_given_up_before_are_asked_for_again() -> None:
 
 
 def test_progress_is_that_of_what_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "lrnas")
     study = make_search()
     both = _choose(study, (0, 1), False, False)
     other, mine = retraining(study), retraining(study)

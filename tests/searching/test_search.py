@@ -36,7 +36,7 @@ class Told(SearchEvents):
 
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "lrnas")
     monkeypatch.setattr(driver, "running_ray", nullcontext)
     monkeypatch.setattr(search_training, "FEW", 0)  # sets are small here
 
