@@ -38,6 +38,7 @@ NEEDS_NO_TORCH = (
     "models.summary",
     "spaces",
     "study",
+    "searching.settings",
     "cli",
 )
 """Modules, and packages with every module in them, that load neither torch, timm, Ray nor matplotlib."""

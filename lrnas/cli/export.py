@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import add_data_dir, add_source_options
+from lrnas.cli.options import add_settings, add_source_options
 from lrnas.cli.output import make_console, make_table, print_json
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lrnas.exporting.fastest_form import Choice, Fusion
 
 
-def add_export_command(commands: Any, data_help: str) -> argparse.ArgumentParser:
+def add_export_command(commands: Any) -> argparse.ArgumentParser:
     """Add it to the parser; it takes --json."""
     export: argparse.ArgumentParser = commands.add_parser(
         "export",
@@ -43,8 +43,8 @@ def add_export_command(commands: Any, data_help: str) -> argparse.ArgumentParser
         metavar="N",
         help="of a CPU, for measuring (default: PyTorch's, or 1 where that is faster)",
     )
-    export.add_argument("--data", metavar="NAME", help=f"images to check with: {data_help} (default: those trained on)")
-    add_data_dir(export)
+    add_settings(export, "data", help="Data set whose images check the result (default: the one trained on).")
+    add_settings(export, "data_dir")
     export.add_argument(
         "--input",
         type=int,

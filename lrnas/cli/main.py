@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lrnas import __version__
 from lrnas.cli.export import add_export_command
 from lrnas.cli.figures import add_figure_commands
-from lrnas.cli.options import add_data_dir, add_image_size, add_recipe_options, add_space_options, read_settings
+from lrnas.cli.options import add_settings
 from lrnas.cli.output import INTERRUPTED, make_console, make_table, print_json
 from lrnas.cli.profile import add_profile_command
 from lrnas.cli.report import add_report_commands
@@ -30,11 +30,11 @@ DATA = "digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 success, 2 usage or bad input, 1 failure, 130 stopped by hand."""
-    options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # × on a terminal that has none
     code = 0
     try:
+        options = _parser().parse_args(arguments)
         code = options.run(options) or 0
         sys.stdout.flush()
     except LrnasError as error:
@@ -92,16 +92,16 @@ def _parser() -> argparse.ArgumentParser:
         description="Train a network in full and set it beside what was published, or beside its family's baseline.",
     )
     reproduce.add_argument("source", metavar="NETWORK", help="as in `lrnas count`, except timm:MODEL")
-    reproduce.add_argument("--data", metavar="NAME", help=f"{DATA} (default: the paper's, if at hand)")
-    add_image_size(reproduce)
+    add_settings(reproduce, "data", help=f"Data set: {DATA} (default: the paper's, if at hand).")
+    add_settings(reproduce, "image_size", "data_dir", "set")
+    add_settings(reproduce, "recipe", default="paper")
+    add_settings(reproduce, "epochs", help="Train for N epochs (default: the recipe's).")
     reproduce.add_argument(
         "--loaders",
         type=int,
         metavar="N",
         help="processes that read images from files (default: one per core, 16 at most)",
     )
-    add_data_dir(reproduce)
-    add_recipe_options(reproduce, "paper")
     reproduce.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each network (default: 1)")
     reproduce.add_argument(
         "--out", default="results/reproduce", metavar="FOLDER", help="where records go (default: results/reproduce)"
@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         "folder has train/ and val/ or test/, each with one folder per class. Ends with 1 if an image cannot be read.",
     )
     data.add_argument("name", metavar="NAME", help=DATA)
-    add_data_dir(data)
+    add_settings(data, "data_dir")
     data.set_defaults(run=_data)
 
     spaces = commands.add_parser(
@@ -135,12 +135,12 @@ def _parser() -> argparse.ArgumentParser:
     spaces.add_argument(
         "source", nargs="?", metavar="NAME", help="a space, FILE.toml, or timm:MODEL for any CNN of timm"
     )
-    add_space_options(spaces)
+    add_settings(spaces, "granularity", "divisor")
     spaces.set_defaults(run=_spaces)
 
     profiling = add_profile_command(commands)
-    searching = [*add_search_commands(commands, DATA), add_retrain_command(commands, DATA)]
-    export = add_export_command(commands, DATA)
+    searching = [*add_search_commands(commands), add_retrain_command(commands)]
+    export = add_export_command(commands)
     drawing = [*add_report_commands(commands), *add_figure_commands(commands)]
     for command in (models, count, reproduce, recipes, spaces, profiling, *searching, export, *drawing):
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -182,7 +182,7 @@ def _reproduce(options: argparse.Namespace) -> None:
         image_size=options.image_size,
         loaders=options.loaders,
         recipe=options.recipe,
-        changes=read_settings(options.set, options.epochs),
+        changes=(options.set or {}) | ({} if options.epochs is None else {"epochs": options.epochs}),
         seeds=options.seeds,
         out=options.out,
         device=options.device,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import add_data_dir, add_study_options
+from lrnas.cli.options import add_settings
 from lrnas.cli.output import make_console, make_table, print_json
 from lrnas.errors import LrnasError, MissingExtra, UnknownName
 
@@ -48,8 +48,8 @@ def add_profile_command(commands: Any) -> argparse.ArgumentParser:
         "--check-table", metavar="SPACE", help="how well sums of layers, a search's latencies, tell whole networks"
     )
     parser.add_argument("--number", type=int, default=12, metavar="N", help="of networks for that (default: 12)")
-    add_data_dir(parser, "the table is")
-    add_study_options(parser)
+    add_settings(parser, "data_dir", help="Folder of the table of latencies (default: $LRNAS_DATA or ~/.cache/lrnas).")
+    add_settings(parser, "studies", "storage")
     parser.set_defaults(run=_profile)
     return parser
 

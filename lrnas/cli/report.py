@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import add_study_options
+from lrnas.cli.options import add_settings
 from lrnas.cli.output import make_console, make_table, print_json
 from lrnas.errors import LrnasError, MissingExtra
 
@@ -65,7 +65,7 @@ def add_report_commands(commands: Any) -> list[argparse.ArgumentParser]:
     dashboard.set_defaults(run=_dashboard)
 
     for command in (report, plot, dashboard):
-        add_study_options(command)
+        add_settings(command, "studies", "storage")
     return [report]
 
 

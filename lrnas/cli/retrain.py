@@ -6,14 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import (
-    add_data_dir,
-    add_recipe_options,
-    add_study_options,
-    add_worker_options,
-    read_settings,
-    worker_options,
-)
+from lrnas.cli.options import WORKERS, add_settings
 from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, print_json
 from lrnas.errors import MissingExtra
 
@@ -25,7 +18,7 @@ if TYPE_CHECKING:
     from lrnas.study.verdicts import Verdict
 
 
-def add_retrain_command(commands: Any, data_help: str) -> argparse.ArgumentParser:
+def add_retrain_command(commands: Any) -> argparse.ArgumentParser:
     """Add it to the parser; it takes --json."""
     retrain: argparse.ArgumentParser = commands.add_parser(
         "retrain",
@@ -46,11 +39,10 @@ def add_retrain_command(commands: Any, data_help: str) -> argparse.ArgumentParse
         help="the paper's networks of its space (default: yes)",
     )
     retrain.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each network (default: 3)")
-    add_recipe_options(retrain, "paper")
-    retrain.add_argument("--data", metavar="NAME", help=f"the study's, to say where its images are: {data_help}")
-    add_data_dir(retrain)
-    add_worker_options(retrain)
-    add_study_options(retrain)
+    add_settings(retrain, "recipe", default="paper")
+    add_settings(retrain, "epochs", help="Train for N epochs (default: the recipe's).")
+    add_settings(retrain, "data", help="The study's data set, to say where its images are now (default: as searched).")
+    add_settings(retrain, "set", "data_dir", "studies", "storage", *WORKERS)
     retrain.set_defaults(run=_retrain)
     return retrain
 
@@ -106,13 +98,13 @@ def _train(options: argparse.Namespace) -> Retraining:
             seeds=options.seeds,
             recipe=options.recipe,
             epochs=options.epochs,
-            changes=read_settings(options.set, None),
+            changes=options.set,
             data=options.data,
             data_dir=options.data_dir,
             storage=options.storage,
             studies=options.studies,
             events=events,
-            **worker_options(options),
+            **{name: getattr(options, name) for name in WORKERS},
         )
 
 

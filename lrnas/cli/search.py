@@ -7,77 +7,33 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import (
-    add_data_dir,
-    add_image_size,
-    add_recipe_options,
-    add_space_options,
-    add_studies_folder,
-    add_worker_options,
-    read_settings,
-    worker_options,
-)
+from lrnas.cli.options import add_settings
 from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, print_json
 from lrnas.errors import LrnasError, MissingExtra
+from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, gather_settings
 
 if TYPE_CHECKING:
     from lrnas.study.record import Record
     from lrnas.study.trials import Trial
 
 
-def add_search_commands(commands: Any, data_help: str) -> list[argparse.ArgumentParser]:
-    """Add them to the parser; they all take --json."""
-    search = commands.add_parser(
+def add_search_commands(commands: Any) -> list[argparse.ArgumentParser]:
+    """Add the commands to the parser and return them, for --json."""
+    search: argparse.ArgumentParser = commands.add_parser(
         "search",
         help="search a space for networks that are accurate for their cost",
         description="Search a space: Optuna proposes networks, Ray Tune trains them. The same command continues a "
         "search that was stopped; a larger budget extends one.",
     )
-    search.add_argument("--space", required=True, metavar="NAME", help="as in `lrnas spaces`, FILE.toml or timm:MODEL")
-    search.add_argument("--budget", type=int, required=True, metavar="N", help="trials in all, the paper's included")
-    search.add_argument("--name", metavar="STUDY", help="of the study (default: the space's and the data's)")
-    search.add_argument("--data", metavar="NAME", help=f"{data_help} (default: cifar10 with a GPU, digits without)")
-    add_data_dir(search)
-    add_image_size(search)
     search.add_argument(
-        "--trainable", metavar="MODULE:FUNCTION", help="train with a function of yours (see docs/own_training.md)"
+        "source",
+        nargs="?",
+        metavar="FILE",
+        help="Study file with settings, e.g. studies/nin-cifar10.toml; options win over it. Or a space, as --space.",
     )
-    search.add_argument("--input", type=_shape, metavar="CxHxW", help="with --trainable: the images it brings itself")
-    search.add_argument("--classes", type=int, metavar="N", help="with --input: how many these have")
-    add_recipe_options(search, "fast", "of a network trained in full (default: the recipe's; 3 on digits)")
-    search.add_argument(
-        "--min-epochs", type=int, metavar="N", help="before a network may be stopped early (default: a ninth of them)"
-    )
-    search.add_argument(
-        "--batch-norm", action=argparse.BooleanOptionalAction, default=True, help="in every network (default: yes)"
-    )
-    add_space_options(search)
-    search.add_argument(
-        "--objectives",
-        default="accuracy,macs",
-        metavar="A,B",
-        help="of accuracy, macs, params, latency (default: accuracy,macs)",
-    )
-    search.add_argument("--sampler", default="front", metavar="NAME", help="front (default), tpe, gp, nsga2 or random")
-    for name, what, others in (
-        ("max-macs", "multiply-accumulates at most", "dearer"),
-        ("min-macs", "multiply-accumulates at least", "cheaper"),
-        ("max-params", "parameters at most", "larger"),
-    ):
-        search.add_argument(
-            f"--{name}", type=_number, metavar="N", help=f"{what}, 120M say; {others} networks are not trained"
-        )
-    search.add_argument("--max-latency", type=_milliseconds, metavar="MS", help="milliseconds for a batch at most")
-    search.add_argument(
-        "--latency-device", metavar="NAME", help="cpu or cuda: where latencies are measured (default: a GPU if any)"
-    )
-    search.add_argument("--latency-batch", type=int, default=1, metavar="N", help="images at a time (default: 1)")
-    add_worker_options(search)
-    search.add_argument("--storage", metavar="URL", help="a database, or journal:FILE (default: SQLite in the study)")
-    search.add_argument("--warm-start", metavar="STUDY", help="take over what another study trained in full")
-    search.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the sampler and of every training (default: 0)"
-    )
+    groups = {title: search.add_argument_group(title) for title in (PINNED, FREE, PLACE)}
+    for name, item in SETTINGS.items():
+        add_settings(groups[item.metadata["group"]], name, default=argparse.SUPPRESS)
     search.set_defaults(run=_search)
 
     studies = commands.add_parser(
@@ -87,7 +43,7 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
         "weights and its folder; it does not ask back, but nothing goes that a search is working on.",
     )
     studies.add_argument("--delete", metavar="STUDY", help="delete this one, or STUDY@RECIPE, one of its retrainings")
-    studies.add_argument("--storage", metavar="URL", help="where the one to delete is kept, if not in its folder")
+    add_settings(studies, "storage", help="With --delete: database URL, or journal:FILE, that holds the study.")
     studies.set_defaults(run=_studies)
 
     front = commands.add_parser(
@@ -96,45 +52,14 @@ def add_search_commands(commands: Any, data_help: str) -> list[argparse.Argument
         description="The front of a study: networks trained in full that none beats in every objective.",
     )
     front.add_argument("study", nargs="?", metavar="STUDY", help="as in `lrnas studies` (default: the only one)")
-    front.add_argument("--storage", metavar="URL", help="where it is kept, if not in its folder")
+    add_settings(front, "storage")
     front.set_defaults(run=_front)
 
     parsers = [search, studies, front]
     for command in parsers:
-        add_studies_folder(command)
+        if command is not search:
+            add_settings(command, "studies")
     return parsers
-
-
-def _number(text: str) -> int:
-    """A whole number, also as 120M or 1.5e8."""
-    units = {"k": 1e3, "m": 1e6, "g": 1e9}
-    unit = units.get(text[-1:].lower(), 1.0)
-    try:
-        number = round(float(text[:-1] if unit > 1 else text) * unit)
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"a number, like 120M or 1.5e8; got {text!r}") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"a number above 0; got {text!r}")
-    return number
-
-
-def _milliseconds(text: str) -> float:
-    try:
-        number = float(text.removesuffix("ms"))
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"milliseconds above 0, like 2.5; got {text!r}")
-    return number
-
-
-def _shape(text: str) -> tuple[int, int, int]:
-    """Channels, rows and columns."""
-    parts = text.lower().replace("×", "x").split("x")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"channels, rows and columns, like 3x64x64; got {text!r}")
-    channels, rows, columns = map(int, parts)
-    return channels, rows, columns
 
 
 def _search(options: argparse.Namespace) -> int:
@@ -144,50 +69,23 @@ def _search(options: argparse.Namespace) -> int:
         raise MissingExtra("a search", error.name, "search") from None
     from lrnas.study.location import Whereabouts
 
-    study = search(
-        options.space,
-        budget=options.budget,
-        name=options.name,
-        data=options.data,
-        data_dir=options.data_dir,
-        image_size=options.image_size,
-        recipe=options.recipe,
-        epochs=options.epochs,
-        changes=read_settings(options.set, None),
-        batch_norm=options.batch_norm,
-        granularity=options.granularity,
-        divisor=options.divisor,
-        objectives=options.objectives.split(","),
-        sampler=options.sampler,
-        min_epochs=options.min_epochs,
-        max_macs=options.max_macs,
-        min_macs=options.min_macs,
-        max_params=options.max_params,
-        max_latency=options.max_latency,
-        latency_device=options.latency_device,
-        latency_batch=options.latency_batch,
-        storage=options.storage,
-        studies=options.studies,
-        warm_start=options.warm_start,
-        seed=options.seed,
-        trainable=options.trainable,
-        input_shape=options.input,
-        num_classes=options.classes,
-        **worker_options(options),
+    settings = gather_settings(
+        options.source, {name: value for name, value in vars(options).items() if name in SETTINGS}
     )
+    study = search(settings)
     code = INTERRUPTED if study.interrupted else 0
     if options.json:
         print_json(_front_as_data(study))
-    files = _write_files(study, Path(options.studies) / study.name)
+    files = _write_files(study, Path(settings.studies) / study.name)
     if options.json:
         return code
     _print_front(study)
     console = make_console()
     console.print(f"Written: {', '.join(str(file) for file in files)}")
-    again = Whereabouts(options.studies, options.storage).command("front", study.name)
+    again = Whereabouts(settings.studies, settings.storage).command("front", study.name)
     console.print(f"Look again: {again}", soft_wrap=True)
     spent = study.spent()
-    more = f" with a budget above {spent}" if spent >= options.budget else ""
+    more = f" with a budget above {spent}" if spent >= settings.budget else ""
     console.print(f"Go on:      the same command{more}")
     return code
 

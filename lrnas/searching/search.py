@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import optuna
 
@@ -24,8 +24,9 @@ from lrnas.searching.early_stopping import rung_epochs
 from lrnas.searching.feasible import find_within
 from lrnas.searching.progress import SearchEvents, with_progress
 from lrnas.searching.proposals import Study
-from lrnas.searching.ray_cluster import WorkerOptions, pick_workers, running_ray
+from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.searching.samplers import check_sampler, make_sampler
+from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
 from lrnas.searching.setup import SearchTraining, own_images
 from lrnas.spaces.space import load_space
 from lrnas.study.folder import (
@@ -52,72 +53,56 @@ FACTOR = 3
 """Of epochs from rung to rung, and of trials at a rung to those that go on."""
 
 
+@takes_settings
 @with_progress
 def search(
-    space: str,
-    *,
-    budget: int,
-    name: str | None = None,
-    data: str | None = None,
-    data_dir: str | Path | None = None,
-    image_size: int | None = None,
-    recipe: str = "fast",
-    epochs: int | None = None,
-    changes: Mapping[str, Any] | None = None,
-    batch_norm: bool | None = True,
-    granularity: str | None = None,
-    divisor: int | None = None,
-    objectives: Sequence[str] = ("accuracy", "macs"),
-    sampler: str = "front",
-    min_epochs: int | None = None,
-    max_macs: int | None = None,
-    min_macs: int | None = None,
-    max_params: int | None = None,
-    max_latency: float | None = None,
-    latency_device: str | None = None,
-    latency_batch: int = 1,
-    storage: str | None = None,
-    studies: str | Path = "studies",
-    warm_start: str | None = None,
-    seed: int = 0,
-    trainable: str | Callable[..., object] | None = None,
-    input_shape: tuple[int, int, int] | None = None,
-    num_classes: int | None = None,
-    events: SearchEvents | None = None,
-    progress: bool = True,  # see `with_progress`
-    **worker_options: Unpack[WorkerOptions],
+    space: str | SearchSettings, *, events: SearchEvents | None = None, progress: bool = True, **settings: Any
 ) -> Study:
-    """Search a space for the networks with the best accuracy for their cost; the study that has them.
+    """Search a space for the networks with the best accuracy for their cost.
 
-    The arguments are those of the command line, which explains them. `trainable` is also taken as a function itself.
-    Progress is shown on stderr; with `events`, these are informed instead; with `progress=False`, nothing is shown.
+    The same call continues a study that exists; a larger budget extends it. Every argument but the last two is an
+    option of `lrnas search` and a key of study files, too (docs/search.md).
+
+    Args:
+        space: Search space: a name from `lrnas spaces`, FILE.toml, or timm:MODEL for any CNN of timm. Or a study file
+            such as studies/nin-cifar10.toml: it then sets what is not given here.
+        {settings}
+        events: Receiver of what happens during the search, instead of messages on stderr.
+        progress: Whether to show messages and progress on stderr.
+
+    Returns:
+        The study, with all trials and the front.
     """
-    events = events or SearchEvents()
-    if budget < 1:
-        raise LrnasError(f"the budget is a number of trials, at least 1; got {budget}")
-    own = None if trainable is None else load_trainable(trainable)
-    workers = pick_workers(**worker_options, files=() if own is None else own.files)
-    is_timm = space.startswith(TIMM)
-    norm = None if is_timm else batch_norm
-    found = load_space(space, granularity=granularity, batch_norm=norm, divisor=divisor)
-    images = own_images(own, input_shape, num_classes, data, image_size)
-    source = data or ("cifar10" if workers.gpus > 0 else "digits")
+    return _search(gather_settings(space, settings), events or SearchEvents())
 
-    def prepare(size: int | None) -> SearchTraining:
-        return SearchTraining(found, source, data_dir, size, seed, recipe, epochs, dict(changes or {}), own, images)
 
-    training = prepare(image_size)
+def _search(settings: SearchSettings, events: SearchEvents) -> Study:
+    storage, studies = settings.storage, settings.studies
+    own = None if settings.trainable is None else load_trainable(settings.trainable)
+    workers = pick_workers(
+        settings.cpus_per_trial,
+        settings.gpus_per_trial,
+        settings.concurrency,
+        settings.address,
+        () if own is None else own.files,
+    )
+    norm = None if settings.space.startswith(TIMM) else settings.batch_norm
+    found = load_space(settings.space, granularity=settings.granularity, batch_norm=norm, divisor=settings.divisor)
+    images = own_images(own, settings)
+    source = settings.data or ("cifar10" if workers.gpus > 0 else "digits")
+
+    training = SearchTraining(settings, found, source, own, images)
     for line in training.remarks:
         logger.info(line)
-    first = max(1, training.recipe.epochs // FACTOR**2) if min_epochs is None else min_epochs
+    first = max(1, training.recipe.epochs // FACTOR**2) if settings.min_epochs is None else settings.min_epochs
     rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
-    name = name or _default_name(space, training, storage, studies, logger.info)
+    name = settings.name or _default_name(settings.space, training, storage, studies, logger.info)
     if "@" in name:
         raise StudyError(f"a study's name has no @, which marks networks trained again; got {name!r}; give another")
     folder = study_folder(studies, name)
-    goals = pick_objectives(objectives)
-    check_sampler(sampler)
-    limits = Limits(max_macs, min_macs, max_params)
+    goals = pick_objectives(settings.objectives)
+    check_sampler(settings.sampler)
+    limits = Limits(settings.max_macs, settings.min_macs, settings.max_params)
     reachable = find_within(found, limits, training.cost)  # before anything is written
     record = optuna.create_study(
         storage=open_storage(storage, folder, logger.info),
@@ -128,16 +113,21 @@ def search(
 
     def settle(record: optuna.Study) -> dict[str, Any]:
         """What is the same for all trials, of this search or as it was begun."""
-        if "latency" in objectives or max_latency is not None:
+        if "latency" in settings.objectives or settings.max_latency is not None:
             begun = record.user_attrs.get(MANIFEST, {})
-            training.open_latency(latency_device, latency_batch, int(workers.cpus), begun, logger.info)
-        return check_manifest(record, training.manifest(space, [goal.name for goal in goals], rungs))
+            training.open_latency(int(workers.cpus), begun, logger.info)
+        return check_manifest(record, training.manifest([goal.name for goal in goals], rungs))
 
     try:
         size = record.user_attrs.get(MANIFEST, {}).get("image_size", training.data.image_size)
-        if image_size is None and is_stream(source) and size != training.data.image_size and has_results(record):
+        if (
+            settings.image_size is None
+            and is_stream(source)
+            and size != training.data.image_size
+            and has_results(record)
+        ):
             logger.info(f"{name} was begun with images of {size}×{size} pixels, and goes on with these")
-            training = prepare(size)
+            training = SearchTraining(dataclasses.replace(settings, image_size=size), found, source, own, images)
             reachable = find_within(found, limits, training.cost)
 
         try:
@@ -147,8 +137,8 @@ def search(
             manifest = settle(record)
         training.measure_latency(manifest)
         name_metrics(record, goals)
-        if max_latency is not None:
-            limits = dataclasses.replace(limits, max_latency=max_latency)
+        if settings.max_latency is not None:
+            limits = dataclasses.replace(limits, max_latency=settings.max_latency)
             reachable = find_within(found, limits, training.guess, training.cost)
     except LrnasError:  # it cannot begin
         delete_if_empty(record, folder)
@@ -158,20 +148,20 @@ def search(
     # each takes seconds, one of the processor, one of waiting
     with _read_ahead(record), running_ray(workers) as workers:
         # a study that goes on must not draw the numbers it began with again
-        own_seed = (seed + 1_000_003 * len(record.get_trials(deepcopy=False))) % 2**32
-        record.sampler = make_sampler(sampler, own_seed, study)
-        if warm_start is not None:
-            taken = study.import_from(open_study(warm_start, storage=storage, studies=studies))
-            logger.info(f"{taken} networks of {warm_start} taken over")
-        _line_up(study, reachable, budget)
-        events.started(study, budget, training.dense_macs())
+        own_seed = (settings.seed + 1_000_003 * len(record.get_trials(deepcopy=False))) % 2**32
+        record.sampler = make_sampler(settings.sampler, own_seed, study)
+        if settings.warm_start is not None:
+            taken = study.import_from(open_study(settings.warm_start, storage=storage, studies=studies))
+            logger.info(f"{taken} networks of {settings.warm_start} taken over")
+        _line_up(study, reachable, settings.budget)
+        events.started(study, settings.budget, training.dense_macs())
         from lrnas.searching.ray_tune import run_trials
 
         run_trials(
             study,
             lambda proposal: training.job(proposal.architecture),
             trials_folder(studies, name),
-            budget=budget,
+            budget=settings.budget,
             rungs=rungs,
             factor=FACTOR,
             workers=workers,

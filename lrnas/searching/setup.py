@@ -6,7 +6,6 @@ import dataclasses
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.arch.architecture import Architecture
@@ -16,8 +15,9 @@ from lrnas.data.names import data_folder, is_stream, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import make_plan, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
+from lrnas.searching.settings import SearchSettings
 from lrnas.spaces.space import SearchSpace
-from lrnas.study.manifest import names_of
+from lrnas.study.manifest import SETTINGS, names_of
 from lrnas.study.objectives import Costs
 from lrnas.training.custom import Trainable
 from lrnas.training.job import OWN_DATA, Images, Job
@@ -37,25 +37,14 @@ class SearchTraining:
     """How every network of a study is trained."""
 
     def __init__(
-        self,
-        space: SearchSpace,
-        data: str,
-        data_dir: str | Path | None,
-        image_size: int | None,
-        seed: int,
-        recipe: str,
-        epochs: int | None,
-        changes: dict[str, Any],
-        trainable: Trainable | None,
-        own: Images | None,
+        self, settings: SearchSettings, space: SearchSpace, data: str, trainable: Trainable | None, own: Images | None
     ) -> None:
+        self.settings = settings
         self.space = space
         self.smallest = max(smallest_input(backbone) for backbone in space.backbones)
-        self.data_dir = None if data_dir is None else str(data_dir)
-        if image_size is None and own is None and is_stream(data):
-            image_size = training_size(space.backbones)
-        self.image_size = image_size
-        self.seed = seed
+        self.image_size = settings.image_size
+        if self.image_size is None and own is None and is_stream(data):
+            self.image_size = training_size(space.backbones)
         self.trainable = trainable
         self.latency: Latency | None = None
         self.remarks: list[str] = []
@@ -64,7 +53,7 @@ class SearchTraining:
         self.dearest: float | None = None
         """The highest latency of a named network, as the study had it when it began."""
         if own is None:
-            loaded = load_set(data, data_dir, min_size=self.smallest, image_size=image_size)
+            loaded = load_set(data, settings.data_dir, min_size=self.smallest, image_size=self.image_size)
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
             self.remarks, self.classes = loaded.remarks(), tuple(loaded.classes)
             if (number := len(loaded.val)) < FEW:
@@ -79,12 +68,13 @@ class SearchTraining:
                     "enlarge them"
                 )
         self.named = data
-        if epochs is None and "epochs" not in changes:
-            epochs = QUICK_EPOCHS.get(data)
-        if epochs is not None:
-            changes["epochs"] = epochs
+        changes = dict(settings.set or {})
+        if settings.epochs is not None:
+            changes["epochs"] = settings.epochs
+        elif data in QUICK_EPOCHS:
+            changes.setdefault("epochs", QUICK_EPOCHS[data])
         self.recipe: Recipe = get_recipe(
-            recipe,
+            settings.recipe,
             space.backbones[0],
             self.data.image_size,
             num_images,
@@ -104,21 +94,15 @@ class SearchTraining:
         return re.sub(r"[^\w.-]+", "-", re.sub(r"^\w+[:/]", "", shown)) + code, before
 
     def job(self, architecture: Architecture) -> Job:
-        job = Job(architecture, self.named, self.recipe, self.seed, self.smallest, self.data_dir, self.image_size)
+        seed, folder = self.settings.seed, self.settings.data_dir
+        job = Job(architecture, self.named, self.recipe, seed, self.smallest, folder, self.image_size)
         return job if self.trainable is None else dataclasses.replace(job, trainable=self.trainable, images=self.data)
 
     @property
     def input_size(self) -> int:
         return self.recipe.crop or self.data.image_size
 
-    def open_latency(
-        self,
-        device: str | None,
-        batch: int,
-        threads: int,
-        begun: Mapping[str, Any],
-        say: Callable[[str], None],
-    ) -> None:
+    def open_latency(self, threads: int, begun: Mapping[str, Any], say: Callable[[str], None]) -> None:
         """Have costs include the latency, on a device of this machine; what a study that was begun measured stays."""
         from lrnas.profiling.latency_table import (  # with timm
             REFERENCES,
@@ -129,9 +113,9 @@ class SearchTraining:
             table_file,
         )
 
-        found = find_device(device)
-        conditions = Conditions.here(found, batch, threads=max(1, threads))
-        file = table_file(data_folder(self.data_dir))
+        found = find_device(self.settings.latency_device)
+        conditions = Conditions.here(found, self.settings.latency_batch, threads=max(1, threads))
+        file = table_file(data_folder(self.settings.data_dir))
         say(f"latency: measuring layers on {conditions}; kept in {file}")
         table = LatencyTable(conditions, file, found)
         self.latency = Latency(table, self.input_size, self.data.num_classes, self.data.channels)
@@ -167,7 +151,7 @@ class SearchTraining:
         cost = make_plan(architecture, self.input_size, data.num_classes, data.channels, check_fit=False).cost
         return {"macs": cost.macs, "params": cost.params}
 
-    def manifest(self, source: str, objectives: list[str], rungs: tuple[int, ...]) -> dict[str, Any]:
+    def manifest(self, objectives: list[str], rungs: tuple[int, ...]) -> dict[str, Any]:
         """What must stay the same for trials to be comparable."""
         counts = [self._count(network) for network in self._named()]
         reference = {name: max(count[name] for count in counts) for name in ("macs", "params")}
@@ -178,7 +162,7 @@ class SearchTraining:
                 self.dearest = max(map(self.latency.of, self._named()))
             reference["latency"] = self.dearest
         return {
-            "source": source,
+            "source": self.settings.space,
             "space": self.space.to_dict(),
             "trainable": None if self.trainable is None else self.trainable.name,
             "data": self.data.identity,
@@ -186,10 +170,11 @@ class SearchTraining:
             "image_size": self.data.image_size,
             "recipe": self.recipe.to_dict(),
             "rungs": list(rungs),
-            "seed": self.seed,
+            "seed": self.settings.seed,
             "objectives": objectives,
             "reference": reference,  # up to which hypervolumes are taken
             **latency,
+            SETTINGS: self.settings.to_dict(),
         }
 
     def _named(self) -> list[Architecture]:
@@ -197,21 +182,16 @@ class SearchTraining:
         return named or [Architecture(backbone) for backbone in self.space.backbones]
 
 
-def own_images(
-    trainable: Trainable | None,
-    input_shape: tuple[int, int, int] | None,
-    num_classes: int | None,
-    data: str | None,
-    image_size: int | None,
-) -> Images | None:
-    """What people's own code says of the data it brings; None where the data are those of a set."""
+def own_images(trainable: Trainable | None, settings: SearchSettings) -> Images | None:
+    """The images that a function of the user's own loads; None if the images are those of a data set."""
+    input_shape, num_classes = settings.input, settings.classes
     if input_shape is None and num_classes is None:
         return None
     if input_shape is None or num_classes is None or trainable is None:
         got = {"--input": input_shape, "--classes": num_classes, "--trainable": trainable}
         missing = " and ".join(option for option, value in got.items() if value is None)
         raise LrnasError(f"data of your own need --input, --classes and --trainable; got no {missing}; give all three")
-    if data is not None or image_size is not None:
+    if settings.data is not None or settings.image_size is not None:
         raise LrnasError("--input is for data of your own; got --data or --image-size with it; give one or the other")
     channels, rows, columns = input_shape
     if rows != columns:

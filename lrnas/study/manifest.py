@@ -26,8 +26,11 @@ DATA_NAME = "data_name"
 CLASSES = "classes"
 """In the manifest: what the classes are called, where no data set of lrnas's tells."""
 
-FREE = ("source", DATA_NAME, CLASSES)
-"""In the manifest: names, which may change without a conflict."""
+SETTINGS = "settings"
+"""In the manifest: the settings that the search was begun with, for information alone."""
+
+FREE = ("source", DATA_NAME, CLASSES, SETTINGS)
+"""In the manifest: keys that may change without a conflict."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """In the manifest: what no two measurements agree on."""
 

@@ -173,8 +173,8 @@ def test_help_says_which_networks_a_limit_keeps_out(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["search", "--help"])
     words = " ".join(capsys.readouterr().out.split())
-    assert "multiply-accumulates at most, 120M say; dearer networks" in words
-    assert "multiply-accumulates at least, 120M say; cheaper networks" in words
+    assert "--max-macs N Skip networks with more than N multiply-accumulates, e.g. 120M." in words
+    assert "--min-macs N Skip networks with fewer than N multiply-accumulates, e.g. 120M." in words
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["models"], ["count", "vgg-gmp-lr"], ["spaces"]])

@@ -10,7 +10,6 @@ from filled_studies import EPOCHS, SIZE, fill_study
 
 from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import _parser
-from lrnas.cli.options import read_settings
 from lrnas.data.catalog import load_set
 from lrnas.models.plan import canonical_id
 from lrnas.recipes import get_recipe
@@ -45,9 +44,8 @@ def test_lines_are_commands(record: Record, tmp_path: Path) -> None:
 def test_the_recipe_is_the_study_s(record: Record) -> None:
     again = shell_lines(record, record.trials()[0], Whereabouts())[1]
     options = _parser().parse_args(shlex.split(again.line)[1:])
-    changes = read_settings(options.set, options.epochs)
-    assert changes == {"epochs": str(EPOCHS), "batch_size": "128"}
-    assert get_recipe(options.recipe, "nin", SIZE, 45_000, changes).to_dict() == record.manifest["recipe"]
+    assert options.set == {"epochs": str(EPOCHS), "batch_size": "128"}
+    assert get_recipe(options.recipe, "nin", SIZE, 45_000, options.set).to_dict() == record.manifest["recipe"]
     odd = get_recipe("paper", "nin", 8, 1200, {"lr": 0.2, "nesterov": True, "mirror": False})
     record.manifest["recipe"], before = odd.to_dict(), record.manifest["recipe"]
     record.manifest["image_size"] = 8
@@ -57,7 +55,7 @@ def test_the_recipe_is_the_study_s(record: Record) -> None:
         record.manifest |= {"recipe": before, "image_size": SIZE}
     options = _parser().parse_args(shlex.split(again.line)[1:])
     digits = load_set("digits", min_size=8)
-    assert get_recipe(options.recipe, "nin", 8, len(digits.train), read_settings(options.set, None)) == odd
+    assert get_recipe(options.recipe, "nin", 8, len(digits.train), options.set) == odd
 
 
 def test_the_line_that_tests_the_front(record: Record) -> None:

@@ -1,0 +1,347 @@
+"""The settings of a search, each defined once.
+
+The options of `lrnas search`, the arguments of `lrnas.search`, the keys of study files and the key "settings" of a
+study's manifest all come from the fields of `SearchSettings`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import operator
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from lrnas.errors import LrnasError, UnknownName
+
+PINNED = "what is searched (pinned: the same whenever the study continues)"
+FREE = "how it is searched (may change when the study continues)"
+PLACE = "where things are"
+
+
+class InvalidSettings(LrnasError, ValueError):
+    """A setting that is missing or has a value of the wrong kind."""
+
+
+class Kind(NamedTuple):
+    """A kind of value: what messages call it, an example, and how it is read."""
+
+    rule: str
+    example: str
+    read: Callable[[Any], Any]
+    """Returns the value, given as text or as itself; raises ValueError, TypeError or OverflowError."""
+
+
+def setting(kind: Kind, metavar: str, help: str, default: Any = None, *, group: str = PINNED) -> Any:  # noqa: A002
+    """A field of `SearchSettings`.
+
+    Args:
+        kind: What values it takes.
+        metavar: Name of its value in the help of the command line.
+        help: What it does, for people; the default is appended unless the text states it.
+        default: Its default; MISSING if it is required.
+        group: PINNED, FREE or PLACE.
+    """
+    return dataclasses.field(default=default, metadata={"kind": kind, "metavar": metavar, "help": help, "group": group})
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return int(value) if isinstance(value, str) else operator.index(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not math.isfinite(number := float(value)):
+        raise ValueError
+    return number
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _quantity(value: Any) -> int:
+    unit = {"k": 1e3, "m": 1e6, "g": 1e9}.get(value[-1:].lower(), 1) if isinstance(value, str) else 1
+    number = round(_number(value[:-1] if unit > 1 else value) * unit)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _milliseconds(value: Any) -> float:
+    number = _number(value.removesuffix("ms") if isinstance(value, str) else value)
+    if number <= 0:
+        raise ValueError
+    return number
+
+
+def _shape(value: Any) -> tuple[int, int, int]:
+    channels, rows, columns = value.lower().replace("×", "x").split("x") if isinstance(value, str) else value
+    return _whole(channels), _whole(rows), _whole(columns)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(_text(name).strip() for name in (value.split(",") if isinstance(value, str) else value))
+
+
+def _changes(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    name, equals, text = _text(value).partition("=")
+    if not equals:
+        raise ValueError
+    return {name: text}
+
+
+def _function(value: Any) -> Any:
+    return value if callable(value) else _text(value)
+
+
+TEXT = Kind("text", "nin", _text)
+PATH = Kind("a path", "studies", lambda value: _text(os.fspath(value)))
+WHOLE = Kind("a whole number", "20", _whole)
+NUMBER = Kind("a number", "0.5", _number)
+FLAG = Kind("true or false", "true", _flag)
+QUANTITY = Kind("a number of at least 1", "120M or 1.5e8", _quantity)
+MILLISECONDS = Kind("milliseconds above 0", "2.5", _milliseconds)
+SHAPE = Kind("channels, rows and columns", "3x64x64", _shape)
+NAMES = Kind("names with commas between", "accuracy,macs", _names)
+CHANGES = Kind("FIELD=VALUE", "lr=0.05", _changes)
+FUNCTION = Kind("MODULE:FUNCTION, or from Python a function", "my_code:train", _function)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """All settings of a search. Values are checked, and read from text where they are given as text."""
+
+    space: str = setting(
+        TEXT, "NAME", "Search space: a name from `lrnas spaces`, FILE.toml, or timm:MODEL for any CNN of timm", MISSING
+    )
+    budget: int = setting(WHOLE, "N", "Train N networks in all, those named in the space included", MISSING, group=FREE)
+    data: str | None = setting(
+        TEXT,
+        "NAME",
+        "Data set: digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm (default: cifar10 with "
+        "a GPU, digits without)",
+    )
+    image_size: int | None = setting(
+        WHOLE,
+        "PIXELS",
+        "Rows and columns of images that are read from files (default: the network's own; 32 for nin, 224 for vgg11 "
+        "and googlenet)",
+    )
+    recipe: str = setting(TEXT, "NAME", "Training recipe: fast, paper or FILE.toml", "fast")
+    epochs: int | None = setting(
+        WHOLE, "N", "Train a network for N epochs unless it is stopped early (default: the recipe's; 3 on digits)"
+    )
+    set: Mapping[str, Any] | None = setting(
+        CHANGES,
+        "FIELD=VALUE",
+        "Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); repeat it for more; in a study file a "
+        "table, in Python a mapping",
+    )
+    min_epochs: int | None = setting(
+        WHOLE,
+        "N",
+        "Train every network for at least N epochs before early stopping (default: one ninth of --epochs)",
+    )
+    batch_norm: bool | None = setting(FLAG, "", "Put batch norm into every network", True)
+    granularity: str | None = setting(
+        TEXT,
+        "NAME",
+        "Let layers vary together: network, stage, or layer for each on its own (default: set by the space)",
+    )
+    divisor: int | None = setting(
+        WHOLE, "N", "Round filter counts to multiples of N; 1: no rounding (default: set by the space)"
+    )
+    objectives: tuple[str, ...] = setting(
+        NAMES, "A,B", "What to optimise: accuracy and one or more of macs, params, latency", ("accuracy", "macs")
+    )
+    latency_device: str | None = setting(
+        TEXT, "NAME", "Measure latency on cpu or cuda (default: cuda if there is a GPU)"
+    )
+    latency_batch: int = setting(WHOLE, "N", "Measure latency for batches of N images", 1)
+    seed: int = setting(WHOLE, "N", "Seed of the sampler and of every training", 0)
+    trainable: str | Callable[..., object] | None = setting(  # noqa: RUF009
+        FUNCTION, "MODULE:FUNCTION", "Train with a function of your own (see docs/own_training.md)"
+    )
+    input: tuple[int, int, int] | None = setting(
+        SHAPE, "CxHxW", "With --trainable that loads its own images: their channels, rows and columns"
+    )
+    classes: int | None = setting(WHOLE, "N", "With --input: number of classes of these images")
+    sampler: str = setting(TEXT, "NAME", "What proposes networks: front, tpe, gp, nsga2 or random", "front", group=FREE)
+    max_macs: int | None = setting(
+        QUANTITY, "N", "Skip networks with more than N multiply-accumulates, e.g. 120M", group=FREE
+    )
+    min_macs: int | None = setting(
+        QUANTITY, "N", "Skip networks with fewer than N multiply-accumulates, e.g. 120M", group=FREE
+    )
+    max_params: int | None = setting(QUANTITY, "N", "Skip networks with more than N parameters, e.g. 2M", group=FREE)
+    max_latency: float | None = setting(
+        MILLISECONDS, "MS", "Skip networks that take more than MS milliseconds for a batch, e.g. 2.5", group=FREE
+    )
+    warm_start: str | None = setting(
+        TEXT, "STUDY", "Take over the networks that another study trained in full", group=FREE
+    )
+    concurrency: int | None = setting(
+        WHOLE, "N", "Train at most N networks at a time (default: as many as fit)", group=FREE
+    )
+    cpus_per_trial: float = setting(NUMBER, "N", "Reserve N CPU cores for each network in training", 1, group=FREE)
+    gpus_per_trial: float | None = setting(
+        NUMBER, "N", "Reserve N GPUs for each network in training (default: 0.25 with a GPU, else 0)", group=FREE
+    )
+    name: str | None = setting(
+        TEXT, "STUDY", "Name of the study (default: the space's name and the data's)", group=PLACE
+    )
+    studies: str = setting(PATH, "FOLDER", "Folder that holds the studies", "studies", group=PLACE)
+    storage: str | None = setting(
+        TEXT, "URL", "Database URL, or journal:FILE, that holds the study (default: SQLite in its folder)", group=PLACE
+    )
+    data_dir: str | None = setting(
+        PATH, "FOLDER", "Folder that holds data sets (default: $LRNAS_DATA or ~/.cache/lrnas)", group=PLACE
+    )
+    address: str | None = setting(
+        TEXT, "ADDRESS", "Address of a Ray cluster (default: this machine alone)", group=PLACE
+    )
+
+    def __post_init__(self) -> None:
+        for name, item in SETTINGS.items():
+            object.__setattr__(self, name, read_value(item, getattr(self, name), name))
+        if self.budget < 1:
+            raise InvalidSettings(f"the budget is a number of networks, at least 1; got {self.budget}; for example 20")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings that are not at their defaults, for a manifest.
+
+        Those in the group PLACE are left out: they say nothing about results, and a URL may hold a password.
+        """
+        values = {name: getattr(self, name) for name, item in SETTINGS.items() if item.metadata["group"] != PLACE}
+        return {
+            name: f"{value.__module__}:{value.__qualname__}" if callable(value) else value
+            for name, value in values.items()
+            if value != SETTINGS[name].default
+        }
+
+
+SETTINGS = {item.name: item for item in dataclasses.fields(SearchSettings)}
+"""The fields of `SearchSettings` by name."""
+
+
+def read_value(item: dataclasses.Field[Any], value: Any, label: str) -> Any:
+    """The value of a setting, checked and, if it is text, read.
+
+    Args:
+        item: The setting, from `SETTINGS`.
+        value: What was given.
+        label: How an error message names the setting.
+
+    Raises:
+        InvalidSettings: The value is not of the setting's kind.
+    """
+    kind: Kind = item.metadata["kind"]
+    if value is None and "None" in str(item.type):
+        return None
+    try:
+        return kind.read(value)
+    except (ValueError, TypeError, OverflowError):
+        raise InvalidSettings(f"{label} takes {kind.rule}; got {value!r}; for example {kind.example}") from None
+
+
+def gather_settings(source: str | SearchSettings | None, given: Mapping[str, Any]) -> SearchSettings:
+    """The settings of one search.
+
+    Args:
+        source: A study file, whose settings are used where none are given; or a space; or settings to change.
+        given: Settings by name. They win over a file's; in `set`, field by field.
+
+    Returns:
+        The settings, with defaults for those that neither has.
+    """
+    if isinstance(source, SearchSettings):
+        return dataclasses.replace(source, **given)
+    from_file = {} if source is None else _read_source(source)
+    own = _read_all(given, "setting", "")
+    changes = {**from_file.get("set", {}), **(own.get("set") or {})}
+    values = {**from_file, **own, "set": changes or None}
+    for name in ("space", "budget"):
+        if name not in values:
+            raise InvalidSettings(f"a search needs a {name}; got none; give --{name}, or a study file that sets it")
+    return SearchSettings(**values)
+
+
+def _read_source(source: str) -> dict[str, Any]:
+    """The settings in a study file; for the name or file of a space, that setting alone."""
+    if not source.endswith(".toml"):
+        return {"space": source}
+    try:
+        data = tomllib.loads(Path(source).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSettings(f"cannot read {source}: {error.strerror}; give a study file or a space") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"{source}: not TOML, {error}") from None
+    if isinstance(data.get("space"), dict):  # a space's file has a table of that name
+        return {"space": source}
+    return _read_all(data, f"setting in {source}", f"{source}: ")
+
+
+def _read_all(values: Mapping[str, Any], what: str, prefix: str) -> dict[str, Any]:
+    for name in values:
+        if name not in SETTINGS:
+            raise UnknownName(what, name, SETTINGS, " (`lrnas search --help` lists all)")
+    return {name: read_value(SETTINGS[name], value, f"{prefix}{name}") for name, value in values.items()}
+
+
+def describe(item: dataclasses.Field[Any], default: Any = None) -> str:
+    """What a setting does, and its default, in one sentence.
+
+    Args:
+        item: The setting, from `SETTINGS`.
+        default: A default in place of the setting's own.
+    """
+    text, value = item.metadata["help"], item.default if default is None else default
+    if isinstance(value, tuple):
+        value = ",".join(value)
+    unsaid = value is None or value is MISSING or "(default" in text
+    return f"{text}." if unsaid else f"{text} (default: {'yes' if value is True else value})."
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes_settings(function: Function) -> Function:
+    """Decorator: name every setting in the signature and the docstring of a function that takes them as `**`.
+
+    In the signature they follow the first parameter. In the docstring they replace the line `{settings}`.
+    """
+    signature = inspect.signature(function)
+    first, *others = (one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD)
+    added = [
+        inspect.Parameter(
+            name,
+            first.KEYWORD_ONLY,
+            default=first.empty if item.default is MISSING else item.default,
+            annotation=item.type,
+        )
+        for name, item in SETTINGS.items()
+        if name != first.name
+    ]
+    lines = "\n".join(f"    {one.name}: {describe(SETTINGS[one.name])}" for one in added)
+    lines = re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), lines)
+    vars(function)["__signature__"] = signature.replace(parameters=[first, *added, *others])
+    function.__doc__ = (inspect.getdoc(function) or "").replace("    {settings}", lines)
+    return function

@@ -1,0 +1,173 @@
+"""Settings of a search: the same from Python, from the command line and from a study file."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lrnas
+from lrnas.cli.main import main
+from lrnas.errors import LrnasError
+from lrnas.searching import search as driver
+from lrnas.searching.settings import PLACE, SETTINGS, InvalidSettings, SearchSettings, gather_settings
+
+EVERY_SETTING: dict[str, tuple[str, str, Any]] = {
+    "space": ("vgg11", '"vgg11"', "vgg11"),
+    "budget": ("7", "7", 7),
+    "data": ("cifar10", '"cifar10"', "cifar10"),
+    "image_size": ("64", "64", 64),
+    "recipe": ("paper", '"paper"', "paper"),
+    "epochs": ("4", "4", 4),
+    "set": ("lr=0.5", '{ lr = "0.5" }', {"lr": "0.5"}),
+    "min_epochs": ("2", "2", 2),
+    "batch_norm": ("", "false", False),
+    "granularity": ("stage", '"stage"', "stage"),
+    "divisor": ("4", "4", 4),
+    "objectives": ("accuracy,params", '["accuracy", "params"]', ("accuracy", "params")),
+    "latency_device": ("cpu", '"cpu"', "cpu"),
+    "latency_batch": ("8", "8", 8),
+    "seed": ("3", "3", 3),
+    "trainable": ("mine:train", '"mine:train"', "mine:train"),
+    "input": ("3x64x64", "[3, 64, 64]", (3, 64, 64)),
+    "classes": ("5", "5", 5),
+    "sampler": ("tpe", '"tpe"', "tpe"),
+    "max_macs": ("120M", '"120M"', 120_000_000),
+    "min_macs": ("1.5e6", "1.5e6", 1_500_000),
+    "max_params": ("2k", "2000", 2000),
+    "max_latency": ("2.5ms", "2.5", 2.5),
+    "warm_start": ("other", '"other"', "other"),
+    "concurrency": ("2", "2", 2),
+    "cpus_per_trial": ("0.5", "0.5", 0.5),
+    "gpus_per_trial": ("1", "1", 1.0),
+    "name": ("mine", '"mine"', "mine"),
+    "studies": ("my studies", '"my studies"', "my studies"),
+    "storage": ("sqlite:///x.db", '"sqlite:///x.db"', "sqlite:///x.db"),
+    "data_dir": ("images", '"images"', "images"),
+    "address": ("head:6379", '"head:6379"', "head:6379"),
+}
+"""For each setting: a value as an option, the same value in a study file, and as it is read."""
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[SearchSettings]:
+    """The settings that searches are begun with; none runs."""
+    settings: list[SearchSettings] = []
+
+    def begin(given: SearchSettings, _: object) -> None:
+        settings.append(given)
+        raise LrnasError("begun")
+
+    monkeypatch.setattr(driver, "_search", begin)
+    return settings
+
+
+def test_every_setting_is_an_option_an_argument_and_a_key(searched: list[SearchSettings], tmp_path: Path) -> None:
+    assert EVERY_SETTING.keys() == SETTINGS.keys()
+    options = []
+    for name, (text, _, _) in EVERY_SETTING.items():
+        option = f"--{name.replace('_', '-')}"
+        options += [option, text] if text else [f"--no-{name.replace('_', '-')}"]
+    assert main(["search", *options]) == 2
+    file = tmp_path / "study.toml"
+    file.write_text("\n".join(f"{name} = {value}" for name, (_, value, _) in EVERY_SETTING.items()))
+    assert main(["search", str(file)]) == 2
+    with pytest.raises(LrnasError, match="begun"):
+        lrnas.search(**{name: value for name, (_, _, value) in EVERY_SETTING.items()})
+    for settings in searched:
+        assert {name: getattr(settings, name) for name in SETTINGS} == {
+            name: value for name, (_, _, value) in EVERY_SETTING.items()
+        }
+    assert len(searched) == 3
+
+
+def test_what_is_given_wins_over_the_study_file(searched: list[SearchSettings], tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text('space = "nin"\nbudget = 20\nepochs = 2\n[set]\nlr = 0.1\nclip = 1.0\n')
+    assert main(["search", str(file), "--budget", "50", "--set", "lr=0.2", "--set", "pad=3"]) == 2
+    with pytest.raises(LrnasError, match="begun"):
+        lrnas.search(str(file), budget=50, set={"lr": "0.2", "pad": "3"})
+    for settings in searched:
+        assert (settings.space, settings.budget, settings.epochs) == ("nin", 50, 2)
+        assert settings.set == {"lr": "0.2", "clip": 1.0, "pad": "3"}
+    assert len(searched) == 2
+
+
+def test_a_space_may_be_named_instead_of_a_study_file(tmp_path: Path) -> None:
+    assert gather_settings("timm:resnet18", {"budget": 3}).space == "timm:resnet18"
+    file = tmp_path / "space.toml"
+    file.write_text('[space]\nbackbone = "nin"\n')
+    assert gather_settings(str(file), {"budget": 3}).space == str(file)
+    settings = gather_settings("nin", {"budget": 3})
+    assert gather_settings(settings, {"budget": 4}) == gather_settings("nin", {"budget": 4})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('space = "nin"\nbudget = 20\nnum_epochs = 3', "unknown setting in {} 'num_epochs'; did you mean min_"),
+        ('space = "nin"\nbudget = "many"', "{}: budget takes a whole number; got 'many'; for example 20"),
+        ('space = "nin"\nbudget = true', "{}: budget takes a whole number; got True"),
+        ('space = "nin"\nbudget = 2\nbatch_norm = "no"', "{}: batch_norm takes true or false; got 'no'"),
+        ('space = "nin"\nbudget = 2\nmax_macs = 0', "{}: max_macs takes a number of at least 1; got 0; for example"),
+        ('space = "nin"\nbudget = 2\nset = 3', "{}: set takes FIELD=VALUE; got 3; for example lr=0.05"),
+        ('space = "nin"', "a search needs a budget; got none; give --budget, or a study file that sets it"),
+        ("budget = 2", "a search needs a space; got none"),
+        ('space = "nin"\nbudget = 0', "the budget is a number of networks, at least 1; got 0"),
+        ("space = nin", "{}: not TOML, "),
+        (None, "cannot read {}: No such file or directory; give a study file or a space"),
+    ],
+)  # fmt: skip
+def test_a_study_file_that_is_wrong_gets_one_line(
+    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "study.toml"
+    if content is not None:
+        file.write_text(content)
+    assert main(["search", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and message.format(file) in err
+
+
+def test_python_is_told_as_clearly() -> None:
+    settings = gather_settings("nin", {"budget": 3, "max_macs": "3M", "objectives": "accuracy, macs"})
+    assert (settings.max_macs, settings.objectives) == (3_000_000, ("accuracy", "macs"))
+    with pytest.raises(LrnasError, match=r"unknown setting 'num_epochs'; did you mean min_epochs or epochs\?"):
+        lrnas.search("nin", budget=20, num_epochs=3)
+    with pytest.raises(InvalidSettings, match=r"^epochs takes a whole number; got 2.5; for example 20$"):
+        lrnas.search("nin", budget=20, epochs=2.5)
+    with pytest.raises(InvalidSettings, match=r"^seed takes a whole number; got None"):
+        SearchSettings(space="nin", budget=20, seed=None)
+    for name, value in {"input": "64x64", "max_latency": "soon", "cpus_per_trial": "nan", "data_dir": 3}.items():
+        with pytest.raises(InvalidSettings, match=f"^{name} takes .*; got {value!r}; for example "):
+            gather_settings("nin", {"budget": 3, name: value})
+
+
+def test_python_explains_every_argument() -> None:
+    signature = inspect.signature(lrnas.search)
+    assert list(signature.parameters) == [*SETTINGS, "events", "progress"]
+    assert signature.parameters["budget"].default is inspect.Parameter.empty
+    assert signature.parameters["objectives"].default == ("accuracy", "macs")
+    text = inspect.getdoc(lrnas.search) or ""
+    for name in signature.parameters:
+        assert f"\n    {name}: " in text
+    assert "early stopping (default: one ninth of epochs)." in text and "--" not in text
+    assert "latency_batch: Measure latency for batches of N images (default: 1)." in text
+
+
+def test_help_has_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Put batch norm into every network (default: yes). --granularity" in words
+    assert "latency (default: accuracy,macs)." in words
+
+
+def test_a_manifest_has_what_was_given_and_no_place() -> None:
+    given = {name: value for name, (_, _, value) in EVERY_SETTING.items()}
+    recorded = json.loads(json.dumps(gather_settings(None, given).to_dict()))
+    assert recorded.keys() == {name for name, item in SETTINGS.items() if item.metadata["group"] != PLACE}
+    assert recorded["input"] == [3, 64, 64] and recorded["set"] == {"lr": "0.5"}
+    plain = gather_settings("nin", {"budget": 20, "seed": 0, "trainable": inspect.getdoc})
+    assert plain.to_dict() == {"space": "nin", "budget": 20, "trainable": "inspect:getdoc"}
