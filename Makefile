@@ -9,7 +9,7 @@ PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --maxprocesses 8 --dist w
 .PHONY: demo test test-slow test-all lint figures clean
 
 demo: $(READY)  ## a small search on a CPU, ending in a picture of the front
-	$(BIN)/lrnas search --space nin --budget 16
+	$(BIN)/lrnas search studies/demo.toml
 
 test: $(READY)  ## the fast tests
 	$(PARALLEL)

@@ -9,10 +9,16 @@ import pytest
 
 import lrnas
 from lrnas.cli.main import main
+from lrnas.data.names import is_stream
 from lrnas.errors import LrnasError
+from lrnas.recipes import get_recipe
 from lrnas.searching import search as driver
+from lrnas.searching.samplers import check_sampler
 from lrnas.searching.settings import PLACE, SETTINGS, InvalidSettings, SearchSettings, gather_settings
+from lrnas.spaces.space import load_space
+from lrnas.study.objectives import pick_objectives
 
+STUDIES = Path(lrnas.__file__).parent.parent / "studies"
 EVERY_SETTING: dict[str, tuple[str, str, Any]] = {
     "space": ("vgg11", '"vgg11"', "vgg11"),
     "budget": ("7", "7", 7),
@@ -171,3 +177,20 @@ def test_a_manifest_has_what_was_given_and_no_place() -> None:
     assert recorded["input"] == [3, 64, 64] and recorded["set"] == {"lr": "0.5"}
     plain = gather_settings("nin", {"budget": 20, "seed": 0, "trainable": inspect.getdoc})
     assert plain.to_dict() == {"space": "nin", "budget": 20, "trainable": "inspect:getdoc"}
+
+
+@pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
+def test_presets_can_be_searched(file: Path) -> None:
+    settings = gather_settings(str(file), {})
+    space = load_space(settings.space, granularity=settings.granularity, divisor=settings.divisor)
+    assert space.dimension > 10 and is_stream(settings.data or "") is False
+    assert get_recipe(settings.recipe, space.backbones[0], 32, 45_000, settings.set).epochs == 10
+    assert [goal.name for goal in pick_objectives(settings.objectives)] == ["accuracy", "macs"]
+    check_sampler(settings.sampler)
+
+
+def test_there_are_presets() -> None:
+    names = {file.stem for file in STUDIES.glob("*.toml")}
+    assert names >= {"demo", "nin-cifar10", "vgg11-cifar10", "googlenet-cifar10", "resnet18-cifar10"}
+    assert "lrnas search studies/demo.toml" in (STUDIES.parent / "Makefile").read_text()
+    assert gather_settings(str(STUDIES / "demo.toml"), {}).to_dict() == {"space": "nin", "data": "digits", "budget": 16}
