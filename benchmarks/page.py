@@ -51,7 +51,7 @@ def write_both(folder: Path, space: str, trials: int) -> dict[str, tuple[Path, s
     ours.write_text(make_page(make_report([record])), encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental, by Optuna's own count
-        optuna.visualization.plot_pareto_front(record.study).write_html(theirs, include_plotlyjs=True)
+        optuna.visualization.plot_pareto_front(record.optuna_study).write_html(theirs, include_plotlyjs=True)
     return {"page": (ours, "html[data-ready=yes]"), "optuna": (theirs, ".scatterlayer .points path")}
 
 

@@ -29,10 +29,12 @@ from sklearn.model_selection import KFold
 
 from lrnas.arch.architecture import Architecture
 from lrnas.models.plan import make_plan
-from lrnas.searching.proposals import Study
+from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import make_sampler
 from lrnas.spaces.space import SearchSpace, load_space
-from lrnas.study.objectives import Limits, pick_objectives
+from lrnas.study.ledger import Ledger
+from lrnas.study.objectives import pick_objectives
+from lrnas.study.study import Study
 from lrnas.training.provenance import provenance
 
 MEASURED = Path(__file__).parent.parent / "results" / "nin_cifar10_curves.json"
@@ -103,22 +105,23 @@ def run(
     record = optuna.create_study(directions=[goal.direction for goal in goals])
     dearest = max(cost(network)["macs"] for network in space.points.values())
     manifest = {"space": space.to_dict(), "reference": {"macs": dearest, "params": 1}}
-    study = Study("benchmark", record, goals, manifest, space, cost, Limits())
+    study = Study("benchmark", record, goals, manifest)
+    proposals = Proposals(Ledger(study), space, cost)
     name = sampler.removesuffix(" unseeded")
-    record.sampler = make_sampler(name, seed, study)
+    record.sampler = make_sampler(name, seed, proposals)
     if name == sampler:
-        study.enqueue({**space.points, **space.seeds})
+        proposals.enqueue({**space.points, **space.seeds})
     noise = np.random.default_rng(seed)
     volumes, seconds = [], []
     for _ in range(trials):
         before = time.perf_counter()
-        proposal = study.ask()
+        proposal = proposals.ask()
         seconds.append(time.perf_counter() - before)
         assert proposal is not None
         params = record.get_trials(deepcopy=False)[proposal.number].params
         accuracy = min(0.999, max(0.1, predict(params) + NOISE * noise.standard_normal()))
-        study.record(proposal.number, [accuracy], 1.0)
-        study.complete(proposal.number, accuracy)
+        proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
+        proposals.ledger.complete(proposal.number, accuracy)
         volumes.append(true_volume(study, predict))
     return volumes, float(np.median(seconds))
 
@@ -128,7 +131,7 @@ def true_volume(study: Study, predict: Callable[[dict[str, Any]], float]) -> flo
     from lrnas.study.pareto import hypervolume
 
     reference = study.manifest["reference"]["macs"]
-    rows = {trial.number: trial for trial in study.study.get_trials(deepcopy=False)}
+    rows = {trial.number: trial for trial in study.optuna_trials()}
     front = [(1 - predict(rows[trial.number].params), trial.macs / reference) for trial in study.front()]
     return hypervolume(front, [1.0, 1.0])
 

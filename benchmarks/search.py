@@ -31,9 +31,10 @@ from torch import nn
 
 import lrnas
 from lrnas.models.plan import canonical_id
-from lrnas.searching.proposals import Study, distributions_of
+from lrnas.searching.proposals import Proposals, distributions_of
 from lrnas.searching.samplers import make_sampler
 from lrnas.spaces.space import load_space
+from lrnas.study.ledger import Ledger
 from lrnas.study.open import open_study
 from lrnas.training.custom import Run
 from lrnas.training.provenance import provenance
@@ -62,7 +63,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
             concurrency=options.concurrency,
             sampler=options.sampler,
         )
-        rows = [t for t in study.study.get_trials(deepcopy=False) if t.user_attrs.get("status") == "completed"]
+        rows = [t for t in study.optuna_trials() if t.user_attrs.get("status") == "completed"]
     ends = sorted(row.datetime_complete for row in rows if row.datetime_complete is not None)
     first = ends[options.concurrency - 1]
     number = len(ends) - options.concurrency
@@ -102,7 +103,7 @@ def time_start(command: list[str], folder: str) -> float:
     """Seconds from the command to the start of its first trial."""
     began = datetime.now()
     subprocess.run(command, check=True, capture_output=True)
-    rows = open_study("large", studies=folder).study.get_trials(deepcopy=False)
+    rows = open_study("large", studies=folder).optuna_trials()
     starts = [row.datetime_start for row in rows if row.datetime_start is not None and row.datetime_start > began]
     return round((min(starts) - began).total_seconds(), 2)
 
@@ -111,7 +112,7 @@ def fill(folder: str, number: int) -> None:
     """Rows as a search leaves them, written to the tables at once."""
     space = load_space("nin", batch_norm=True)
     study = open_study("large", studies=folder)
-    before = study.study.get_trials(deepcopy=False)
+    before = study.optuna_trials()
     like = next(row.user_attrs for row in before if row.user_attrs.get("status") == "completed")
     distributions = {
         name: (optuna.distributions.distribution_to_json(one), one) for name, one in distributions_of(space).items()
@@ -149,7 +150,7 @@ def fill(folder: str, number: int) -> None:
             {
                 "trial_id": trial_id,
                 "number": len(before) + i,
-                "study_id": study.study._study_id,
+                "study_id": study.optuna_study._study_id,
                 "state": state,
                 **times,
             }
@@ -171,7 +172,7 @@ def fill(folder: str, number: int) -> None:
         tables[models.TrialUserAttributeModel] += [
             {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)} for key, value in known.items()
         ]
-    with study.study._storage._backend.scoped_session() as session:  # type: ignore[attr-defined]
+    with study.optuna_study._storage._backend.scoped_session() as session:  # type: ignore[attr-defined]
         for model, rows in tables.items():
             session.bulk_insert_mappings(model, rows)
         session.commit()
@@ -179,21 +180,21 @@ def fill(folder: str, number: int) -> None:
 
 def time_ask(folder: str, sampler: str) -> float:
     """Median seconds of a proposal, the first of a process left out."""
-    record = open_study("large", studies=folder)
+    study = open_study("large", studies=folder)
     space = load_space("nin", batch_norm=True)
 
     def cost(network: lrnas.Architecture) -> dict[str, float]:
         total = lrnas.make_plan(network, 8, 10, 1, check_fit=False).cost
         return {"macs": total.macs, "params": total.params}
 
-    study = Study("large", record.study, record.objectives, record.manifest, space, cost)
-    record.study.sampler = make_sampler(sampler, 1, study)
+    proposals = Proposals(Ledger(study), space, cost)
+    study.optuna_study.sampler = make_sampler(sampler, 1, proposals)
     seconds = []
     for _ in range(6):
         before = time.perf_counter()
-        study.ask()
+        proposals.ask()
         seconds.append(time.perf_counter() - before)
-    study.sign_off()
+    proposals.ledger.sign_off()
     return statistics.median(seconds[1:])
 
 

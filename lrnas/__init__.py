@@ -52,7 +52,7 @@ _HOME = {
     "initialise": "layers.init",
     "load_space": "spaces.space",
     "make_plan": "models.plan",
-    "open_study": "searching.search",
+    "open_study": "study.open",
     "search": "searching.search",
 }
 """Where each public name lives; it is loaded when it is first asked for."""

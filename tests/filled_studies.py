@@ -17,8 +17,8 @@ from lrnas.searching.proposals import distributions_of
 from lrnas.spaces.space import SearchSpace, load_space
 from lrnas.study.manifest import check_manifest
 from lrnas.study.objectives import pick_objectives
-from lrnas.study.record import Record
 from lrnas.study.storage import open_storage
+from lrnas.study.study import Study
 
 SIZE, CLASSES, EPOCHS = 32, 10, 9
 BEGUN = datetime(2026, 1, 1)
@@ -34,7 +34,7 @@ def fill_study(
     storage: str | None = None,
     stopped: float = 0.5,
     seed: int = 0,
-) -> Record:
+) -> Study:
     """The paper's networks, then some drawn at random; of these a share is stopped after an epoch or three."""
     found = load_space(space, batch_norm=True)
     goals = pick_objectives(objectives.split(","))
@@ -63,7 +63,7 @@ def fill_study(
         warnings.simplefilter("ignore")  # experimental, by Optuna's own count
         study.set_metric_names(objectives.split(","))
     study.add_trials(_rows(found, trials, manifest["objectives"], stopped, seed))
-    return Record(name, study, goals, manifest)
+    return Study(name, study, goals, manifest)
 
 
 def _rows(space: SearchSpace, number: int, objectives: list[str], stopped: float, seed: int) -> list[FrozenTrial]:

@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 import optuna
-from small_studies import Study
 
+from lrnas.searching.proposals import Proposal, Queue
 from lrnas.searching.retrain import Chosen, Retraining
-from lrnas.study.ledger import Proposal
+from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import MANIFEST, RETRAINS
 from lrnas.study.objectives import RETRAINED
-from lrnas.study.record import Record
 from lrnas.study.retrained import Final, Retrained
+from lrnas.study.study import Study
 
 
-def some_finals(record: Record, recipe: str = "paper", point: str | None = None, **fields: object) -> Retrained:
+def some_finals(record: Study, recipe: str = "paper", point: str | None = None, **fields: object) -> Retrained:
     """Made up: what networks of a study would come to over three seeds, and one over none."""
     finals = [
         Final(
@@ -36,7 +36,7 @@ def some_finals(record: Record, recipe: str = "paper", point: str | None = None,
 FOUND = 7
 
 
-def retrain_by_hand(record: Record, name: str | None = None) -> Retrained:
+def retrain_by_hand(record: Study, name: str | None = None) -> Retrained:
     """Made up: the paper's networks and one found, which beats the dearest; of one nothing is tested yet."""
     trials = {trial.number: trial for trial in record.trials()}
     chosen = [trial for trial in trials.values() if trial.point in record.manifest["space"]["points"]]
@@ -67,21 +67,21 @@ def retraining(study: Study, label: str = "fast") -> Retraining:
     """As a driver opens it."""
     name = f"{study.name}@{label}"
     record = optuna.create_study(
-        storage=study.study._storage,
+        storage=study.optuna_study._storage,
         study_name=name,
         directions=[goal.direction for goal in RETRAINED],
         load_if_exists=True,
     )
     manifest = {**study.manifest, RETRAINS: study.name, "rungs": []}
     record.set_user_attr(MANIFEST, manifest)
-    return Retraining(name, record, RETRAINED, manifest)
+    return Retraining(Ledger(Study(name, record, RETRAINED, manifest)))
 
 
 def enqueue(runs: Retraining, networks: list[Chosen], seeds: range) -> None:
     runs.enqueue(networks, seeds, {network.identity: {"macs": 5, "params": 2} for network in networks})
 
 
-def ask(runs: Retraining | Study) -> Proposal:
+def ask(runs: Queue) -> Proposal:
     proposal = runs.ask()
     assert proposal is not None
     return proposal
@@ -89,6 +89,6 @@ def ask(runs: Retraining | Study) -> Proposal:
 
 def finish(runs: Retraining, accuracy: float) -> Proposal:
     proposal = ask(runs)
-    runs.record(proposal.number, [None, None], 1.0)  # type: ignore[list-item]  # trained on the validation images too
-    runs.complete(proposal.number, accuracy)
+    runs.ledger.report_epoch(proposal.number, [None, None], 1.0)  # type: ignore[list-item]  # trained on the validation images too
+    runs.ledger.complete(proposal.number, accuracy)
     return proposal

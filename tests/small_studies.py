@@ -8,12 +8,14 @@ from optuna.samplers import RandomSampler
 from lrnas.arch.architecture import Architecture
 from lrnas.models.plan import make_plan
 from lrnas.recipes import Recipe
-from lrnas.searching.proposals import Study
+from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import make_sampler
 from lrnas.spaces.space import load_space
+from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import check_manifest
 from lrnas.study.objectives import Limits, pick_objectives
 from lrnas.study.storage import open_storage
+from lrnas.study.study import Study
 
 SPACE = load_space("nin", batch_norm=True)
 
@@ -23,15 +25,15 @@ def cost(architecture: Architecture) -> dict[str, float]:
     return {"macs": total.macs, "params": total.params}
 
 
-def make_study(
+def make_proposals(
     folder: Path | None = None,
     limits: Limits | None = None,
     objectives: str = "accuracy,macs",
     sampler: str | None = None,
-) -> Study:
-    """In a folder, or in memory; with points drawn at random, or a sampler of lrnas's."""
+) -> Proposals:
+    """A search as a driver opens it: in a folder or in memory, with random points or a sampler of lrnas."""
     goals = pick_objectives(objectives.split(","))
-    record = optuna.create_study(
+    optuna_study = optuna.create_study(
         study_name="s",
         storage=None if folder is None else open_storage(None, folder, print),
         directions=[goal.direction for goal in goals],
@@ -48,22 +50,24 @@ def make_study(
         "objectives": objectives.split(","),
         "reference": {"macs": 2e7, "params": 2e6},
     }
-    check_manifest(record, manifest)
-    study = Study("s", record, goals, manifest, SPACE, cost, limits or Limits())
+    check_manifest(optuna_study, manifest)
+    study = Study("s", optuna_study, goals, manifest)
+    proposals = Proposals(Ledger(study), SPACE, cost, limits or Limits())
     if sampler is not None:
-        record.sampler = make_sampler(sampler, 0, study)
-    return study
+        optuna_study.sampler = make_sampler(sampler, 0, proposals)
+    return proposals
 
 
 def make_search(folder: Path | None = None, objectives: str = "accuracy,macs") -> Study:
     """A search that is over, with four networks, one of them the paper's; all but the last are on the front."""
-    study = make_study(folder, objectives=objectives)
+    proposals = make_proposals(folder, objectives=objectives)
     accuracies = {"lr-x0.25": 0.7, "dense-x0.25": 0.8, "nin-c3-lr": 0.9, "dense-x0.5": 0.75}
     named = {**SPACE.points, **SPACE.seeds}
-    study.enqueue({name: named[name] for name in accuracies})
+    proposals.enqueue({name: named[name] for name in accuracies})
     for accuracy in accuracies.values():
-        proposal = study.ask()
+        proposal = proposals.ask()
         assert proposal is not None
-        study.record(proposal.number, [accuracy], 1.0)
-        study.complete(proposal.number, accuracy)
-    return study
+        proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
+        proposals.ledger.complete(proposal.number, accuracy)
+    proposals.ledger.sign_off()
+    return proposals.study

@@ -16,7 +16,7 @@ from lrnas.errors import LrnasError, MissingExtra
 
 if TYPE_CHECKING:
     from lrnas.reporting.report import Report
-    from lrnas.study.record import Record
+    from lrnas.study.study import Study
 
 PICTURES = ("pareto", "history", "allocation", "curves")
 FORMS = ("png", "svg")
@@ -128,7 +128,7 @@ def _only(options: argparse.Namespace) -> str:
     return only_study(options.studies, options.storage)
 
 
-def _open(options: argparse.Namespace, name: str) -> Record:
+def _open(options: argparse.Namespace, name: str) -> Study:
     with _search_extra():
         from lrnas.study.open import open_study
     return open_study(name, storage=options.storage, studies=options.studies)
@@ -143,7 +143,7 @@ def _search_extra() -> Iterator[None]:
         raise MissingExtra("a study", error.name, "search") from None
 
 
-def _gather(options: argparse.Namespace, records: list[Record]) -> Report:
+def _gather(options: argparse.Namespace, records: list[Study]) -> Report:
     from lrnas.reporting.report import make_report
     from lrnas.study.location import Whereabouts
     from lrnas.study.retrained import read_retrained
@@ -168,7 +168,7 @@ def _write_page(report: Report, folder: Path) -> Path:
     return file
 
 
-def _write_figures(report: Report, records: list[Record], folder: Path) -> list[Path]:
+def _write_figures(report: Report, records: list[Study], folder: Path) -> list[Path]:
     """All for which there is something to show."""
     try:
         from lrnas.reporting.figures import report_plots as figures

@@ -13,8 +13,8 @@ from lrnas.errors import MissingExtra
 if TYPE_CHECKING:
     from lrnas.searching.retrain import Retraining
     from lrnas.study.location import Whereabouts
-    from lrnas.study.record import Record
     from lrnas.study.retrained import Final, Retrained
+    from lrnas.study.study import Study
     from lrnas.study.verdicts import Verdict
 
 
@@ -58,7 +58,7 @@ def _retrain(options: argparse.Namespace) -> int:
     try:
         import scipy  # noqa: F401  # what judges in the end is found missing at the beginning
 
-        from lrnas.study.open import open_record
+        from lrnas.study.open import open_study
     except ImportError as error:
         raise MissingExtra("retraining", error.name, "search") from None
     from lrnas.study.location import Whereabouts
@@ -68,13 +68,14 @@ def _retrain(options: argparse.Namespace) -> int:
     where = Whereabouts(options.studies, options.storage)
     code = 0
     if "@" in options.study:
-        record = open_record(options.study, storage=options.storage, studies=options.studies)
+        record = open_study(options.study, storage=options.storage, studies=options.studies, allow_retraining=True)
         retrained = read_retrained(record)
         assert retrained is not None
         left, command = retrained.left, f"`{where.command('retrain', retrained.study)}` with its options"
     else:
-        record = retraining = _train(options)
-        left, code = retraining.left(), INTERRUPTED if retraining.interrupted else 0
+        retraining = _train(options)
+        record, left = retraining.study, retraining.left()
+        code = INTERRUPTED if record.interrupted else 0
         retrained, command = read_retrained(record), "the same command"
         assert retrained is not None
     verdicts = judge(retrained.finals)
@@ -108,7 +109,7 @@ def _train(options: argparse.Namespace) -> Retraining:
         )
 
 
-def _print_json(record: Record, retrained: Retrained, verdicts: list[Verdict], left: int) -> None:
+def _print_json(record: Study, retrained: Retrained, verdicts: list[Verdict], left: int) -> None:
     from lrnas.study.retrained import final_front
     from lrnas.study.verdicts import TEST
 
@@ -126,7 +127,7 @@ def _print_json(record: Record, retrained: Retrained, verdicts: list[Verdict], l
     )
 
 
-def _print_finals(record: Record, retrained: Retrained, verdicts: list[Verdict], left: str, where: Whereabouts) -> None:
+def _print_finals(record: Study, retrained: Retrained, verdicts: list[Verdict], left: str, where: Whereabouts) -> None:
     """With `left` in words, if there is anything left."""
     from lrnas.study.manifest import data_name
     from lrnas.study.retrained import front_marks

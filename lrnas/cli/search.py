@@ -13,8 +13,7 @@ from lrnas.errors import LrnasError, MissingExtra
 from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, gather_settings
 
 if TYPE_CHECKING:
-    from lrnas.study.record import Record
-    from lrnas.study.trials import Trial
+    from lrnas.study.study import Study, Trial
 
 
 def add_search_commands(commands: Any) -> list[argparse.ArgumentParser]:
@@ -150,7 +149,7 @@ def _front(options: argparse.Namespace) -> None:
         _print_front(study)
 
 
-def _overview(study: Record) -> dict[str, Any]:
+def _overview(study: Study) -> dict[str, Any]:
     from lrnas.study.manifest import data_name
 
     summary = study.summary()
@@ -167,7 +166,7 @@ def _overview(study: Record) -> dict[str, Any]:
     }
 
 
-def _front_as_data(study: Record) -> dict[str, Any]:
+def _front_as_data(study: Study) -> dict[str, Any]:
     summary = study.summary()
     return {
         "study": study.name,
@@ -179,17 +178,17 @@ def _front_as_data(study: Record) -> dict[str, Any]:
     }
 
 
-def _as_data(study: Record, trial: Trial) -> dict[str, Any]:
+def _as_data(study: Study, trial: Trial) -> dict[str, Any]:
     names = [name for name in study.columns if name != "status"]
     return {**{name: getattr(trial, name) for name in names}, "architecture": trial.architecture.to_dict()}
 
 
-def _paper_trials(study: Record, trials: list[Trial]) -> list[Trial]:
+def _paper_trials(study: Study, trials: list[Trial]) -> list[Trial]:
     points = study.manifest["space"]["points"]
     return [trial for trial in trials if trial.point in points and trial.status == "completed"]
 
 
-def _print_front(study: Record) -> None:
+def _print_front(study: Study) -> None:
     summary = study.summary()
     front = summary.front
     console = make_console()
@@ -230,7 +229,7 @@ def _print_front(study: Record) -> None:
     console.print("Accuracy on validation images, after the study's own training; `lrnas retrain` tests them.")
 
 
-def _baseline_macs(study: Record, trial: Trial) -> int | None:
+def _baseline_macs(study: Study, trial: Trial) -> int | None:
     """Of the network that others are compared with, where it was not trained; None where that is not known.
 
     Any trial tells what images it would have been given.
@@ -250,7 +249,7 @@ def _baseline_macs(study: Record, trial: Trial) -> int | None:
     return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False).cost.macs
 
 
-def _write_files(study: Record, folder: Path) -> list[Path]:
+def _write_files(study: Study, folder: Path) -> list[Path]:
     """The front as a table, and as a picture where matplotlib is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "front.csv"]

@@ -176,7 +176,7 @@ def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool) -> Source
     from lrnas.study.folder import trial_folder, trials_folder
     from lrnas.study.manifest import CLASSES, DATA_NAME  # with optuna
 
-    record, trial = found.record, found.trial
+    record, trial = found.study, found.trial
     name, number, manifest = record.name, trial.number, record.manifest
     label = f"{name}-{number}"
     trials = trials_folder(studies, name)

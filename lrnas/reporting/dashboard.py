@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-    from lrnas.study.record import Record
+    from lrnas.study.study import Study
 
 HOST = "127.0.0.1"
 """The dashboard may change studies and asks for no password: it is for this machine alone."""
@@ -29,14 +29,16 @@ class _QuietHandler(WSGIRequestHandler):
         pass
 
 
-def open_dashboard(study: Record, port: int = 8080) -> WSGIServer:
+def open_dashboard(study: Study, port: int = 8080) -> WSGIServer:
     """A server of the dashboard, not yet answering; port 0 takes any that is free."""
     try:
         from optuna_dashboard import wsgi
     except ImportError:
         raise MissingExtra("the dashboard", "optuna-dashboard", "dashboard") from None
     try:
-        return make_server(HOST, port, wsgi(_with_constraints(study.study._storage)), handler_class=_QuietHandler)
+        return make_server(
+            HOST, port, wsgi(_with_constraints(study.optuna_study._storage)), handler_class=_QuietHandler
+        )
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise LrnasError(f"the dashboard cannot have port {port}: {reason}; give another --port") from None
@@ -61,7 +63,7 @@ def _list_constraints(trial: FrozenTrial) -> FrozenTrial:
     return trial
 
 
-def serve_dashboard(study: Record, port: int, *, browser: bool, say: Callable[[str], object]) -> None:
+def serve_dashboard(study: Study, port: int, *, browser: bool, say: Callable[[str], object]) -> None:
     """Answer until Ctrl-C."""
     with open_dashboard(study, port) as server:
         address = address_of(server, study)
@@ -72,6 +74,6 @@ def serve_dashboard(study: Record, port: int, *, browser: bool, say: Callable[[s
             server.serve_forever()
 
 
-def address_of(server: WSGIServer, study: Record) -> str:
+def address_of(server: WSGIServer, study: Study) -> str:
     """Where the study is shown."""
-    return f"http://{HOST}:{server.server_port}/dashboard/studies/{study.study._study_id}"
+    return f"http://{HOST}:{server.server_port}/dashboard/studies/{study.optuna_study._study_id}"

@@ -26,10 +26,9 @@ from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import StudyError, data_name
 from lrnas.study.objectives import OBJECTIVES, Objective
 from lrnas.study.pareto import add_to_front, hypervolume
-from lrnas.study.record import Record, Summary
 from lrnas.study.references import ImageShape, find_image_shape
 from lrnas.study.retrained import Retrained
-from lrnas.study.trials import Trial
+from lrnas.study.study import Study, Summary, Trial
 from lrnas.study.verdicts import TEST, judge
 
 TRIED = 5
@@ -131,7 +130,7 @@ class StudyReport:
     shape: ImageShape | None
     retrain: ShellLine | None
     """What trains its front again and tests it."""
-    record: Record = field(repr=False)
+    record: Study = field(repr=False)
 
     @cached_property
     def importances(self) -> dict[str, dict[str, float]]:
@@ -239,7 +238,7 @@ class Report:
 
 
 def make_report(
-    records: Sequence[Record],
+    records: Sequence[Study],
     *,
     where: Whereabouts | None = None,
     axis: str | None = None,
@@ -255,7 +254,7 @@ def make_report(
     return Report(studies, chosen, tested, made)
 
 
-def pick_axis(records: Sequence[Record], wanted: str | None) -> str:
+def pick_axis(records: Sequence[Study], wanted: str | None) -> str:
     """The cost to draw accuracies against: the one asked for, else one that all the studies make small."""
     timed = all("latency" in record.costs for record in records)
     known = ["macs", "params", *(["latency"] if timed else [])]
@@ -292,7 +291,7 @@ def _spell(value: Any) -> str:
     return f"{value:,.0f}" if is_number and value == int(value) else f"{value:.5g}" if is_number else str(value)
 
 
-def _report_study(record: Record, where: Whereabouts) -> StudyReport:
+def _report_study(record: Study, where: Whereabouts) -> StudyReport:
     summary = record.summary()
     manifest = record.manifest
     size = manifest["recipe"].get("crop") or manifest["image_size"]
@@ -308,7 +307,7 @@ def _report_study(record: Record, where: Whereabouts) -> StudyReport:
         )
         for trial in summary.trials
     ]
-    rows = record.study.get_trials(deepcopy=False)
+    rows = record.optuna_study.get_trials(deepcopy=False)
     return StudyReport(
         record.name,
         manifest["source"],
@@ -327,7 +326,7 @@ def _report_study(record: Record, where: Whereabouts) -> StudyReport:
     )
 
 
-def _history(record: Record, summary: Summary, rows: Sequence[FrozenTrial]) -> list[Moment]:
+def _history(record: Study, summary: Summary, rows: Sequence[FrozenTrial]) -> list[Moment]:
     """The front's hypervolume whenever a trial ended that was trained, in the order in which they ended."""
     ended = {row.number: row.datetime_complete for row in rows if row.datetime_complete is not None}
     trained = [trial for trial in summary.trials if trial.number in ended and trial.epochs]
@@ -344,7 +343,7 @@ def _history(record: Record, summary: Summary, rows: Sequence[FrozenTrial]) -> l
     return moments
 
 
-def _importances(record: Record) -> dict[str, dict[str, float]]:
+def _importances(record: Study) -> dict[str, dict[str, float]]:
     """Optuna's (PED-ANOVA): how much each parameter decides whether a network is among the best in an objective."""
     found = {}
     study = _trained_in_full(record)
@@ -368,10 +367,10 @@ def _importances(record: Record) -> dict[str, dict[str, float]]:
     return {goal: {name: round(values[name], 5) for name in order} for goal, values in found.items()}
 
 
-def _trained_in_full(record: Record) -> optuna.Study:
+def _trained_in_full(record: Study) -> optuna.Study:
     """The networks trained in full alone: for Optuna a duplicate is complete too, by what another one came to."""
-    study = optuna.create_study(directions=record.study.directions)
-    for row in record.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+    study = optuna.create_study(directions=record.optuna_study.directions)
+    for row in record.optuna_study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         if row.user_attrs.get("status") == "completed":
             study.add_trial(_Row(row))
     return study

@@ -13,8 +13,7 @@ from lrnas.data.names import SETS
 from lrnas.recipes import Recipe, named_recipes
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.location import Whereabouts
-from lrnas.study.record import Record
-from lrnas.study.trials import Trial
+from lrnas.study.study import Study, Trial
 from lrnas.training.checkpoint import RECORD
 
 
@@ -26,7 +25,7 @@ class ShellLine:
     line: str
 
 
-def shell_lines(record: Record, trial: Trial, where: Whereabouts) -> list[ShellLine]:
+def shell_lines(record: Study, trial: Trial, where: Whereabouts) -> list[ShellLine]:
     """In the order in which one wants them."""
     file = shlex.quote(f"{_file_name(record.name)}-{trial.number}.json")
     lines = [ShellLine("Write its description to a file", f"echo {shlex.quote(trial.description)} > {file}")]
@@ -38,7 +37,7 @@ def shell_lines(record: Record, trial: Trial, where: Whereabouts) -> list[ShellL
     return lines
 
 
-def retrain_line(record: Record, where: Whereabouts) -> ShellLine | None:
+def retrain_line(record: Study, where: Whereabouts) -> ShellLine | None:
     """What trains the front of a study again and tests it; nothing does where people's own code trained it."""
     if record.manifest.get("trainable") is not None:
         return None

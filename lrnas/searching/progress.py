@@ -20,9 +20,8 @@ from lrnas.study.manifest import RETRAINS, data_name
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from lrnas.study.ledger import Ledger
-    from lrnas.study.record import Summary
-    from lrnas.study.trials import Trial
+    from lrnas.searching.proposals import Queue
+    from lrnas.study.study import Summary, Trial
 
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
@@ -42,11 +41,11 @@ MIN_NETWORKS = 3
 class SearchEvents:
     """Receiver of the events of a search or a retraining. Does nothing: override what you need."""
 
-    def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
+    def started(self, queue: Queue, budget: int, dense_macs: int | None = None) -> None:
         """Called once, before the first trial.
 
         Args:
-            study: the study that was opened.
+            queue: networks to train; `queue.study` is the study that was opened.
             budget: number of trials that the study has when it is done.
             dense_macs: multiply-accumulates of the space's backbone with dense filters; None in a retraining.
         """
@@ -98,7 +97,7 @@ def _silence() -> Iterator[SearchEvents]:
 class ProgressView(SearchEvents):
     """Shows events in the live line of a terminal, or as messages of the logger where there is none."""
 
-    study: Ledger
+    queue: Queue
     budget: int
 
     def __init__(self, status: Status | None = None) -> None:
@@ -107,8 +106,9 @@ class ProgressView(SearchEvents):
         self.work_before: dict[int, Work] = {}
         """Training that each trial, by number, had before this search started."""
 
-    def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
-        self.study, self.budget = study, budget
+    def started(self, queue: Queue, budget: int, dense_macs: int | None = None) -> None:
+        self.queue, self.budget = queue, budget
+        study = queue.study
         self.start = time.monotonic()
         self.last_update = float("-inf")  # the first trial is shown at once
         self.work_before = {trial.number: Work(trial.macs, trial.epochs, trial.seconds) for trial in study.trials()}
@@ -118,10 +118,10 @@ class ProgressView(SearchEvents):
         stops = f", looked at after {', '.join(map(str, rungs))}" if rungs else ""
         trainable = manifest.get("trainable") or ""
         trainer = f" with {trainable}" if trainable not in manifest["data"] else ""  # own data name it already
-        done = study.spent() - study.running()
+        done = queue.spent() - queue.running()
         size = recipe.get("crop") or manifest["image_size"]
         dense = "" if dense_macs is None else f" (the dense network: {dense_macs:,} MACs)"
-        parts = f" ({study.parts()})" if study.parts() else ""
+        parts = f" ({queue.parts()})" if queue.parts() else ""
         logger.info(
             f"{study.name}: {budget} {unit}{'s' * (budget != 1)} in all{parts}, {done} done; training{trainer} on "
             f"{data_name(manifest)}, images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{stops}"
@@ -133,7 +133,7 @@ class ProgressView(SearchEvents):
         if change != "ended" and now - self.last_update < interval:
             return
         self.last_update = now
-        summary = self.study.summary()  # read once: a study may have thousands of trials
+        summary = self.queue.study.summary()  # read once: a study may have thousands of trials
         state, training = self._state(summary, now), self._training(summary.trials)
         if self.status is not None:
             self.status.update(f"{state}; {training}" if training else state)
@@ -142,13 +142,13 @@ class ProgressView(SearchEvents):
 
     def _state(self, summary: Summary, now: float) -> str:
         """Number of trials by outcome, the front so far, and the time left."""
-        study, counts = self.study, summary.counts
-        failed = "".join(f", {number} {status}" for status, number in study.faults(summary).items() if number)
-        running = study.running()
-        done = study.spent() - running
+        queue, counts = self.queue, summary.counts
+        failed = "".join(f", {number} {status}" for status, number in queue.faults(summary).items() if number)
+        running = queue.running()
+        done = queue.spent() - running
         seconds = self._seconds_left(summary.trials, now) if done < self.budget else None
         left = "" if seconds is None else f", about {_duration(seconds)} left"
-        if RETRAINS in study.manifest:  # test accuracies are shown when all runs are done
+        if RETRAINS in queue.study.manifest:  # test accuracies are shown when all runs are done
             return f"{done}/{self.budget} runs: {running} running{failed}{left}"
         return (
             f"{done}/{self.budget} trials: {counts.get('completed', 0)} in full, {counts.get('stopped', 0)} stopped"
@@ -158,7 +158,7 @@ class ProgressView(SearchEvents):
 
     def _training(self, trials: list[Trial]) -> str:
         """The running trials and their epochs, or an empty text where none runs."""
-        epochs = self.study.manifest["recipe"]["epochs"]
+        epochs = self.queue.study.manifest["recipe"]["epochs"]
         running = [trial for trial in trials if trial.status == "running"]
         names = [
             f"{trial.point or trial.identity}, epoch {min(trial.epochs + 1, epochs)} of {epochs}"
@@ -169,12 +169,12 @@ class ProgressView(SearchEvents):
 
     def _seconds_left(self, trials: list[Trial], now: float) -> float | None:
         """Estimated seconds until the budget is spent; None where too little is known."""
-        epochs = self.study.manifest["recipe"]["epochs"]
+        epochs = self.queue.study.manifest["recipe"]["epochs"]
         trained = {trial.number: self._work_since_start(trial) for trial in trials}
         ended = [t for t in trials if trained[t.number].epochs and t.state not in ("RUNNING", "WAITING")]
         left = [Work(trial.macs, max(0, epochs - trial.epochs)) for trial in trials if trial.state == "RUNNING"]
-        to_start = max(0, self.budget - self.study.spent())
-        waiting = self.study.waiting_macs()[:to_start]
+        to_start = max(0, self.budget - self.queue.spent())
+        waiting = self.queue.waiting_macs()[:to_start]
         left += [Work(macs, epochs) for macs in waiting]
         to_propose = to_start - len(waiting)
         if now <= self.start or (to_propose and not ended):

@@ -1,18 +1,18 @@
-"""The record of a search: one Optuna study, which is the only truth about it.
+"""Queues of networks to train: `Proposals`, the points of a space that a sampler proposes, and the base of all queues.
 
-A `Study` proposes points of a space, takes in what training them came to, and knows the front. It survives anything:
-what is not in its storage did not happen. Trials carry their architecture and all that was measured as user attributes,
-objectives have their names, so that Optuna's own tools (optuna-dashboard, optuna.visualization) read it as it is.
+A search is one Optuna study, the only truth about it. Trials carry their architecture and all that was measured as user
+attributes, and objectives have names, so that Optuna's own tools (optuna-dashboard, optuna.visualization) can read it.
 
 How trials end. COMPLETE: trained in full, or the same network as one that was. PRUNED, with the reason: stopped early,
 diverged, faulty or beyond a limit; tpe and nsga2 learn from these, gp does not see them. FAIL: lost for reasons that
-are not the network's. WAITING: to be trained, or trained in part by a driver that is gone; the next driver goes on from
-the checkpoint.
+do not lie in the network. WAITING: to be trained, or trained in part by a driver that is gone; the next driver goes on
+from the checkpoint.
 """
 
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,42 +27,112 @@ from lrnas.errors import LrnasError, OutsideSpace
 from lrnas.models.plan import canonical_id
 from lrnas.searching.mutate import step_away
 from lrnas.spaces.space import SearchSpace
-from lrnas.study.ledger import Ledger, Proposal
+from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import FREE, StudyError, differences, list_differences
 from lrnas.study.objectives import Costs, Limits
-from lrnas.study.record import Record
+from lrnas.study.study import Study, Summary
 
 MOST_REJECTIONS = 300
-"""In a row, after which a space counts as exhausted."""
+"""Number of rejected points in a row after which a space counts as exhausted."""
+FAULTS = ("diverged", "faulty", "lost")
+"""Statuses of trials that failed, as opposed to being stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A network to be trained now."""
+
+    number: int
+    """The trial."""
+    architecture: Architecture
+    point: str | None
+    """Name of the paper's network or of the seed of the space, if it is one."""
+    costs: Costs
+    seed: int | None = None
+    """Seed of the training; None for the study's own."""
+
+    @property
+    def macs(self) -> int:
+        return int(self.costs["macs"])
 
 
 @dataclass
-class Study(Ledger):
-    """A study that a driver works on. See the module."""
+class Queue(ABC):
+    """Networks to be trained, one after another, and how many of them are done.
+
+    Args:
+        ledger: The ledger of the driver that trains them.
+    """
+
+    ledger: Ledger
+
+    @property
+    def study(self) -> Study:
+        """The study that the networks belong to."""
+        return self.ledger.study
+
+    @abstractmethod
+    def ask(self, budget: int | None = None) -> Proposal | None:
+        """The next network to train; None if there is none left, or if it would exceed the budget."""
+
+    def spent(self) -> int:
+        """Number of trials that count towards the budget."""
+        return self.study.spent()
+
+    def running(self) -> int:
+        """Number of trials that some driver is training."""
+        return self.study.running()
+
+    def waiting_macs(self) -> list[int]:
+        """Multiply-accumulates of the networks that wait to be trained, in their order, as far as known."""
+        waiting = self.study.optuna_trials((TrialState.WAITING,))
+        return [trial.user_attrs["macs"] for trial in waiting if "macs" in trial.user_attrs]
+
+    def faults(self, summary: Summary) -> dict[str, int]:
+        """Number of trials that failed, per status."""
+        return {status: summary.counts.get(status, 0) for status in FAULTS}
+
+    def parts(self) -> str:
+        """What the budget consists of, in words; empty if there is nothing to say."""
+        return ""
+
+
+@dataclass
+class Proposals(Queue):
+    """The points of a space that the study's sampler proposes.
+
+    Args:
+        ledger: The ledger of the driver that trains them.
+        space: The space.
+        cost_of: Returns the costs of an architecture as it is trained.
+        limits: What a network may cost.
+        guess_of: Fast estimate of `cost_of`; None if `cost_of` is already fast.
+    """
 
     space: SearchSpace
     cost_of: Callable[[Architecture], Costs]
-    """What an architecture costs, as it is trained."""
     limits: Limits = field(default_factory=Limits)
     guess_of: Callable[[Architecture], Costs] | None = None
-    """The same in no time, for who looks at hundreds; None where `cost_of` takes none either."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.distributions = distributions_of(self.space)
         self.varied = [parameter for parameter in self.space.parameters if len(parameter.values) > 1]
         self._random = np.random.default_rng()
 
     def enqueue(self, named: Mapping[str, Architecture]) -> None:
         """Have named networks trained first; those the study has already are left alone."""
-        rows = [trial for trial in self._trials() if trial.state != TrialState.FAIL and "point" in trial.user_attrs]
+        rows = [
+            trial
+            for trial in self.study.optuna_trials()
+            if trial.state != TrialState.FAIL and "point" in trial.user_attrs
+        ]
         beyond = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") == "limit"}
         known = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") != "limit"}
         for name, architecture in named.items():
             still_beyond = name in beyond and self.limits.excess(self.cost_of(architecture))  # limits may change
             if name not in known and not still_beyond:
                 facts = {"point": name, **self._macs(architecture)}
-                self.study.enqueue_trial(self.space.params_of(architecture), user_attrs=facts)
+                self.study.optuna_study.enqueue_trial(self.space.params_of(architecture), user_attrs=facts)
 
     def _macs(self, architecture: Architecture) -> dict[str, float]:
         """Of a network that will be trained, for who wants to know how much there is to do."""
@@ -72,23 +142,23 @@ class Study(Ledger):
             return {}
         return {} if self.limits.excess(costs) else {"macs": costs["macs"]}
 
-    def import_from(self, other: Record) -> int:
+    def import_from(self, other: Study) -> int:
         """Take over what another study trained in full under the same conditions, as far as it lies in this space.
 
         It costs no budget. How many networks are new here is returned.
         """
         mine, theirs = (
             {key: value for key, value in study.manifest.items() if key not in (*FREE, "space", "reference")}
-            for study in (self, other)
+            for study in (self.study, other)
         )
         if found := list(differences(theirs, mine)):
             raise StudyError(
                 f"{other.name} was trained under other conditions: {list_differences(found)}; start without it"
             )
-        known = {trial.user_attrs.get("id") for trial in self._trials() if trial.values is not None}
+        known = {trial.user_attrs.get("id") for trial in self.study.optuna_trials() if trial.values is not None}
         names = {canonical_id(network): name for name, network in self.space.points.items()}
         number = 0
-        for trial in other._trials((TrialState.COMPLETE,)):
+        for trial in other.optuna_trials((TrialState.COMPLETE,)):
             architecture = Architecture.from_json(trial.user_attrs["architecture"])
             if trial.user_attrs["status"] != "completed" or trial.user_attrs["id"] in known:
                 continue
@@ -100,7 +170,7 @@ class Study(Ledger):
             if name := names.get(trial.user_attrs["id"]):
                 facts["point"] = name
             attributes = {**facts, "imported_from": f"{other.name}:{trial.number}"}
-            self.study.add_trial(
+            self.study.optuna_study.add_trial(
                 optuna.trial.create_trial(
                     params=params, distributions=self.distributions, values=trial.values, user_attrs=attributes
                 )
@@ -114,11 +184,11 @@ class Study(Ledger):
         Points that need no training are told at once and cost nothing. Other drivers may ask at the same time: a
         network is claimed before it is looked for among theirs, so that at least one of two sees the other.
         """
-        self.sign()
+        self.ledger.sign()
         for _ in range(MOST_REJECTIONS):
-            with self._together():  # the row is there at once, what belongs to it a moment later
-                trial = self.study.ask(self.distributions)
-                trial.set_user_attr("owner", self.driver)  # at once: others may think it was left behind
+            with self.ledger.together():  # the row is there at once, what belongs to it a moment later
+                trial = self.study.optuna_study.ask(self.distributions)
+                trial.set_user_attr("owner", self.ledger.driver)  # at once: others may think it was left behind
                 facts: dict[str, Any] = {}
                 fault, excess = "", {}
                 try:
@@ -132,31 +202,31 @@ class Study(Ledger):
                     facts |= {"architecture": architecture.to_json(), "id": identity, **costs}
                     facts |= {} if excess else {"trained": True}
                     facts["params"] = facts.pop("params")  # last: what has parameters has everything
-                self._set(trial.number, facts)
+                self.ledger.write(trial.number, facts)
             if fault:
-                self._end(trial.number, TrialState.PRUNED, "faulty", fault)
+                self.ledger.end(trial.number, TrialState.PRUNED, "faulty", fault)
                 continue
             if excess:
                 for name, value in excess.items():
                     trial.set_constraint(name, value)
-                self._end(trial.number, TrialState.PRUNED, "limit", f"beyond {', '.join(sorted(excess))}")
+                self.ledger.end(trial.number, TrialState.PRUNED, "limit", f"beyond {', '.join(sorted(excess))}")
                 continue
             if self._is_known(trial.number, identity):
                 if "point" not in trial.user_attrs:  # a sampler that is sure of itself: look next to its point
-                    self.study.enqueue_trial(step_away(self.varied, [trial.params], self._random))
+                    self.study.optuna_study.enqueue_trial(step_away(self.varied, [trial.params], self._random))
                 continue
             if budget is not None and self.spent() > budget:
-                self._put_back(trial.number)  # for a larger budget; what waits costs none
+                self.ledger.put_back(trial.number)  # for a larger budget; what waits costs none
                 return None
             return Proposal(trial.number, architecture, trial.user_attrs.get("point"), costs)
         raise StudyError(
-            f"the last {MOST_REJECTIONS} points that {self.name} proposed were known or beyond a limit; the space "
-            "has no more to offer; end the search, or widen the space or the limits"
+            f"the last {MOST_REJECTIONS} points that {self.study.name} proposed were known or beyond a limit; the "
+            "space has no more to offer; end the search, or widen the space or the limits"
         )
 
     def _is_known(self, number: int, identity: str) -> bool:
         """Whether this network was trained, or is being trained, as another trial; this one is then told."""
-        for other in self._trials():
+        for other in self.study.optuna_trials():
             known = other.user_attrs
             if other.number == number or known.get("id") != identity:
                 continue
@@ -166,7 +236,9 @@ class Study(Ledger):
                 continue  # it was lost: another try
             state = other.state if other.state.is_finished() else TrialState.FAIL
             values = other.values if state == TrialState.COMPLETE else None
-            self._end(number, state, "duplicate", f"the same network as trial {other.number}", values, trained=False)
+            self.ledger.end(
+                number, state, "duplicate", f"the same network as trial {other.number}", values, trained=False
+            )
             return True
         return False
 

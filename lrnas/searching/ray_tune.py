@@ -31,14 +31,14 @@ from lrnas.data.in_memory import DataSet
 from lrnas.errors import DataError, LrnasError, UnreadableImages, error_line
 from lrnas.searching.early_stopping import is_competitive
 from lrnas.searching.progress import Change
+from lrnas.searching.proposals import Proposal, Queue
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.shared_folder import check_mark, marked, this_place
-from lrnas.study.drivers import alive
 from lrnas.study.folder import trial_folder
-from lrnas.study.ledger import MOST_LOSSES, Ledger, Proposal
+from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.manifest import StudyError
 from lrnas.study.pareto import costs_no_more
-from lrnas.study.trials import METRIC
+from lrnas.study.study import METRIC, Study
 from lrnas.training.checkpoint import CheckpointError, drop_momentum, recorded_curve
 from lrnas.training.job import Job
 from lrnas.training.loop import EpochReport, evaluate
@@ -68,7 +68,7 @@ class Task:
 
 
 def run_trials(
-    study: Ledger,
+    queue: Queue,
     make_job: Callable[[Proposal], Job],
     folder: Path,
     *,
@@ -85,11 +85,11 @@ def run_trials(
     ends. With `test`, each network is tested when its training is over: only where nothing is chosen any more.
     """
     losses = _Losses()
-    with alive(study), marked(folder) as mark:
+    with queue.ledger.alive(), marked(folder) as mark:
         while True:
-            searcher = _StudySearcher(study, make_job, folder, mark, budget, workers, notify, test, losses)
-            scheduler = _RungScheduler(study, searcher, rungs, factor)
-            before = _standing(study)
+            searcher = _StudySearcher(queue, make_job, folder, mark, budget, workers, notify, test, losses)
+            scheduler = _RungScheduler(queue.study, searcher, rungs, factor)
+            before = _standing(queue)
             try:
                 with _stoppable(searcher):
                     _fit(searcher, scheduler, workers)
@@ -99,26 +99,26 @@ def run_trials(
             finally:
                 with suppress(LrnasError):  # where the storage is gone, they are the next driver's orphans
                     for number in searcher.running.values():
-                        study.release(number)
+                        queue.ledger.release(number)
             if searcher.failure is not None:
                 raise searcher.failure
-            study.release_orphans()
+            queue.ledger.release_orphans()
             # trials that were lost wait for another try: go on, unless nothing moves
-            stands = _standing(study) == before
-            if searcher.over or searcher.interrupted or study.spent() >= budget or stands:
+            stands = _standing(queue) == before
+            if searcher.over or searcher.interrupted or queue.spent() >= budget or stands:
                 break
     if searcher.broken:
         raise StudyError(searcher.over)
     if searcher.interrupted:
-        study.interrupted = True
+        queue.study.interrupted = True
         logger.info("stopped; the same command goes on with it")
     elif searcher.over:
         logger.info(searcher.over)
 
 
-def _standing(study: Ledger) -> tuple[int, int, int]:
+def _standing(queue: Queue) -> tuple[int, int, int]:
     """What is another after a round in which anything happened: a trial that is lost once more waits as before."""
-    return study.spent(), study.waiting(), study.losses()
+    return queue.spent(), queue.study.waiting(), queue.study.losses()
 
 
 @contextmanager
@@ -260,7 +260,7 @@ class _StudySearcher(Searcher):
 
     def __init__(
         self,
-        study: Ledger,
+        queue: Queue,
         make_job: Callable[[Proposal], Job],
         folder: Path,
         mark: str,
@@ -271,7 +271,8 @@ class _StudySearcher(Searcher):
         losses: _Losses | None = None,
     ) -> None:
         super().__init__()
-        self.study = study
+        self.queue = queue
+        self.ledger = queue.ledger
         self.make_job = make_job
         self.folder = folder
         self.mark = mark
@@ -297,10 +298,10 @@ class _StudySearcher(Searcher):
 
     @_guarded
     def suggest(self, trial_id: str) -> Any:
-        if self.over or self.interrupted or self.study.spent() >= self.budget:
+        if self.over or self.interrupted or self.queue.spent() >= self.budget:
             return Searcher.FINISHED
         try:
-            proposal = self.study.ask(self.budget)
+            proposal = self.queue.ask(self.budget)
         except StudyError as error:
             self.over = str(error)
             return Searcher.FINISHED
@@ -310,7 +311,7 @@ class _StudySearcher(Searcher):
         folder = self._folder(proposal.number)
         self.running[trial_id] = proposal.number
         facts = {name: self.facts[name] for name in ("commit", "versions")}
-        self.study.note(proposal.number, seed=job.seed, **facts)
+        self.ledger.note(proposal.number, seed=job.seed, **facts)
         self.notify("started")
         task = Task(job, str(folder.resolve()), self.workers.cpus, self.workers.gpus > 0, self.mark, self.test)
         return {"task": task}
@@ -319,7 +320,7 @@ class _StudySearcher(Searcher):
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Where it is trained, an epoch more, or the end."""
         if trial_id in self.running and "node" in result:
-            self.study.note(self.running[trial_id], hardware=result["hardware"], node=result["node"])
+            self.ledger.note(self.running[trial_id], hardware=result["hardware"], node=result["node"])
         elif "reason" in result:
             self.last_words[trial_id] = result["reason"]
         elif trial_id in self.running and "status" not in result:
@@ -331,7 +332,7 @@ class _StudySearcher(Searcher):
         facts = {METRIC + k.removeprefix(nested): value for k, value in result.items() if k.startswith(nested)}
         if "images_per_second" in result:
             facts["images_per_second"] = round(result["images_per_second"], 1)
-        self.study.record(self.running[trial_id], result["curve"], result["seconds"], **facts)
+        self.ledger.report_epoch(self.running[trial_id], result["curve"], result["seconds"], **facts)
 
     @_guarded
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
@@ -343,7 +344,7 @@ class _StudySearcher(Searcher):
             self._take_epoch(trial_id, result)
         number = self.running.pop(trial_id)
         if status == "unreadable":  # another try would meet them again: the search ends, and the trial waits
-            self.study.release(number)
+            self.ledger.release(number)
             raise UnreadableImages(result["reason"])
         if error or status == "lost" or (status == "faulty" and self._is_unproven()):
             self._lose(number, result.get("reason") or self.last_words.pop(trial_id, "its worker was lost"))
@@ -351,30 +352,30 @@ class _StudySearcher(Searcher):
             return
         self.losses.in_a_row = 0
         if trial_id in self.stopped:
-            self.study.prune(number, "stopped", self.stopped.pop(trial_id))
+            self.ledger.prune(number, "stopped", self.stopped.pop(trial_id))
             self._forget(number)
         elif status == "completed":
             if self.test:
-                self.study.note(number, test_loss=result["test_loss"])
-            self.study.complete(number, result["test_accuracy"] if self.test else result["curve"][-1])
+                self.ledger.note(number, test_loss=result["test_loss"])
+            self.ledger.complete(number, result["test_accuracy"] if self.test else result["curve"][-1])
         elif status == "diverged":
-            self.study.prune(number, "diverged", "the loss became infinite")
+            self.ledger.prune(number, "diverged", "the loss became infinite")
             self._forget(number)
         elif status == "faulty" and self.test:  # what is trained again was chosen for what it came to before
             self._lose(number, result["reason"])
         elif status == "faulty":
-            self.study.prune(number, "faulty", result["reason"])
+            self.ledger.prune(number, "faulty", result["reason"])
             self._forget(number)
         else:  # Tune was stopped in mid-trial
-            self.study.release(number)
+            self.ledger.release(number)
         self.notify("ended")
 
     def _is_unproven(self) -> bool:
         """Whether people's own code trains and has yet to train a network in full: errors are not a network's then."""
-        return self.study.manifest.get("trainable") is not None and not self.study.counts().get("completed")
+        return self.queue.study.manifest.get("trainable") is not None and not self.queue.study.counts().get("completed")
 
     def _lose(self, number: int, reason: str) -> None:
-        self.study.lose(number, reason)
+        self.ledger.lose(number, reason)
         self.losses.in_a_row += 1
         if reason not in self.losses.reasons:
             self.losses.reasons.add(reason)
@@ -410,7 +411,7 @@ class _StudySearcher(Searcher):
 class _RungScheduler(FIFOScheduler):
     """Stops trials that are not competitive at a rung. Named points are trained in full."""
 
-    def __init__(self, study: Ledger, searcher: _StudySearcher, rungs: tuple[int, ...], factor: int) -> None:
+    def __init__(self, study: Study, searcher: _StudySearcher, rungs: tuple[int, ...], factor: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.study = study
         self.searcher = searcher

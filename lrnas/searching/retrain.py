@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch.architecture import Architecture
@@ -28,16 +27,17 @@ from lrnas.errors import LrnasError
 from lrnas.models.plan import canonical_id, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.searching.progress import SearchEvents, with_progress
+from lrnas.searching.proposals import FAULTS, Proposal, Queue
 from lrnas.searching.ray_cluster import WorkerOptions, pick_workers, running_ray
 from lrnas.searching.search import FACTOR
 from lrnas.study.folder import trial_folder, trials_folder
-from lrnas.study.ledger import Ledger, Proposal
+from lrnas.study.ledger import Ledger
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, names_of
 from lrnas.study.objectives import RETRAINED
 from lrnas.study.open import name_metrics, open_study
-from lrnas.study.record import FAULTS, Record, Summary
 from lrnas.study.retrained import best_run, has_failed, is_done, is_duplicate, run_key
+from lrnas.study.study import Study, Summary
 from lrnas.training.checkpoint import CheckpointError, load_checkpoint
 from lrnas.training.job import Job
 
@@ -55,7 +55,7 @@ class Chosen:
 
 
 @dataclass
-class Retraining(Ledger):
+class Retraining(Queue):
     """The record of a retraining: one trial per network and seed, all of them known beforehand."""
 
     wanted: list[tuple[str, int]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Retraining(Ledger):
     def enqueue(self, networks: Sequence[Chosen], seeds: Sequence[int], costs: Mapping[str, Mapping[str, int]]) -> None:
         """Have networks trained over seeds, all on the first seed first; runs that are there already are left alone."""
         self.wanted = [(network.identity, seed) for seed in seeds for network in networks]
-        runs = self._trials()
+        runs = self.study.optuna_trials()
         known = {run_key(run) for run in runs if not has_failed(run)}
         failed = {run_key(run): run.number for run in runs if has_failed(run) and not is_duplicate(run)}  # the last one
         for seed in seeds:
@@ -83,7 +83,7 @@ class Retraining(Ledger):
                     **{key: value for key, value in names.items() if value is not None},
                     **costs[network.identity],
                 }
-                self.study.enqueue_trial({}, user_attrs=facts)
+                self.study.optuna_study.enqueue_trial({}, user_attrs=facts)
 
     def parts(self) -> str:
         networks = len({network for network, _ in self.wanted})
@@ -95,25 +95,27 @@ class Retraining(Ledger):
 
         `folder` is where the record's checkpoints are.
         """
-        for run in self._trials((TrialState.WAITING,)):
+        for run in self.study.optuna_trials((TrialState.WAITING,)):
             if (before := run.user_attrs.get("after")) is None:
                 continue
             old, new = trial_folder(folder, before), trial_folder(folder, run.number)
             with suppress(CheckpointError, OSError):  # another driver may have been quicker
                 if not new.exists() and load_checkpoint(old) is not None:
                     old.rename(new)
-                    known = self._frozen(before).user_attrs
-                    self._set(run.number, {key: known[key] for key in ("curve", "epochs", "seconds") if key in known})
+                    known = self.study.optuna_trial(before).user_attrs
+                    self.ledger.write(
+                        run.number, {key: known[key] for key in ("curve", "epochs", "seconds") if key in known}
+                    )
 
     def waiting_macs(self) -> list[int]:
         """Of the runs that are asked for."""
-        waiting = self._trials((TrialState.WAITING,))
+        waiting = self.study.optuna_trials((TrialState.WAITING,))
         return [run.user_attrs["macs"] for run in waiting if run_key(run) in self.wanted]
 
     def faults(self, summary: Summary) -> dict[str, int]:
         """Of the runs that are asked for, those that diverged, and those that came to nothing and wait for no one."""
         runs: dict[tuple[str, int], list[FrozenTrial]] = {}
-        for run in self._trials():
+        for run in self.study.optuna_trials():
             if not is_duplicate(run):
                 runs.setdefault(run_key(run), []).append(run)
         last = [best_run(runs[key]) for key in self.wanted if key in runs]
@@ -122,7 +124,11 @@ class Retraining(Ledger):
 
     def spent(self) -> int:
         """Runs that are asked for and done, or being trained."""
-        found = {run_key(run) for run in self._trials() if run.state != TrialState.WAITING and not has_failed(run)}
+        found = {
+            run_key(run)
+            for run in self.study.optuna_trials()
+            if run.state != TrialState.WAITING and not has_failed(run)
+        }
         return len(found & set(self.wanted))
 
     def left(self) -> int:
@@ -131,20 +137,20 @@ class Retraining(Ledger):
 
     def running(self) -> int:
         """Runs that are asked for and being trained, by whomever."""
-        found = {run_key(run) for run in self._trials((TrialState.RUNNING,))}
+        found = {run_key(run) for run in self.study.optuna_trials((TrialState.RUNNING,))}
         return len((found & set(self.wanted)) - self._done())
 
     def _done(self) -> set[tuple[str, int]]:
-        return {run_key(run) for run in self._trials() if is_done(run)}
+        return {run_key(run) for run in self.study.optuna_trials() if is_done(run)}
 
     def ask(self, budget: int | None = None) -> Proposal | None:
         """The next run; none where all that are asked for are done or in other hands."""
-        self.sign()
+        self.ledger.sign()
         wanted = set(self.wanted)
-        for run in self._trials((TrialState.WAITING,)):
-            if run_key(run) not in wanted or not self._claim(run):
+        for run in self.study.optuna_trials((TrialState.WAITING,)):
+            if run_key(run) not in wanted or not self.ledger.claim(run):
                 continue
-            self._set(run.number, {"owner": self.driver, "trained": True})
+            self.ledger.write(run.number, {"owner": self.ledger.driver, "trained": True})
             if self._is_known(run):
                 continue
             known = run.user_attrs
@@ -156,25 +162,18 @@ class Retraining(Ledger):
     def end_duplicates(self) -> None:
         """End rows that two drivers which began together wrote, and that nobody asked for once the run was done."""
         done = self._done()
-        for run in self._trials((TrialState.WAITING,)):
-            if run_key(run) in done and self._claim(run):
-                self._set(run.number, {"owner": self.driver})
+        for run in self.study.optuna_trials((TrialState.WAITING,)):
+            if run_key(run) in done and self.ledger.claim(run):
+                self.ledger.write(run.number, {"owner": self.ledger.driver})
                 self._is_known(run)
-
-    def _claim(self, run: FrozenTrial) -> bool:
-        """Whether no other driver was quicker."""
-        try:
-            return self.study._storage.set_trial_state_values(run._trial_id, TrialState.RUNNING)
-        except UpdateFinishedTrialError:
-            return False
 
     def _is_known(self, run: FrozenTrial) -> bool:
         """Whether two drivers that began together both asked for this run: the first row counts, the other is told."""
-        for other in self._trials():
+        for other in self.study.optuna_trials():
             is_first = is_done(other) or (other.number < run.number and not has_failed(other))
             if is_first and run_key(other) == run_key(run):
                 reason = f"the same run as trial {other.number}"
-                self._end(run.number, TrialState.FAIL, "duplicate", reason, trained=False)
+                self.ledger.end(run.number, TrialState.FAIL, "duplicate", reason, trained=False)
                 return True
         return False
 
@@ -215,19 +214,19 @@ def retrain(
     training = _Training(search.manifest, name, data, data_dir, recipe, given)
     full_name = f"{name}@{training.label}"
     record = optuna.create_study(
-        storage=search.study._storage,
+        storage=search.optuna_study._storage,
         study_name=full_name,
         directions=[goal.direction for goal in RETRAINED],
         load_if_exists=True,
     )
     manifest = check_manifest(record, training.manifest(search), "give them, or another name to the recipe's file")
     name_metrics(record, RETRAINED)
-    retraining = Retraining(full_name, record, RETRAINED, manifest)
+    retraining = Retraining(Ledger(Study(full_name, record, RETRAINED, manifest)))
     first = search.manifest["seed"] + 1
     costs = {network.identity: training.cost(network.architecture) for network in networks}
     retraining.enqueue(networks, range(first, first + seeds), costs)
     retraining.take_over(trials_folder(studies, full_name))
-    retraining.release_orphans()
+    retraining.ledger.release_orphans()
     budget = len(retraining.wanted)
     events.started(retraining, budget)
     if retraining.spent() < budget:
@@ -250,7 +249,7 @@ def retrain(
 
 
 def _choose(
-    search: Record, trials: Sequence[int], front: bool, points: bool, where: Whereabouts | None = None
+    search: Study, trials: Sequence[int], front: bool, points: bool, where: Whereabouts | None = None
 ) -> list[Chosen]:
     """The networks to train, the paper's first, each once under whatever names it has."""
     name, manifest = search.name, search.manifest
@@ -337,7 +336,7 @@ class _Training:
         cost = make_plan(architecture, size, classes, channels, check_fit=False).cost
         return {"macs": cost.macs, "params": cost.params}
 
-    def manifest(self, search: Record) -> dict[str, Any]:
+    def manifest(self, search: Study) -> dict[str, Any]:
         """What must stay the same for runs to be comparable."""
         space = search.manifest["space"]
         named = [Architecture.from_dict(each) for part in ("points", "seeds") for each in space[part].values()]

@@ -9,7 +9,7 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler
 
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.searching.front_sampler import FrontSampler
-from lrnas.searching.proposals import Study
+from lrnas.searching.proposals import Proposals
 
 SAMPLERS = {
     "front": "changes of the front's networks, by their expected gain; costs are known, accuracy is predicted",
@@ -28,12 +28,16 @@ def check_sampler(name: str) -> None:
         raise UnknownName("sampler", name, SAMPLERS)
 
 
-def make_sampler(name: str, seed: int, study: Study) -> BaseSampler:
-    """By name, for a study."""
-    number = len(study.study.get_trials(deepcopy=False))
+def make_sampler(name: str, seed: int, proposals: Proposals) -> BaseSampler:
+    """By name, for the proposals of a search."""
+    number = len(proposals.study.optuna_trials())
     makers: dict[str, Callable[[], BaseSampler]] = {
         "front": lambda: FrontSampler(
-            study.space.parameters, study.distributions, study.costs, _known_costs(study), seed
+            proposals.space.parameters,
+            proposals.distributions,
+            proposals.study.costs,
+            _known_costs(proposals),
+            seed,
         ),
         "tpe": lambda: TPESampler(multivariate=number > MANY, n_startup_trials=10, seed=seed),
         "gp": lambda: GPSampler(n_startup_trials=10, seed=seed),
@@ -43,17 +47,17 @@ def make_sampler(name: str, seed: int, study: Study) -> BaseSampler:
     return makers[name]()
 
 
-def _known_costs(study: Study) -> Callable[[dict[str, Any]], tuple[float, ...] | None]:
+def _known_costs(proposals: Proposals) -> Callable[[dict[str, Any]], tuple[float, ...] | None]:
     """What is known of a point before it is trained: the objectives that cost, in their order."""
-    known_of = study.guess_of or study.cost_of
+    known_of = proposals.guess_of or proposals.cost_of
 
     def costs_of(params: dict[str, Any]) -> tuple[float, ...] | None:
         try:
-            known = known_of(study.space.architecture(params))
+            known = known_of(proposals.space.architecture(params))
         except LrnasError:
             return None
-        if study.limits.excess(known):
+        if proposals.limits.excess(known):
             return None
-        return tuple(float(known[name]) for name in study.costs)
+        return tuple(float(known[name]) for name in proposals.study.costs)
 
     return costs_of

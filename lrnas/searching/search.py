@@ -23,7 +23,7 @@ from lrnas.models.plan import TIMM
 from lrnas.searching.early_stopping import rung_epochs
 from lrnas.searching.feasible import find_within
 from lrnas.searching.progress import SearchEvents, with_progress
-from lrnas.searching.proposals import Study
+from lrnas.searching.proposals import Proposals
 from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.searching.samplers import check_sampler, make_sampler
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
@@ -36,6 +36,7 @@ from lrnas.study.folder import (
     study_folder,
     trials_folder,
 )
+from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import (
     MANIFEST,
     OtherSettings,
@@ -47,6 +48,7 @@ from lrnas.study.manifest import (
 from lrnas.study.objectives import Limits, pick_objectives
 from lrnas.study.open import name_metrics, open_study
 from lrnas.study.storage import open_storage
+from lrnas.study.study import Study
 from lrnas.training.custom import load_trainable
 
 FACTOR = 3
@@ -144,21 +146,22 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         delete_if_empty(record, folder)
         raise
     keep_limits(record, limits.given(), logger.info)
-    study = Study(name, record, goals, manifest, found, training.cost, limits, training.guess)
+    study = Study(name, record, goals, manifest)
+    proposals = Proposals(Ledger(study), found, training.cost, limits, training.guess)
     # each takes seconds, one of the processor, one of waiting
     with _read_ahead(record), running_ray(workers) as workers:
         # a study that goes on must not draw the numbers it began with again
         own_seed = (settings.seed + 1_000_003 * len(record.get_trials(deepcopy=False))) % 2**32
-        record.sampler = make_sampler(settings.sampler, own_seed, study)
+        record.sampler = make_sampler(settings.sampler, own_seed, proposals)
         if settings.warm_start is not None:
-            taken = study.import_from(open_study(settings.warm_start, storage=storage, studies=studies))
+            taken = proposals.import_from(open_study(settings.warm_start, storage=storage, studies=studies))
             logger.info(f"{taken} networks of {settings.warm_start} taken over")
-        _line_up(study, reachable, settings.budget)
-        events.started(study, settings.budget, training.dense_macs())
+        _line_up(proposals, reachable, settings.budget)
+        events.started(proposals, settings.budget, training.dense_macs())
         from lrnas.searching.ray_tune import run_trials
 
         run_trials(
-            study,
+            proposals,
             lambda proposal: training.job(proposal.architecture),
             trials_folder(studies, name),
             budget=settings.budget,
@@ -170,12 +173,13 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     return study
 
 
-def _line_up(study: Study, reachable: dict[str, Any] | None, budget: int) -> None:
+def _line_up(proposals: Proposals, reachable: dict[str, Any] | None, budget: int) -> None:
     """Have the named networks wait first, with one that keeps the limits, and what a driver that died left."""
-    study.enqueue({**study.space.points, **study.space.seeds})
+    study = proposals.study
+    proposals.enqueue({**proposals.space.points, **proposals.space.seeds})
     if reachable is not None and not study.spent():  # the sampler may not meet one by itself
-        study.study.enqueue_trial(reachable)
-    study.release_orphans()
+        study.optuna_study.enqueue_trial(reachable)
+    proposals.ledger.release_orphans()
     done = study.spent()
     if budget < done:
         raise StudyError(f"{study.name} has spent {done} trials already; got a budget of {budget}; give {done} or more")

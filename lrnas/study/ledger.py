@@ -1,136 +1,123 @@
-"""What drivers write in a record: which of them has which trial, and what became of it.
+"""`Ledger`: what a driver writes into a study: which trials it has, and how they end.
 
-Several may work on one record at a time, and any of them may be gone at any time: what is not in the storage did not
-happen, and what a driver leaves behind is given to whoever asks next.
+A driver is a process that trains trials of a study. Several drivers may work on one study at a time, and any of them
+may vanish at any time. What is not in the storage did not happen; trials that a vanished driver left are given to the
+next driver that asks.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState
 
-from lrnas.arch.architecture import Architecture
+from lrnas.errors import LrnasError
 from lrnas.study.fast_storage import BulkStorage
-from lrnas.study.objectives import Costs
-from lrnas.study.record import Record
+from lrnas.study.study import Study
 
 MOST_LOSSES = 3
-"""Of one trial, before it counts as lost."""
+"""Number of times a trial may be lost before it is given up."""
 GONE_AFTER = 90.0
-"""Seconds without a sign of life that make a driver gone."""
+"""Seconds without a sign of life after which a driver counts as gone."""
+EVERY = 5.0
+"""Seconds between checks whether the next sign of life is due."""
 DRIVER = "lrnas:driver:"
+"""Prefix of the study attributes that hold the drivers' last signs of life."""
 _signed: set[str] = set()
-"""Drivers of this process: another one with its number is of a process that was there before."""
+"""Drivers of this process; a driver with the same process number that is not here belonged to an earlier process."""
 _signed_off: set[str] = set()
-"""Those of them that are done, also where the storage could not be told."""
+"""Drivers of this process that are done, even if the storage could not be told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A network to be trained now."""
-
-    number: int
-    architecture: Architecture
-    point: str | None
-    """The name of the paper's network or seed it is."""
-    costs: Costs
-    seed: int | None = None
-    """Of its training; None for the study's own."""
-
-    @property
-    def macs(self) -> int:
-        return int(self.costs["macs"])
+def _new_driver() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
 
 
 @dataclass
-class Ledger(Record, ABC):
-    """A record that a driver works on. See the module; whoever inherits says what is trained next."""
+class Ledger:
+    """Writes what one driver does into a study.
 
-    driver: str = field(
-        default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}", kw_only=True
-    )
+    Methods that change a trial do nothing if the trial is no longer this driver's: another driver may have thought
+    this one gone.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._last_sign = float("-inf")
-        self.interrupted = False
-        """Whether somebody stopped this driver before it was done."""
+    Args:
+        study: The study to write to.
+        driver: The driver's name, HOST:PROCESS:ID; by default a new one for this process.
+    """
 
-    @abstractmethod
-    def ask(self, budget: int | None = None) -> Proposal | None:
-        """The next network to train; none where that would be one more than the budget, or there is none."""
+    study: Study
+    driver: str = field(default_factory=_new_driver)
+    _last_sign: float = field(default=float("-inf"), init=False, repr=False)
 
-    def parts(self) -> str:
-        """What the trials in all are made up of, in words; nothing where that is not known beforehand."""
-        return ""
+    # --- how a trial goes
 
-    # --- telling
+    def report_epoch(self, number: int, accuracies: Sequence[float], seconds: float, **facts: Any) -> None:
+        """Write the progress of a trial that is being trained.
 
-    def record(self, number: int, accuracies: Sequence[float], seconds: float, **facts: Any) -> None:
-        """What is known of a trial that is being trained."""
-        values = {"curve": list(accuracies), "epochs": len(accuracies), "seconds": round(seconds, 3), **facts}
-        if self._is_mine(number):
-            self._set(number, values)
+        Args:
+            number: The trial.
+            accuracies: Validation accuracy after each epoch so far.
+            seconds: Training time so far.
+            **facts: Further attributes of the trial.
+        """
+        self.note(number, curve=list(accuracies), epochs=len(accuracies), seconds=round(seconds, 3), **facts)
         self.sign()
 
     def note(self, number: int, **facts: Any) -> None:
-        """How a trial is trained, and where."""
+        """Write attributes of a trial."""
         if self._is_mine(number):
-            self._set(number, facts)
+            self.write(number, facts)
 
     def complete(self, number: int, accuracy: float) -> None:
-        """A trial was trained in full. The accuracy is that of the objectives, which say on which images."""
+        """End a trial that was trained in full, with the accuracy that the study's objectives ask for."""
         if not self._is_mine(number):
             return
-        known = self._frozen(number).user_attrs
-        values = [accuracy if item.maximise else float(known[item.name]) for item in self.objectives]
-        facts = {item.name: accuracy for item in self.objectives if item.maximise}
-        self._end(number, TrialState.COMPLETE, "completed", "", values, **facts)
+        known = self.study.optuna_trial(number).user_attrs
+        values = [accuracy if item.maximise else float(known[item.name]) for item in self.study.objectives]
+        facts = {item.name: accuracy for item in self.study.objectives if item.maximise}
+        self.end(number, TrialState.COMPLETE, "completed", "", values, **facts)
 
     def prune(self, number: int, status: str, reason: str) -> None:
-        """A trial ended that says something about its network: stopped, diverged or faulty."""
+        """End a trial for a reason that lies in its network; the status is stopped, diverged or faulty."""
         if self._is_mine(number):
-            self._end(number, TrialState.PRUNED, status, reason)
+            self.end(number, TrialState.PRUNED, status, reason)
 
     def lose(self, number: int, reason: str) -> None:
-        """A trial ended for reasons that are not its network's: it is tried again, but not for ever."""
+        """Put back a trial that failed for a reason outside its network; after `MOST_LOSSES` times, end it."""
         if not self._is_mine(number):
             return
-        losses = self._frozen(number).user_attrs.get("losses", 0) + 1
-        self._set(number, {"losses": losses})
+        losses = self.study.optuna_trial(number).user_attrs.get("losses", 0) + 1
+        self.write(number, {"losses": losses})
         if losses < MOST_LOSSES:
             self.release(number)
         else:
-            self._end(number, TrialState.FAIL, "lost", f"{reason}, {losses} times")
-
-    def losses(self) -> int:
-        """How often trials were lost, all of them together."""
-        return sum(trial.user_attrs.get("losses", 0) for trial in self._trials())
+            self.end(number, TrialState.FAIL, "lost", f"{reason}, {losses} times")
 
     def release(self, number: int) -> None:
-        """A trial will not be finished by this driver: whoever asks next goes on with it."""
+        """Put back a trial that this driver will not finish: the next driver that asks continues it."""
         if self._is_mine(number):
-            self._put_back(number)
+            self.put_back(number)
 
     def release_orphans(self) -> int:
-        """Give back the trials of drivers that are gone, and how many these are.
+        """Put back the trials of drivers that are gone, and this driver's own: call it while training none.
 
-        Those of this driver are among them: it must be training none.
+        Returns:
+            The number of trials put back.
         """
-        running = self._trials((TrialState.RUNNING,))  # first: whoever has one has left a sign before
-        living = self._living_drivers()
-        # where others live, one of them may just be asking for a row that does not have its name yet
+        running = self.study.optuna_trials((TrialState.RUNNING,))  # first: a driver signs before it takes a trial
+        living = living_drivers(self.study.optuna_study) - {self.driver}
+        # another living driver may have just taken a trial without having written its name yet
         before = datetime.now() - timedelta(seconds=GONE_AFTER if living else 0)
         orphans = [
             trial
@@ -138,18 +125,27 @@ class Ledger(Record, ABC):
             if trial.user_attrs.get("owner") not in living and (trial.datetime_start or before) <= before
         ]
         for trial in orphans:
-            self._put_back(trial.number)
+            self.put_back(trial.number)
         return len(orphans)
 
-    def _put_back(self, number: int) -> None:
-        self.study._storage.set_trial_state_values(self._frozen(number)._trial_id, TrialState.WAITING)
-
     def _is_mine(self, number: int) -> bool:
-        """Whether a trial is still this driver's; one that was thought gone may find that it is not."""
-        trial = self._frozen(number)
+        trial = self.study.optuna_trial(number)
         return trial.state == TrialState.RUNNING and trial.user_attrs.get("owner") == self.driver
 
-    def _end(
+    # --- writing, without asking whose the trial is
+
+    def claim(self, trial: FrozenTrial) -> bool:
+        """Take a waiting trial; False if another driver took it first."""
+        try:
+            return self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+        except UpdateFinishedTrialError:
+            return False
+
+    def put_back(self, number: int) -> None:
+        """Let a trial wait for the next driver that asks."""
+        self._storage.set_trial_state_values(self.study.optuna_trial(number)._trial_id, TrialState.WAITING)
+
+    def end(
         self,
         number: int,
         state: TrialState,
@@ -158,54 +154,82 @@ class Ledger(Record, ABC):
         values: Sequence[float] | None = None,
         **facts: Any,
     ) -> None:
-        facts["status"] = status
-        if reason:
-            facts["reason"] = reason
-        self._set(number, facts)
-        self.study.tell(number, values, state=state, skip_if_finished=True)
+        """Write how a trial ended.
 
-    def _set(self, number: int, attributes: Mapping[str, Any]) -> None:
-        storage = self.study._storage
-        trial_id = storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number)
+        Args:
+            number: The trial.
+            state: Its state for Optuna.
+            status: Its state for lrnas, see `Trial.status`.
+            reason: Why it ended so; empty if there is nothing to say.
+            values: Values of the objectives, if it is complete.
+            **facts: Further attributes.
+        """
+        self.write(number, facts | {"status": status} | ({"reason": reason} if reason else {}))
+        self.study.optuna_study.tell(number, values, state=state, skip_if_finished=True)
+
+    def write(self, number: int, attributes: Mapping[str, Any]) -> None:
+        """Set attributes of a trial; in a database in one transaction."""
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self.study.optuna_study._study_id, number)
         if (database := self._database()) is not None:
             database.set_trial_user_attrs(trial_id, attributes)
             return
         for key, value in attributes.items():
-            storage.set_trial_user_attr(trial_id, key, value)
+            self._storage.set_trial_user_attr(trial_id, key, value)
 
-    def _together(self) -> AbstractContextManager[None]:
-        """What is set for a new trial is written in one transaction, where the storage is a database."""
+    def together(self) -> AbstractContextManager[None]:
+        """Context in which what is set for a new trial is written in one transaction, if the storage is a database."""
         database = self._database()
         return nullcontext() if database is None else database.together()
 
+    @property
+    def _storage(self) -> optuna.storages.BaseStorage:
+        return self.study.optuna_study._storage
+
     def _database(self) -> BulkStorage | None:
-        database = getattr(self.study._storage, "_backend", None)  # behind Optuna's cache, which holds finished trials
+        database = getattr(self._storage, "_backend", None)  # behind Optuna's cache, which holds finished trials
         return database if isinstance(database, BulkStorage) else None
 
-    # --- drivers
+    # --- signs of life
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Context in which a thread writes signs of life; at its end the driver signs off."""
+        self.sign()
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(EVERY):
+                with suppress(LrnasError):  # a storage that is gone ends the search where results are written
+                    self.sign()
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            with suppress(LrnasError):
+                self.sign_off()
 
     def sign(self) -> None:
-        """Leave a sign of life, every few seconds at most."""
+        """Write a sign of life, unless the last one is only seconds old."""
         _signed.add(self.driver)
         now = time.time()
         if now - self._last_sign > GONE_AFTER / 6:
             self._last_sign = now
-            self.study.set_user_attr(DRIVER + self.driver, now)
+            self.study.optuna_study.set_user_attr(DRIVER + self.driver, now)
 
     def sign_off(self) -> None:
-        """This driver is done."""
+        """Write that this driver is done."""
         _signed_off.add(self.driver)
-        self.study.set_user_attr(DRIVER + self.driver, 0.0)
-
-    def _living_drivers(self) -> set[str]:
-        """The others."""
-        return living_drivers(self.study) - {self.driver}
+        self.study.optuna_study.set_user_attr(DRIVER + self.driver, 0.0)
 
 
-def living_drivers(study: optuna.Study) -> set[str]:
-    """Those that work on a study, as far as their signs tell."""
+def living_drivers(optuna_study: optuna.Study) -> set[str]:
+    """Names of the drivers that work on a study, judging by their signs of life."""
     living: set[str] = set()
-    for key, seen in study.user_attrs.items():
+    for key, seen in optuna_study.user_attrs.items():
         if key.startswith(DRIVER) and time.time() - seen < GONE_AFTER:
             driver = key.removeprefix(DRIVER)
             host, process, _ = driver.rsplit(":", 2)
@@ -215,7 +239,7 @@ def living_drivers(study: optuna.Study) -> set[str]:
 
 
 def _is_alive(driver: str, process: int) -> bool:
-    """Whether a driver of this host may live: after a start of the machine its number may be another process's."""
+    """Whether a driver of this host may be alive; after a restart another process may have its number."""
     if process == os.getpid():
         return driver in _signed
     try:

@@ -14,8 +14,8 @@ from lrnas.study.folder import no_such_study, study_folder, study_names
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import MANIFEST, RETRAINS, StudyError
 from lrnas.study.objectives import RETRAINED, Objective, pick_objectives
-from lrnas.study.record import Record
 from lrnas.study.storage import DATABASE, open_storage
+from lrnas.study.study import Study
 
 
 def name_metrics(study: optuna.Study, objectives: Sequence[Objective]) -> None:
@@ -25,33 +25,40 @@ def name_metrics(study: optuna.Study, objectives: Sequence[Objective]) -> None:
         study.set_metric_names([objective.name for objective in objectives])
 
 
-def open_study(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:
-    """A search that exists, to look at."""
-    record = open_record(name, storage=storage, studies=studies)
-    if search := record.manifest.get(RETRAINS):
-        raise StudyError(
-            f"a search has a front to choose from; got {name}, networks of {search} that were trained again; "
-            f"`{Whereabouts(str(studies), storage).command('retrain', name)}` shows these"
-        )
-    return record
+def open_study(
+    name: str, *, storage: str | None = None, studies: str | Path = "studies", allow_retraining: bool = False
+) -> Study:
+    """Open a study that exists, to read it.
 
+    Args:
+        name: The name of the search, or SEARCH@RECIPE for a retraining.
+        storage: A database URL or `journal:FILE`; by default the file in the study's folder.
+        studies: The folder where studies are kept.
+        allow_retraining: Whether the study may be a retraining; if not, one is refused.
 
-def open_record(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Record:
-    """The record of a search, or SEARCH@RECIPE for that of its networks trained again, to look at."""
+    Returns:
+        The study.
+    """
     folder = study_folder(studies, name.partition("@")[0])
+    where = Whereabouts(str(studies), storage)
     if storage is None and not (folder / DATABASE).exists():
-        listing = f"; `lrnas studies{Whereabouts(str(studies)).options()}` lists all"
-        raise UnknownName("study", name, study_names(studies), listing)
+        raise UnknownName("study", name, study_names(studies), f"; `lrnas studies{where.options()}` lists all")
     kept = open_storage(storage, folder, _say)
     try:
-        record = optuna.load_study(study_name=name, storage=kept)
+        optuna_study = optuna.load_study(study_name=name, storage=kept)
     except KeyError:
         raise no_such_study(name, [study.study_name for study in kept.get_all_studies()]) from None
-    manifest = record.user_attrs.get(MANIFEST)
+    manifest = optuna_study.user_attrs.get(MANIFEST)
     if manifest is None:
         raise StudyError(f"{name} is a study of Optuna's, but not one of lrnas's; give another")
-    goals = RETRAINED if RETRAINS in manifest else pick_objectives(manifest["objectives"])
-    return Record(name, record, goals, manifest)
+    search = manifest.get(RETRAINS)
+    if search is not None and not allow_retraining:
+        raise StudyError(
+            f"a search has a front to choose from; got {name}, networks of {search} that were trained again; "
+            f"`{where.command('retrain', name)}` shows these"
+        )
+    objectives = RETRAINED if search is not None else pick_objectives(manifest["objectives"])
+    return Study(name, optuna_study, objectives, manifest)
 
 
 def _say(line: str) -> None:

@@ -16,8 +16,7 @@ from lrnas.errors import LrnasError, MissingExtra, UnknownName
 from lrnas.models.plan import TIMM, make_plan
 
 if TYPE_CHECKING:
-    from lrnas.study.record import Record
-    from lrnas.study.trials import Trial
+    from lrnas.study.study import Study, Trial
 
 FORM = re.compile(r"([^/:]+):([^:]+)")
 
@@ -26,17 +25,17 @@ FORM = re.compile(r"([^/:]+):([^:]+)")
 class StudyNetwork:
     """A trial of a search, or a run of a retraining."""
 
-    record: Record
+    study: Study
     trial: Trial
 
     @property
     def name(self) -> str:
-        return f"{self.record.name}:{self.trial.number}"
+        return f"{self.study.name}:{self.trial.number}"
 
     @property
     def image_shape(self) -> ImageShape:
         """What it was trained on."""
-        manifest, trial = self.record.manifest, self.trial
+        manifest, trial = self.study.manifest, self.trial
         size = manifest["recipe"].get("crop") or manifest["image_size"]
         shape = find_image_shape(size, [(trial.architecture, trial.macs, trial.params)])
         if shape is None:
@@ -54,16 +53,16 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
         return None
     try:
         from lrnas.study.manifest import RETRAINS
-        from lrnas.study.open import open_record  # with ray and optuna: seconds others need not wait
+        from lrnas.study.open import open_study  # with ray and optuna: seconds others need not wait
     except ImportError as error:
         raise MissingExtra("a study", error.name, "search") from None
     name, which = found[1], found[2]
-    record = open_record(name, storage=storage, studies=studies)
-    is_retraining = RETRAINS in record.manifest
+    study = open_study(name, storage=storage, studies=studies, allow_retraining=True)
+    is_retraining = RETRAINS in study.manifest
     look = f"`{_command('retrain' if is_retraining else 'front', name, studies, storage)}` shows "
     if is_retraining:
-        return StudyNetwork(record, _pick_run(record, which, f"{look}them"))
-    return StudyNetwork(record, _pick_trial(record, which, f"{look}the best ones"))
+        return StudyNetwork(study, _pick_run(study, which, f"{look}them"))
+    return StudyNetwork(study, _pick_trial(study, which, f"{look}the best ones"))
 
 
 def check_no_study(source: str, studies: str | Path = "studies", storage: str | None = None) -> None:
@@ -83,45 +82,45 @@ def _command(verb: str, name: str, studies: str | Path, storage: str | None) -> 
     return Whereabouts(str(studies), storage).command(verb, name)
 
 
-def _pick_trial(record: Record, which: str, look: str) -> Trial:
+def _pick_trial(study: Study, which: str, look: str) -> Trial:
     if which == "best":
-        return record.best()
-    trials = record.trials()
+        return study.best()
+    trials = study.trials()
     if which.isdecimal():
-        return _numbered(record, trials, int(which), look)
+        return _numbered(study, trials, int(which), look)
     named = [trial for trial in trials if which in (trial.point, trial.identity)]
     if not named:
         known = ["best", *(trial.point or trial.identity for trial in trials)]
-        raise UnknownName(f"network of {record.name}", which, known, f"; {look}")
+        raise UnknownName(f"network of {study.name}", which, known, f"; {look}")
     return min(named, key=lambda trial: (trial.status != "completed", trial.number))
 
 
-def _pick_run(record: Record, which: str, look: str) -> Trial:
+def _pick_run(study: Study, which: str, look: str) -> Trial:
     from lrnas.study.retrained import read_finals
 
-    name = record.name
+    name = study.name
     if which == "best":
         raise LrnasError(
             f"nothing is chosen by test accuracy; got {name}:best; name a network or the number of a run, {look}"
         )
-    trials = record.trials()
+    trials = study.trials()
     if which.isdecimal():
-        return _numbered(record, trials, int(which), look)
-    finals = read_finals(record)
+        return _numbered(study, trials, int(which), look)
+    finals = read_finals(study)
     final = next((final for final in finals if which in (final.name, final.identity)), None)
     if final is None:
         raise UnknownName(f"network of {name}", which, [final.name for final in finals], f"; {look}")
     if not final.runs:
         raise LrnasError(f"weights are those of a run that is done; {name} has none of {which}; name another network")
-    return _numbered(record, trials, final.runs[0], look)
+    return _numbered(study, trials, final.runs[0], look)
 
 
-def _numbered(record: Record, trials: list[Trial], number: int, look: str) -> Trial:
+def _numbered(study: Study, trials: list[Trial], number: int, look: str) -> Trial:
     for trial in trials:
         if trial.number == number:
             return trial
     there = f"it has {len(trials)}, up to {max(trial.number for trial in trials)}" if trials else "it has none"
-    raise LrnasError(f"{record.name} has no trial {number}; {there}; {look}")
+    raise LrnasError(f"{study.name} has no trial {number}; {there}; {look}")
 
 
 CHANNELS = (3, 1, 2, *range(4, 33))

@@ -20,7 +20,7 @@ from lrnas.errors import UnknownName
 from lrnas.study.manifest import MANIFEST, RETRAINS, data_name
 from lrnas.study.objectives import cost_objectives, pick_objectives
 from lrnas.study.pareto import front_indices
-from lrnas.study.record import Record
+from lrnas.study.study import Study
 from lrnas.training.seed_stats import OverSeeds
 
 
@@ -129,7 +129,7 @@ class Retrained:
         return "; ".join(parts) + "."
 
 
-def read_finals(study: Record, recipe: str | None = None) -> list[Final]:
+def read_finals(study: Study, recipe: str | None = None) -> list[Final]:
     """The networks of a search that are trained again with a recipe, cheapest first; without a name, the last one.
 
     The study may be the record of a retraining itself. A network has what its finished runs came to, be they all that
@@ -139,9 +139,9 @@ def read_finals(study: Record, recipe: str | None = None) -> list[Final]:
     return [] if found is None else list(found.finals)
 
 
-def read_retrained(study: Record, recipe: str | None = None) -> Retrained | None:
+def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
     """A retraining as `read_finals` finds it, and what there is to know about it; None where there is none."""
-    record, search = study.study, study.manifest.get(RETRAINS)
+    record, search = study.optuna_study, study.manifest.get(RETRAINS)
     if search is not None:
         recipe, known = study.name.partition("@")[2], []
     else:
@@ -168,22 +168,22 @@ def read_retrained(study: Record, recipe: str | None = None) -> Retrained | None
     )
 
 
-def _open_search(study: Record, search: str) -> optuna.Study | None:
+def _open_search(study: Study, search: str) -> optuna.Study | None:
     """What was searched, of which the record of a retraining may be all that is left."""
     if study.name == search:
-        return study.study
-    if search not in optuna.get_all_study_names(study.study._storage):
+        return study.optuna_study
+    if search not in optuna.get_all_study_names(study.optuna_study._storage):
         return None
-    return optuna.load_study(study_name=search, storage=study.study._storage)
+    return optuna.load_study(study_name=search, storage=study.optuna_study._storage)
 
 
-def retrained_recipes(study: Record) -> list[str]:
+def retrained_recipes(study: Study) -> list[str]:
     """The recipes that networks of a search were trained again with; the one in use last comes last."""
     found = []
-    for other in study.study._storage.get_all_studies():
+    for other in study.optuna_study._storage.get_all_studies():
         manifest = other.user_attrs.get(MANIFEST, {})
         if manifest.get(RETRAINS) == study.name:
-            record = optuna.load_study(study_name=other.study_name, storage=study.study._storage)
+            record = optuna.load_study(study_name=other.study_name, storage=study.optuna_study._storage)
             trials = record.get_trials(deepcopy=False)
             last = max((trial.datetime_start for trial in trials if trial.datetime_start), default=datetime.min)
             found.append((last, other.study_name.partition("@")[2]))

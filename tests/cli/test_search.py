@@ -6,7 +6,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from small_studies import SPACE, cost, make_search, make_study
+from small_studies import SPACE, cost, make_proposals, make_search
 
 from lrnas.cli import output as terminal
 from lrnas.cli.main import main
@@ -20,12 +20,13 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a search in it; of the paper's networks, one is on the front and one is beaten."""
     folder = tmp_path_factory.mktemp("my studies")
-    study = make_search(folder / "s")
-    study.enqueue({"nin": SPACE.points["nin"]})
-    proposal = study.ask()
+    make_search(folder / "s")
+    proposals = make_proposals(folder / "s")
+    proposals.enqueue({"nin": SPACE.points["nin"]})
+    proposal = proposals.ask()
     assert proposal is not None
-    study.record(proposal.number, [0.6], 1.0)
-    study.complete(proposal.number, 0.6)
+    proposals.ledger.report_epoch(proposal.number, [0.6], 1.0)
+    proposals.ledger.complete(proposal.number, 0.6)
     return folder
 
 
@@ -57,7 +58,7 @@ def test_a_narrow_terminal_shows_what_is_on_the_front(
 def test_what_is_to_be_typed_next_says_where_the_study_is(
     studies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lrnas.searching.search.search", lambda *_, **__: make_study(studies / "s"))
+    monkeypatch.setattr("lrnas.searching.search.search", lambda *_, **__: make_proposals(studies / "s").study)
     assert main(["search", "--space", "nin", "--budget", "5", "--studies", str(studies)]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Look again: "))
     program, *arguments = shlex.split(line.removeprefix("Look again: "))
@@ -82,7 +83,7 @@ def test_shares_without_a_network_of_the_paper_are_those_of_the_backbone_as_it_i
     study = make_search(tmp_path / "s")
     space = study.manifest["space"]
     without = {**space, "baseline": None, "points": {}, "seeds": {"dense-x1": space["points"]["nin"]}}
-    study.study.set_user_attr(MANIFEST, {**study.manifest, "space": without})
+    study.optuna_study.set_user_attr(MANIFEST, {**study.manifest, "space": without})
     assert main(["front", "s", "--studies", str(tmp_path)]) == 0
     title, *lines = capsys.readouterr().out.strip().splitlines()
     assert title.strip() == "s: the front"

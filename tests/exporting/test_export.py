@@ -31,11 +31,13 @@ from lrnas.models.build import create_model
 from lrnas.models.plan import canonical_id
 from lrnas.profiling.timing import measure
 from lrnas.recipes import Recipe
-from lrnas.searching.proposals import Study
+from lrnas.searching.proposals import Proposals
 from lrnas.spaces.space import load_space
+from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import check_manifest
-from lrnas.study.objectives import Limits, pick_objectives
+from lrnas.study.objectives import pick_objectives
 from lrnas.study.storage import open_storage
+from lrnas.study.study import Study
 from lrnas.training.checkpoint import described, save_checkpoint
 
 NARROW = {name: Allocation(width=0.05) for name in ("cccp1", "cccp2", "cccp3", "cccp4", "cccp5")}
@@ -377,11 +379,12 @@ def make_study(folder: Path, data: str = "digits", **more: object) -> None:
         **more,
     }
     check_manifest(record, manifest)
-    study = Study("small", record, goals, manifest, space, lambda _: {"macs": 1000, "params": 10}, Limits())
+    ledger = Ledger(Study("small", record, goals, manifest))
+    proposals = Proposals(ledger, space, lambda _: {"macs": 1000, "params": 10})
     for accuracy in (0.5, 0.9, 0.7):
-        proposal = study.ask()
-        study.record(proposal.number, [accuracy], 1.0)
-        study.complete(proposal.number, accuracy)
+        proposal = proposals.ask()
+        ledger.report_epoch(proposal.number, [accuracy], 1.0)
+        ledger.complete(proposal.number, accuracy)
         if proposal.number == 1:
             model = create_model(proposal.architecture, 10, 1)
             write_checkpoint(folder / "small" / "trials" / "00001", model, told=False, data=data)

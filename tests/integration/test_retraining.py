@@ -37,7 +37,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 @pytest.mark.ci
 def test_what_is_recorded_is_what_the_weights_come_to(tmp_path: Path) -> None:
-    storage = make_search(tmp_path / "studies" / "s").study._storage
+    storage = make_search(tmp_path / "studies" / "s").optuna_study._storage
     process = start(tmp_path, "--epochs", "1", "--seeds", "1", "--json")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0 and "s@fast,epochs=1: 2 runs in all, 0 done" in err and "2/2 runs" in err, err
@@ -56,7 +56,7 @@ def test_what_is_recorded_is_what_the_weights_come_to(tmp_path: Path) -> None:
 
 def test_a_killed_retraining_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is trained twice, and more seeds extend it."""
-    storage = make_search(tmp_path / "studies" / "s").study._storage
+    storage = make_search(tmp_path / "studies" / "s").optuna_study._storage
     options = ["--epochs", "4", "--concurrency", "1"]
     first = start(tmp_path, *options, "--seeds", "1")
     deadline = time.monotonic() + 120
@@ -92,7 +92,7 @@ def test_a_killed_retraining_goes_on(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_run_that_fails_each_time_is_tried_three_times_and_says_why(tmp_path: Path) -> None:
     """Alone, so that Tune ends after every try."""
-    storage = make_search(tmp_path / "studies" / "s").study._storage
+    storage = make_search(tmp_path / "studies" / "s").optuna_study._storage
     folder = tmp_path / "studies" / "s" / "retrained" / "fast,epochs=1"
     folder.mkdir(parents=True)
     (folder / "00000").write_text("where the run would have its folder")

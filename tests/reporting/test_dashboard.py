@@ -16,13 +16,13 @@ from optuna.trial import TrialState
 from lrnas.errors import LrnasError
 from lrnas.reporting.dashboard import HOST, address_of, open_dashboard
 from lrnas.study.open import open_study
-from lrnas.study.record import Record
+from lrnas.study.study import Study
 
 pytest.importorskip("optuna_dashboard")
 
 
 @contextmanager
-def serving(study: Record) -> Iterator[str]:
+def serving(study: Study) -> Iterator[str]:
     with open_dashboard(study, 0) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -41,9 +41,9 @@ def test_a_study_is_there_to_be_seen(tmp_path: Path, storage: str | None) -> Non
     where = None if storage is None else storage.format(tmp_path)
     fill_study(tmp_path, 4, name="<s>", storage=where)
     study = open_study("<s>", storage=where, studies=tmp_path)
-    late = study.study.ask()
+    late = study.optuna_study.ask()
     late.set_constraint("max_macs", 0.5)
-    study.study.tell(late, state=TrialState.PRUNED)
+    study.optuna_study.tell(late, state=TrialState.PRUNED)
     with serving(study) as address:
         root, _, number = address.replace("/dashboard", "/api").rpartition("/studies/")
         assert b"<html" in read(address).lower()

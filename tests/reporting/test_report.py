@@ -14,25 +14,25 @@ from retrainings import some_finals
 from lrnas.reporting.html import pack
 from lrnas.reporting.report import Report, make_report
 from lrnas.study.manifest import StudyError
-from lrnas.study.record import Record
+from lrnas.study.study import Study
 from lrnas.study.verdicts import judge
 
 
-def fill(folder: Path, trials: int, **more: Any) -> Record:
+def fill(folder: Path, trials: int, **more: Any) -> Study:
     return fill_study(folder, trials, storage=f"journal:{folder / 'journal'}", **more)
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+def record(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return fill(tmp_path_factory.mktemp("studies"), 30)
 
 
 @pytest.fixture(scope="module")
-def report(record: Record) -> Report:
+def report(record: Study) -> Report:
     return make_report([record])
 
 
-def test_a_study_is_shown_as_it_is(record: Record, report: Report) -> None:
+def test_a_study_is_shown_as_it_is(record: Study, report: Report) -> None:
     (study,) = report.studies
     summary = record.summary()
     assert [network.trial for network in study.networks] == summary.trials
@@ -45,7 +45,7 @@ def test_a_study_is_shown_as_it_is(record: Record, report: Report) -> None:
     json.dumps(report.to_dict(), allow_nan=False)
 
 
-def test_the_front_s_history_ends_where_it_is_now(record: Record, report: Report) -> None:
+def test_the_front_s_history_ends_where_it_is_now(record: Study, report: Report) -> None:
     history = report.studies[0].history
     assert [moment.trials for moment in history] == list(range(1, 31))
     assert history[-1].volume == pytest.approx(record.hypervolume())
@@ -67,11 +67,11 @@ def test_importances_are_of_every_objective(tmp_path: Path) -> None:
 def test_importances_are_told_where_they_can_be_known(tmp_path: Path) -> None:
     assert make_report([fill(tmp_path, 19, stopped=0.0)]).studies[0].importances == {}
     some = fill(tmp_path, 20, name="t", stopped=0.0)
-    fixed = optuna.create_study(directions=some.study.directions)
-    for row in some.study.get_trials():
+    fixed = optuna.create_study(directions=some.optuna_study.directions)
+    for row in some.optuna_study.get_trials():
         row.params, row.distributions = {"a": 1, "b": 2}, {"a": IntDistribution(1, 1), "b": IntDistribution(2, 2)}
         fixed.add_trial(row)
-    (study,) = make_report([Record("t", fixed, some.objectives, some.manifest)]).studies
+    (study,) = make_report([Study("t", fixed, some.objectives, some.manifest)]).studies
     assert len(study.full) == 20 and study.importances == {}  # not a half each
 
 
@@ -79,9 +79,9 @@ def test_importances_leave_duplicates_out(tmp_path: Path) -> None:
     """A network that is proposed again ends with the values of the first time, and was not trained."""
     record = fill(tmp_path, 45, stopped=0.0)
     before = make_report([record]).studies[0].importances
-    best = max(record.study.get_trials(), key=lambda row: row.values[0])
+    best = max(record.optuna_study.get_trials(), key=lambda row: row.values[0])
     best.user_attrs = best.user_attrs | {"status": "duplicate"}
-    record.study.add_trials([best] * 25)
+    record.optuna_study.add_trials([best] * 25)
     (after,) = make_report([record]).studies
     assert after.counts == {"completed": 45, "duplicate": 25}
     assert before and after.importances == before
@@ -93,7 +93,7 @@ def test_a_study_without_a_network(tmp_path: Path) -> None:
     assert empty.studies[0].history == () and empty.studies[0].importances == {}
 
 
-def test_several_objectives_and_their_axes(tmp_path: Path, record: Record) -> None:
+def test_several_objectives_and_their_axes(tmp_path: Path, record: Study) -> None:
     timed = fill(tmp_path, 8, name="t", objectives="accuracy,latency,params")
     assert make_report([timed]).axis.name == "params"
     assert make_report([timed], axis="latency").axis.name == "latency"
@@ -103,7 +103,7 @@ def test_several_objectives_and_their_axes(tmp_path: Path, record: Record) -> No
     assert make_report([timed, record]).axis.name == "macs"
 
 
-def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: Record) -> None:
+def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: Study) -> None:
     other = fill(tmp_path, 3, name="t")
     assert make_report([record, other]).remarks() == []
     before = dict(other.manifest)
@@ -125,7 +125,7 @@ def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: 
     assert make_report([third, other]).remarks() == []  # the same images, in folders of other names
 
 
-def test_hypervolumes_that_do_not_compare_are_called_that(tmp_path: Path, record: Record) -> None:
+def test_hypervolumes_that_do_not_compare_are_called_that(tmp_path: Path, record: Study) -> None:
     other = fill(tmp_path, 3, name="t")
     other.manifest["reference"] |= {"params": 5}
     assert make_report([record, other]).remarks() == []  # no objective of theirs
@@ -145,7 +145,7 @@ def test_counts_of_another_version_leave_the_layers_out(tmp_path: Path) -> None:
     assert not any(network.layers for network in report.studies[0].networks)
 
 
-def test_finals_and_verdicts_are_shown(record: Record) -> None:
+def test_finals_and_verdicts_are_shown(record: Study) -> None:
     report = make_report([record], retrained=[some_finals(record)])
     data = report.to_dict()
     (one,) = data["tested"]
@@ -161,7 +161,7 @@ def test_finals_and_verdicts_are_shown(record: Record) -> None:
     assert report.remarks() == [] and pack(data)
 
 
-def test_retrainings_are_kept_apart(record: Record) -> None:
+def test_retrainings_are_kept_apart(record: Study) -> None:
     two = [some_finals(record, "paper"), some_finals(record, "fast", epochs=10)]
     report = make_report([record, record], retrained=two)
     assert [one["name"] for one in report.to_dict()["tested"]] == ["s@paper", "s@fast"]
@@ -170,7 +170,7 @@ def test_retrainings_are_kept_apart(record: Record) -> None:
     assert make_report([record, record], retrained=[two[0], two[0]]).remarks() == []
 
 
-def test_what_differs_between_retrainings_is_told(record: Record) -> None:
+def test_what_differs_between_retrainings_is_told(record: Study) -> None:
     folder = replace(some_finals(record, "mine", lr=0.1), data="ab12+cd34", data_name="photos")
 
     def remarks(**other: Any) -> list[str]:
@@ -186,7 +186,7 @@ def test_what_differs_between_retrainings_is_told(record: Record) -> None:
     assert remarks(data_name="pictures") == []  # the same images
 
 
-def test_what_is_not_drawn_is_not_computed(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_drawn_is_not_computed(record: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError
 

@@ -15,16 +15,16 @@ from lrnas.models.plan import canonical_id
 from lrnas.recipes import get_recipe
 from lrnas.reporting.suggested_commands import retrain_line, shell_lines
 from lrnas.study.location import Whereabouts
-from lrnas.study.record import Record
+from lrnas.study.study import Study
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+def record(tmp_path_factory: pytest.TempPathFactory) -> Study:
     folder = tmp_path_factory.mktemp("studies")
     return fill_study(folder, 6, name="it's <b>", storage=f"journal:{folder / 'journal'}")
 
 
-def test_lines_are_commands(record: Record, tmp_path: Path) -> None:
+def test_lines_are_commands(record: Study, tmp_path: Path) -> None:
     trial = record.trials()[4]
     write, again, full, export = shell_lines(record, trial, Whereabouts("my studies", "journal:a b"))
     subprocess.run(write.line, shell=True, cwd=tmp_path, check=True)
@@ -41,7 +41,7 @@ def test_lines_are_commands(record: Record, tmp_path: Path) -> None:
     assert options.fresh  # nobody kept its weights
 
 
-def test_the_recipe_is_the_study_s(record: Record) -> None:
+def test_the_recipe_is_the_study_s(record: Study) -> None:
     again = shell_lines(record, record.trials()[0], Whereabouts())[1]
     options = _parser().parse_args(shlex.split(again.line)[1:])
     assert options.set == {"epochs": str(EPOCHS), "batch_size": "128"}
@@ -58,7 +58,7 @@ def test_the_recipe_is_the_study_s(record: Record) -> None:
     assert get_recipe(options.recipe, "nin", 8, len(digits.train), options.set) == odd
 
 
-def test_the_line_that_tests_the_front(record: Record) -> None:
+def test_the_line_that_tests_the_front(record: Study) -> None:
     line = retrain_line(record, Whereabouts("my studies", "journal:a b"))
     assert line is not None and line.title.startswith("Train its front and the paper's networks by the paper's recipe")
     options = _parser().parse_args(shlex.split(line.line)[1:])
@@ -72,7 +72,7 @@ def test_the_line_that_tests_the_front(record: Record) -> None:
     assert line is not None and line.line.endswith(' --data "$DATA"') and "DATA is where the images are" in line.title
 
 
-def test_passwords_stay_at_home(record: Record) -> None:
+def test_passwords_stay_at_home(record: Study) -> None:
     for url in (
         "postgresql://me:secret@host/db",
         "postgresql://me:se/secret@host/db",
@@ -85,7 +85,7 @@ def test_passwords_stay_at_home(record: Record) -> None:
     assert any("--storage mysql://host/db" in line for line in lines)
 
 
-def test_a_space_without_the_paper_s_networks_promises_none(record: Record) -> None:
+def test_a_space_without_the_paper_s_networks_promises_none(record: Study) -> None:
     title = shell_lines(record, record.trials()[0], Whereabouts())[2].title
     assert title == "Train it and the paper's networks by the paper's recipe, over three seeds, and compare them"
     points, record.manifest["space"]["points"] = record.manifest["space"]["points"], {}
@@ -96,7 +96,7 @@ def test_a_space_without_the_paper_s_networks_promises_none(record: Record) -> N
     assert title == "Train it by the paper's recipe, over three seeds, and test it"
 
 
-def test_weights_that_are_kept_are_exported(record: Record, tmp_path: Path) -> None:
+def test_weights_that_are_kept_are_exported(record: Study, tmp_path: Path) -> None:
     folder = tmp_path / record.name / "trials" / "00002"
     folder.mkdir(parents=True)
     (folder / "checkpoint.json").write_text(json.dumps({}))
@@ -105,7 +105,7 @@ def test_weights_that_are_kept_are_exported(record: Record, tmp_path: Path) -> N
     assert not any("--fresh" in line for line in lines)
 
 
-def test_own_training_code_is_not_reproduced(record: Record) -> None:
+def test_own_training_code_is_not_reproduced(record: Study) -> None:
     record.manifest["trainable"] = "mine:train"
     try:
         lines = [line.line for line in shell_lines(record, record.trials()[0], Whereabouts())]

@@ -5,21 +5,21 @@ from typing import Any
 import numpy as np
 import pytest
 from optuna.trial import TrialState
-from small_studies import SPACE, cost, make_study
+from small_studies import SPACE, cost, make_proposals
 
 from lrnas.arch.architecture import Architecture
 from lrnas.searching.front_sampler import ENOUGH, expected_gain
 from lrnas.searching.gaussian_process import GaussianProcess, Hyperparameters, fit
-from lrnas.searching.proposals import Study
+from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import SAMPLERS, check_sampler, make_sampler
 from lrnas.study.objectives import Limits
 from lrnas.study.pareto import front_indices, hypervolume
 
 
-def make_seeded_study(sampler: str = "front", objectives: str = "accuracy,macs", limits: Limits | None = None) -> Study:
-    study = make_study(None, limits, objectives, sampler)
-    study.enqueue({**SPACE.points, **SPACE.seeds})
-    return study
+def make_seeded(sampler: str = "front", objectives: str = "accuracy,macs", limits: Limits | None = None) -> Proposals:
+    proposals = make_proposals(None, limits, objectives, sampler)
+    proposals.enqueue({**SPACE.points, **SPACE.seeds})
+    return proposals
 
 
 def accuracy_of(params: dict[str, Any], macs: int) -> float:
@@ -27,14 +27,14 @@ def accuracy_of(params: dict[str, Any], macs: int) -> float:
     return float(np.clip(0.4 + 0.08 * np.log10(macs) - 0.1 * params["conv1.square"], 0, 1))
 
 
-def train(study: Study, number: int) -> None:
+def train(proposals: Proposals, number: int) -> None:
     for _ in range(number):
-        proposal = study.ask()
+        proposal = proposals.ask()
         assert proposal is not None
-        params = study.study.get_trials(deepcopy=False)[proposal.number].params
+        params = proposals.study.optuna_trials()[proposal.number].params
         accuracy = accuracy_of(params, proposal.macs)
-        study.record(proposal.number, [accuracy / 2, accuracy], 1.0)
-        study.complete(proposal.number, accuracy)
+        proposals.ledger.report_epoch(proposal.number, [accuracy / 2, accuracy], 1.0)
+        proposals.ledger.complete(proposal.number, accuracy)
 
 
 @pytest.mark.parametrize("num_costs", [1, 2])
@@ -96,23 +96,25 @@ def test_it_beats_chance_and_trains_nothing_twice() -> None:
     number = len(SPACE.points) + len(SPACE.seeds) + 25
     volumes = {}
     for sampler in ("front", "random"):
-        study = make_seeded_study(sampler)
-        train(study, number)
-        volumes[sampler] = study.hypervolume()
-        identities = [trial.identity for trial in study.trials() if trial.status == "completed"]
+        proposals = make_seeded(sampler)
+        train(proposals, number)
+        volumes[sampler] = proposals.study.hypervolume()
+        identities = [trial.identity for trial in proposals.study.trials() if trial.status == "completed"]
         assert len(set(identities)) == len(identities) == number
     assert volumes["front"] > volumes["random"]
-    assert any(trial.point is None for trial in study.front())
+    assert any(trial.point is None for trial in proposals.study.front())
 
 
 def test_proposals_keep_to_the_limits_and_the_space() -> None:
-    study = make_seeded_study(limits=Limits(max_macs=3_000_000))
-    train(study, 16)
+    proposals = make_seeded(limits=Limits(max_macs=3_000_000))
+    train(proposals, 16)
     proposed = [
-        trial for trial in study.study.trials if trial.user_attrs.get("trained") and "point" not in trial.user_attrs
+        trial
+        for trial in proposals.study.optuna_trials()
+        if trial.user_attrs.get("trained") and "point" not in trial.user_attrs
     ]
     assert proposed and all(trial.user_attrs["macs"] <= 3_000_000 for trial in proposed)
-    rejected = study.study.get_trials(states=(TrialState.PRUNED,))
+    rejected = proposals.study.optuna_trials((TrialState.PRUNED,))
     assert all("point" in trial.user_attrs for trial in rejected)  # of its own it proposes none beyond
     for trial in proposed:
         SPACE.architecture(trial.params)
@@ -120,39 +122,39 @@ def test_proposals_keep_to_the_limits_and_the_space() -> None:
 
 def test_tight_limits_are_kept_from_the_first_proposal_on() -> None:
     """While nothing can be predicted, too."""
-    study = make_seeded_study(limits=Limits(max_macs=600_000))
+    proposals = make_seeded(limits=Limits(max_macs=600_000))
     seeds = sum(cost(network)["macs"] <= 600_000 for network in {**SPACE.points, **SPACE.seeds}.values())
-    proposals = [study.ask() for _ in range(seeds + 4)]
-    assert {proposal.point for proposal in proposals[seeds:]} == {None}
-    assert all("point" in trial.user_attrs for trial in study.study.get_trials(states=(TrialState.PRUNED,)))
+    asked = [proposals.ask() for _ in range(seeds + 4)]
+    assert {proposal.point for proposal in asked[seeds:]} == {None}
+    assert all("point" in trial.user_attrs for trial in proposals.study.optuna_trials((TrialState.PRUNED,)))
 
 
 def test_what_was_stopped_or_is_running_is_learned_from() -> None:
-    study = make_seeded_study()
-    train(study, ENOUGH + 5)
+    proposals = make_seeded()
+    train(proposals, ENOUGH + 5)
     for _ in range(3):
-        stopped = study.ask()
-        study.record(stopped.number, [0.01], 1.0)
-        study.prune(stopped.number, "stopped", "not competitive")
-        diverged = study.ask()
-        study.prune(diverged.number, "diverged", "the loss became infinite")
-    running = [study.ask() for _ in range(3)]
+        stopped = proposals.ask()
+        proposals.ledger.report_epoch(stopped.number, [0.01], 1.0)
+        proposals.ledger.prune(stopped.number, "stopped", "not competitive")
+        diverged = proposals.ask()
+        proposals.ledger.prune(diverged.number, "diverged", "the loss became infinite")
+    running = [proposals.ask() for _ in range(3)]
     assert len({proposal.number for proposal in running}) == 3
-    sampler = study.study.sampler
-    known = [sampler._known(trial) for trial in study.study.get_trials(deepcopy=False)]
+    sampler = proposals.study.optuna_study.sampler
+    known = [sampler._known(trial) for trial in proposals.study.optuna_trials()]
     assert sum(entry is not None and not entry.curve for entry in known) == 3
     assert sum(entry is not None and entry.curve == (0.0,) for entry in known) == 3
 
 
 def test_three_objectives() -> None:
-    study = make_seeded_study(objectives="accuracy,macs,params")
-    train(study, len(SPACE.points) + len(SPACE.seeds) + 3)
-    assert any(trial.point is None for trial in study.trials())
+    proposals = make_seeded(objectives="accuracy,macs,params")
+    train(proposals, len(SPACE.points) + len(SPACE.seeds) + 3)
+    assert any(trial.point is None for trial in proposals.study.trials())
 
 
 @pytest.mark.parametrize("objectives", ["accuracy,latency", "accuracy,macs,latency"])
 def test_latency_is_guessed_for_candidates_and_measured_for_the_chosen(objectives: str) -> None:
-    study = make_seeded_study(objectives=objectives)
+    proposals = make_seeded(objectives=objectives)
     measured: list[Architecture] = []
 
     def with_latency(architecture: Architecture) -> dict[str, float]:
@@ -162,30 +164,32 @@ def test_latency_is_guessed_for_candidates_and_measured_for_the_chosen(objective
     def guessed(architecture: Architecture) -> dict[str, float]:
         return cost(architecture) | {"latency": 0.11 + cost(architecture)["macs"] / 1e7}
 
-    study.cost_of, study.guess_of, study.limits = with_latency, guessed, Limits(max_latency=0.5)
-    study.study.sampler = make_sampler("front", 0, study)
-    study.manifest["reference"]["latency"] = 2.0
-    train(study, 12)
-    full = [trial for trial in study.trials() if trial.status == "completed"]
+    proposals.cost_of, proposals.guess_of, proposals.limits = with_latency, guessed, Limits(max_latency=0.5)
+    proposals.study.optuna_study.sampler = make_sampler("front", 0, proposals)
+    proposals.study.manifest["reference"]["latency"] = 2.0
+    train(proposals, 12)
+    full = [trial for trial in proposals.study.trials() if trial.status == "completed"]
     assert len(full) == 12 and all(trial.latency is not None and trial.latency <= 0.5 for trial in full)
     assert any(trial.point is None for trial in full)
     assert len(measured) < 40  # not the hundreds that were looked at
-    assert 0 < study.hypervolume() < 1
-    assert [trial.latency for trial in study.front()] == sorted(trial.latency or 0 for trial in study.front())
+    assert 0 < proposals.study.hypervolume() < 1
+    assert [trial.latency for trial in proposals.study.front()] == sorted(
+        trial.latency or 0 for trial in proposals.study.front()
+    )
 
 
 def test_the_same_seed_proposes_the_same() -> None:
     found = []
     for _ in range(2):
-        study = make_seeded_study()
-        train(study, len(SPACE.points) + len(SPACE.seeds) + 3)
-        found.append([trial.identity for trial in study.trials()])
+        proposals = make_seeded()
+        train(proposals, len(SPACE.points) + len(SPACE.seeds) + 3)
+        found.append([trial.identity for trial in proposals.study.trials()])
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
 def test_every_sampler_proposes(name: str) -> None:
     check_sampler(name)
-    study = make_seeded_study(name)
-    train(study, len(SPACE.points) + len(SPACE.seeds) + 2)
-    assert study.counts()["completed"] == len(SPACE.points) + len(SPACE.seeds) + 2
+    proposals = make_seeded(name)
+    train(proposals, len(SPACE.points) + len(SPACE.seeds) + 2)
+    assert proposals.study.counts()["completed"] == len(SPACE.points) + len(SPACE.seeds) + 2

@@ -1,13 +1,13 @@
 """Steps from known points to others: within the space, and not far."""
 
 import numpy as np
-from small_studies import SPACE, make_study
+from small_studies import SPACE, make_proposals
 
 from lrnas.searching.mutate import is_width, step_away
 
 
 def test_steps_stay_in_the_space_and_near() -> None:
-    varied, distributions = make_study().varied, make_study().distributions
+    varied, distributions = make_proposals().varied, make_proposals().distributions
     parent, random = SPACE.params_of(SPACE.points["nin"]), np.random.default_rng(0)
     changed = []
     for _ in range(200):
@@ -20,7 +20,7 @@ def test_steps_stay_in_the_space_and_near() -> None:
 
 
 def test_two_parents_are_mixed() -> None:
-    varied, random = make_study().varied, np.random.default_rng(0)
+    varied, random = make_proposals().varied, np.random.default_rng(0)
     parents = [{one.name: one.values[at] for one in SPACE.parameters} for at in (0, -1)]
     from_both = 0
     for _ in range(100):

@@ -2,7 +2,7 @@
 
 import optuna
 import pytest
-from small_studies import SPACE, cost, make_study
+from small_studies import SPACE, cost, make_proposals
 
 from lrnas._messages import logger
 from lrnas.searching import progress
@@ -30,15 +30,15 @@ def test_running_trials_are_shown_before_any_ends(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "lrnas")
-    study = make_study()
-    study.manifest["rungs"], study.manifest["recipe"]["epochs"] = [], 3
-    study.enqueue({name: SPACE.points[name] for name in ("nin", "nin-c3")})
+    proposals = make_proposals()
+    proposals.study.manifest["rungs"], proposals.study.manifest["recipe"]["epochs"] = [], 3
+    proposals.enqueue({name: SPACE.points[name] for name in ("nin", "nin-c3")})
     view = ProgressView()
-    view.started(study, 1)
-    first, second = study.ask(), study.ask()
+    view.started(proposals, 1)
+    first, second = proposals.ask(), proposals.ask()
     assert first is not None and second is not None
     view.changed("started")
-    study.record(first.number, [0.5], 1.0)
+    proposals.ledger.report_epoch(first.number, [0.5], 1.0)
     view.changed("epoch")  # too soon for another line
     monkeypatch.setattr(progress, "LINE_INTERVAL", 0.0)
     view.changed("epoch")
@@ -50,28 +50,28 @@ def test_running_trials_are_shown_before_any_ends(
 
 
 def test_time_left_depends_on_the_networks_that_wait() -> None:
-    study = make_study()
-    study.manifest["rungs"], study.manifest["recipe"]["epochs"] = [], 2
+    proposals = make_proposals()
+    proposals.study.manifest["rungs"], proposals.study.manifest["recipe"]["epochs"] = [], 2
     names = ("nin", "nin-c3", "nin-c3-lr", "dense-x0.5", "lr-x0.25")  # the most expensive first, as in a search
     named = {**SPACE.points, **SPACE.seeds}
-    study.enqueue({name: named[name] for name in names})
+    proposals.enqueue({name: named[name] for name in names})
     macs = [cost(named[name])["macs"] for name in names]
-    assert study.waiting_macs() == macs
+    assert proposals.waiting_macs() == macs
     view = ProgressView()
-    view.started(study, len(names))
+    view.started(proposals, len(names))
     now = view.start
     for i in range(4):
-        assert ("left" in view._state(study.summary(), now)) == (i == 3)
-        proposal = study.ask()
+        assert ("left" in view._state(proposals.study.summary(), now)) == (i == 3)
+        proposal = proposals.ask()
         assert proposal is not None
-        study.record(proposal.number, [0.4, 0.5], seconds(proposal.macs))
-        study.complete(proposal.number, 0.5)
+        proposals.ledger.report_epoch(proposal.number, [0.4, 0.5], seconds(proposal.macs))
+        proposals.ledger.complete(proposal.number, 0.5)
         now += seconds(proposal.macs)
-    assert f"about {seconds(macs[-1]):.0f} s left" in view._state(study.summary(), now)
-    proposal = study.ask()
+    assert f"about {seconds(macs[-1]):.0f} s left" in view._state(proposals.study.summary(), now)
+    proposal = proposals.ask()
     assert proposal is not None
-    study.complete(proposal.number, 0.5)
-    assert "left" not in view._state(study.summary(), now)
+    proposals.ledger.complete(proposal.number, 0.5)
+    assert "left" not in view._state(proposals.study.summary(), now)
 
 
 def test_progress_is_shown_to_callers_from_python(

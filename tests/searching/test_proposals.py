@@ -12,13 +12,13 @@ import optuna
 import pytest
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
-from small_studies import SPACE, cost, make_study
+from small_studies import SPACE, cost, make_proposals
 from sqlalchemy import event
 
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import InvalidArchitecture
 from lrnas.models.plan import canonical_id
-from lrnas.searching.proposals import Study, distributions_of
+from lrnas.searching.proposals import Proposals, distributions_of
 from lrnas.spaces.parameters import Parameter
 from lrnas.study.fast_storage import BulkStorage
 from lrnas.study.ledger import DRIVER, _signed
@@ -28,71 +28,71 @@ from lrnas.study.objectives import InvalidObjectives, Limits, pick_objectives
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-def finish(study: Study, accuracy: float) -> int:
-    proposal = study.ask()
-    study.record(proposal.number, [accuracy / 2, accuracy], 1.0)
-    study.complete(proposal.number, accuracy)
+def finish(proposals: Proposals, accuracy: float) -> int:
+    proposal = proposals.ask()
+    proposals.ledger.report_epoch(proposal.number, [accuracy / 2, accuracy], 1.0)
+    proposals.ledger.complete(proposal.number, accuracy)
     return proposal.number
 
 
 def test_the_paper_s_networks_come_first_and_once(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
+    proposals = make_proposals(tmp_path)
     for _ in range(2):
-        study.enqueue(SPACE.points)
-    proposals = [study.ask() for _ in range(3)]
-    assert [proposal.point for proposal in proposals] == list(SPACE.points)
-    for proposal, point in zip(proposals, SPACE.points.values(), strict=True):
+        proposals.enqueue(SPACE.points)
+    asked = [proposals.ask() for _ in range(3)]
+    assert [proposal.point for proposal in asked] == list(SPACE.points)
+    for proposal, point in zip(asked, SPACE.points.values(), strict=True):
         assert canonical_id(proposal.architecture) == canonical_id(point)
-        assert study.is_protected(proposal.number)
-    again = make_study(tmp_path)
+        assert proposals.study.is_protected(proposal.number)
+    again = make_proposals(tmp_path)
     again.enqueue(SPACE.points)
-    assert not again.is_protected(again.ask().number)
+    assert not again.study.is_protected(again.ask().number)
 
 
 def test_trials_carry_what_is_known_of_them() -> None:
-    study = make_study()
-    number = finish(study, 0.9)
-    attributes = study.study.trials[number].user_attrs
+    proposals = make_proposals()
+    number = finish(proposals, 0.9)
+    attributes = proposals.study.optuna_trials()[number].user_attrs
     assert json.loads(attributes["architecture"])["backbone"].startswith("nin")
     assert {"id", "macs", "params", "curve", "epochs", "seconds", "status", "owner"} <= attributes.keys()
-    assert study.study.trials[number].values == [0.9, attributes["macs"]]
-    frame = study.to_pandas()
+    assert proposals.study.optuna_trials()[number].values == [0.9, attributes["macs"]]
+    frame = proposals.study.to_pandas()
     assert frame.loc[0, "accuracy"] == 0.9 and frame.loc[0, "on_front"]
 
 
 def test_only_networks_trained_in_full_are_on_the_front() -> None:
-    study = make_study()
-    best = finish(study, 0.9)
-    stopped = study.ask()
-    study.record(stopped.number, [0.99], 1.0)
-    study.prune(stopped.number, "stopped", "not competitive")
-    assert [trial.number for trial in study.front()] == [best]
-    assert study.trials()[stopped.number].curve == (0.99,)
-    assert study.counts() == {"completed": 1, "stopped": 1}
-    assert study.spent() == 2
+    proposals = make_proposals()
+    best = finish(proposals, 0.9)
+    stopped = proposals.ask()
+    proposals.ledger.report_epoch(stopped.number, [0.99], 1.0)
+    proposals.ledger.prune(stopped.number, "stopped", "not competitive")
+    assert [trial.number for trial in proposals.study.front()] == [best]
+    assert proposals.study.trials()[stopped.number].curve == (0.99,)
+    assert proposals.study.counts() == {"completed": 1, "stopped": 1}
+    assert proposals.spent() == 2
 
 
 def test_the_same_network_is_not_trained_twice() -> None:
-    study = make_study()
-    first = study.ask()
-    params = study.study.trials[first.number].params
+    proposals = make_proposals()
+    first = proposals.ask()
+    params = proposals.study.optuna_trials()[first.number].params
     for wanted in (TrialState.FAIL, TrialState.COMPLETE):  # while it is being trained, and afterwards
-        study.study.enqueue_trial(params)
-        assert study.ask().number > first.number + 1
-        copied = study.study.trials[-2]
+        proposals.study.optuna_study.enqueue_trial(params)
+        assert proposals.ask().number > first.number + 1
+        copied = proposals.study.optuna_trials()[-2]
         assert copied.state == wanted and copied.user_attrs["status"] == "duplicate"
-        if first.number in [trial.number for trial in study.study.get_trials(states=(TrialState.RUNNING,))]:
-            study.complete(first.number, 0.8)
-    assert study.study.trials[-2].values == study.study.trials[first.number].values
-    assert [trial.number for trial in study.front()] == [first.number]
-    assert study.spent() == 3  # the first and two that are being trained
+        if first.number in [trial.number for trial in proposals.study.optuna_trials((TrialState.RUNNING,))]:
+            proposals.ledger.complete(first.number, 0.8)
+    assert proposals.study.optuna_trials()[-2].values == proposals.study.optuna_trials()[first.number].values
+    assert [trial.number for trial in proposals.study.front()] == [first.number]
+    assert proposals.spent() == 3  # the first and two that are being trained
 
 
 def test_limits_cost_no_budget() -> None:
-    study = make_study(limits=Limits(max_macs=4_000_000))
-    proposal = study.ask()
-    assert proposal.macs <= 4_000_000 and study.spent() == 1
-    rejected = study.study.get_trials(states=(TrialState.PRUNED,))
+    proposals = make_proposals(limits=Limits(max_macs=4_000_000))
+    proposal = proposals.ask()
+    assert proposal.macs <= 4_000_000 and proposals.spent() == 1
+    rejected = proposals.study.optuna_trials((TrialState.PRUNED,))
     assert rejected and all("beyond max_macs" in trial.user_attrs["reason"] for trial in rejected)
 
 
@@ -103,67 +103,70 @@ def test_a_sampler_that_repeats_itself_is_helped() -> None:
         def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
             return fixed[name]
 
-    study = make_study()
-    study.study.sampler = Stubborn()
-    assert len({canonical_id(study.ask().architecture) for _ in range(3)}) == 3
-    asked = len(study.study.trials)
-    study.enqueue({"nin": SPACE.points["nin"]})  # known too, but by somebody's wish: no reason to look beside it
-    study.study.sampler = optuna.samplers.RandomSampler(seed=1)
-    study.ask()
-    assert len(study.study.trials) == asked + 2 and "fixed_params" not in study.study.trials[-1].system_attrs
+    proposals = make_proposals()
+    proposals.study.optuna_study.sampler = Stubborn()
+    assert len({canonical_id(proposals.ask().architecture) for _ in range(3)}) == 3
+    asked = len(proposals.study.optuna_trials())
+    proposals.enqueue({"nin": SPACE.points["nin"]})  # known too, but by somebody's wish: no reason to look beside it
+    proposals.study.optuna_study.sampler = optuna.samplers.RandomSampler(seed=1)
+    proposals.ask()
+    assert (
+        len(proposals.study.optuna_trials()) == asked + 2
+        and "fixed_params" not in proposals.study.optuna_trials()[-1].system_attrs
+    )
 
 
 def test_a_corner_of_the_space_that_makes_no_network_is_told_so() -> None:
-    study = make_study()
+    proposals = make_proposals()
 
     def picky(architecture: Architecture) -> dict[str, float]:
         if architecture.backbone == "nin":
             raise InvalidArchitecture("a pool needs a larger map")
         return cost(architecture)
 
-    study.cost_of = picky
-    assert {study.ask().architecture.backbone for _ in range(6)} == {"nin_3x3"}
-    told = study.study.get_trials(states=(TrialState.PRUNED,))
+    proposals.cost_of = picky
+    assert {proposals.ask().architecture.backbone for _ in range(6)} == {"nin_3x3"}
+    told = proposals.study.optuna_trials((TrialState.PRUNED,))
     assert told and all(trial.user_attrs["reason"] == "a pool needs a larger map" for trial in told)
-    assert study.spent() == 6
+    assert proposals.spent() == 6
 
 
 def test_a_row_that_another_driver_is_asking_for_is_not_taken(tmp_path: Path) -> None:
-    one, two = make_study(tmp_path), make_study(tmp_path)
-    one.sign()
-    one.study.ask()  # it runs, and has no owner yet
-    assert two.release_orphans() == 0
-    one.sign_off()
-    assert two.release_orphans() == 1
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
+    one.ledger.sign()
+    one.study.optuna_study.ask()  # it runs, and has no owner yet
+    assert two.ledger.release_orphans() == 0
+    one.ledger.sign_off()
+    assert two.ledger.release_orphans() == 1
 
 
 def test_a_row_that_another_driver_is_writing_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lrnas.study.ledger.BulkStorage", type(None))  # as in a journal
-    one, two = make_study(tmp_path), make_study(tmp_path)
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
     finish(one, 0.9)
     seen: list[dict[str, int]] = []
-    write = one.study._storage.set_trial_user_attr
+    write = one.study.optuna_study._storage.set_trial_user_attr
 
     def look(trial_id: int, key: str, value: Any) -> None:
         write(trial_id, key, value)
-        seen.append(two.counts())
+        seen.append(two.study.counts())
 
-    monkeypatch.setattr(one.study._storage, "set_trial_user_attr", look)
+    monkeypatch.setattr(one.study.optuna_study._storage, "set_trial_user_attr", look)
     one.ask()
     assert seen[0] == {"completed": 1} and seen[-1] == {"completed": 1, "running": 1}
 
 
 def test_a_driver_that_was_thought_gone_keeps_quiet(tmp_path: Path) -> None:
-    one, two = make_study(tmp_path), make_study(tmp_path)
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
     number = one.ask().number
-    one.sign_off()
-    assert two.release_orphans() == 1 and two.ask().number == number
-    one.record(number, [0.1], 1.0)
-    one.complete(number, 0.1)
-    one.release(number)
-    two.complete(number, 0.9)
-    one.prune(number, "stopped", "late")
-    assert [trial.accuracy for trial in two.trials()] == [0.9]
+    one.ledger.sign_off()
+    assert two.ledger.release_orphans() == 1 and two.ask().number == number
+    one.ledger.report_epoch(number, [0.1], 1.0)
+    one.ledger.complete(number, 0.1)
+    one.ledger.release(number)
+    two.ledger.complete(number, 0.9)
+    one.ledger.prune(number, "stopped", "late")
+    assert [trial.accuracy for trial in two.study.trials()] == [0.9]
 
 
 def test_steps_that_floats_cannot_take_are_choices() -> None:
@@ -173,111 +176,113 @@ def test_steps_that_floats_cannot_take_are_choices() -> None:
 
 def test_an_exhausted_space_ends_the_search() -> None:
     with pytest.raises(StudyError, match="the space has no more to offer"):
-        make_study(limits=Limits(max_macs=1)).ask()
+        make_proposals(limits=Limits(max_macs=1)).ask()
 
 
 def test_a_lost_trial_may_be_tried_again_and_costs_nothing() -> None:
-    study = make_study()
-    first = study.ask()
+    proposals = make_proposals()
+    first = proposals.ask()
     for _ in range(2):
-        study.lose(first.number, "its worker was lost")
-        assert study.spent() == 0
-        assert study.ask().number == first.number
-    study.lose(first.number, "its worker was lost")
-    assert study.counts() == {"lost": 1} and study.trials()[0].reason == "its worker was lost, 3 times"
-    study.study.enqueue_trial(study.study.trials[first.number].params)
-    assert canonical_id(study.ask().architecture) == canonical_id(first.architecture)
+        proposals.ledger.lose(first.number, "its worker was lost")
+        assert proposals.spent() == 0
+        assert proposals.ask().number == first.number
+    proposals.ledger.lose(first.number, "its worker was lost")
+    assert (
+        proposals.study.counts() == {"lost": 1} and proposals.study.trials()[0].reason == "its worker was lost, 3 times"
+    )
+    proposals.study.optuna_study.enqueue_trial(proposals.study.optuna_trials()[first.number].params)
+    assert canonical_id(proposals.ask().architecture) == canonical_id(first.architecture)
 
 
 def test_what_a_dead_driver_left_is_gone_on_with(tmp_path: Path) -> None:
-    dead = make_study(tmp_path)
-    dead.driver = f"{dead.driver.split(':')[0]}:999999999:gone"
+    dead = make_proposals(tmp_path)
+    dead.ledger.driver = f"{dead.ledger.driver.split(':')[0]}:999999999:gone"
     begun = dead.ask()
-    dead.record(begun.number, [0.5], 2.0)
+    dead.ledger.report_epoch(begun.number, [0.5], 2.0)
     finished = finish(dead, 0.7)
-    study = make_study(tmp_path)
-    assert study.release_orphans() == 1 and study.spent() == 1
-    again = study.ask()
+    proposals = make_proposals(tmp_path)
+    assert proposals.ledger.release_orphans() == 1 and proposals.spent() == 1
+    again = proposals.ask()
     assert (again.number, canonical_id(again.architecture)) == (begun.number, canonical_id(begun.architecture))
-    assert study.trials()[again.number].curve == (0.5,)
-    assert study.spent() == 2 and study.trials()[finished].status == "completed"
+    assert proposals.study.trials()[again.number].curve == (0.5,)
+    assert proposals.spent() == 2 and proposals.study.trials()[finished].status == "completed"
 
 
 def test_the_trials_of_a_living_driver_are_left_alone(tmp_path: Path) -> None:
-    one, two = make_study(tmp_path), make_study(tmp_path)
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
     proposal = one.ask()
-    assert two.release_orphans() == 0
-    one.study.set_user_attr(DRIVER + one.driver, 0.0)  # it signed off
-    assert two.release_orphans() == 1 and two.ask().number == proposal.number
+    assert two.ledger.release_orphans() == 0
+    one.study.optuna_study.set_user_attr(DRIVER + one.ledger.driver, 0.0)  # it signed off
+    assert two.ledger.release_orphans() == 1 and two.ask().number == proposal.number
 
 
 def test_a_process_with_a_dead_driver_s_number_is_not_that_driver(tmp_path: Path) -> None:
     """After the machine or a container was started again, any process may have it: also the one that asks."""
     host = socket.gethostname()
     for process, age in ((os.getppid(), 100.0), (os.getpid(), 1.0)):
-        dead = make_study(tmp_path / str(process))
-        dead.driver = f"{host}:{process}:dead"
+        dead = make_proposals(tmp_path / str(process))
+        dead.ledger.driver = f"{host}:{process}:dead"
         number = dead.ask().number
-        study = make_study(tmp_path / str(process))
+        proposals = make_proposals(tmp_path / str(process))
         if process != os.getpid():
-            assert study.release_orphans() == 0  # its last sign is new, and a process has its number
-        _signed.discard(dead.driver)  # it was not of this process
-        dead.study.set_user_attr(DRIVER + dead.driver, time.time() - age)
-        assert study.release_orphans() == 1 and study.ask().number == number
+            assert proposals.ledger.release_orphans() == 0  # its last sign is new, and a process has its number
+        _signed.discard(dead.ledger.driver)  # it was not of this process
+        dead.study.optuna_study.set_user_attr(DRIVER + dead.ledger.driver, time.time() - age)
+        assert proposals.ledger.release_orphans() == 1 and proposals.ask().number == number
 
 
 def test_a_driver_that_trains_nothing_has_no_trials(tmp_path: Path) -> None:
     """A row that it took from the queue by a connection that broke is nobody's, but has its name."""
-    study = make_study(tmp_path)
-    number = study.ask().number
-    assert study.release_orphans() == 1 and study.waiting() == 1
-    assert study.ask().number == number and study.spent() == 1
+    proposals = make_proposals(tmp_path)
+    number = proposals.ask().number
+    assert proposals.ledger.release_orphans() == 1 and proposals.study.waiting() == 1
+    assert proposals.ask().number == number and proposals.spent() == 1
 
 
 def test_a_driver_of_this_process_that_could_not_sign_off_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = make_study(tmp_path), make_study(tmp_path)
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
     number = one.ask().number
     with monkeypatch.context() as away:
-        away.setattr(one.study, "set_user_attr", lambda *_: pytest.fail("the storage is away"))
+        away.setattr(one.study.optuna_study, "set_user_attr", lambda *_: pytest.fail("the storage is away"))
         with pytest.raises(pytest.fail.Exception):
-            one.sign_off()
-    assert two.release_orphans() == 1 and two.ask().number == number
+            one.ledger.sign_off()
+    assert two.ledger.release_orphans() == 1 and two.ask().number == number
 
 
 def test_two_drivers_never_get_the_same_trial(tmp_path: Path) -> None:
-    one, two = make_study(tmp_path), make_study(tmp_path)
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
     one.enqueue(SPACE.points)
-    numbers = [study.ask().number for study in (one, two, one, two)]
+    numbers = [proposals.ask().number for proposals in (one, two, one, two)]
     assert len(set(numbers)) == 4
 
 
 def test_continuing_with_other_settings_is_refused(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    changed = {**study.manifest, "reference": {"macs": 1, "params": 2e6}}
+    proposals = make_proposals(tmp_path)
+    changed = {**proposals.study.manifest, "reference": {"macs": 1, "params": 2e6}}
     with pytest.raises(StudyError, match=r"begun with other settings: reference.macs was 20000000.0, now 1; give them"):
-        check_manifest(study.study, changed)
+        check_manifest(proposals.study.optuna_study, changed)
 
 
 def test_objectives() -> None:
-    study = make_study(objectives="accuracy,macs,params")
-    number = finish(study, 0.5)
-    assert len(study.study.trials[number].values) == 3 and 0 <= study.hypervolume() <= 1
+    proposals = make_proposals(objectives="accuracy,macs,params")
+    number = finish(proposals, 0.5)
+    assert len(proposals.study.optuna_trials()[number].values) == 3 and 0 <= proposals.study.hypervolume() <= 1
     for wrong in (["accuracy"], ["macs", "params"], ["accuracy", "accuracy"]):
         with pytest.raises(InvalidObjectives, match="accuracy and at least one cost"):
             pick_objectives(wrong)
 
 
 def test_best_within_limits() -> None:
-    study = make_study()
-    numbers = [finish(study, accuracy) for accuracy in (0.7, 0.9, 0.8)]
-    trials = {trial.number: trial for trial in study.trials()}
-    assert study.best().number == numbers[1]
-    below = study.best(max_macs=min(trial.macs for trial in trials.values()))
+    proposals = make_proposals()
+    numbers = [finish(proposals, accuracy) for accuracy in (0.7, 0.9, 0.8)]
+    trials = {trial.number: trial for trial in proposals.study.trials()}
+    assert proposals.study.best().number == numbers[1]
+    below = proposals.study.best(max_macs=min(trial.macs for trial in trials.values()))
     assert below.macs == min(trial.macs for trial in trials.values())
     with pytest.raises(StudyError, match="within these limits"):
-        study.best(max_macs=1)
+        proposals.study.best(max_macs=1)
 
 
 def test_a_space_in_optuna_s_words() -> None:
@@ -289,40 +294,40 @@ def test_a_space_in_optuna_s_words() -> None:
 
 
 def test_what_another_study_trained_is_taken_over(tmp_path: Path) -> None:
-    other = make_study(tmp_path / "other")
+    other = make_proposals(tmp_path / "other")
     other.enqueue(SPACE.points)
     finish(other, 0.9)
     stopped = other.ask()
-    other.prune(stopped.number, "stopped", "not competitive")
-    study = make_study(tmp_path / "own")
-    assert study.import_from(other) == 1 and study.import_from(other) == 0
-    assert study.spent() == 0 and [trial.accuracy for trial in study.front()] == [0.9]
-    study.enqueue(SPACE.points)
-    assert study.ask().point == "nin-c3"  # nin is known
-    other.manifest = {**other.manifest, "objectives": ["accuracy", "params"]}
+    other.ledger.prune(stopped.number, "stopped", "not competitive")
+    proposals = make_proposals(tmp_path / "own")
+    assert proposals.import_from(other.study) == 1 and proposals.import_from(other.study) == 0
+    assert proposals.spent() == 0 and [trial.accuracy for trial in proposals.study.front()] == [0.9]
+    proposals.enqueue(SPACE.points)
+    assert proposals.ask().point == "nin-c3"  # nin is known
+    other.study.manifest = {**other.study.manifest, "objectives": ["accuracy", "params"]}
     with pytest.raises(StudyError, match="s was trained under other conditions: objectives was"):
-        study.import_from(other)
+        proposals.import_from(other.study)
 
 
 def test_two_drivers_keep_to_the_budget(tmp_path: Path) -> None:
-    one, two = make_study(tmp_path), make_study(tmp_path)
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
     one.enqueue(SPACE.points)
     assert [one.ask(2).point, two.ask(2).point] == ["nin", "nin-c3"]
     assert one.ask(2) is None and one.spent() == 2
     assert two.ask(3).point == "nin-c3-lr"  # it was put back for a larger budget
-    assert not one.study.get_trials(states=(TrialState.WAITING,))
+    assert not one.study.optuna_trials((TrialState.WAITING,))
 
 
 def test_other_limits_are_told(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
+    proposals = make_proposals(tmp_path)
     told: list[str] = []
-    keep_limits(study.study, Limits(max_macs=223_000_000).given(), told.append)
-    keep_limits(study.study, {}, told.append)
+    keep_limits(proposals.study.optuna_study, Limits(max_macs=223_000_000).given(), told.append)
+    keep_limits(proposals.study.optuna_study, {}, told.append)
     assert not told  # nothing was trained yet
-    finish(study, 0.9)
-    keep_limits(study.study, {}, told.append)
-    keep_limits(study.study, Limits(min_macs=1000, max_latency=1.5).given(), told.append)
-    keep_limits(study.study, {}, told.append)
+    finish(proposals, 0.9)
+    keep_limits(proposals.study.optuna_study, {}, told.append)
+    keep_limits(proposals.study.optuna_study, Limits(min_macs=1000, max_latency=1.5).given(), told.append)
+    keep_limits(proposals.study.optuna_study, {}, told.append)
     assert told == [
         "s had no limits, and goes on with --min-macs 1000 --max-latency 1.5",
         "s had --min-macs 1000 --max-latency 1.5, and goes on with no limits",
@@ -330,12 +335,12 @@ def test_other_limits_are_told(tmp_path: Path) -> None:
 
 
 def test_a_database_is_read_in_bulk_as_optuna_reads_it(tmp_path: Path) -> None:
-    study = make_study(tmp_path, Limits(max_macs=6_000_000))
-    study.enqueue(SPACE.points)
+    proposals = make_proposals(tmp_path, Limits(max_macs=6_000_000))
+    proposals.enqueue(SPACE.points)
     for accuracy in (0.9, 0.8, float("inf")):
-        finish(study, accuracy)
-    study.prune(study.ask().number, "stopped", "not competitive")
-    study.ask()
+        finish(proposals, accuracy)
+    proposals.ledger.prune(proposals.ask().number, "stopped", "not competitive")
+    proposals.ask()
     url = f"sqlite:///{tmp_path}/study.db"
     bulk, plain = BulkStorage(url), RDBStorage(url)
     number = plain.get_study_id_from_name("s")
@@ -352,89 +357,93 @@ def test_a_database_is_read_in_bulk_as_optuna_reads_it(tmp_path: Path) -> None:
 
 
 def test_a_new_trial_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = make_study(tmp_path)
-    finish(study, 0.9)
+    proposals = make_proposals(tmp_path)
+    finish(proposals, 0.9)
     attributes = {"owner", "architecture", "id", "macs", "params", "trained"}
     commits: list[set[str]] = []
     plain = RDBStorage(f"sqlite:///{tmp_path}/study.db")
 
     def look(session: Any) -> None:
         """What others read of the trial after each commit."""
-        row = plain.get_all_trials(study.study._study_id)[-1]
-        assert row.params.keys() in (set(), study.distributions.keys())
+        row = plain.get_all_trials(proposals.study.optuna_study._study_id)[-1]
+        assert row.params.keys() in (set(), proposals.distributions.keys())
         commits.append(set(row.user_attrs))
 
-    database: Any = study.study._storage._backend  # type: ignore[attr-defined]
+    database: Any = proposals.study.optuna_study._storage._backend  # type: ignore[attr-defined]
     event.listen(database.scoped_session.session_factory, "after_commit", look)
-    second = study.ask().number
+    second = proposals.ask().number
     assert [seen for i, seen in enumerate(commits) if i and seen != commits[i - 1]][-3:] == [
         set(),
         {"owner"},
         attributes,
     ]
-    row = plain.get_all_trials(study.study._study_id)[second]
-    assert row.params.keys() == study.distributions.keys() and row.distributions == study.distributions
+    row = plain.get_all_trials(proposals.study.optuna_study._study_id)[second]
+    assert row.params.keys() == proposals.distributions.keys() and row.distributions == proposals.distributions
 
     monkeypatch.setattr(type(database), "write", lambda self, writes: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):  # as if killed between the row and what belongs to it
-        study.ask()
-    row = plain.get_all_trials(study.study._study_id)[-1]
+        proposals.ask()
+    row = plain.get_all_trials(proposals.study.optuna_study._study_id)[-1]
     assert row.number == second + 1 and row.state == TrialState.RUNNING
     assert not row.params and row.user_attrs.keys() == {"owner"}
     monkeypatch.undo()
-    study.sign_off()
-    other = make_study(tmp_path)
-    assert other.release_orphans() == 2  # one that was trained, and the empty row
+    proposals.ledger.sign_off()
+    other = make_proposals(tmp_path)
+    assert other.ledger.release_orphans() == 2  # one that was trained, and the empty row
     other.ask(), other.ask()
-    for row in plain.get_all_trials(study.study._study_id)[second:]:
-        assert row.state != TrialState.WAITING and row.params.keys() == study.distributions.keys()
+    for row in plain.get_all_trials(proposals.study.optuna_study._study_id)[second:]:
+        assert row.state != TrialState.WAITING and row.params.keys() == proposals.distributions.keys()
 
 
-def make_timed_study(objectives: str, limits: Limits | None = None) -> Study:
-    study = make_study(limits=limits, objectives=objectives)
-    study.cost_of = lambda network: cost(network) | {"latency": cost(network)["macs"] / 1e6}
-    study.manifest["reference"]["latency"] = 10.0
-    return study
+def make_timed(objectives: str, limits: Limits | None = None) -> Proposals:
+    proposals = make_proposals(limits=limits, objectives=objectives)
+    proposals.cost_of = lambda network: cost(network) | {"latency": cost(network)["macs"] / 1e6}
+    proposals.study.manifest["reference"]["latency"] = 10.0
+    return proposals
 
 
 def test_latency_is_an_objective_like_others() -> None:
-    study = make_timed_study("accuracy,latency", Limits(max_latency=4.0))
+    proposals = make_timed("accuracy,latency", Limits(max_latency=4.0))
     for accuracy in (0.7, 0.9, 0.8):
-        number = finish(study, accuracy)
-        trial = study.study.trials[number]
+        number = finish(proposals, accuracy)
+        trial = proposals.study.optuna_trials()[number]
         assert trial.values == [accuracy, trial.user_attrs["latency"]] and trial.values[1] <= 4.0
-    rejected = study.study.get_trials(states=(TrialState.PRUNED,))
+    rejected = proposals.study.optuna_trials((TrialState.PRUNED,))
     assert all("beyond max_latency" in trial.user_attrs["reason"] for trial in rejected)
-    assert "latency" in study.to_pandas() and "latency" not in make_study().to_pandas()
-    fastest = min(trial.latency for trial in study.trials() if trial.status == "completed")
-    assert study.best(max_latency=fastest).latency == fastest
+    assert "latency" in proposals.study.to_pandas() and "latency" not in make_proposals().study.to_pandas()
+    fastest = min(trial.latency for trial in proposals.study.trials() if trial.status == "completed")
+    assert proposals.study.best(max_latency=fastest).latency == fastest
     with pytest.raises(StudyError, match="knows no latencies"):
-        make_study().best(max_latency=1.0)
-    assert study.at_epoch(0, 1)[0] == [study.trials()[0].latency]
+        make_proposals().study.best(max_latency=1.0)
+    assert proposals.study.at_epoch(0, 1)[0] == [proposals.study.trials()[0].latency]
 
 
 @pytest.mark.parametrize("objectives", ["accuracy,latency", "accuracy,macs,latency", "accuracy,params,macs"])
 def test_pictures_of_fronts(objectives: str, tmp_path: Path) -> None:
     from lrnas.reporting.figures.study_plots import plot_front
 
-    study = make_timed_study(objectives)
-    study.enqueue(SPACE.points)
+    proposals = make_timed(objectives)
+    proposals.enqueue(SPACE.points)
     for accuracy in (0.7, 0.9, 0.8, 0.85):
-        finish(study, accuracy)
-    plot_front(study, tmp_path / "front.png")
+        finish(proposals, accuracy)
+    plot_front(proposals.study, tmp_path / "front.png")
     assert (tmp_path / "front.png").stat().st_size > 10_000
 
 
 def test_what_was_measured_when_a_study_began_stays(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
+    proposals = make_proposals(tmp_path)
     conditions = {"device": "cpu", "batch": 1, "factor": 1.1}
-    timed = {**study.manifest, "reference": {**study.manifest["reference"], "latency": 5.0}, "latency": conditions}
-    study.study.set_user_attr("lrnas:manifest", timed)
+    timed = {
+        **proposals.study.manifest,
+        "reference": {**proposals.study.manifest["reference"], "latency": 5.0},
+        "latency": conditions,
+    }
+    proposals.study.optuna_study.set_user_attr("lrnas:manifest", timed)
     again = {
         **timed,
         "reference": {**timed["reference"], "latency": 6.0},
         "latency": {**conditions, "factor": 1.2},
     }
-    assert check_manifest(study.study, again) == timed
+    assert check_manifest(proposals.study.optuna_study, again) == timed
     with pytest.raises(StudyError, match=r"latency.batch was 1, now 8"):
-        check_manifest(study.study, {**again, "latency": {**conditions, "batch": 8}})
+        check_manifest(proposals.study.optuna_study, {**again, "latency": {**conditions, "batch": 8}})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
-from small_studies import make_study
+from small_studies import make_proposals
 
 from lrnas.errors import UnreadableImages
 from lrnas.recipes import Recipe
@@ -15,10 +15,10 @@ from lrnas.training.job import Job
 
 def test_images_that_cannot_be_read_end_the_search_at_once(tmp_path: Path) -> None:
     """Whoever tries again meets them again; the trial waits for a set that was mended."""
-    study = make_study()
+    proposals = make_proposals()
     told: list[str] = []
     searcher = _StudySearcher(
-        study,
+        proposals,
         lambda proposal: Job(proposal.architecture, "digits", Recipe(), 0),
         tmp_path,
         "",
@@ -34,5 +34,5 @@ def test_images_that_cannot_be_read_end_the_search_at_once(tmp_path: Path) -> No
     assert str(searcher.failure) == reason and told == ["started"]
     with pytest.raises(UnreadableImages):
         searcher.suggest("two")
-    (trial,) = study.study.trials
+    (trial,) = proposals.study.optuna_trials()
     assert trial.state == TrialState.WAITING and "losses" not in trial.user_attrs

@@ -10,23 +10,25 @@ import pytest
 import torch
 from optuna.trial import TrialState
 from retrainings import ask, enqueue, finish, retraining
-from small_studies import SPACE, Study, make_search, make_study
+from small_studies import SPACE, make_proposals, make_search
 
 from lrnas.cli.main import main
 from lrnas.cli.retrain import _print_finals
 from lrnas.models.plan import canonical_id
 from lrnas.searching.progress import ProgressView
+from lrnas.searching.proposals import Queue
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.ray_tune import _StudySearcher, run_trials
 from lrnas.searching.retrain import _choose, _Training
 from lrnas.searching.search import search
 from lrnas.study.folder import trial_folder, trials_folder
-from lrnas.study.ledger import MOST_LOSSES, Ledger
+from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import InvalidObjectives, UnknownName, pick_objectives
-from lrnas.study.open import open_record, open_study
+from lrnas.study.open import open_study
 from lrnas.study.retrained import read_finals, read_retrained, retrained_recipes
+from lrnas.study.study import Study
 from lrnas.training.checkpoint import load_checkpoint, save_checkpoint
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -63,9 +65,9 @@ def test_what_cannot_be_trained_again() -> None:
     with pytest.raises(StudyError, match="got s, trained by mine:train; take them from"):
         _choose(study, (), True, True)
     with pytest.raises(StudyError, match="s has none yet; go on with it"):
-        _choose(make_study(), (), True, True)
+        _choose(make_proposals().study, (), True, True)
     with pytest.raises(StudyError, match="s has no network of trial 0; it has none yet"):
-        _choose(make_study(), (0,), False, True)
+        _choose(make_proposals().study, (0,), False, True)
     study.manifest["data"] = "folder:0123456789abcdef"
     with pytest.raises(StudyError, match="knows its images as folder:0123456789abcdef, not where they are"):
         training(study)
@@ -75,7 +77,7 @@ def test_what_cannot_be_trained_again() -> None:
 
 def test_a_recipe_s_changes_are_in_the_name(tmp_path: Path) -> None:
     """The same training has one name however it is asked for, so that nothing is trained twice."""
-    study = make_study()
+    study = make_proposals().study
     assert training(study).label == "fast"
     assert training(study, epochs=10, lr="0.030").label == "fast"
     assert training(study, epochs=5, mirror="false").label == "fast,epochs=5,mirror=false"
@@ -88,7 +90,7 @@ def test_a_recipe_s_changes_are_in_the_name(tmp_path: Path) -> None:
 
 def test_costs_are_those_of_the_images_it_is_trained_on() -> None:
     """The paper's recipe may crop where the search did not."""
-    study = make_study()
+    study = make_proposals().study
     network = SPACE.points["nin"]
     assert training(study, crop=6).cost(network)["macs"] < training(study).cost(network)["macs"] == 13_291_008
 
@@ -101,20 +103,20 @@ def test_runs_are_done_once_and_more_seeds_extend() -> None:
     first = finish(runs, 0.91)
     assert (first.seed, canonical_id(first.architecture)) == (1, networks[0].identity)
     second = ask(runs)
-    runs.prune(second.number, "diverged", "the loss became infinite")
+    runs.ledger.prune(second.number, "diverged", "the loss became infinite")
     assert runs.ask() is None and runs.spent() == 2 and runs.left() == 0
 
     again = retraining(study)
     enqueue(again, networks, range(1, 4))
-    assert again.left() == 4 and len(again.study.trials) == 6
+    assert again.left() == 4 and len(again.study.optuna_trials()) == 6
     assert [finish(again, accuracy).seed for accuracy in (0.92, 0.93, 0.94)] == [2, 2, 3]
     finals = {final.trial: final for final in read_finals(study)}
     assert (finals[0].accuracies, finals[0].seeds, finals[0].runs) == ((0.91, 0.92, 0.94), (1, 2, 3), (0, 2, 4))
     assert (finals[1].accuracies, finals[1].diverged, finals[1].open) == ((0.93,), 1, 1)
     assert (finals[0].diverged, finals[0].open, finals[0].failed) == (0, 0, 0)
     assert finals[0].to_dict()["n"] == 3 and finals[0].recipe == "fast"
-    assert again.study.trials[0].values == [0.91, 5.0]
-    assert "accuracy" not in again.study.trials[0].user_attrs  # what a search would choose by
+    assert again.study.optuna_trials()[0].values == [0.91, 5.0]
+    assert "accuracy" not in again.study.optuna_trials()[0].user_attrs  # what a search would choose by
 
     fewer = retraining(study)
     enqueue(fewer, networks[:1], range(1, 4))
@@ -128,9 +130,9 @@ def test_what_a_dead_driver_left_is_gone_on_with(tmp_path: Path) -> None:
     enqueue(one, networks, range(1, 3))
     enqueue(two, networks, range(1, 3))
     left = ask(one).number
-    assert two.release_orphans() == 0 and ask(two).number != left and two.ask() is None
-    one.sign_off()
-    assert two.release_orphans() == 1 + 1  # its own too: a driver that gives back trains none
+    assert two.ledger.release_orphans() == 0 and ask(two).number != left and two.ask() is None
+    one.ledger.sign_off()
+    assert two.ledger.release_orphans() == 1 + 1  # its own too: a driver that gives back trains none
     assert ask(two).number == left
 
 
@@ -139,16 +141,16 @@ def test_drivers_that_begin_together_train_each_run_once(monkeypatch: pytest.Mon
     networks = _choose(study, (0,), False, False)
     one, two = retraining(study), retraining(study)
     with monkeypatch.context() as blind:
-        blind.setattr(two, "_trials", lambda states=None: [])  # neither sees what the other is writing
+        blind.setattr(two.study, "optuna_trials", lambda states=None: [])  # neither sees what the other is writing
         enqueue(one, networks, range(1, 3))
         enqueue(two, networks, range(1, 3))
-    assert len(one.study.trials) == 4
+    assert len(one.study.optuna_trials()) == 4
     asked = [ask(one), ask(two)]
     assert [proposal.number for proposal in asked] == [0, 1] and one.ask() is None and two.ask() is None
-    told = one.study.get_trials(states=(TrialState.FAIL,))
+    told = one.study.optuna_trials((TrialState.FAIL,))
     assert [trial.user_attrs["reason"] for trial in told] == ["the same run as trial 0", "the same run as trial 1"]
-    one.complete(0, 0.5)
-    two.complete(1, 0.6)
+    one.ledger.complete(0, 0.5)
+    two.ledger.complete(1, 0.6)
     assert [final.accuracies for final in read_finals(study)] == [(0.5, 0.6)]
 
 
@@ -157,18 +159,22 @@ def test_rows_that_nobody_asks_for_any_more_are_ended(monkeypatch: pytest.Monkey
     networks = _choose(study, (0,), False, False)
     one, two = retraining(study), retraining(study)
     with monkeypatch.context() as blind:
-        blind.setattr(two, "_trials", lambda states=None: [])
+        blind.setattr(two.study, "optuna_trials", lambda states=None: [])
         enqueue(one, networks, range(1, 3))
         enqueue(two, networks, range(1, 3))
     finish(one, 0.5)
     one.end_duplicates()
-    assert one.counts() == {"completed": 1, "waiting": 2, "duplicate": 1}  # the second seed is still to be trained
+    assert one.study.counts() == {
+        "completed": 1,
+        "waiting": 2,
+        "duplicate": 1,
+    }  # the second seed is still to be trained
     finish(one, 0.6)  # a driver that has spent its budget asks for no more
     before = read_retrained(study)
     one.end_duplicates()
     after = read_retrained(study)
     assert before is not None and after is not None and before.left == after.left == one.left() == 0
-    assert one.counts() == {"completed": 2, "duplicate": 2} and after.finals[0].accuracies == (0.5, 0.6)
+    assert one.study.counts() == {"completed": 2, "duplicate": 2} and after.finals[0].accuracies == (0.5, 0.6)
 
 
 def test_a_lost_run_is_tried_again_by_the_next_command() -> None:
@@ -177,7 +183,7 @@ def test_a_lost_run_is_tried_again_by_the_next_command() -> None:
     runs = retraining(study)
     enqueue(runs, networks, range(1, 2))
     for _ in range(3):
-        runs.lose(ask(runs).number, "its worker was lost")
+        runs.ledger.lose(ask(runs).number, "its worker was lost")
     assert runs.ask() is None and runs.left() == 1
     enqueue(runs, networks, range(1, 2))
     assert ask(runs).number == 1
@@ -191,8 +197,8 @@ def test_a_run_in_the_place_of_a_lost_one_goes_on_from_its_checkpoint(tmp_path: 
     enqueue(runs, networks, range(1, 2))
     for _ in range(2 * MOST_LOSSES):
         number = ask(runs).number
-        runs.record(number, [0.5] * 90, 45.0)
-        runs.lose(number, "its worker was lost")
+        runs.ledger.report_epoch(number, [0.5] * 90, 45.0)
+        runs.ledger.lose(number, "its worker was lost")
     record = {"state": {"curve": []}}
     for number in (0, 1):
         save_checkpoint(trial_folder(tmp_path, number), 90, {"model.a": torch.ones(2)}, record)
@@ -212,10 +218,10 @@ def test_a_run_in_the_place_of_a_lost_one_goes_on_from_its_checkpoint(tmp_path: 
 
 def test_a_network_that_was_stopped_early_can_be_trained_again() -> None:
     """Where nothing was trained in full yet, too."""
-    study = make_study()
-    study.enqueue({"nin": SPACE.points["nin"]})
-    study.prune(ask(study).number, "stopped", "not competitive")
-    assert [network.point for network in _choose(study, (0,), False, False)] == ["nin"]
+    proposals = make_proposals()
+    proposals.enqueue({"nin": SPACE.points["nin"]})
+    proposals.ledger.prune(ask(proposals).number, "stopped", "not competitive")
+    assert [network.point for network in _choose(proposals.study, (0,), False, False)] == ["nin"]
 
 
 def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -241,7 +247,7 @@ def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path, caplog: pyte
     assert (found.point, found.failed, found.reason) == ("nin-c3", 1, "out of memory, 3 times")
     assert found.to_dict()["reason"] == found.reason
     enqueue(runs, networks, range(1, 2))  # the same command
-    assert len(runs.study.trials) == len(networks) + 1
+    assert len(runs.study.optuna_trials()) == len(networks) + 1
     assert [(final.open, final.failed) for final in read_finals(study) if final.point == "nin-c3"] == [(1, 0)]
 
 
@@ -262,9 +268,9 @@ def test_rounds_go_on_while_something_is_lost(
     study = make_search()
     networks = _choose(study, (0, 1), False, False)
 
-    def train(record: Ledger, budget: int) -> None:
+    def train(queue: Queue, budget: int) -> None:
         run_trials(
-            record,
+            queue,
             lambda proposal: training(study).job(replace(proposal, seed=1)),
             tmp_path,
             budget=budget,
@@ -278,11 +284,11 @@ def test_rounds_go_on_while_something_is_lost(
     runs = retraining(study)
     enqueue(runs, networks[:1], range(1, 2))
     train(runs, 1)
-    (run,) = runs.study.trials
+    (run,) = runs.study.optuna_trials()
     assert (run.state, run.user_attrs["reason"]) == (TrialState.FAIL, "no room, 3 times")
     assert caplog.messages == ["a trial was lost (no room); it is tried again, 3 times in all"]
     with pytest.raises(StudyError, match="6 trials in a row were lost, the last one: no room"):
-        train(study, study.spent() + 1)  # a search has always one more to propose
+        train(make_proposals(), 1)  # a search has always one more to propose
 
 
 def test_runs_that_were_given_up_before_are_asked_for_again() -> None:
@@ -290,7 +296,7 @@ def test_runs_that_were_given_up_before_are_asked_for_again() -> None:
     networks = _choose(study, (0,), False, False)
     runs = retraining(study)
     enqueue(runs, networks, range(1, 2))
-    runs.prune(ask(runs).number, "faulty", "out of memory")
+    runs.ledger.prune(ask(runs).number, "faulty", "out of memory")
     assert (runs.left(), runs.spent()) == (1, 0)
     enqueue(runs, networks, range(1, 2))
     assert finish(runs, 0.5).number == 1 and runs.left() == 0
@@ -329,9 +335,9 @@ def test_time_left_is_told_before_the_first_run_ends() -> None:
     view = ProgressView()
     view.started(mine, 6)
     for _ in range(3):
-        assert view._seconds_left(mine.trials(), view.start + 8.0) is None
-        mine.record(ask(mine).number, [0.5] * 4, 8.0)  # three at a time, an epoch of each in 2 s
-    assert view._seconds_left(mine.trials(), view.start + 8.0) == pytest.approx((3 * 6 + 3 * 10) * 2 / 3)
+        assert view._seconds_left(mine.study.trials(), view.start + 8.0) is None
+        mine.ledger.report_epoch(ask(mine).number, [0.5] * 4, 8.0)  # three at a time, an epoch of each in 2 s
+    assert view._seconds_left(mine.study.trials(), view.start + 8.0) == pytest.approx((3 * 6 + 3 * 10) * 2 / 3)
 
 
 def test_faults_and_time_left_are_those_of_what_is_asked_for() -> None:
@@ -342,14 +348,14 @@ def test_faults_and_time_left_are_those_of_what_is_asked_for() -> None:
     other.enqueue(both[1:], range(1, 3), costs)
     mine.enqueue(both[:1], range(1, 4), costs)
     for _ in range(MOST_LOSSES):
-        other.lose(ask(other).number, "its worker was lost")
-        mine.lose(ask(mine).number, "its worker was lost")
-    mine.prune(ask(mine).number, "diverged", "the loss became infinite")
+        other.ledger.lose(ask(other).number, "its worker was lost")
+        mine.ledger.lose(ask(mine).number, "its worker was lost")
+    mine.ledger.prune(ask(mine).number, "diverged", "the loss became infinite")
     assert mine.waiting_macs() == [10] and other.waiting_macs() == [11]
-    assert mine.faults(mine.summary()) == {"diverged": 1, "faulty": 0, "lost": 1}
-    assert other.faults(other.summary()) == {"diverged": 0, "faulty": 0, "lost": 1}
+    assert mine.faults(mine.study.summary()) == {"diverged": 1, "faulty": 0, "lost": 1}
+    assert other.faults(other.study.summary()) == {"diverged": 0, "faulty": 0, "lost": 1}
     mine.enqueue(both[:1], range(1, 4), costs)  # what was lost is tried again
-    assert mine.waiting_macs() == [10, 10] and mine.faults(mine.summary())["lost"] == 0
+    assert mine.waiting_macs() == [10, 10] and mine.faults(mine.study.summary())["lost"] == 0
 
 
 def test_networks_know_what_their_search_made_small_and_called_them(tmp_path: Path) -> None:
@@ -358,15 +364,15 @@ def test_networks_know_what_their_search_made_small_and_called_them(tmp_path: Pa
     runs = retraining(study)
     enqueue(runs, _choose(study, (0,), False, False), range(1, 2))
     finish(runs, 0.9)
-    record = open_record("s@fast", studies=tmp_path)
+    record = open_study("s@fast", studies=tmp_path, allow_retraining=True)
     for source in (study, record):
         (found,) = read_finals(source)
         assert (found.costs, found.name, found.point) == (("params",), "lr-x0.25", None)  # as the search calls it
         assert found.to_dict()["name"] == found.to_dict()["known_as"] == "lr-x0.25"
-    optuna.delete_study(study_name="s", storage=record.study._storage)
+    optuna.delete_study(study_name="s", storage=record.optuna_study._storage)
     for again in ("", "another search"):  # of that name, without this trial
         if again:
-            make_study(tmp_path / "s")
+            make_proposals(tmp_path / "s")
         (found,) = read_finals(record)
         assert (found.costs, found.name) == (("macs",), found.identity)
 
@@ -401,25 +407,25 @@ def test_the_line_that_takes_weights_is_one_for_a_shell(capsys: pytest.CaptureFi
     runs = retraining(make_search())
     enqueue(runs, _choose(make_search(), (0,), False, False), range(1, 2))
     finish(runs, 0.9)
-    retrained = read_retrained(runs)
+    retrained = read_retrained(runs.study)
     assert retrained is not None
     lines = {"my nets@fast": "lrnas export 'my nets@fast:NETWORK' (of", "a[b]@fast": "lrnas export 'a[b]@fast:NETWORK'"}
     for name, line in lines.items():
-        _print_finals(replace(runs, name=name), retrained, [], "", Whereabouts())
+        _print_finals(replace(runs.study, name=name), retrained, [], "", Whereabouts())
         assert line in capsys.readouterr().out
-    _print_finals(replace(runs, name="a:b@fast"), retrained, [], "", Whereabouts())
+    _print_finals(replace(runs.study, name="a:b@fast"), retrained, [], "", Whereabouts())
     assert "lrnas export" not in capsys.readouterr().out
 
 
 def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = make_study(studies / "s")
+    study = make_proposals(studies / "s").study
     runs = retraining(study)
     enqueue(runs, _choose(study, (0, 1), False, True), range(1, 3))
     for _ in range(6):
         finish(runs, 0.9)
     with pytest.raises(StudyError, match=r"networks of s that were trained again; `lrnas retrain s@fast --studies /"):
         open_study("s@fast", studies=studies)
-    assert open_record("s@fast", studies=studies).counts() == {"completed": 6, "waiting": 4}
+    assert open_study("s@fast", studies=studies, allow_retraining=True).counts() == {"completed": 6, "waiting": 4}
     with pytest.raises(StudyError, match="a study's name has no @"):
         search("nin", budget=1, name="s@fast", data="digits", studies=studies)
     with pytest.raises((InvalidObjectives, UnknownName)):

@@ -14,10 +14,9 @@ from lrnas.errors import LrnasError
 from lrnas.searching import search as driver
 from lrnas.searching import setup as search_training
 from lrnas.searching.progress import ProgressView, SearchEvents
-from lrnas.searching.proposals import Study
+from lrnas.searching.proposals import Proposals, Queue
 from lrnas.searching.search import search
 from lrnas.study.folder import study_names
-from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import MANIFEST, StudyError
 from lrnas.study.open import open_study
 
@@ -26,11 +25,12 @@ class Told(SearchEvents):
     """Keeps the study of a search, and ends the search where trials would begin."""
 
     def __init__(self) -> None:
+        self.proposals: Any = None
         self.study: Any = None
         self.dense_macs: int | None = None
 
-    def started(self, study: Ledger, budget: int, dense_macs: int | None = None) -> None:
-        self.study, self.dense_macs = study, dense_macs
+    def started(self, queue: Queue, budget: int, dense_macs: int | None = None) -> None:
+        self.proposals, self.study, self.dense_macs = queue, queue.study, dense_macs
         raise KeyboardInterrupt
 
 
@@ -56,13 +56,13 @@ def begin(folder: Path, data: Path | str, **options: Any) -> Told:
     return told
 
 
-def train(study: Study, accuracy: float = 0.5) -> None:
+def train(proposals: Proposals, accuracy: float = 0.5) -> None:
     """A trial, as if its network had been trained in full."""
-    proposal = study.ask()
+    proposal = proposals.ask()
     assert proposal is not None
-    study.record(proposal.number, [accuracy], 1.0)
-    study.complete(proposal.number, accuracy)
-    study.sign_off()
+    proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
+    proposals.ledger.complete(proposal.number, accuracy)
+    proposals.ledger.sign_off()
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def test_a_study_that_was_begun_with_another_divisor(pictures: Path, tmp_path: Path) -> None:
-    train(begin(tmp_path, pictures, name="s", divisor=1).study)
+    train(begin(tmp_path, pictures, name="s", divisor=1).proposals)
     with pytest.raises(StudyError, match=r"space.divisor was None, now 8; .*; --divisor 1 rounds numbers .* as it did"):
         begin(tmp_path, pictures, name="s")
     assert begin(tmp_path, pictures, name="s", divisor=1).study.spent() == 1
@@ -80,28 +80,29 @@ def test_a_study_that_was_begun_with_another_divisor(pictures: Path, tmp_path: P
 def test_a_study_without_results_begins_anew_with_other_settings(
     pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = begin(tmp_path, pictures, name="s").study
+    first = begin(tmp_path, pictures, name="s").proposals
     proposal = first.ask()  # its training was begun
-    first.release(proposal.number)
-    first.sign_off()
+    first.ledger.release(proposal.number)
+    first.ledger.sign_off()
     weights = tmp_path / "studies" / "s" / "trials" / "00000"
     weights.mkdir(parents=True)
     (pictures / "train" / "red" / "000.png").unlink()
     caplog.clear()
-    study = begin(tmp_path, pictures, name="s", objectives=("accuracy", "macs", "params")).study
+    proposals = begin(tmp_path, pictures, name="s", objectives=("accuracy", "macs", "params")).proposals
+    study = proposals.study
     (line,) = caplog.messages
     assert line.startswith("s was begun with other settings (data was 'folder:")
     assert line.endswith(" and has no results: it begins anew")
-    assert not any(trial.user_attrs.get("trained") for trial in study.study.trials) and not weights.exists()
-    assert study.manifest["objectives"] == ["accuracy", "macs", "params"] and len(study.study.directions) == 3
+    assert not any(trial.user_attrs.get("trained") for trial in study.optuna_trials()) and not weights.exists()
+    assert study.manifest["objectives"] == ["accuracy", "macs", "params"] and len(study.optuna_study.directions) == 3
 
-    proposal = study.ask()  # while another driver works on it, it stays as it is
+    proposal = proposals.ask()  # while another driver works on it, it stays as it is
     other = {"budget": 2, "data": f"folder:{pictures}", "studies": tmp_path / "studies", "name": "s"}
     with pytest.raises(StudyError, match=r"objectives was .*; give them, or another --name"):
         search("nin", **other)
-    study.record(proposal.number, [0.5], 1.0)
-    study.complete(proposal.number, 0.5)
-    study.sign_off()
+    proposals.ledger.report_epoch(proposal.number, [0.5], 1.0)
+    proposals.ledger.complete(proposal.number, 0.5)
+    proposals.ledger.sign_off()
     with pytest.raises(StudyError, match="begun with other settings: objectives was"):  # it has a result
         search("nin", **other)
 
@@ -112,7 +113,7 @@ def test_a_study_is_called_after_the_space_and_the_folder(
     monkeypatch.chdir(pictures)
     told = begin(tmp_path, ".")
     assert told.study.name == "nin-pictures" and told.study.manifest["data_name"] == "folder:pictures"
-    train(told.study)
+    train(told.proposals)
     assert main(["studies", "--json", "--studies", str(tmp_path / "studies")]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["data_name"] == "folder:pictures" and row["data"] == told.study.manifest["data"]
@@ -130,10 +131,11 @@ def test_a_study_is_called_after_the_space_and_the_folder(
 
 def test_a_study_that_was_called_after_the_whole_path_goes_on(pictures: Path, tmp_path: Path) -> None:
     once = f"nin-folder:{pictures}".replace("/", "-")
-    study = begin(tmp_path, pictures, name=once).study
+    begun = begin(tmp_path, pictures, name=once)
+    study = begun.study
     old = {key: value for key, value in study.manifest.items() if key != "data_name"}
-    study.study.set_user_attr(MANIFEST, old)
-    train(study)
+    study.optuna_study.set_user_attr(MANIFEST, old)
+    train(begun.proposals)
     told = begin(tmp_path, pictures)
     assert told.study.name == once and told.study.spent() == 1
     assert open_study(once, studies=tmp_path / "studies").manifest["data_name"] == "folder:pictures"
@@ -149,7 +151,7 @@ def test_images_of_files_have_the_size_of_the_spaces_networks(
 ) -> None:
     told = begin(tmp_path, pictures, name="s")
     assert told.study.manifest["image_size"] == 32 and caplog.messages == []
-    ProgressView().started(told.study, 2, told.dense_macs)
+    ProgressView().started(told.proposals, 2, told.dense_macs)
     (line,) = caplog.messages  # with the MACs of 3 classes
     assert "images of 32×32 pixels (the dense network: 222,400,512 MACs), epochs: " in line
     assert begin(tmp_path, pictures, space="googlenet").study.manifest["image_size"] == 224
@@ -178,7 +180,7 @@ def test_a_search_says_how_coarse_few_images_are(
 def test_a_study_goes_on_with_the_size_it_was_begun_with(
     pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    train(begin(tmp_path, pictures, image_size=16, name="s").study)
+    train(begin(tmp_path, pictures, image_size=16, name="s").proposals)
     study = begin(tmp_path, pictures, name="s").study
     assert caplog.messages == ["s was begun with images of 16×16 pixels, and goes on with these"]
     assert study.manifest["image_size"] == 16
@@ -218,7 +220,7 @@ def test_a_latency_that_no_network_keeps_leaves_no_study(
     with pytest.raises(StudyError, match="ms at most"):
         search("nin", max_latency=1e-6, **limited)
     assert not folder.exists()
-    train(begin(tmp_path, pictures, name="s", data_dir=tmp_path, image_size=8).study)
+    train(begin(tmp_path, pictures, name="s", data_dir=tmp_path, image_size=8).proposals)
     with pytest.raises(StudyError, match="ms at most"):
         search("nin", max_latency=1e-6, **limited)
     assert open_study("s", studies=folder.parent).trials()

@@ -5,23 +5,22 @@ from pathlib import Path
 
 import optuna
 import pytest
-from small_studies import make_search, make_study
+from small_studies import make_proposals, make_search
 
 from lrnas.cli.main import main
 from lrnas.errors import UnknownName
-from lrnas.searching.proposals import Study
 from lrnas.study.folder import delete_if_empty, delete_study, study_names
 from lrnas.study.manifest import StudyError, check_manifest
 from lrnas.study.open import open_study
 from lrnas.study.storage import open_storage
+from lrnas.study.study import Study
 
 
 def make(studies: Path) -> Study:
     """A search of the name s with four trials, and two retrainings."""
     study = make_search(studies / "s")
-    study.sign_off()
     for name in ("s@fast", "s@paper"):
-        again = optuna.create_study(study_name=name, storage=study.study._storage)
+        again = optuna.create_study(study_name=name, storage=study.optuna_study._storage)
         check_manifest(again, {**study.manifest, "retrains": "s"})
     (studies / "s" / "retrained" / "fast" / "00000").mkdir(parents=True)
     return study
@@ -29,7 +28,7 @@ def make(studies: Path) -> Study:
 
 def test_a_study_goes_with_all_that_belongs_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path)
-    make_study(tmp_path / "s2")
+    make_proposals(tmp_path / "s2")
     delete = ["studies", "--studies", str(tmp_path), "--delete"]
     assert main([*delete, "s@fast", "--json"]) == 0
     gone = tmp_path / "s" / "retrained" / "fast"
@@ -46,40 +45,39 @@ def test_a_study_goes_with_all_that_belongs_to_it(tmp_path: Path, capsys: pytest
 
 def test_nothing_goes_that_somebody_works_on(tmp_path: Path) -> None:
     make(tmp_path)
-    working = make_study(tmp_path / "s")
-    working.sign()
+    working = make_proposals(tmp_path / "s")
+    working.ledger.sign()
     with pytest.raises(StudyError, match=r"got s, which process \d+ on .* works on; stop that first"):
         delete_study("s", studies=tmp_path)
     assert len(open_study("s", studies=tmp_path).trials()) == 4
-    working.sign_off()
+    working.ledger.sign_off()
     assert delete_study("s", studies=tmp_path).trials == {"s": 4, "s@fast": 0, "s@paper": 0}
 
 
 def test_a_search_that_could_not_begin_leaves_nothing(tmp_path: Path) -> None:
     for name, gone in (("empty", True), ("worked on", False), ("with trials", False)):
-        study = make_search(tmp_path / name) if name == "with trials" else make_study(tmp_path / name)
+        if name == "with trials":
+            make_search(tmp_path / name)
+        proposals = make_proposals(tmp_path / name)
         if name == "worked on":
-            study.sign()
-        else:
-            study.sign_off()
-        delete_if_empty(study.study, tmp_path / name)
+            proposals.ledger.sign()
+        delete_if_empty(proposals.study.optuna_study, tmp_path / name)
         assert (name not in study_names(tmp_path), not (tmp_path / name).exists()) == (gone, gone)
         if name == "empty":
             mine = tmp_path / name / "mine.txt"
-            empty = make_study(tmp_path / name)
+            empty = make_proposals(tmp_path / name)
             mine.write_text("")
-            empty.sign_off()
-            delete_if_empty(empty.study, tmp_path / name)
+            delete_if_empty(empty.study.optuna_study, tmp_path / name)
             assert study_names(tmp_path) == [] and mine.exists()
         if name == "worked on":
-            study.sign_off()
+            proposals.ledger.sign_off()
 
 
 def test_of_a_database_that_others_use_only_the_study_goes(tmp_path: Path) -> None:
     url = f"journal:{tmp_path / 'journal.log'}"
     storage = open_storage(url, tmp_path, print)
     for name in ("s", "t"):
-        check_manifest(optuna.create_study(study_name=name, storage=storage), make_study().manifest)
+        check_manifest(optuna.create_study(study_name=name, storage=storage), make_proposals().study.manifest)
     optuna.create_study(study_name="u", storage=storage).enqueue_trial({})
     assert delete_study("s", storage=url, studies=tmp_path).to_dict() == {"trials": {"s": 0}, "folder": None}
     with pytest.raises(StudyError, match="u is a study of Optuna's, but not one of lrnas's"):

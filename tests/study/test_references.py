@@ -35,7 +35,7 @@ def test_a_network_that_was_trained_again_is_its_first_seed(tmp_path: Path) -> N
         finish(runs, 0.9)
     numbers = {name: find_network(f"s@fast:{name}", tmp_path).trial.number for name in ("nin", "nin-c3-lr")}  # type: ignore[union-attr]
     for name, number in numbers.items():
-        attributes = runs.study.trials[number].user_attrs
+        attributes = runs.study.optuna_trial(number).user_attrs
         assert attributes["point"] == name and attributes["seed"] == 1
     assert find_network("s@fast:5", tmp_path).trial.number == 5  # type: ignore[union-attr]
     with pytest.raises(UnknownName, match="unknown network of s@fast 'nim'; did you mean nin"):

@@ -29,14 +29,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from lrnas.profiling.profile import Profile
-    from lrnas.study.record import Record
-    from lrnas.study.trials import Trial
+    from lrnas.study.study import Study, Trial
 
 SIZES = {"o": 26.0, "D": 48.0}
 """Of the marks of networks, in square points; larger where they have colours."""
 
 
-def plot_front(study: Record, path: Files, axis: str | None = None) -> None:
+def plot_front(study: Study, path: Files, axis: str | None = None) -> None:
     """Accuracy against a cost: trained networks, the front ringed, a staircase, the paper's by name.
 
     The cost is that of the objectives, multiply-accumulates before others, if no `axis` names another; a second one

@@ -27,12 +27,11 @@ from lrnas.reporting.figures.report_plots import (
 from lrnas.reporting.figures.study_plots import plot_front
 from lrnas.reporting.figures.style import Files, save_figure
 from lrnas.reporting.report import PALETTE, Report, make_report
-from lrnas.study.record import Record
-from lrnas.study.trials import Trial, read_trial
+from lrnas.study.study import Study, Trial, _read_trial
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[Study]:
     folder = tmp_path_factory.mktemp("studies")
     where = f"journal:{folder / 'journal'}"
     first = fill_study(folder, 20, name="net $a_$ b <script>", storage=where, stopped=0.0)
@@ -40,7 +39,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
 
 
 @pytest.fixture(scope="module")
-def report(records: list[Record]) -> Report:
+def report(records: list[Study]) -> Report:
     return make_report(records, retrained=[some_finals(records[0])])
 
 
@@ -71,10 +70,10 @@ def rings_of(axes: Axes) -> list[PathCollection]:
     return [one for one in axes.collections if isinstance(one, PathCollection) and not len(one.get_facecolor())]
 
 
-def with_trials(record: Record, change: Callable[[Trial], Trial | None]) -> Record:
+def with_trials(record: Study, change: Callable[[Trial], Trial | None]) -> Study:
     """The same study with other results; None leaves a trial out."""
-    found = [(row, change(read_trial(row))) for row in record.study.get_trials(deepcopy=False)]
-    study = optuna.create_study(directions=record.study.directions)
+    found = [(row, change(_read_trial(row))) for row in record.optuna_study.get_trials(deepcopy=False)]
+    study = optuna.create_study(directions=record.optuna_study.directions)
     for row, trial in ((row, trial) for row, trial in found if trial is not None):
         facts = {"status": trial.status, "accuracy": trial.accuracy, "macs": trial.macs, "point": trial.point}
         study.add_trial(
@@ -84,12 +83,12 @@ def with_trials(record: Record, change: Callable[[Trial], Trial | None]) -> Reco
                 user_attrs=row.user_attrs | facts,
             )
         )
-    return Record(record.name, study, record.objectives, record.manifest)
+    return Study(record.name, study, record.objectives, record.manifest)
 
 
 @pytest.mark.parametrize("reach", ["all", "some", "none"])
 def test_the_legend_has_what_can_be_seen(
-    reach: str, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reach: str, records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Networks that were stopped are often far below the others: the axis does not reach there, but a note tells."""
     record = records[1]
@@ -111,7 +110,7 @@ def test_the_legend_has_what_can_be_seen(
 
 
 def test_the_legend_has_nothing_of_networks_that_are_not_there(
-    records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = records[1]
     file = tmp_path / "front.svg"
@@ -135,7 +134,7 @@ def test_curves_that_are_not_there_are_not_in_the_legend(
 
 
 @pytest.mark.parametrize("axis", ["macs", "params"])
-def test_the_front_is_ringed(axis: str, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_front_is_ringed(axis: str, records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on the page, whichever cost is shown; by the staircase alone, only where that is of the objective."""
     record = records[0]
     axes, *bar = all_drawn_by(monkeypatch, lambda: plot_front(record, tmp_path / "front.svg", axis))
@@ -155,7 +154,7 @@ def test_the_fronts_of_several_studies_are_ringed(
 
 
 def test_a_front_of_one_network_goes_on_as_far_as_the_dearest(
-    records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = sorted((trial.macs, trial.number) for trial in records[0].trials())
     (least, first), (most, _) = full[0], full[-1]
@@ -173,7 +172,7 @@ def test_a_front_of_one_network_goes_on_as_far_as_the_dearest(
 
 
 @pytest.mark.slow
-def test_figures_tell_what_they_show(report: Report, records: list[Record], tmp_path: Path) -> None:
+def test_figures_tell_what_they_show(report: Report, records: list[Study], tmp_path: Path) -> None:
     study = report.studies[0]
     texts = {}
     for name, draw in {
@@ -198,7 +197,7 @@ def test_figures_tell_what_they_show(report: Report, records: list[Record], tmp_
     assert "parameters, millions" in texts["one"]
 
 
-def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_final_has_its_own_place(records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same networks in two retrainings, with other accuracies; one seed has no bar, and names no mathematics."""
     first = some_finals(records[0], point="$x$ and $y$")
     lower = [replace(final, accuracies=tuple(value / 2 for value in final.accuracies)) for final in first.finals]
@@ -217,7 +216,7 @@ def test_every_final_has_its_own_place(records: list[Record], tmp_path: Path, mo
 
 
 def test_the_front_of_several_costs_is_told_from_the_line_of_one(
-    records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One has fewer parameters and more multiply-accumulates: on the front, but not the best for the cost shown."""
     first = some_finals(records[0]).finals[0]
@@ -239,7 +238,7 @@ def test_the_front_of_several_costs_is_told_from_the_line_of_one(
 
 
 def test_a_study_has_one_colour_in_all_figures(
-    report: Report, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    report: Report, records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the others have something to show there, and however many they are."""
     empty = replace(report.studies[0], name="empty", networks=(), history=())

@@ -1,0 +1,291 @@
+"""`Study`: a search, or a retraining, as it is read from its Optuna study: trials, counts and the front."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from lrnas.arch.architecture import Architecture
+from lrnas.study.manifest import StudyError
+from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
+from lrnas.study.pareto import front_indices, hypervolume
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METRIC = "metric."
+"""Prefix of the trial attributes that hold metrics which a user's own training code reports beside the accuracy."""
+COLUMNS = (
+    "number",
+    "status",
+    "point",
+    "identity",
+    "accuracy",
+    "macs",
+    "params",
+    "latency",
+    "epochs",
+    "seconds",
+    "on_front",
+)
+"""Columns of a table of trials."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One network of a study and what is known about it."""
+
+    number: int
+    state: str
+    """State of the Optuna trial."""
+    status: str
+    """One of running, waiting, completed, stopped, diverged, faulty, limit, duplicate and lost."""
+    description: str
+    """The architecture as JSON."""
+    identity: str
+    """Canonical id of the architecture."""
+    point: str | None
+    """Name of the paper's network or of the seed of the space, if it is one."""
+    macs: int
+    params: int
+    latency: float | None
+    """Milliseconds for a batch; None if the study does not measure latency."""
+    accuracy: float | None
+    """Validation accuracy: the final one of a completed trial, else the last one reported."""
+    epochs: int
+    """Number of epochs trained so far."""
+    curve: tuple[float, ...]
+    """Validation accuracy after each epoch."""
+    seconds: float
+    """Training time."""
+    reason: str
+    """Why the trial was stopped, refused or lost."""
+    values: tuple[float, ...] | None
+    """Values of the study's objectives; None unless trained in full."""
+    on_front: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Last metrics that a user's own training code reported beside the accuracy."""
+
+    @property
+    def costs(self) -> Costs:
+        """Costs by name."""
+        latency = {} if self.latency is None else {"latency": self.latency}
+        return {"macs": self.macs, "params": self.params, **latency}
+
+    @property
+    def architecture(self) -> Architecture:
+        """The architecture, parsed from its JSON."""
+        return Architecture.from_json(self.description)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The state of a study at one moment."""
+
+    trials: list[Trial]
+    """All trials that have a network, by number."""
+    front: list[Trial]
+    """The front: fully trained networks that no other one dominates, cheapest first."""
+    counts: dict[str, int]
+    """Number of trials per status."""
+    hypervolume: float
+    """Hypervolume of the front, as a share of the box between accuracy 0 and the costs of the dearest named network."""
+
+
+@dataclass
+class Study:
+    """A search, or a retraining, to read: trials, counts and the front.
+
+    Everything comes from the Optuna study. Finished trials do not change and are parsed once.
+
+    Args:
+        name: The name of the study; SEARCH@RECIPE for a retraining.
+        optuna_study: The Optuna study that holds all data.
+        objectives: The objectives, in the order of the trials' values.
+        manifest: The settings that the study was begun with.
+        interrupted: Whether the driver that returned this study was stopped by the user.
+    """
+
+    name: str
+    optuna_study: optuna.Study
+    objectives: tuple[Objective, ...]
+    manifest: dict[str, Any]
+    interrupted: bool = False
+    _finished: dict[int, Trial] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def costs(self) -> list[str]:
+        """Names of the objectives that are costs."""
+        return [objective.name for objective in cost_objectives(self.objectives)]
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of a table of this study's trials: with latency only if it is an objective."""
+        return [name for name in COLUMNS if name != "latency" or name in self.costs]
+
+    @property
+    def baseline(self) -> str | None:
+        """Name of the network that costs are compared with: the one the space names, else its unchanged backbone."""
+        space = self.manifest["space"]
+        unchanged = (name for name in ("baseline", "dense-x1") if name in space.get("seeds", ()))
+        return space.get("baseline") or next(unchanged, None)
+
+    def summary(self) -> Summary:
+        """Trials, front, counts and hypervolume, from one reading of the storage."""
+        # "params" is written last: another driver may be in the middle of writing a trial
+        trials = [self._read(trial) for trial in self.optuna_trials() if "params" in trial.user_attrs]
+        full = [trial for trial in trials if trial.status == "completed" and trial.values is not None]
+        minimised = [self.as_costs(trial.values or ()) for trial in full]
+        best = front_indices(minimised)
+        on_front = {full[i].number for i in best}
+        trials = [dataclasses.replace(trial, on_front=True) if trial.number in on_front else trial for trial in trials]
+        front = sorted((trial for trial in trials if trial.on_front), key=self.cheapest_first)
+        volume = hypervolume([minimised[i] for i in best], [1.0] * len(self.objectives))
+        return Summary(trials, front, dict(Counter(trial.status for trial in trials)), volume)
+
+    def cheapest_first(self, trial: Trial) -> tuple[float, int]:
+        """Sort key: the first cost objective, then the number."""
+        return getattr(trial, self.costs[0]), trial.number
+
+    def trials(self) -> list[Trial]:
+        """All trials that have a network, by number; `on_front` marks those on the front."""
+        return self.summary().trials
+
+    def front(self) -> list[Trial]:
+        """The front: fully trained networks that no other one dominates, cheapest first."""
+        return self.summary().front
+
+    def hypervolume(self) -> float:
+        """Hypervolume of the front, see `Summary`."""
+        return self.summary().hypervolume
+
+    def counts(self) -> dict[str, int]:
+        """Number of trials per status."""
+        return self.summary().counts
+
+    def best(
+        self, *, max_macs: int | None = None, max_params: int | None = None, max_latency: float | None = None
+    ) -> Trial:
+        """The most accurate fully trained network within limits.
+
+        Args:
+            max_macs: Largest number of multiply-accumulates.
+            max_params: Largest number of parameters.
+            max_latency: Largest latency in milliseconds; only for studies that measure it.
+
+        Returns:
+            The trial of that network.
+        """
+        limits = Limits(max_macs=max_macs, max_params=max_params, max_latency=max_latency)
+        if max_latency is not None and "latency" not in self.costs:
+            raise StudyError(f"{self.name} knows no latencies; got max_latency {max_latency:g}; leave it out")
+        fits = [trial for trial in self.trials() if trial.status == "completed" and not limits.excess(trial.costs)]
+        if not fits:
+            raise StudyError(f"no network of {self.name} that is trained in full is within these limits; raise them")
+        return max(fits, key=lambda trial: (trial.accuracy or 0.0, -trial.macs))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A table with one row per trial, and the architecture as JSON."""
+        import pandas as pd
+
+        names = self.columns
+        rows = [[*(getattr(trial, name) for name in names), trial.description] for trial in self.trials()]
+        return pd.DataFrame(rows, columns=[*names, "architecture"])
+
+    def spent(self) -> int:
+        """Number of trials that count towards the budget: training has begun, and they are not lost or waiting."""
+        return self._num_trained((TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED))
+
+    def running(self) -> int:
+        """Number of trials that some driver is training."""
+        return self._num_trained((TrialState.RUNNING,))
+
+    def waiting(self) -> int:
+        """Number of trials whose training has begun and that no driver has now."""
+        return self._num_trained((TrialState.WAITING,))
+
+    def _num_trained(self, states: tuple[TrialState, ...]) -> int:
+        return sum(bool(trial.user_attrs.get("trained")) for trial in self.optuna_trials(states))
+
+    def losses(self) -> int:
+        """How often trials were lost, summed over all trials."""
+        return sum(trial.user_attrs.get("losses", 0) for trial in self.optuna_trials())
+
+    def at_epoch(self, number: int, epoch: int) -> tuple[list[float], list[tuple[float, list[float]]]]:
+        """Costs of a trial, and accuracy and costs of all others that were trained for as many epochs.
+
+        Args:
+            number: The trial.
+            epoch: The epoch, from 1, at which accuracies are compared.
+
+        Returns:
+            The trial's costs, and (accuracy after that epoch, costs) of every other trial that got so far.
+        """
+        costs: list[float] = []
+        others = []
+        for trial in self.optuna_trials():
+            attributes = trial.user_attrs
+            if trial.number == number:
+                costs = [attributes[name] for name in self.costs]
+            elif len(attributes.get("curve", ())) >= epoch:
+                others.append((attributes["curve"][epoch - 1], [attributes[name] for name in self.costs]))
+        return costs, others
+
+    def is_protected(self, number: int) -> bool:
+        """Whether a trial is one of the paper's networks, which are always trained in full."""
+        return self.optuna_trial(number).user_attrs.get("point") in self.manifest["space"]["points"]
+
+    def as_costs(self, values: Sequence[float]) -> list[float]:
+        """Objective values as shares of the reference that are to be minimised."""
+        reference = self.manifest["reference"]
+        return [
+            1 - value if objective.maximise else value / reference[objective.name]
+            for value, objective in zip(values, self.objectives, strict=True)
+        ]
+
+    def optuna_trial(self, number: int) -> FrozenTrial:
+        """The Optuna trial with a number."""
+        storage = self.optuna_study._storage
+        return storage.get_trial(storage.get_trial_id_from_study_id_trial_number(self.optuna_study._study_id, number))
+
+    def optuna_trials(self, states: tuple[TrialState, ...] | None = None) -> list[FrozenTrial]:
+        """All Optuna trials, or those in some states; not to be changed."""
+        return self.optuna_study.get_trials(deepcopy=False, states=states)
+
+    def _read(self, trial: FrozenTrial) -> Trial:
+        if trial.number not in self._finished:
+            read = _read_trial(trial)
+            if not trial.state.is_finished():
+                return read
+            self._finished[trial.number] = read
+        return self._finished[trial.number]
+
+
+def _read_trial(trial: FrozenTrial) -> Trial:
+    attributes = trial.user_attrs
+    curve = tuple(attributes.get("curve", ()))
+    accuracy = attributes.get("accuracy", curve[-1] if curve else None)
+    return Trial(
+        number=trial.number,
+        state=trial.state.name,
+        status=trial.state.name.lower() if not trial.state.is_finished() else attributes.get("status", "lost"),
+        description=attributes["architecture"],
+        identity=attributes["id"],
+        point=attributes.get("point"),
+        macs=attributes["macs"],
+        params=attributes["params"],
+        latency=attributes.get("latency"),
+        accuracy=accuracy,
+        epochs=attributes.get("epochs", 0),
+        curve=curve,
+        seconds=attributes.get("seconds", 0.0),
+        reason=attributes.get("reason", ""),
+        values=tuple(trial.values) if trial.values is not None else None,
+        metrics={key.removeprefix(METRIC): value for key, value in attributes.items() if key.startswith(METRIC)},
+    )
