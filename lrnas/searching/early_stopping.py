@@ -1,7 +1,7 @@
-"""Early stopping for accuracy against cost: which trials are worth more epochs.
+"""Early stopping of trials that are not worth more epochs, judged by accuracy and cost.
 
-At certain epochs, the rungs, a trial goes on only if its accuracy is competitive among the trials that were there and
-cost no more: a network is stopped for being less accurate than cheaper ones, never for being cheap.
+At certain epochs, the rungs, a trial continues only if its accuracy is among the best third of the trials at this rung
+that cost no more. So a network is stopped for being less accurate than cheaper ones, never for being cheap.
 """
 
 from __future__ import annotations
@@ -11,30 +11,39 @@ from collections.abc import Iterable, Sequence
 from lrnas.errors import LrnasError
 from lrnas.study.pareto import costs_no_more
 
+REDUCTION_FACTOR = 3
+"""Rungs are 3× apart, and the best third of the trials at a rung continues."""
 
-def rung_epochs(min_epochs: int, epochs: int, factor: int = 3) -> tuple[int, ...]:
-    """The epochs after which it is decided: `min_epochs`, `factor` times as many, and so on below `epochs`."""
-    if not 1 <= min_epochs <= epochs or factor < 2:
-        raise LrnasError(
-            f"the first rung lies between 1 and the {epochs} epochs, and the factor is at least 2; got {min_epochs} "
-            f"and {factor}; change --min-epochs"
-        )
+
+def rung_epochs(min_epochs: int | None, epochs: int) -> tuple[int, ...]:
+    """Epochs after which trials may be stopped: `min_epochs`, 3 times as many and so on, below `epochs`.
+
+    Args:
+        min_epochs: epochs that every network is trained for; None: one ninth of `epochs`.
+        epochs: epochs of a full training.
+    """
+    rung = max(1, epochs // REDUCTION_FACTOR**2) if min_epochs is None else min_epochs
+    if not 1 <= rung <= epochs:
+        raise LrnasError(f"--min-epochs must be between 1 and the number of epochs, {epochs}; got {rung}; change it")
     rungs = []
-    while min_epochs < epochs:
-        rungs.append(min_epochs)
-        min_epochs *= factor
+    while rung < epochs:
+        rungs.append(rung)
+        rung *= REDUCTION_FACTOR
     return tuple(rungs)
 
 
-def is_competitive(
-    accuracy: float, costs: Sequence[float], others: Iterable[tuple[float, Sequence[float]]], factor: int = 3
-) -> bool:
-    """Whether a trial is among the best 1/`factor` of those at its rung that cost no more.
+def is_competitive(accuracy: float, costs: Sequence[float], others: Iterable[tuple[float, Sequence[float]]]) -> bool:
+    """Whether a trial is among the best third of the trials at its rung that cost no more.
 
-    `others` are the accuracies and costs of the other trials there. As long as these and itself are fewer than
-    `factor`, it goes on.
+    Args:
+        accuracy: accuracy of the trial at this rung.
+        costs: all costs of the trial.
+        others: accuracy and costs of the other trials that reached this rung.
+
+    Returns:
+        Also True as long as fewer than three trials can be compared.
     """
-    rivals = [rival for rival, theirs in others if costs_no_more(theirs, costs)]
+    rivals = [other_accuracy for other_accuracy, other_costs in others if costs_no_more(other_costs, costs)]
     better = sum(rival > accuracy for rival in rivals)
     number = len(rivals) + 1
-    return number < factor or better < number / factor
+    return number < REDUCTION_FACTOR or better < number / REDUCTION_FACTOR

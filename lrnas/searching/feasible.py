@@ -1,8 +1,8 @@
-"""A network within the limits of a search, looked for before anything is trained.
+"""Check, before anything is trained, that the limits of a search can be kept.
 
-What networks cost is known beforehand. From the named ones and from some at random, one parameter after the other takes
-the value that brings the costs nearest to the limits, until none brings them nearer. Limits that are out of reach even
-so would have a search propose networks for ever.
+Costs are known before training. Starting from the named networks and from random points, one parameter after the other
+is set to the value that brings the costs closest to the limits, until no single change helps. Without this check, a
+search with limits that no network keeps would propose networks forever.
 """
 
 from __future__ import annotations
@@ -18,72 +18,81 @@ from lrnas.spaces.space import SearchSpace
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import Costs, Limits
 
-STARTS = 3
-"""Of the named networks, the nearest ones, and as many points at random."""
+NUM_STARTS = 3
+"""Starting points of each kind: the named networks closest to the limits, and random points."""
 WORDS = {
-    "max_macs": ("multiply-accumulates at most", "raise"),
-    "min_macs": ("multiply-accumulates at least", "lower"),
-    "max_params": ("parameters at most", "raise"),
-    "max_latency": ("ms at most", "raise"),
+    "max_macs": ("at most {:,} multiply-accumulates", "raise"),
+    "min_macs": ("at least {:,} multiply-accumulates", "lower"),
+    "max_params": ("at most {:,} parameters", "raise"),
+    "max_latency": ("at most {:,} ms", "raise"),
 }
-"""A limit in words, and what to do with it."""
+"""Each limit in words, and how to relax it."""
 
 Params = dict[str, Any]
 
 
-def find_within(
+def find_feasible(
     space: SearchSpace,
     limits: Limits,
-    guess_of: Callable[[Architecture], Costs],
+    estimate_of: Callable[[Architecture], Costs],
     cost_of: Callable[[Architecture], Costs] | None = None,
 ) -> Params | None:
-    """A point within the limits where no named network is; None where one is. StudyError where none can be found.
+    """Find a point that keeps the limits, if no named network does.
 
-    `guess_of` looks at hundreds of networks; where it only guesses, `cost_of` has the last word.
+    Args:
+        space: the search space.
+        limits: limits on the costs.
+        estimate_of: fast estimate of a network's costs; called for hundreds of networks.
+        cost_of: exact costs, which decide if the estimate breaks the limits; None: `estimate_of` is exact.
+
+    Returns:
+        The point, or None if a named network keeps the limits.
+
+    Raises:
+        StudyError: no network that keeps the limits was found.
     """
 
-    def far(params: Params) -> float:
-        """By how much limits are broken."""
+    def excess(params: Params) -> float:
+        """How far a point is beyond the limits."""
         try:
-            return sum(limits.excess(guess_of(space.architecture(params))).values())
-        except LrnasError:  # it makes no network, at this input size, say
+            return sum(limits.excess(estimate_of(space.architecture(params))).values())
+        except LrnasError:  # this point makes no valid network, for example at this input size
             return float("inf")
 
-    named = sorted((space.params_of(network) for network in (*space.points.values(), *space.seeds.values())), key=far)
-    if limits == Limits() or (named and not far(named[0])):
+    networks = (*space.points.values(), *space.seeds.values())
+    named = sorted((space.params_of(network) for network in networks), key=excess)
+    if limits == Limits() or (named and not excess(named[0])):
         return None
-    chance = random.Random(0)
-    anywhere = [space.draw(chance) for _ in range(STARTS)]
-    nearest = min((_approach(space, start, far) for start in (*named[:STARTS], *anywhere)), key=far)
-    if not far(nearest):
-        return nearest
-    network = space.architecture(nearest)
-    costs = (cost_of or guess_of)(network)
-    if limits.excess(costs):
-        raise StudyError(_refusal(space, limits, canonical_id(network), costs))
-    return nearest
+    generator = random.Random(0)
+    starts = [*named[:NUM_STARTS], *(space.draw(generator) for _ in range(NUM_STARTS))]
+    closest = min((_reduce(space, start, excess) for start in starts), key=excess)
+    if excess(closest):
+        network = space.architecture(closest)
+        costs = (cost_of or estimate_of)(network)
+        if limits.excess(costs):
+            raise StudyError(_refusal(space, limits, canonical_id(network), costs))
+    return closest
 
 
-def _approach(space: SearchSpace, params: Params, far: Callable[[Params], float]) -> Params:
-    """From a point to one that no change of a single parameter brings nearer."""
-    least = far(params)
-    before = None
+def _reduce(space: SearchSpace, params: Params, excess: Callable[[Params], float]) -> Params:
+    """Change single parameters until no change reduces the excess any more."""
+    least, before = excess(params), None
     while least and least != before:
         before = least
         for parameter in space.parameters:
             for value in parameter.values:
                 other = {**params, parameter.name: value}
-                if (distance := far(other)) < least:
+                if (distance := excess(other)) < least:
                     params, least = other, distance
     return params
 
 
 def _refusal(space: SearchSpace, limits: Limits, name: str, costs: Costs) -> str:
-    given = {limit: value for limit in WORDS if (value := getattr(limits, limit)) is not None}
-    wanted = " and ".join(f"{value:,} {WORDS[limit][0]}" for limit, value in given.items())
+    given = limits.given()
+    wanted = " and ".join(WORDS[limit][0].format(value) for limit, value in given.items())
     advice = " or ".join(f"{WORDS[limit][1]} {limit}" for limit in given)
-    latency = f", and takes {costs['latency']:.3f} ms" if "latency" in costs else ""
+    latency = f" and takes {costs['latency']:.3f} ms" if "latency" in costs else ""
     return (
-        f"no network of {space.name} has {wanted}, as far as can be told before training; the nearest one, {name}, has "
+        f"no network of {space.name} was found with {wanted}; the closest one, {name}, has "
         f"{costs['macs']:,.0f} multiply-accumulates and {costs['params']:,.0f} parameters{latency}; {advice}"
     )

@@ -1,9 +1,9 @@
-"""A sampler that grows the front: what a network costs is known before it is trained, only its accuracy is predicted.
+"""Optuna sampler that extends the front: costs are known before training, only the accuracy is predicted.
 
-Optuna's samplers treat every objective as unknown. Here candidates are made from the networks on the front, by changing
-a few parameters, by mixing two of them and by scaling all widths; a Gaussian process predicts their accuracy from what
-was trained so far, in full or in part; and the one is proposed with the largest expected gain in hypervolume, which
-with known costs is a closed formula.
+Optuna's own samplers treat every objective as unknown. This one makes candidates from the networks on the front: it
+changes a few parameters, mixes two networks, or scales all widths. A Gaussian process, fitted to all trials that were
+trained in full or in part, predicts their accuracies. The candidate with the largest expected gain in hypervolume is
+proposed; since costs are known, this gain has a closed form.
 """
 
 from __future__ import annotations
@@ -20,37 +20,47 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from lrnas.searching.gaussian_process import GaussianProcess, Hyperparameters, fit
-from lrnas.searching.mutate import is_width, step_away
+from lrnas.searching.gaussian_process import Hyperparameters, fit
+from lrnas.searching.mutate import is_width, mutate
 from lrnas.spaces.parameters import Parameter
 from lrnas.study.pareto import front_indices, hypervolume
 
 Array = npt.NDArray[np.float64]
 Params = dict[str, Any]
 
-CANDIDATES = 200
-"""Looked at for one proposal."""
-MOST_KNOWN = 200
-"""Trials that are learned from: those on the front and the latest others."""
-ENOUGH = 3
-"""Trials in full before anything can be learned."""
-TRIES = 1000
-"""At a point within the limits, before that."""
+NUM_CANDIDATES = 200
+"""Candidates compared for one proposal."""
+MAX_OBSERVED = 200
+"""The Gaussian process is fitted to the front and to this many of the latest other trials."""
+MIN_COMPLETED = 3
+"""Trials trained in full before accuracies are predicted."""
+MAX_ATTEMPTS = 1000
+"""Attempts to find a point within the limits before that."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Known:
-    """A trial as the sampler sees it."""
+class _Observation:
+    """What the sampler knows about a trial."""
 
     params: Params
     key: tuple[Any, ...]
+    """The values of all parameters that vary."""
     costs: tuple[float, ...]
     curve: tuple[float, ...]
+    """Validation accuracy after each epoch so far."""
     is_full: bool
 
 
 class FrontSampler(BaseSampler):
-    """See the module."""
+    """Sampler for `optuna.Study` that proposes the candidate with the largest expected gain in hypervolume.
+
+    Args:
+        parameters: the parameters of the search space.
+        distributions: the same parameters as Optuna's distributions, by name.
+        cost_names: names of the cost objectives; trials have their values as user attributes.
+        costs_of: gives the cost objectives of a point, or None if it is no valid network or breaks a limit.
+        seed: seed of the proposals.
+    """
 
     def __init__(
         self,
@@ -60,19 +70,16 @@ class FrontSampler(BaseSampler):
         costs_of: Callable[[Params], tuple[float, ...] | None],
         seed: int | None = None,
     ) -> None:
-        """`costs_of` gives the cost objectives of a point, or None where it is no network or beyond a limit.
-
-        Trials have theirs as user attributes, by `cost_names`.
-        """
         self.parameters = [parameter for parameter in parameters if len(parameter.values) > 1]
-        self.fixed = {parameter.name: parameter for parameter in parameters if len(parameter.values) == 1}
+        self.fixed = {parameter.name: parameter.values[0] for parameter in parameters if len(parameter.values) == 1}
         self.distributions = dict(distributions)
         self.cost_names = tuple(cost_names)
         self.costs_of = costs_of
         self.random = np.random.default_rng(seed)
         self._independent = RandomSampler(seed=seed)
         self._settings: Hyperparameters | None = None
-        self._read: dict[int, _Known | None] = {}
+        self._finished: dict[int, _Observation | None] = {}
+        """Observations of finished trials, by number."""
 
     def reseed_rng(self) -> None:
         self.random = np.random.default_rng()
@@ -90,16 +97,16 @@ class FrontSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> Params:
         if trial.system_attrs.get("fixed_params", {}).keys() >= self.distributions.keys():
-            return {}  # it was enqueued
-        known = [self._known(other) for other in study.get_trials(deepcopy=False) if other.number != trial.number]
-        seen = [entry for entry in known if entry is not None]
+            return {}  # all values were given when it was enqueued
+        others = [self._observe(other) for other in study.get_trials(deepcopy=False) if other.number != trial.number]
+        seen = [entry for entry in others if entry is not None]
         full = [entry for entry in seen if entry.is_full]
-        if len(full) < ENOUGH:
-            return self._begin(seen)
+        if len(full) < MIN_COMPLETED:
+            return self._explore(seen)
         front = [full[i] for i in front_indices([[-entry.curve[-1], *entry.costs] for entry in full])]
         candidates = self._candidates([entry.params for entry in front], seen)
         if not candidates:
-            return self._begin(seen)
+            return self._explore(seen)
         costs = np.log([cost for _, cost in candidates])
         points = np.array([self._encode(params) for params, _ in candidates])
         mean, deviation = self._predict(front, seen, costs, points)
@@ -110,16 +117,16 @@ class FrontSampler(BaseSampler):
 
     # --- what is known
 
-    def _known(self, trial: FrozenTrial) -> _Known | None:
-        if trial.number in self._read:
-            return self._read[trial.number]
-        known = self._see(trial)
+    def _observe(self, trial: FrozenTrial) -> _Observation | None:
+        """The observation of a trial that was or is being trained, or was imported; None for any other."""
+        if trial.number in self._finished:
+            return self._finished[trial.number]
+        observation = self._read(trial)
         if trial.state.is_finished():
-            self._read[trial.number] = known
-        return known
+            self._finished[trial.number] = observation
+        return observation
 
-    def _see(self, trial: FrozenTrial) -> _Known | None:
-        """Trials that were, or are being, trained; and those known from elsewhere."""
+    def _read(self, trial: FrozenTrial) -> _Observation | None:
         attributes = trial.user_attrs
         if not (attributes.get("trained") or "imported_from" in attributes) or trial.state == TrialState.FAIL:
             return None
@@ -128,89 +135,85 @@ class FrontSampler(BaseSampler):
         curve = tuple(attributes.get("curve", ()))
         if attributes.get("status") in ("diverged", "faulty"):
             curve = (0.0,)
-        return _Known(trial.params, self._key(trial.params), costs, curve, is_full and bool(curve))
+        return _Observation(trial.params, self._key(trial.params), costs, curve, is_full and bool(curve))
 
     def _key(self, params: Params) -> tuple[Any, ...]:
         return tuple(params[parameter.name] for parameter in self.parameters)
 
     def _encode(self, params: Params) -> Array:
-        """Numbers from 0 to 1 for what has an order, one of several for choices."""
-        found: list[float] = []
+        """Features of a point: a number from 0 to 1 for each ordered parameter, one-hot for the others."""
+        features: list[float] = []
         for parameter in self.parameters:
             index = parameter.values.index(parameter.match(params[parameter.name]))
             if parameter.ordered:
-                found.append(index / (len(parameter.values) - 1))
+                features.append(index / (len(parameter.values) - 1))
             else:
-                found += [math.sqrt(0.5) * (i == index) for i in range(len(parameter.values))]
-        return np.array(found)
+                features += [math.sqrt(0.5) * (i == index) for i in range(len(parameter.values))]
+        return np.array(features)
 
-    def _predict(self, front: list[_Known], seen: list[_Known], costs: Array, points: Array) -> tuple[Array, Array]:
-        """Expected accuracies in full, and their deviations."""
+    def _predict(
+        self, front: list[_Observation], seen: list[_Observation], costs: Array, points: Array
+    ) -> tuple[Array, Array]:
+        """Mean and deviation of the accuracies that candidates would reach in full."""
         full = [entry for entry in seen if entry.is_full]
         on_front = {id(entry) for entry in front}
-        measured = [entry for entry in seen if entry.curve and id(entry) not in on_front][-MOST_KNOWN:] + front
-        values, variances = zip(*(_in_full(entry, full[-MOST_KNOWN:]) for entry in measured), strict=True)
+        measured = [entry for entry in seen if entry.curve and id(entry) not in on_front][-MAX_OBSERVED:] + front
+        values, variances = zip(*(_final_accuracy(entry, full[-MAX_OBSERVED:]) for entry in measured), strict=True)
         known_costs = np.log([entry.costs for entry in measured])
         center, scale = known_costs.mean(axis=0), known_costs.std(axis=0) + 1e-6
 
-        def stack(entries: list[_Known]) -> tuple[Array, Array]:
+        def stack(entries: list[_Observation]) -> tuple[Array, Array]:
             own = np.log(np.array([entry.costs for entry in entries]).reshape(-1, costs.shape[1]))
             return (own - center) / scale, np.array([self._encode(entry.params) for entry in entries]).reshape(
                 -1, points.shape[1]
             )
 
-        process: GaussianProcess = fit(
-            *stack(measured), np.array(values), np.array(variances), self.random, self._settings
-        )
+        process = fit(*stack(measured), np.array(values), np.array(variances), self.random, self._settings)
         self._settings = process.settings
-        process = process.with_believed(*stack([entry for entry in seen if not entry.curve]))
+        process = process.with_expected(*stack([entry for entry in seen if not entry.curve]))
         return process.predict((costs - center) / scale, points)
 
     # --- what could be next
 
-    def _begin(self, seen: list[_Known]) -> Params:
-        """A point within the limits where nothing can be predicted yet: next to a known one, or anywhere."""
-        taken = {entry.key for entry in seen}
+    def _explore(self, seen: list[_Observation]) -> Params:
+        """A random point within the limits, near a known one or anywhere; for as long as nothing can be predicted."""
+        known = {entry.key for entry in seen}
         parents = [entry.params for entry in seen]
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             near = parents and self.random.random() < 0.5
-            params = step_away(self.parameters, parents, self.random) if near else self._anywhere()
-            if self._key(params) not in taken and self.costs_of(params) is not None:
+            params = mutate(self.parameters, parents, self.random) if near else self._draw()
+            if self._key(params) not in known and self.costs_of(params) is not None:
                 return params
         return {}
 
-    def _anywhere(self) -> Params:
-        """All values at random, the widths around a common one: so that small networks come up too."""
-        random = self.random
-        size = random.random()
-        params = {name: one.values[0] for name, one in self.fixed.items()}
+    def _draw(self) -> Params:
+        """A random point whose widths are close to each other, so that small networks are drawn too."""
+        size = self.random.random()
+        params = dict(self.fixed)
         for parameter in self.parameters:
-            number = len(parameter.values)
-            at = random.random()
+            position = self.random.random()
             if is_width(parameter):
-                at = min(max(size + 0.2 * (at - 0.5), 0.0), 0.999)
-            params[parameter.name] = parameter.values[int(at * number)]
+                position = min(max(size + 0.2 * (position - 0.5), 0.0), 0.999)
+            params[parameter.name] = parameter.values[int(position * len(parameter.values))]
         return params
 
-    def _candidates(self, parents: list[Params], seen: list[_Known]) -> list[tuple[Params, tuple[float, ...]]]:
+    def _candidates(self, parents: list[Params], seen: list[_Observation]) -> list[tuple[Params, tuple[float, ...]]]:
         """New points near the front, with their costs."""
-        taken = {entry.key for entry in seen}
-        found = []
-        for _ in range(4 * CANDIDATES):
-            params = step_away(self.parameters, parents, self.random)
+        known = {entry.key for entry in seen}
+        candidates = []
+        for _ in range(4 * NUM_CANDIDATES):
+            params = mutate(self.parameters, parents, self.random)
             key = self._key(params)
-            if key in taken:
-                continue
-            taken.add(key)
-            if (costs := self.costs_of(params)) is not None:
-                found.append((params, costs))
-                if len(found) == CANDIDATES:
+            if key not in known and (costs := self.costs_of(params)) is not None:
+                candidates.append((params, costs))
+                if len(candidates) == NUM_CANDIDATES:
                     break
-        return found
+            known.add(key)
+        return candidates
 
 
-def _in_full(entry: _Known, full: list[_Known]) -> tuple[float, float]:
-    """A network's accuracy after all epochs, or what others gained after the epoch it was stopped at; its variance."""
+def _final_accuracy(entry: _Observation, full: list[_Observation]) -> tuple[float, float]:
+    """A network's accuracy after all epochs, measured or extrapolated by what others gained, and its variance."""
     if entry.is_full:
         return entry.curve[-1], 0.0
     epoch = len(entry.curve)
@@ -221,10 +224,20 @@ def _in_full(entry: _Known, full: list[_Known]) -> tuple[float, float]:
 
 
 def expected_gain(mean: Array, deviation: Array, costs: Array, accuracies: Array, front: Array) -> Array:
-    """Expected gain in hypervolume of candidates with normal accuracies and known costs.
+    """Expected gain in hypervolume of candidates with normally distributed accuracies and known costs.
 
-    `accuracies` and `front` are those of the networks on the front: (networks,) and (networks, costs). At every level
-    of accuracy a candidate gains the volume of costs that it has below all networks of the front that reach it.
+    Between two neighbouring accuracies of the front, a candidate gains the volume of costs that it dominates and that
+    no network of the front with a higher accuracy does.
+
+    Args:
+        mean: (candidates,), expected accuracies.
+        deviation: (candidates,), standard deviations of the accuracies.
+        costs: (candidates, costs).
+        accuracies: (networks,), accuracies of the networks on the front.
+        front: (networks, costs), their costs.
+
+    Returns:
+        (candidates,), expected gains.
     """
     both = np.concatenate([costs, front])
     reference = both.max(axis=0) + 0.1 * (np.ptp(both, axis=0) + 1e-9)
@@ -234,7 +247,7 @@ def expected_gain(mean: Array, deviation: Array, costs: Array, accuracies: Array
     levels = np.concatenate([[floor], accuracies])
     total = np.zeros(len(mean))
     for i, low in enumerate(levels):
-        rivals = front[i:]  # on the front with accuracies above this level
+        rivals = front[i:]  # networks on the front with accuracies above this level
         if costs.shape[1] == 1:
             edge = min(rivals.min(initial=math.inf), float(reference[0]))
             volume = np.maximum(0.0, edge - costs[:, 0])
@@ -251,18 +264,18 @@ def expected_gain(mean: Array, deviation: Array, costs: Array, accuracies: Array
 
 
 def _areas_below(costs: Array, rivals: Array, reference: Array) -> Array:
-    """For two costs: the area that each candidate dominates and no rival does, up to the reference point."""
+    """Area of two costs that each candidate dominates and no rival does, up to the reference point."""
     rivals = rivals[np.argsort(rivals[:, 0], kind="stable")]
-    lefts = np.concatenate([[-math.inf], rivals[:, 0]])  # of strips, in each of which the rivals leave what lies below
+    # strips along the first cost, in each of which the rivals leave free what lies below their height
+    lefts = np.concatenate([[-math.inf], rivals[:, 0]])
     heights = np.minimum(np.minimum.accumulate(np.concatenate([[reference[1]], rivals[:, 1]])), reference[1])
     rights = np.append(rivals[:, 0], reference[0])
     widths = np.minimum(rights, reference[0]) - np.maximum(lefts, costs[:, :1])
-    found: Array = (np.maximum(0.0, widths) * np.maximum(0.0, heights - costs[:, 1:])).sum(axis=1)
-    return found
+    return np.asarray((np.maximum(0.0, widths) * np.maximum(0.0, heights - costs[:, 1:])).sum(axis=1))
 
 
 def _mean_above(mean: Array, deviation: Array, level: float) -> Array:
-    """The expected excess of normal variables over a level."""
+    """Expected excess of normally distributed values over a level."""
     z = (mean - level) / deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))

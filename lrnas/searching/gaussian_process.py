@@ -1,22 +1,24 @@
-"""A small Gaussian process for accuracies: what to expect of a network, and how sure that is. numpy only."""
+"""Gaussian process that predicts accuracies, with their uncertainty, from costs and parameters. Needs only numpy."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-SETTINGS, AGAIN = 40, 8
-"""Hyperparameters that are tried in a first fit, and in one that starts from those of another."""
+FIRST_ATTEMPTS, LATER_ATTEMPTS = 40, 8
+"""Hyperparameters that are tried in a first fit, and in a fit that starts from earlier ones."""
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Of a sum of two smooth functions, one of the costs, one of all parameters, in units of the data's spread."""
+    """Scales and lengths of the kernel: a smooth function of the costs plus one of all parameters, plus noise.
+
+    Scales and noise are in units of the standard deviation of the values.
+    """
 
     cost_scale: float = 1.0
     cost_length: float = 1.5
@@ -25,25 +27,31 @@ class Hyperparameters:
     noise: float = 0.2
 
     def perturbed(self, random: np.random.Generator, by: float) -> Hyperparameters:
-        values = (self.cost_scale, self.cost_length, self.point_scale, self.point_length, self.noise)
-        changed = np.exp(np.log(values) + by * random.standard_normal(5))
+        """Hyperparameters near these: each times a log-normal factor with standard deviation `by`, within bounds."""
+        changed = np.exp(np.log(astuple(self)) + by * random.standard_normal(5))
         low, high = np.array([0.05, 0.3, 0.05, 0.2, 0.02]), np.array([5.0, 10.0, 3.0, 5.0, 1.0])
         return Hyperparameters(*map(float, np.clip(changed, low, high)))
 
 
 @dataclass
 class GaussianProcess:
-    """Fitted to some networks; predicts others. Costs and points are rows of numbers of about the size of 1."""
+    """Gaussian process conditioned on measured networks.
+
+    Args:
+        costs: (networks, costs), scaled to about 1.
+        points: (networks, features), the encoded parameters, scaled to about 1.
+        values: (networks,), the measurements.
+        variances: (networks,), variance of each measurement beyond the common noise, in squared units of the values.
+        settings: hyperparameters of the kernel.
+        squares: squared distances between the rows of `costs` and of `points`, if they are known already.
+    """
 
     costs: Array
     points: Array
     values: Array
-    """What was measured."""
     variances: Array
-    """Of each measurement, beyond the noise that all of them have; in units of the values."""
     settings: Hyperparameters
     squares: tuple[Array, Array] | None = None
-    """Distances between the rows, of costs and of points, where they are known: they do not depend on the settings."""
 
     def __post_init__(self) -> None:
         self.mean = float(self.values.mean())
@@ -51,36 +59,36 @@ class GaussianProcess:
         targets = (self.values - self.mean) / self.spread
         variances = self.settings.noise**2 + self.variances / self.spread**2 + 1e-8
         number = len(targets)
-        # the targets as one more row: that of the factor then solves for them, which saves doing so again
+        # the targets as one more row: the same row of the factor is then the solution for them
         whole = np.empty((number + 1, number + 1))
         whole[:number, :number] = self._kernel(self.costs, self.points, self.squares)
         whole[range(number), range(number)] += variances
         whole[number, :number] = whole[:number, number] = targets
-        whole[number, number] = targets @ targets / variances.min() + 1  # enough for it to have a factor
+        whole[number, number] = targets @ targets / variances.min() + 1  # large enough to be positive definite
         factor = np.linalg.cholesky(whole)
         self.factor, self.solved = factor[:number, :number], factor[number, :number]
 
     def _kernel(self, costs: Array, points: Array, squares: tuple[Array, Array] | None = None) -> Array:
-        """Of rows with the fitted ones."""
+        """Covariances between the given rows and the measured ones."""
         s = self.settings
-        of_costs, of_points = squares or (_squares(costs, self.costs), _squares(points, self.points))
-        near_in_cost = np.exp(of_costs * (-0.5 / s.cost_length**2))
-        near = np.exp(of_points * (-0.5 / (s.point_length**2 * points.shape[1])))
-        return np.asarray(s.cost_scale**2 * near_in_cost + s.point_scale**2 * near)
+        cost_squares, point_squares = squares or (_squares(costs, self.costs), _squares(points, self.points))
+        of_costs = np.exp(cost_squares * (-0.5 / s.cost_length**2))
+        of_points = np.exp(point_squares * (-0.5 / (s.point_length**2 * points.shape[1])))
+        return np.asarray(s.cost_scale**2 * of_costs + s.point_scale**2 * of_points)
 
     def log_likelihood(self) -> float:
         return float(-0.5 * self.solved @ self.solved - np.log(np.diag(self.factor)).sum())
 
     def predict(self, costs: Array, points: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation, without the noise."""
+        """Mean and standard deviation at other networks, without the noise of a measurement."""
         explained = np.linalg.solve(self.factor, self._kernel(costs, points).T)
         s = self.settings
         variance = s.cost_scale**2 + s.point_scale**2 - (explained**2).sum(axis=0)
         mean = np.asarray(self.mean + self.spread * (self.solved @ explained))
         return mean, self.spread * np.sqrt(np.maximum(variance, 1e-10))
 
-    def with_believed(self, costs: Array, points: Array) -> GaussianProcess:
-        """As if some more had been measured and came out as expected."""
+    def with_expected(self, costs: Array, points: Array) -> GaussianProcess:
+        """The process as if more networks had been measured, each with the value that is predicted for it."""
         if not len(costs):
             return self
         expected, _ = self.predict(costs, points)
@@ -101,18 +109,24 @@ def fit(
     random: np.random.Generator,
     start: Hyperparameters | None = None,
 ) -> GaussianProcess:
-    """The most likely of some settings: `start`, or else ones that were found far and wide, and others near them."""
-    best, likelihood = None, -math.inf
+    """Fit the hyperparameters by random search for the highest likelihood.
+
+    Args:
+        costs: as in `GaussianProcess`.
+        points: as in `GaussianProcess`.
+        values: as in `GaussianProcess`.
+        variances: as in `GaussianProcess`.
+        random: source of the hyperparameters that are tried.
+        start: hyperparameters of an earlier fit to similar data; None: try more, and farther from the default.
+    """
     settings = start or Hyperparameters()
     squares = _squares(costs, costs), _squares(points, points)
-    for i in range(AGAIN if start else SETTINGS):
-        far = start is None and i < SETTINGS // 2
-        tried = settings if i == 0 else settings.perturbed(random, 0.8 if far else 0.25)
-        process = GaussianProcess(costs, points, values, variances, tried, squares)
-        found = process.log_likelihood()
-        if best is None or found > likelihood:
-            best, likelihood, settings = process, found, tried
-    assert best is not None
+    best = GaussianProcess(costs, points, values, variances, settings, squares)
+    for i in range(1, LATER_ATTEMPTS if start else FIRST_ATTEMPTS):
+        is_far = start is None and i < FIRST_ATTEMPTS // 2
+        settings = best.settings.perturbed(random, 0.8 if is_far else 0.25)
+        process = GaussianProcess(costs, points, values, variances, settings, squares)
+        best = max(best, process, key=GaussianProcess.log_likelihood)
     return best
 
 

@@ -25,7 +25,7 @@ from optuna.trial import TrialState
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, OutsideSpace
 from lrnas.models.plan import canonical_id
-from lrnas.searching.mutate import step_away
+from lrnas.searching.mutate import mutate
 from lrnas.spaces.space import SearchSpace
 from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import FREE, StudyError, differences, list_differences
@@ -213,7 +213,7 @@ class Proposals(Queue):
                 continue
             if self._is_known(trial.number, identity):
                 if "point" not in trial.user_attrs:  # a sampler that is sure of itself: look next to its point
-                    self.study.optuna_study.enqueue_trial(step_away(self.varied, [trial.params], self._random))
+                    self.study.optuna_study.enqueue_trial(mutate(self.varied, [trial.params], self._random))
                 continue
             if budget is not None and self.spent() > budget:
                 self.ledger.put_back(trial.number)  # for a larger budget; what waits costs none

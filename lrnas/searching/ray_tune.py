@@ -74,7 +74,6 @@ def run_trials(
     *,
     budget: int,
     rungs: tuple[int, ...],
-    factor: int,
     workers: Workers,
     notify: Callable[[Change], None],
     test: bool = False,
@@ -88,7 +87,7 @@ def run_trials(
     with queue.ledger.alive(), marked(folder) as mark:
         while True:
             searcher = _StudySearcher(queue, make_job, folder, mark, budget, workers, notify, test, losses)
-            scheduler = _RungScheduler(queue.study, searcher, rungs, factor)
+            scheduler = _RungScheduler(queue.study, searcher, rungs)
             before = _standing(queue)
             try:
                 with _stoppable(searcher):
@@ -411,12 +410,11 @@ class _StudySearcher(Searcher):
 class _RungScheduler(FIFOScheduler):
     """Stops trials that are not competitive at a rung. Named points are trained in full."""
 
-    def __init__(self, study: Study, searcher: _StudySearcher, rungs: tuple[int, ...], factor: int) -> None:
+    def __init__(self, study: Study, searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.study = study
         self.searcher = searcher
         self.rungs = rungs
-        self.factor = factor
         self.decided: set[tuple[int, int]] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -436,7 +434,7 @@ class _RungScheduler(FIFOScheduler):
         self.decided.add((number, epoch))
         costs, others = self.study.at_epoch(number, epoch)
         accuracy = result["curve"][epoch - 1]
-        if is_competitive(accuracy, costs, others, self.factor):
+        if is_competitive(accuracy, costs, others):
             return str(TrialScheduler.CONTINUE)
         cheaper = sum(costs_no_more(theirs, costs) for _, theirs in others)
         self.searcher.stopped[trial.trial_id] = (

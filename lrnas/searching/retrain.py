@@ -29,7 +29,6 @@ from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.searching.progress import SearchEvents, with_progress
 from lrnas.searching.proposals import FAULTS, Proposal, Queue
 from lrnas.searching.ray_cluster import WorkerOptions, pick_workers, running_ray
-from lrnas.searching.search import FACTOR
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.location import Whereabouts
@@ -239,7 +238,6 @@ def retrain(
                 trials_folder(studies, full_name),
                 budget=budget,
                 rungs=(),
-                factor=FACTOR,
                 workers=workers,
                 notify=events.changed,
                 test=True,

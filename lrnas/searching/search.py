@@ -21,7 +21,7 @@ from lrnas.data.names import is_stream
 from lrnas.errors import LrnasError
 from lrnas.models.plan import TIMM
 from lrnas.searching.early_stopping import rung_epochs
-from lrnas.searching.feasible import find_within
+from lrnas.searching.feasible import find_feasible
 from lrnas.searching.progress import SearchEvents, with_progress
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.ray_cluster import pick_workers, running_ray
@@ -50,9 +50,6 @@ from lrnas.study.open import name_metrics, open_study
 from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
 from lrnas.training.custom import load_trainable
-
-FACTOR = 3
-"""Of epochs from rung to rung, and of trials at a rung to those that go on."""
 
 
 @takes_settings
@@ -96,8 +93,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     training = SearchTraining(settings, found, source, own, images)
     for line in training.remarks:
         logger.info(line)
-    first = max(1, training.recipe.epochs // FACTOR**2) if settings.min_epochs is None else settings.min_epochs
-    rungs = rung_epochs(first, training.recipe.epochs, FACTOR)
+    rungs = rung_epochs(settings.min_epochs, training.recipe.epochs)
     name = settings.name or _default_name(settings.space, training, storage, studies, logger.info)
     if "@" in name:
         raise StudyError(f"a study's name has no @, which marks networks trained again; got {name!r}; give another")
@@ -105,7 +101,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     goals = pick_objectives(settings.objectives)
     check_sampler(settings.sampler)
     limits = Limits(settings.max_macs, settings.min_macs, settings.max_params)
-    reachable = find_within(found, limits, training.cost)  # before anything is written
+    reachable = find_feasible(found, limits, training.cost)  # before anything is written
     record = optuna.create_study(
         storage=open_storage(storage, folder, logger.info),
         study_name=name,
@@ -130,7 +126,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         ):
             logger.info(f"{name} was begun with images of {size}×{size} pixels, and goes on with these")
             training = SearchTraining(dataclasses.replace(settings, image_size=size), found, source, own, images)
-            reachable = find_within(found, limits, training.cost)
+            reachable = find_feasible(found, limits, training.cost)
 
         try:
             manifest = settle(record)
@@ -141,7 +137,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         name_metrics(record, goals)
         if settings.max_latency is not None:
             limits = dataclasses.replace(limits, max_latency=settings.max_latency)
-            reachable = find_within(found, limits, training.guess, training.cost)
+            reachable = find_feasible(found, limits, training.guess, training.cost)
     except LrnasError:  # it cannot begin
         delete_if_empty(record, folder)
         raise
@@ -166,7 +162,6 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             trials_folder(studies, name),
             budget=settings.budget,
             rungs=rungs,
-            factor=FACTOR,
             workers=workers,
             notify=events.changed,
         )

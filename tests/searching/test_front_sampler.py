@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 from small_studies import SPACE, cost, make_proposals
 
 from lrnas.arch.architecture import Architecture
-from lrnas.searching.front_sampler import ENOUGH, expected_gain
+from lrnas.searching.front_sampler import MIN_COMPLETED, expected_gain
 from lrnas.searching.gaussian_process import GaussianProcess, Hyperparameters, fit
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import SAMPLERS, check_sampler, make_sampler
@@ -65,8 +65,8 @@ def test_a_gaussian_process_learns_a_function() -> None:
     assert np.abs(mean - values[60:]).max() < 0.02
     far = process.predict(np.array([[9.0]]), points[:1])[1]
     assert far[0] > 2 * deviation.max()  # it knows what it has not seen
-    believed = process.with_believed(np.array([[9.0]]), points[:1])
-    assert believed.predict(np.array([[9.0]]), points[:1])[1][0] < far[0] / 2
+    updated = process.with_expected(np.array([[9.0]]), points[:1])
+    assert updated.predict(np.array([[9.0]]), points[:1])[1][0] < far[0] / 2
 
 
 def test_a_gaussian_process_is_that_of_the_textbook() -> None:
@@ -131,7 +131,7 @@ def test_tight_limits_are_kept_from_the_first_proposal_on() -> None:
 
 def test_what_was_stopped_or_is_running_is_learned_from() -> None:
     proposals = make_seeded()
-    train(proposals, ENOUGH + 5)
+    train(proposals, MIN_COMPLETED + 5)
     for _ in range(3):
         stopped = proposals.ask()
         proposals.ledger.report_epoch(stopped.number, [0.01], 1.0)
@@ -141,7 +141,7 @@ def test_what_was_stopped_or_is_running_is_learned_from() -> None:
     running = [proposals.ask() for _ in range(3)]
     assert len({proposal.number for proposal in running}) == 3
     sampler = proposals.study.optuna_study.sampler
-    known = [sampler._known(trial) for trial in proposals.study.optuna_trials()]
+    known = [sampler._observe(trial) for trial in proposals.study.optuna_trials()]
     assert sum(entry is not None and not entry.curve for entry in known) == 3
     assert sum(entry is not None and entry.curve == (0.0,) for entry in known) == 3
 

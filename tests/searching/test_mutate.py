@@ -3,7 +3,7 @@
 import numpy as np
 from small_studies import SPACE, make_proposals
 
-from lrnas.searching.mutate import is_width, step_away
+from lrnas.searching.mutate import is_width, mutate
 
 
 def test_steps_stay_in_the_space_and_near() -> None:
@@ -11,7 +11,7 @@ def test_steps_stay_in_the_space_and_near() -> None:
     parent, random = SPACE.params_of(SPACE.points["nin"]), np.random.default_rng(0)
     changed = []
     for _ in range(200):
-        params = step_away(varied, [parent], random)
+        params = mutate(varied, [parent], random)
         assert params.keys() == parent.keys() and SPACE.architecture(params)
         assert all(distributions[name]._contains(distributions[name].to_internal_repr(params[name])) for name in params)
         widths = {parameter.name for parameter in varied if is_width(parameter)}
@@ -24,7 +24,7 @@ def test_two_parents_are_mixed() -> None:
     parents = [{one.name: one.values[at] for one in SPACE.parameters} for at in (0, -1)]
     from_both = 0
     for _ in range(100):
-        params = step_away(varied, parents, random)
+        params = mutate(varied, parents, random)
         near = [sum(params[one.name] == parent[one.name] for one in varied) for parent in parents]
         from_both += min(near) > len(varied) / 4
     assert 5 < from_both < 40

@@ -275,7 +275,6 @@ def test_rounds_go_on_while_something_is_lost(
             tmp_path,
             budget=budget,
             rungs=(),
-            factor=3,
             workers=Workers(),
             notify=lambda change: None,
             test=True,
