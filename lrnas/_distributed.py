@@ -1,4 +1,4 @@
-"""Which of several workers this is; one process on its own is rank 0 of 1."""
+"""Rank and number of the workers that train one network together; a single process has rank 0 of 1."""
 
 from __future__ import annotations
 
@@ -12,20 +12,28 @@ T = TypeVar("T")
 
 
 def rank() -> int:
-    """This worker's number."""
+    """The number of this worker, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """How many train together."""
+    """The number of workers that train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def gather_objects(mine: T, device: torch.device) -> list[T]:
-    """What every worker has, in the order of their ranks; all of them have to ask."""
+    """Collect one object from every worker. All workers must call this function.
+
+    Args:
+        mine: The object of this worker.
+        device: The device of this worker.
+
+    Returns:
+        The objects of all workers, in the order of their ranks.
+    """
     if not dist.is_initialized():
         return [mine]
     everyone: list[T] = [mine] * world_size()
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # NCCL takes the current one
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # NCCL uses the current device
         dist.all_gather_object(everyone, mine)
     return everyone

@@ -1,4 +1,4 @@
-"""The errors people meet. Each message says the rule, the value it got and the next step."""
+"""Errors that users can meet. Each message states the rule, the value that was given and the next step."""
 
 from __future__ import annotations
 
@@ -7,58 +7,78 @@ from collections.abc import Iterable
 
 
 class LrnasError(Exception):
-    """Anything a user can mend. The command line prints it as one line and exits with 2."""
+    """Base class of all errors that a user can correct. The command line prints the message and exits with 2."""
 
 
 class InvalidArchitecture(LrnasError, ValueError):
-    """A description of a network that breaks a rule."""
+    """A description of a network that is not valid."""
 
 
 class ConversionError(LrnasError, ValueError):
-    """A convolution that cannot become what was asked of it."""
+    """A convolution that cannot be replaced or folded as requested."""
 
 
 class DataError(LrnasError):
-    """A data set that is missing, broken or not what it should be."""
+    """A data set that is missing, damaged or in an unexpected format."""
 
 
 class UnreadableImages(DataError):
-    """Too many images that cannot be read: whoever tries again meets them again."""
+    """A data set with too many unreadable images. Trying again gives the same error."""
 
 
 class InvalidSpace(LrnasError, ValueError):
-    """A description of a search space that breaks a rule."""
+    """A description of a search space that is not valid."""
 
 
 class OutsideSpace(LrnasError, ValueError):
-    """A network, or a value of a parameter, that a search space does not have."""
+    """A network, or the value of a parameter, that is not in a search space."""
 
 
 class MissingExtra(LrnasError):
-    """Something that wants a package of an extra which is not installed."""
+    """A feature whose optional packages are not installed.
+
+    Args:
+        what: The feature, as the subject of the message.
+        package: The package that is missing.
+        extra: The extra of lrnas that installs it.
+    """
 
     def __init__(self, what: str, package: str | None, extra: str) -> None:
-        super().__init__(f"{what} needs {package}; it is not installed; pip install 'lrnas[{extra}]'")
+        super().__init__(f"{what} needs {package}, which is not installed; run pip install 'lrnas[{extra}]'")
 
 
 class UnknownName(LrnasError, LookupError):
-    """A name that nothing answers to; the message offers the closest ones."""
+    """A name that does not exist; the message lists similar names.
+
+    Args:
+        what: The kind of thing that was looked for, for the message.
+        name: The unknown name.
+        known: All names that exist.
+        next_step: Further advice at the end of the message.
+    """
 
     def __init__(self, what: str, name: str, known: Iterable[str], next_step: str = "") -> None:
         super().__init__(f"unknown {what} {name!r}{closest(name, known)}{next_step}")
 
 
 def closest(name: str, known: Iterable[str], limit: int = 3) -> str:
-    """The known names nearest to a misspelt one, as the tail of a sentence; all of a short list."""
+    """The end of an error message that suggests names similar to a misspelt one.
+
+    Args:
+        name: The misspelt name.
+        known: All names that exist.
+        limit: Largest number of suggestions.
+
+    Returns:
+        "; did you mean …?", or "; known: …" if nothing is similar and the list is short, or an empty text.
+    """
     known = list(dict.fromkeys(known))
     near = difflib.get_close_matches(name, known, n=limit, cutoff=0.6)
     if near:
         return "; did you mean " + " or ".join(near) + "?"
-    if 0 < len(known) <= 16:
-        return "; known: " + ", ".join(known)
-    return ""
+    return "; known: " + ", ".join(known) if 0 < len(known) <= 16 else ""
 
 
 def error_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
+    """The type of an error and the first line of its message."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]

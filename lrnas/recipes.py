@@ -1,7 +1,7 @@
-"""How a network is trained, as data. Every field can be set from the command line or a TOML file.
+"""Training recipes: how a network is trained, as data. Every field can be set on the command line or in a TOML file.
 
-`paper` is what Ioannou et al. state, filled in where they say "standard hyper-parameters" with what each model's
-authors used. `fast` is a short one-cycle schedule: as little training as it takes to tell good networks from bad.
+The recipe `paper` follows Ioannou et al.; where they write "standard hyper-parameters", it has the values that the
+authors of each model used. The recipe `fast` is a short one-cycle schedule: enough training to rank networks.
 """
 
 from __future__ import annotations
@@ -18,149 +18,161 @@ from typing import Any, Literal, get_args
 from lrnas.errors import LrnasError, UnknownName, closest
 
 Schedule = Literal["paper", "polynomial", "one_cycle"]
+RECIPES = ("paper", "fast")
+_INIT_RULES = ("composite", "fan_in", "fan_out", "default")
+_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+_RULES = (
+    (("epochs", "patience"), "from 1 to 100000", lambda v: 1 <= v <= 100_000),
+    (("batch_size",), "from 1 to 1000000", lambda v: 1 <= v <= 1_000_000),
+    (("lr",), "above 0 and at most 1000", lambda v: 0 < v <= 1_000),
+    (("momentum", "label_smoothing", "drop_rate", "warmup", "drop_at"), "at least 0 and below 1", lambda v: 0 <= v < 1),
+    (("weight_decay", "power", "drops", "clip", "aux_weight"), "from 0 to 100000", lambda v: 0 <= v <= 100_000),
+    (("crop", "pad"), "from 0 to 100000", lambda v: 0 <= v <= 100_000),
+    (("schedule",), f"one of {', '.join(get_args(Schedule))}", lambda v: v in get_args(Schedule)),
+    (("init",), f"one of {', '.join(_INIT_RULES)}", lambda v: v in _INIT_RULES),
+)
+"""Names of fields, the values they can have in words, and a test for such a value."""
 
 
 class InvalidRecipe(LrnasError, ValueError):
-    """A recipe that breaks a rule."""
+    """A recipe with a value that is not allowed."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to train. The line under each field is what `lrnas recipes` prints."""
+    """Settings for training one network. `lrnas recipes` prints the line under each field.
+
+    Example:
+        >>> Recipe(epochs=5).changed({"lr": "0.05"}).lr
+        0.05
+    """
 
     epochs: int = 20
-    """Passes over the training images, at most."""
+    """Largest number of passes over the training images."""
     batch_size: int = 128
     """Images per step."""
     lr: float = 0.1
-    """Learning rate at its highest."""
+    """Highest learning rate."""
     momentum: float = 0.9
-    """Of SGD."""
+    """Momentum of SGD."""
     nesterov: bool = False
-    """Nesterov's form of momentum."""
+    """Use Nesterov momentum."""
     weight_decay: float = 5e-4
-    """L2 penalty, on weights but not on biases and norms."""
+    """L2 penalty on weights; biases and norms have none."""
     schedule: Schedule = "one_cycle"
-    """Paper: lr/(1+lr*wd*t), a tenth on each plateau; polynomial; one_cycle."""
+    """Learning rate over time: one_cycle, polynomial, or paper: lr/(1+lr*wd*t), divided by 10 at each drop."""
     power: float = 0.5
-    """Polynomial only: exponent of the decay."""
+    """Schedule polynomial only: exponent of the decay."""
     patience: int = 10
-    """Paper only, where drop_at is 0: epochs without a better validation accuracy that make a plateau."""
+    """Schedule paper with drop_at 0: drop after this many epochs without a better validation accuracy."""
     drops: int = 2
-    """Paper only: times the learning rate is divided by 10; where drop_at is 0, one more plateau ends training."""
+    """Schedule paper only: number of drops; with drop_at 0, training ends at the plateau after the last drop."""
     drop_at: float = 0.0
-    """Paper only: share of the epochs before the first drop, the others follow evenly; 0 to watch for plateaus."""
+    """Schedule paper only: share of the epochs before the first drop (others follow evenly); 0: drop at plateaus."""
     warmup: float = 0.25
-    """One_cycle only: share of the steps in which the learning rate rises."""
+    """Schedule one_cycle only: share of the steps in which the learning rate rises."""
     clip: float = 0.0
-    """Largest norm of the gradient, 0 for no limit."""
+    """Largest norm of the gradient; 0: no limit."""
     label_smoothing: float = 0.0
-    """Share of the target spread over all classes."""
+    """Share of the target that is spread over all classes."""
     drop_rate: float = 0.0
-    """Dropout, where the backbone has it."""
+    """Dropout rate, for backbones that have dropout."""
     aux_weight: float = 0.3
-    """Weight of each auxiliary loss, where the backbone has heads for it."""
+    """Weight of each auxiliary loss, for backbones with auxiliary heads."""
     crop: int = 0
-    """Rows and columns of the random crops; 0 for the image size."""
+    """Rows and columns of the random crops; 0: the image size."""
     pad: int = 0
-    """Margin added to every side before cropping."""
+    """Pixels added at every side before cropping."""
     mirror: bool = True
     """Mirror half of the images."""
     whiten: bool = False
-    """Global contrast normalisation and ZCA whitening instead of mean and deviation."""
+    """Use global contrast normalisation and ZCA whitening instead of mean and standard deviation."""
     all_images: bool = False
-    """Train on the validation images too, once nothing is left to choose by them."""
+    """Train on the validation images too; for final trainings that choose nothing by them."""
     init: str = "composite"
-    """Composite, fan_in, fan_out or default, see lrnas.layers.init."""
+    """Rule for the initial weights: composite, fan_in, fan_out or default; see lrnas.layers.init."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            kind = type(item.default)
-            if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            expected = type(item.default)
+            if expected is float and type(value) is int:
                 object.__setattr__(self, item.name, value := float(value))
-            if type(value) is not kind:
-                raise InvalidRecipe(f"{item.name} is {_KINDS[kind]}; got {value!r}; see `lrnas recipes`")
-        self._check_range("epochs", 1, 100_000)
-        self._check_range("batch_size", 1, 1_000_000)
-        self._check_range("lr", 0, 1_000, above=True)
-        self._check_range("patience", 1, 100_000)
-        for name in ("momentum", "label_smoothing", "drop_rate", "warmup", "drop_at"):
-            self._check_range(name, 0, 1, below=True)
-        for name in ("weight_decay", "power", "drops", "clip", "aux_weight", "crop", "pad"):
-            self._check_range(name, 0, 100_000)
-        for name, known in (("schedule", get_args(Schedule)), ("init", ("composite", "fan_in", "fan_out", "default"))):
-            if getattr(self, name) not in known:
-                raise InvalidRecipe(f"{name} is one of {', '.join(known)}; got {getattr(self, name)!r}; choose one")
+            if type(value) is not expected:
+                raise InvalidRecipe(f"{item.name} must be {_TYPE_NAMES[expected]}; got {value!r}; see `lrnas recipes`")
+        for names, rule, is_allowed in _RULES:
+            for name in names:
+                if not is_allowed(value := getattr(self, name)):
+                    raise InvalidRecipe(f"{name} must be {rule}; got {value!r}; choose another value")
         if self.drop_at and self.schedule != "paper":
             raise InvalidRecipe(
-                f'drop_at belongs to schedule "paper"; got {self.drop_at} with {self.schedule!r}; leave it out'
+                f'drop_at needs schedule "paper"; got {self.drop_at} with {self.schedule!r}; leave one of them out'
             )
         if self.all_images and self.watches_validation:
             raise InvalidRecipe(
-                "a schedule that watches the validation images cannot train on them; got all_images with drop_at 0; "
-                "set drop_at"
+                "a schedule that follows the validation accuracy cannot train on the validation images; got all_images "
+                "with drop_at 0; set drop_at"
             )
-
-    def _check_range(self, name: str, low: float, high: float, above: bool = False, below: bool = False) -> None:
-        value = getattr(self, name)
-        if not low <= value <= high or (above and value == low) or (below and value == high):
-            edges = f"{'above' if above else 'from'} {low} {'to below' if below else 'to'} {high}"
-            raise InvalidRecipe(f"{name} lies {edges}; got {value}; choose another")
 
     def check_fits(self, image_size: int, num_images: int) -> None:
-        """Whether this recipe can be used on such images at all."""
+        """Raise InvalidRecipe if the crop or the batch is too large for a data set.
+
+        Args:
+            image_size: Rows and columns of the images.
+            num_images: Number of training images.
+        """
         if self.crop > image_size + 2 * self.pad:
             raise InvalidRecipe(
-                f"a crop is at most the image with its margins, {image_size} + 2·{self.pad}; got {self.crop}; "
-                "set crop to 0 or pad to more"
+                f"crop must be at most the padded image, {image_size} + 2·{self.pad}; got {self.crop}; set crop to 0 "
+                "or increase pad"
             )
         if self.batch_size > num_images:
-            raise InvalidRecipe(f"a batch is at most the {num_images} training images; got {self.batch_size}; set less")
+            raise InvalidRecipe(
+                f"batch_size must be at most {num_images}, the number of training images; got {self.batch_size}; "
+                "set a smaller one"
+            )
 
     @property
     def watches_validation(self) -> bool:
-        """Whether the learning rate follows the validation accuracy."""
+        """Whether the learning rate depends on the validation accuracy."""
         return self.schedule == "paper" and not self.drop_at
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields by name, for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def complete(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """A recorded recipe, with the fields that did not exist yet at their defaults: what they were then."""
+        """A stored recipe as a dict of all fields; fields that it does not have get their defaults."""
         return {**cls().to_dict(), **record}
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
-        """This recipe with some fields set; text is read as the field's type."""
-        known = {item.name: item for item in fields(self)}
+        """A copy with some fields changed.
+
+        Args:
+            changes: New values by field. A text is converted to the field's type: "0.05", "true".
+        """
+        types = {item.name: type(item.default) for item in fields(self)}
         values = {}
         for name, value in changes.items():
-            if name not in known:
-                raise InvalidRecipe(f"a recipe has no field {name!r}{closest(name, known)} (`lrnas recipes` lists all)")
-            values[name] = _read(value, type(known[name].default), name) if isinstance(value, str) else value
+            if name not in types:
+                raise InvalidRecipe(f"a recipe has no field {name!r}{closest(name, types)} (`lrnas recipes` lists all)")
+            values[name] = _parse(value, types[name], name) if isinstance(value, str) else value
         return dataclasses.replace(self, **values)
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-
-
-def _read(text: str, kind: type, name: str) -> Any:
+def _parse(text: str, expected: type, name: str) -> Any:
     try:
-        if kind is bool:
-            return {"true": True, "false": False}[text.lower()]
-        return kind(text)
+        return {"true": True, "false": False}[text.lower()] if expected is bool else expected(text)
     except (ValueError, KeyError):
-        raise InvalidRecipe(f"{name} is {_KINDS[kind]}; got {text!r}; write {name}=VALUE") from None
+        raise InvalidRecipe(f"{name} must be {_TYPE_NAMES[expected]}; got {text!r}; write {name}=VALUE") from None
 
 
 _PAPER = {
-    # Network in Network's authors: 128 images, momentum 0.9, lr 0.1, weight decay 1e-4, dropout 0.5 after each pool;
-    # as they did, the drops were set once by the validation images, and the last training is on all images
+    # As the authors of Network in Network: 128 images, lr 0.1 and momentum 0.9 (the defaults), dropout after each pool;
+    # the epochs of the drops were chosen once by validation accuracy, and the final training is on all images.
     "nin": Recipe(
         epochs=160,
-        batch_size=128,
-        lr=0.1,
         weight_decay=1e-4,
         schedule="paper",
         drop_at=0.75,
@@ -169,20 +181,15 @@ _PAPER = {
         whiten=True,
         all_images=True,
     ),
-    # Caffe's bvlc_googlenet: 2.4 million steps of 32 images are 60 passes over ILSVRC
+    # Caffe's bvlc_googlenet: 2.4 million steps of 32 images are 60 passes over ILSVRC.
     "googlenet": Recipe(
         epochs=60, batch_size=32, lr=0.01, weight_decay=2e-4, schedule="polynomial", power=0.5, drop_rate=0.4
     ),
-    # Simonyan and Zisserman: 74 passes over ILSVRC
+    # Simonyan and Zisserman: 74 passes over ILSVRC.
     "vgg": Recipe(epochs=74, batch_size=256, lr=0.01, weight_decay=5e-4, schedule="paper", drop_rate=0.5),
 }
-# He's fan-in rule and a limit on the gradient: the networks without batch norm get going within an epoch
+# With He's fan-in rule and a limit on the gradient, networks without batch norm start to learn within one epoch.
 _FAST = Recipe(epochs=10, batch_size=128, lr=0.03, nesterov=True, label_smoothing=0.1, clip=2.0, init="fan_in")
-
-RECIPES = {
-    "paper": "what the paper states, per backbone; hours on ILSVRC, minutes on CIFAR-10 with a GPU",
-    "fast": "a dozen epochs of one-cycle SGD, for ranking networks",
-}
 
 
 def get_recipe(
@@ -194,24 +201,32 @@ def get_recipe(
     *,
     own_crops: bool = False,
 ) -> Recipe:
-    """A recipe by name, or from a TOML file (whose key `base` names the one it changes), for a data set.
+    """The recipe for training on a data set.
 
-    What a recipe leaves to the data: an epoch has at least 32 steps, a crop of the paper's is for images that have
-    room for it, and `fast` pads by an eighth of the image; data with `own_crops` get neither crop, margin nor
-    whitening. `changes` have the last word.
+    Some settings follow from the data: batches are small enough for 32 steps per epoch; the recipe `paper` crops only
+    images of the size that the paper cropped; the recipe `fast` pads images by an eighth of their size.
+
+    Args:
+        name: `paper`, `fast`, or a TOML file of fields, whose key `base` (default: fast) names the recipe to change.
+        backbone: Name of the backbone; `paper` has one recipe per family.
+        image_size: Rows and columns of the images.
+        num_images: Number of training images.
+        changes: Values by field, which replace those of the recipe; text is converted.
+        own_crops: Whether the data set crops images itself. The recipe then has no crop, padding or whitening.
+
+    Returns:
+        A recipe that fits the data set.
     """
     changes = dict(changes or {})
     if name.endswith(".toml"):
-        path = Path(name)
-        base, settings = _read_file(path)
+        base, settings = _read_file(Path(name))
         try:
             return get_recipe(base, backbone, image_size, num_images, {**settings, **changes}, own_crops=own_crops)
         except InvalidRecipe as error:
-            raise InvalidRecipe(f"{path}: {error}") from None
+            raise InvalidRecipe(f"{name}: {error}") from None
     if name == "paper":
-        family = next((family for family in _PAPER if backbone.startswith(family)), "vgg")
-        recipe = _PAPER[family]
-        if recipe.crop != image_size - 2:  # not the paper's images: crops of full size, from a margin
+        recipe = next((_PAPER[family] for family in _PAPER if backbone.startswith(family)), _PAPER["vgg"])
+        if recipe.crop != image_size - 2:  # images of another size than the paper's: pad, then crop to the full size
             recipe = dataclasses.replace(recipe, crop=0, whiten=False, all_images=False, pad=image_size // 8)
     elif name == "fast":
         recipe = dataclasses.replace(_FAST, pad=image_size // 8)
@@ -219,33 +234,33 @@ def get_recipe(
         raise UnknownName("recipe", name, RECIPES, " (or give FILE.toml)")
     if own_crops:
         recipe = dataclasses.replace(recipe, crop=0, pad=0, whiten=False, all_images=False)
-    most = max(1, 1 << max(0, (num_images // 32).bit_length() - 1))
-    recipe = dataclasses.replace(recipe, batch_size=min(recipe.batch_size, most))
-    recipe = recipe.changed(changes)
+    largest_batch = 1 << max(0, (num_images // 32).bit_length() - 1)  # a power of 2
+    recipe = dataclasses.replace(recipe, batch_size=min(recipe.batch_size, largest_batch)).changed(changes)
     recipe.check_fits(image_size, num_images)
     return recipe
 
 
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
+    """Name of the base recipe and the settings in a TOML file."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRecipe(f"cannot read {path}: {error.strerror}; give a TOML file or a recipe's name") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidRecipe(f"{path}: not TOML, {error}") from None
+        raise InvalidRecipe(f"{path} is not a TOML file: {error}") from None
     base = data.pop("base", "fast")
     if base not in RECIPES:
         raise UnknownName(f"base recipe in {path}", str(base), RECIPES)
-    return str(base), data
+    return base, data
 
 
 def named_recipes() -> dict[str, Recipe]:
-    """The recipes as they are written here, before they meet a data set."""
+    """All recipes by name, without the settings that follow from a data set."""
     return {"fast": _FAST, **{f"paper, {family}": recipe for family, recipe in _PAPER.items()}}
 
 
 def field_docs() -> dict[str, str]:
-    """The line that stands under every field above."""
+    """The description of each field of a recipe: the line under it in the class."""
     body = ast.parse(inspect.getsource(Recipe)).body[0]
     assert isinstance(body, ast.ClassDef)
     docs = {}

@@ -44,17 +44,17 @@ def test_files_change_a_recipe(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"lrr": "1"}, "a recipe has no field 'lrr'; did you mean lr?"),
-        ({"epochs": "many"}, "epochs is a whole number; got 'many'"),
-        ({"epochs": 0}, "epochs lies from 1 to 100000; got 0"),
-        ({"epochs": 2.5}, "epochs is a whole number; got 2.5"),
-        ({"batch_size": 0}, "batch_size lies from 1"),
-        ({"batch_size": 50_000}, "a batch is at most the 45000 training images; got 50000"),
-        ({"lr": "0"}, "lr lies above 0"),
-        ({"lr": "nan"}, "lr lies above 0"),
-        ({"momentum": "1"}, "momentum lies from 0 to below 1"),
-        ({"mirror": "maybe"}, "mirror is true or false; got 'maybe'"),
-        ({"schedule": "cosine"}, "schedule is one of paper, polynomial, one_cycle; got 'cosine'"),
-        ({"crop": 41, "pad": 4}, "a crop is at most the image with its margins, 32 + 2·4; got 41"),
+        ({"epochs": "many"}, "epochs must be a whole number; got 'many'"),
+        ({"epochs": 0}, "epochs must be from 1 to 100000; got 0"),
+        ({"epochs": 2.5}, "epochs must be a whole number; got 2.5"),
+        ({"batch_size": 0}, "batch_size must be from 1"),
+        ({"batch_size": 50_000}, "batch_size must be at most 45000, the number of training images; got 50000"),
+        ({"lr": "0"}, "lr must be above 0"),
+        ({"lr": "nan"}, "lr must be above 0"),
+        ({"momentum": "1"}, "momentum must be at least 0 and below 1"),
+        ({"mirror": "maybe"}, "mirror must be true or false; got 'maybe'"),
+        ({"schedule": "cosine"}, "schedule must be one of paper, polynomial, one_cycle; got 'cosine'"),
+        ({"crop": 41, "pad": 4}, "crop must be at most the padded image, 32 + 2·4; got 41"),
     ],
 )
 def test_bad_settings(changes: dict[str, object], message: str) -> None:
@@ -67,7 +67,11 @@ def test_bad_settings(changes: dict[str, object], message: str) -> None:
 def test_bad_names_and_files(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="unknown recipe 'papre'; did you mean paper"):
         get_recipe("papre", "nin", 32, 45_000)
-    for content, message in (("lr =", "not TOML"), ("lrr = 1", "no field 'lrr'"), ('base = "slow"', "base recipe")):
+    for content, message in (
+        ("lr =", "is not a TOML file"),
+        ("lrr = 1", "no field 'lrr'"),
+        ('base = "slow"', "base recipe"),
+    ):
         (tmp_path / "bad.toml").write_text(content)
         with pytest.raises(LrnasError, match=message) as caught:
             get_recipe(str(tmp_path / "bad.toml"), "nin", 32, 45_000)

@@ -235,7 +235,7 @@ def test_drops_at_fixed_epochs() -> None:
     recipe = Recipe(epochs=10, schedule="paper", drop_at=0.4, drops=2, weight_decay=0.0)  # 0.4 · 10 is not quite 4
     rates = [_learning_rates(recipe, _State(epoch=epoch), 1)[0] for epoch in range(10)]
     assert rates == pytest.approx([0.1] * 4 + [0.01] * 3 + [0.001] * 3)
-    with pytest.raises(InvalidRecipe, match="drop_at belongs to schedule"):
+    with pytest.raises(InvalidRecipe, match="drop_at needs schedule"):
         Recipe(schedule="one_cycle", drop_at=0.5)
 
 

@@ -126,7 +126,7 @@ def test_the_command(thin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--workers", "3"], "the batch is shared out evenly; got 32 images for 3 workers"),
         (["--set", "lr"], "--set takes FIELD=VALUE; got 'lr'"),
         (["--set", "lrr=1"], "no field 'lrr'; did you mean lr?"),
-        (["--epochs", "0"], "epochs lies from 1"),
+        (["--epochs", "0"], "epochs must be from 1"),
         (["--data", "cifar"], "unknown data set 'cifar'; did you mean cifar10"),
         (["--recipe", "fsat"], "unknown recipe 'fsat'; did you mean fast"),
     ],
