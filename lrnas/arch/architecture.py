@@ -1,51 +1,47 @@
-"""What a network looks like, as data: which layer has how many filters of which shape.
+"""Descriptions of networks: how many filters of which shape each layer has.
 
-An `Architecture` names a backbone and, for the layers that differ from it, an `Allocation`: the
-shares of the layer's filters that are k×1, 1×k, k×k (or any other shape), the layer's width, and
-whether a 1×1 join follows. It is frozen, checked when it is made, and travels as JSON:
+An `Architecture` names a backbone and, for every layer that differs from the backbone, an `Allocation`: which share of
+the layer's filters is k×1, 1×k, k×k or of another shape, how wide the layer is, and whether a 1×1 join follows. Both
+are immutable and checked when they are created. They are stored as JSON:
 
     {"version": 1, "backbone": "vgg11", "pool": "max",
      "layers": {"*": {"form": "composite", "shares": {"kx1": 0.5, "1xk": 0.5}, "join": 1},
                 "conv1_1": {"form": "dense"}}}
 
-"*" stands for every k×k layer that has no entry of its own. Nothing here knows torch, nor the
-layers a backbone has: `lrnas.models.plan` brings the two together.
+"*" stands for every k×k layer without an entry of its own. This module does not know which layers a backbone has:
+`lrnas.models.plan` combines the two.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from functools import lru_cache
+from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
-from lrnas.arch.values import (
-    check_divisor,
-    check_keys,
-    check_one_of,
-    json_number,
-    located,
-    parse_classifier,
-    parse_shape,
-    read_multiple,
-    read_number,
-    without_repeats,
-)
-from lrnas.errors import InvalidArchitecture
+from lrnas.errors import InvalidArchitecture, closest
 
 VERSION = 1
-"""Version of the JSON. A reader refuses a newer one rather than guess what it means."""
-
+"""Version of the JSON format. Newer versions are refused."""
+MAX_DIVISOR = 64
 Form = Literal["dense", "composite", "separable"]
 Pool = Literal["max", "avg", "none"]
 
+_SPELLINGS = {"vertical": "kx1", "horizontal": "1xk", "square": "kxk"}
+_FRACTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?|[0-9]{1,9}/0*[1-9][0-9]{0,8}")
+_SHAPE = re.compile(r"(k|[1-9][0-9]?)x(k|[1-9][0-9]?)")
+
 
 class Filters(NamedTuple):
-    """A whole number of filters of one shape, rows × columns as in `torch.nn.Conv2d`."""
+    """A number of filters of one shape, rows × columns as in `torch.nn.Conv2d`."""
 
     height: int
     width: int
@@ -53,15 +49,16 @@ class Filters(NamedTuple):
 
     @property
     def shape(self) -> str:
+        """The shape as text, such as 3x1."""
         return f"{self.height}x{self.width}"
 
 
 class Mix(NamedTuple):
-    """An allocation in whole filters: groups side by side, then possibly a second convolution.
+    """The filters of one layer in whole numbers: groups side by side, then possibly a second convolution.
 
-    The second one is the 1×1 join of a composite layer or the k×1 half of a separable one; no
-    activation stands between. A plain convolution is one group and no second. Equal mixes are equal
-    layers, whatever description led to them.
+    The second convolution is the 1×1 join of a composite layer or the k×1 half of a separable layer; there is no
+    activation between the two. A plain convolution has one group and no second convolution. Two layers are the same if
+    and only if their mixes are equal.
     """
 
     groups: tuple[Filters, ...]
@@ -69,18 +66,22 @@ class Mix(NamedTuple):
 
     @property
     def out_channels(self) -> int:
+        """Number of output channels of the layer."""
         return self.second.num if self.second else sum(group.num for group in self.groups)
 
     @property
     def is_plain(self) -> bool:
+        """Whether the layer is a single ordinary convolution."""
         return len(self.groups) == 1 and self.second is None
 
     @property
     def is_separable(self) -> bool:
+        """Whether the layer is 1×k filters followed by k×1 filters."""
         return self.second is not None and self.second.height > 1
 
     @property
     def kind(self) -> Form:
+        """The form of the layer."""
         return "dense" if self.is_plain else "separable" if self.is_separable else "composite"
 
     def __str__(self) -> str:
@@ -90,72 +91,97 @@ class Mix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FilterGroup:
-    """A share of a layer's filters that have one shape.
+    """The share of a layer's filters that has one shape.
 
-    The shape is rows × columns, where k is the layer's own kernel size: "kx1" (or "vertical"), "1xk"
-    ("horizontal"), "kxk" ("square"), or in numbers, "5x1", "3x3".
+    Args:
+        shape: Rows x columns, where k is the kernel size of the layer: "kx1" (or "vertical"), "1xk" ("horizontal"),
+            "kxk" ("square"), or numbers, such as "5x1".
+        share: Share of the layer's filters, from 0 to 1.
+
+    Example:
+        >>> FilterGroup("vertical", 0.5)
+        FilterGroup(shape='kx1', share=0.5)
     """
 
     shape: str
     share: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", parse_shape(self.shape))
-        object.__setattr__(self, "share", read_number(self.share, f"the share of {self.shape} filters"))
+        shape = str(self.shape).strip().lower().replace("×", "x").replace(" ", "")
+        shape = _SPELLINGS.get(shape, shape)
+        if not _SHAPE.fullmatch(shape):
+            raise InvalidArchitecture(
+                f"a shape must be kx1, 1xk, kxk or rows x columns in numbers up to 99; got {self.shape!r}; write for "
+                "example 5x1"
+            )
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "share", _read_number(self.share, f"the share of {shape} filters"))
         if not 0 <= self.share <= 1:
             raise InvalidArchitecture(
-                f"a share lies between 0 and 1; {self.shape} has {self.share:g}; give the part of the "
-                "layer's filters that have this shape"
+                f"a share must be from 0 to 1; got {self.share:g} for {shape}; give the part of the layer's filters "
+                "that has this shape"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one layer is made of, relative to the layer of the backbone that it replaces."""
+    """The filters of one layer, relative to the layer of the backbone that it replaces.
+
+    Args:
+        form: "dense" (k×k filters), "composite" (groups of several shapes side by side) or "separable" (1×k filters,
+            then k×1 filters).
+        groups: The groups of a composite layer, in any order; their shares sum to 1.
+        width: Number of filters as a multiple of the backbone's; in a separable layer the number of k×1 filters.
+        join: Output channels of a 1×1 join as a multiple of the backbone's width; None: no join.
+        middle: Number of 1×k filters of a separable layer as a multiple of the backbone's; None: the same as `width`.
+
+    Example:
+        >>> groups = (FilterGroup("kx1", 0.5), FilterGroup("1xk", 0.5))
+        >>> print(Allocation("composite", groups, join=1).at(kernel=3, width=64))
+        3x1,32 || 1x3,32 > 1x1,64
+    """
 
     form: Form = "dense"
-    """dense: k×k filters. composite: the groups side by side. separable: 1×k, then k×1."""
     groups: tuple[FilterGroup, ...] = ()
-    """Composite only: the shares, which sum to 1. Their order does not matter."""
     width: float = 1.0
-    """Number of filters as a multiple of the backbone's (of the k×1 ones in a separable layer)."""
     join: float | None = None
-    """Output channels of a 1×1 join as a multiple of the backbone's width; None for no join."""
     middle: float | None = None
-    """Separable only: number of 1×k filters as a multiple of the backbone's; None for `width`."""
 
     def __post_init__(self) -> None:
-        check_one_of("form", self.form, get_args(Form))
-        object.__setattr__(self, "width", read_multiple(self.width, "width"))
-        for name in ("join", "middle"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, read_multiple(value, name))
+        _check_one_of("form", self.form, get_args(Form))
+        for name in ("width", "join", "middle"):
+            if (value := getattr(self, name)) is not None or name == "width":
+                number = _read_number(value, name)
+                if not 0 < number <= 64:
+                    raise InvalidArchitecture(
+                        f"{name} must be a multiple of the backbone's width, above 0 and at most 64; got {number:g}; "
+                        "1 keeps the width"
+                    )
+                object.__setattr__(self, name, number)
         object.__setattr__(self, "groups", tuple(self.groups))
         if self.form == "composite":
-            self._set_groups()
+            self._check_groups()
         elif self.groups:
-            raise InvalidArchitecture(f'shares belong to form "composite"; got them with {self.form!r}; leave them out')
+            raise InvalidArchitecture(f'shares need form "composite"; got form {self.form!r}; leave the shares out')
         if self.form == "separable" and self.join is not None:
             raise InvalidArchitecture(
-                f"a separable layer has no join (its k×1 half mixes all channels); got join "
-                f"{self.join:g}; set width to change its output"
+                "a separable layer has no join, since its k×1 filters combine all channels; got join "
+                f"{self.join:g}; set width to change the number of outputs"
             )
         if self.form != "separable" and self.middle is not None:
-            raise InvalidArchitecture(
-                f'middle belongs to form "separable"; got {self.middle:g} with {self.form!r}; leave it out'
-            )
+            raise InvalidArchitecture(f'middle needs form "separable"; got form {self.form!r}; leave middle out')
 
-    def _set_groups(self) -> None:
+    def _check_groups(self) -> None:
         if not all(isinstance(group, FilterGroup) for group in self.groups):
-            raise InvalidArchitecture(f"groups are FilterGroups; got {self.groups!r}; write FilterGroup('kx1', 0.5)")
+            raise InvalidArchitecture(f"groups must be FilterGroups; got {self.groups!r}; use FilterGroup('kx1', 0.5)")
         groups = tuple(sorted(self.groups, key=lambda group: group.shape))
         shapes = [group.shape for group in groups]
         if len(set(shapes)) < len(shapes):
-            raise InvalidArchitecture(f"each shape is given once; got {', '.join(shapes)}; add up its shares")
+            raise InvalidArchitecture(f"each shape can be given once; got {', '.join(shapes)}; add up its shares")
         total = math.fsum(group.share for group in groups)
         if abs(total - 1) > 1e-6:
-            listed = ", ".join(f"{group.shape} {group.share:g}" for group in groups) or "none"
-            raise InvalidArchitecture(f"the shares of a layer sum to 1; {listed} sum to {total:g}; change one")
+            listed = ", ".join(f"{group.shape} {group.share:g}" for group in groups) or "no shares"
+            raise InvalidArchitecture(f"the shares of a layer must sum to 1; got {listed}, sum {total:g}; change one")
         object.__setattr__(self, "groups", groups)
 
     @classmethod
@@ -168,45 +194,61 @@ class Allocation:
         width: float = 1.0,
         join: float | None = None,
     ) -> Allocation:
-        """A layer of k×1, 1×k and k×k filters, as in the paper."""
+        """A composite layer of k×1, 1×k and k×k filters, as in the paper.
+
+        Args:
+            vertical: Share of k×1 filters.
+            horizontal: Share of 1×k filters.
+            square: Share of k×k filters.
+            width: Number of filters as a multiple of the backbone's.
+            join: Output channels of a 1×1 join as a multiple of the backbone's width; None: no join.
+
+        Returns:
+            The allocation; shapes with share 0 are left out.
+        """
         shares = {"kx1": vertical, "1xk": horizontal, "kxk": square}
         groups = tuple(FilterGroup(shape, share) for shape, share in shares.items() if share)
         return cls("composite", groups, width, join)
 
     @classmethod
     def from_dict(cls, data: object, where: str = "an allocation") -> Allocation:
-        """From the JSON form; `where` names the place in messages."""
-        data = check_keys(data, {"form", "shares", "width", "join", "middle"}, where)
+        """Read an allocation from its JSON form.
+
+        Args:
+            data: The JSON object.
+            where: The place that error messages name.
+        """
+        data = _check_keys(data, ["form", "join", "middle", "shares", "width"], where)
         shares = data.pop("shares", {})
         if not isinstance(shares, Mapping):
-            raise InvalidArchitecture(f'{where}: shares is an object like {{"kx1": 0.5}}; got {shares!r}')
-
-        def make() -> Allocation:
+            raise InvalidArchitecture(f'{where}: shares must be an object such as {{"kx1": 0.5}}; got {shares!r}')
+        with _located(where):
             return cls(groups=tuple(FilterGroup(shape, share) for shape, share in shares.items()), **data)
 
-        return located(where, make)
-
     def to_dict(self) -> dict[str, Any]:
+        """The JSON form, without the settings that are as in the backbone."""
         data: dict[str, Any] = {"form": self.form}
         if self.groups:
-            data["shares"] = {group.shape: json_number(group.share) for group in self.groups}
-        if self.width != 1:
-            data["width"] = json_number(self.width)
-        for name in ("join", "middle"):
-            if (value := getattr(self, name)) is not None:
-                data[name] = json_number(value)
-        return data
+            data["shares"] = {group.shape: _json_number(group.share) for group in self.groups}
+        multiples = {"width": None if self.width == 1 else self.width, "join": self.join, "middle": self.middle}
+        return data | {name: _json_number(value) for name, value in multiples.items() if value is not None}
 
     def at(self, kernel: int, width: int, divisor: int = 1) -> Mix:
-        """This allocation in a k×k layer of the given width, in whole filters; see `Architecture.divisor`."""
-        filters = _whole(self.width, width, divisor)
+        """The whole filters of this allocation in one layer.
+
+        Args:
+            kernel: Kernel size k of the backbone's layer.
+            width: Number of filters of the backbone's layer.
+            divisor: Number that filter counts are multiples of; see `Architecture`.
+        """
+        filters = _scale_width(self.width, width, divisor)
         if self.form == "separable":
-            middle = filters if self.middle is None else _whole(self.middle, width, divisor)
+            middle = filters if self.middle is None else _scale_width(self.middle, width, divisor)
             return Mix((Filters(1, kernel, middle),), Filters(kernel, 1, filters))
-        join = None if self.join is None else Filters(1, 1, _whole(self.join, width, divisor))
+        join = None if self.join is None else Filters(1, 1, _scale_width(self.join, width, divisor))
         if self.form == "dense":
             return Mix((Filters(kernel, kernel, filters),), join)
-        shapes, places = _layout(tuple([group.shape for group in self.groups]), kernel)
+        shapes, places = _order_groups(tuple([group.shape for group in self.groups]), kernel)
         shares = [0.0] * len(shapes)
         for group, place in zip(self.groups, places, strict=True):
             shares[place] += group.share
@@ -216,10 +258,10 @@ class Allocation:
 
 
 @lru_cache(maxsize=4096)
-def _layout(shapes: tuple[str, ...], k: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """The kernels of a k×k layer's groups in the order of their outputs, and which of them each shape is.
+def _order_groups(shapes: tuple[str, ...], k: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """The kernel sizes of a k×k layer's groups in the order of their outputs, and the index of each shape in this list.
 
-    They can be fewer than the shapes: "kx1" and "3x1" are one where k is 3.
+    Two shapes can be the same kernel size: "kx1" and "3x1" where k is 3.
     """
     kernels = []
     for shape in shapes:
@@ -230,17 +272,25 @@ def _layout(shapes: tuple[str, ...], k: int) -> tuple[list[tuple[int, int]], lis
 
 
 def concatenation_order(kernel: tuple[int, int]) -> tuple[int, int, int]:
-    """Vertical filters first, then horizontal ones, then the rest; small before large."""
+    """Sort key for the groups of a layer: vertical, then horizontal, then other kernels; small before large."""
     height, width = kernel
     place = 0 if height > width == 1 else 1 if width > height == 1 else 2
     return (place, height, width)
 
 
 def apportion(total: int, shares: Iterable[float], divisor: int = 1) -> list[int]:
-    """Whole numbers in proportion to shares that sum to 1: the largest-remainder rule.
+    """Divide a number of filters in proportion to shares, by the largest-remainder rule.
 
-    They sum to `total` exactly; of equal remainders the first is served first. All are multiples of `divisor`, but for
-    the last, which has what is over; where that is too much to have one of each, of its half, and so on.
+    Of equal remainders, the first share is rounded up first.
+
+    Args:
+        total: The number of filters.
+        shares: Shares that sum to 1.
+        divisor: Number that all counts are multiples of, except the last, which gets the rest. If the filters are too
+            few for one multiple per share, the divisor is halved until they are enough.
+
+    Returns:
+        One whole number per share; they sum to `total`.
     """
     shares = list(shares)
     present = [place for place, share in enumerate(shares) if share > 0]
@@ -251,7 +301,7 @@ def apportion(total: int, shares: Iterable[float], divisor: int = 1) -> list[int
         counts[present[-1]] += total % divisor
         return counts
     quotas = [total * share for share in shares]
-    counts = [int(quota + 1e-9) for quota in quotas]  # shares in floating point may end a hair too low
+    counts = [int(quota + 1e-9) for quota in quotas]  # rounding errors can make a whole quota slightly too small
     left = total - sum(counts)
     if left:
         excess = [round(count - quota, 9) for count, quota in zip(counts, quotas, strict=True)]
@@ -262,42 +312,61 @@ def apportion(total: int, shares: Iterable[float], divisor: int = 1) -> list[int
     return counts
 
 
+def _scale_width(multiple: float, width: int, divisor: int) -> int:
+    """A multiple of a width, rounded to a multiple of the divisor; at most `width` where the multiple is below 1."""
+    if multiple == 1:
+        return width
+    number = max(1, math.floor(multiple * width / divisor + 0.5)) * divisor
+    return number if multiple > 1 else min(number, width)
+
+
 @dataclass(frozen=True)
 class Architecture:
-    """A network: a backbone and what is different in it. What is None is as the backbone has it."""
+    """A network: a backbone and the differences from it. Settings that are None are as in the backbone.
+
+    Args:
+        backbone: vgg11, vgg13, vgg16, vgg19, googlenet, nin, nin_3x3, or timm:NAME for any CNN of timm.
+        layers: Allocations by layer name; "*" is every k×k layer without an entry of its own.
+        pool: Final pooling over the whole map: "max" or "avg"; "none" keeps the map (VGG's original 7×7 head).
+        stem_stride: Stride of the first convolution: 1, 2 or 4.
+        batch_norm: Whether batch norm follows every convolution except the classifier's; these have no bias then.
+        classifier: "linear", "mlp" (the two hidden layers of VGG; "mlp:512" makes them 512 wide) or "conv" (the 1×1
+            convolution of NiN).
+        divisor: Number that filter counts are multiples of: the width of a layer that differs from the backbone's, and
+            every group of a composite layer. With 8, groups start at multiples of 16 bytes in half precision, which
+            GPUs read fastest. Layers too narrow for one multiple per shape use half the divisor, and so on.
+
+    Example:
+        >>> half = Allocation.composite(vertical=0.5, horizontal=0.5)
+        >>> Architecture("nin", {"*": half}).to_json()
+        '{"version": 1, "backbone": "nin", "layers": {"*": {"form": "composite", "shares": {"1xk": 0.5, "kx1": 0.5}}}}'
+    """
 
     backbone: str
-    """vgg11, vgg13, vgg16, vgg19, googlenet, nin, nin_3x3, or timm:NAME for any CNN of timm."""
     layers: Mapping[str, Allocation] = field(default_factory=dict)
-    """Allocation by layer name; "*" is every k×k layer not named. Others are the backbone's own."""
     pool: Pool | None = None
-    """Final pooling over the whole map: max or avg; none keeps the map (VGG's own 7×7 head)."""
     stem_stride: int | None = None
-    """Stride of the first convolution: 1, 2 or 4."""
     batch_norm: bool | None = None
-    """Batch norm after every convolution but the classifier's; their biases, useless then, go."""
     classifier: str | None = None
-    """linear, mlp (VGG's two hidden layers; mlp:512 for 512 wide), conv (NiN's 1×1)."""
     divisor: int | None = None
-    """Numbers of filters are multiples of this: of a layer that is not as wide as the backbone's own, and of a group of
-    a composite one. With 8, in half precision, groups begin at whole 16 bytes, as GPUs read them best. The backbone's
-    own widths stay; a layer too narrow for a multiple of each shape has multiples of a half of it, and so on."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.backbone, str) or not self.backbone:
-            raise InvalidArchitecture(f"backbone is a name; got {self.backbone!r}; try vgg11")
+            raise InvalidArchitecture(f"backbone must be a name; got {self.backbone!r}; write for example vgg11")
         if not isinstance(self.layers, Mapping):
-            raise InvalidArchitecture(f"layers maps names to allocations; got {self.layers!r}")
+            raise InvalidArchitecture(
+                f'layers must be an object of allocations by layer, such as {{"conv1_1": {{…}}}}; got {self.layers!r}'
+            )
         for name, allocation in self.layers.items():
             if not isinstance(name, str) or not isinstance(allocation, Allocation):
-                raise InvalidArchitecture(f"layers maps names to Allocations; got {name!r}: {allocation!r}")
+                raise InvalidArchitecture(f"layers must be Allocations by name; got {name!r}: {allocation!r}")
         object.__setattr__(self, "layers", MappingProxyType(dict(sorted(self.layers.items()))))
         if self.pool is not None:
-            check_one_of("pool", self.pool, get_args(Pool))
+            _check_one_of("pool", self.pool, get_args(Pool))
         if self.stem_stride is not None:
-            check_one_of("stem_stride", self.stem_stride, (1, 2, 4))
-        if self.batch_norm is not None and not isinstance(self.batch_norm, bool):
-            raise InvalidArchitecture(f"batch_norm is true or false; got {self.batch_norm!r}")
+            _check_one_of("stem_stride", self.stem_stride, (1, 2, 4))
+        if self.batch_norm is not None:
+            _check_one_of("batch_norm", self.batch_norm, (True, False))
         if self.classifier is not None:
             parse_classifier(self.classifier)
         if self.divisor is not None:
@@ -307,30 +376,35 @@ class Architecture:
     def __hash__(self) -> int:
         return hash((self.backbone, tuple(self.layers.items()), self.pool, self.stem_stride))
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a read-only mapping does not pickle
+    def __reduce__(self) -> tuple[Any, ...]:  # a MappingProxyType cannot be pickled
         return Architecture.from_dict, (self.to_dict(),)
 
     @classmethod
     def from_dict(cls, data: object, where: str = "architecture") -> Architecture:
-        """From the JSON form; `where` (a file's name, say) stands at the head of messages."""
+        """Read an architecture from its JSON form.
+
+        Args:
+            data: The JSON object.
+            where: The place, such as a file's name, that error messages begin with.
+        """
         version = data.get("version", VERSION) if isinstance(data, Mapping) else VERSION
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            raise InvalidArchitecture(f"{where}: version is a whole number from 1; got {version!r}")
-        if version > VERSION:  # before the keys, which a newer version may well have more of
+            raise InvalidArchitecture(f"{where}: version must be a whole number from 1; got {version!r}")
+        if version > VERSION:  # checked before the keys, because a newer version can have more of them
             raise InvalidArchitecture(
                 f"{where}: this lrnas reads architectures up to version {VERSION}; got version {version}; upgrade lrnas"
             )
-        data = check_keys(data, {"version"} | {item.name for item in fields(cls)}, where)
+        data = _check_keys(data, sorted(["version", *(item.name for item in fields(cls))]), where)
         data.pop("version", None)
         if "backbone" not in data:
-            raise InvalidArchitecture(f"{where}: an architecture names its backbone; got none; add one, like vgg11")
-        layers = data.pop("layers", {})
-        if not isinstance(layers, Mapping):
-            raise InvalidArchitecture(f'{where}: layers is an object like {{"conv1_1": {{…}}}}; got {layers!r}')
-        allocations = {name: Allocation.from_dict(value, f"{where}: {name}") for name, value in layers.items()}
-        return located(where, lambda: cls(layers=allocations, **data))
+            raise InvalidArchitecture(f"{where}: an architecture needs a backbone; got none; add one, such as vgg11")
+        if isinstance(layers := data.get("layers"), Mapping):
+            data["layers"] = {name: Allocation.from_dict(layer, f"{where}: {name}") for name, layer in layers.items()}
+        with _located(where):
+            return cls(**data)
 
     def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
         data: dict[str, Any] = {"version": VERSION, "backbone": self.backbone}
         for name in ("pool", "stem_stride", "batch_norm", "classifier", "divisor"):
             if (value := getattr(self, name)) is not None:
@@ -340,20 +414,22 @@ class Architecture:
 
     @classmethod
     def from_json(cls, text: str, where: str = "architecture") -> Architecture:
+        """Read an architecture from JSON text; `where` is the place that error messages begin with."""
         try:
-            data = json.loads(text, object_pairs_hook=without_repeats)
-        except InvalidArchitecture as error:
-            raise InvalidArchitecture(f"{where}: {error}") from None
+            data = json.loads(text, object_pairs_hook=_refuse_repeated_keys)
         except (ValueError, RecursionError) as error:
-            raise InvalidArchitecture(f"{where}: not JSON, {error}; see the README for the form") from None
+            raise InvalidArchitecture(
+                f"{where}: not valid JSON: {error}; see docs/networks.md for the format"
+            ) from None
         return cls.from_dict(data, where)
 
     def to_json(self, indent: int | None = None) -> str:
+        """The JSON text; `indent` is the number of spaces per level, None puts all in one line."""
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
     def load(cls, path: str | Path) -> Architecture:
-        """From a JSON file."""
+        """Read an architecture from a JSON file."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -362,13 +438,82 @@ class Architecture:
         return cls.from_json(text, str(path))
 
 
-def _whole(multiple: float, base: int, divisor: int = 1) -> int:
-    """A multiple of a width, in steps; the width itself stays, and a part of it is no more."""
-    if multiple == 1:
-        return base
-    number = max(1, math.floor(multiple * base / divisor + 0.5)) * divisor
-    return number if multiple > 1 else min(number, base)
+def parse_classifier(classifier: object) -> tuple[str, int | None]:
+    """The kind of a classifier and the width of its hidden layers, None where no width is given."""
+    match = re.fullmatch(r"(linear|conv|mlp)(?:(?<=mlp):([1-9][0-9]{0,5}))?", str(classifier))
+    if match is None or not isinstance(classifier, str):
+        raise InvalidArchitecture(
+            f"classifier must be linear, conv, mlp or mlp:WIDTH; got {classifier!r}; write for example mlp:512"
+        )
+    kind, width = match.groups()
+    return kind, int(width) if width else None
+
+
+def check_divisor(divisor: object) -> None:
+    """Raise InvalidArchitecture unless a divisor of filter counts is valid."""
+    if not isinstance(divisor, int) or isinstance(divisor, bool) or not 1 <= divisor <= MAX_DIVISOR:
+        raise InvalidArchitecture(
+            f"divisor must be a whole number from 1 to {MAX_DIVISOR}; got {divisor!r}; 8 suits GPUs in half precision"
+        )
+
+
+def _read_number(value: object, what: str) -> float:
+    """A finite number, which can also be a fraction as text: "3/8"."""
+    if isinstance(value, str) and _FRACTION.fullmatch(value.strip()):
+        return float(Fraction(value.strip()))
+    if not isinstance(value, bool) and isinstance(value, Real):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    text = repr(value)
+    raise InvalidArchitecture(
+        f'{what} must be a number or a fraction such as "3/8"; got {text[:40]}{"…" * (len(text) > 40)}'
+    )
+
+
+def _json_number(value: float) -> float | int:
+    """A whole number without a decimal point, any other number as it is."""
+    return int(value) if value == int(value) else value
+
+
+def _check_one_of(name: str, value: object, known: tuple[object, ...]) -> None:
+    if value not in known or type(value) is not type(known[0]):  # True == 1 and 2.0 == 2, but they are not allowed
+        choices = ", ".join(str(choice).lower() for choice in known)
+        raise InvalidArchitecture(f"{name} must be one of {choices}; got {value!r}; choose one")
+
+
+def _check_keys(data: object, known: list[str], where: str) -> dict[str, Any]:
+    """A copy of a JSON object, all of whose keys are known."""
+    if not isinstance(data, Mapping):
+        raise InvalidArchitecture(f"{where}: a JSON object is needed; got {data!r}")
+    for key in data:
+        if key not in known:
+            hint = f"{closest(str(key), known)} (known: {', '.join(known)})"
+            raise InvalidArchitecture(f"{where}: unknown key {key!r}{hint}")
+    return dict(data)
+
+
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dict; `json.loads` itself would keep the last value of a repeated key."""
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"each key can be given once in an object; {repeated!r} is repeated; remove one")
+    return data
+
+
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Put the place in front of the message of an InvalidArchitecture."""
+    try:
+        yield
+    except InvalidArchitecture as error:
+        raise InvalidArchitecture(f"{where}: {error}") from None
 
 
 DENSE = Allocation()
-"""A layer as the backbone has it."""
+"""The allocation of a layer that is as in the backbone."""

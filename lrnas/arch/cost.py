@@ -1,14 +1,13 @@
-"""What a network costs: multiply-accumulates and parameters, per layer and in all.
+"""The cost of a network: multiply-accumulates and parameters, per layer and in total.
 
-One **MAC** is one multiplication of an input (or padding) value by a weight, added up, in one forward
-pass of one image: a convolution has out_rows × out_columns × in_channels × Σ(filters × rows × columns)
-of them, a linear layer in × out. Bias additions, activations, pooling and normalisation count nothing
-(batch norm folds into the convolution before it). **Parameters** are all that training changes,
-the scale and shift of a norm included. Both are of the network as it is used after training:
-auxiliary heads are kept apart.
+One **MAC** is the multiplication of one input (or padding) value by one weight and its addition to a sum, in one
+forward pass of one image. A convolution has out_rows × out_columns × in_channels × Σ(filters × rows × columns) of them,
+a linear layer in × out. Bias additions, activations, pooling and normalisation are not counted (batch norm can be
+folded into the convolution before it). **Parameters** are all trained numbers, including the scale and shift of a norm.
+Both are counted for the network as it is used after training, that is, without auxiliary heads.
 
-**The paper's convention** adds one for every bias term (once, not once per pixel). Its GoogLeNet table
-counts the auxiliary heads too, and leaves the last classifier out of the parameters: `Convention`.
+**The paper** adds one to its count for every bias term (once, not once per pixel). In its GoogLeNet table it also
+counts the auxiliary heads and omits the parameters of the last classifier: see `Convention`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Role = Literal["body", "auxiliary", "classifier"]
 
 
 class LayerCost(NamedTuple):
-    """One layer's part of the cost."""
+    """The cost of one layer."""
 
     name: str
     kind: str
@@ -31,12 +30,12 @@ class LayerCost(NamedTuple):
     params: int
     biases: int
     output: tuple[int, ...]
-    """Shape of its output for one image: channels, rows, columns; or features."""
+    """Shape of the output for one image: channels, rows, columns; or features."""
     role: Role = "body"
 
 
 class MixCost(NamedTuple):
-    """What a mix of filters costs in one place of a network."""
+    """The cost of a mix of filters on maps of one size."""
 
     macs: int
     params: int
@@ -45,7 +44,16 @@ class MixCost(NamedTuple):
 
 
 def mix_cost(mix: Mix, in_channels: int, in_rows: int, rows: int, columns: int, bias: bool) -> MixCost:
-    """The cost of a mix of filters that turns a map of `in_rows` rows into one of rows × columns."""
+    """The cost of a mix of filters at one place in a network.
+
+    Args:
+        mix: The filters.
+        in_channels: Channels of the input map.
+        in_rows: Rows of the input map.
+        rows: Rows of the output map.
+        columns: Columns of the output map.
+        bias: Whether the convolutions have a bias.
+    """
     filters = weights = 0
     for height, width, count in mix.groups:
         filters += count
@@ -55,7 +63,7 @@ def mix_cost(mix: Mix, in_channels: int, in_rows: int, rows: int, columns: int, 
         biases = filters if bias else 0
         return MixCost(weights * rows * columns, weights + biases, biases, filters)
     height, width, count = mix.second
-    # the 1×k half of a separable layer strides over columns only, the k×1 half over rows
+    # in a separable layer with a stride, the 1×k filters stride over columns only, the k×1 filters over rows only
     macs = weights * (in_rows if height > 1 else rows) * columns
     second = filters * height * width * count
     biases = filters + count if bias else 0
@@ -64,36 +72,48 @@ def mix_cost(mix: Mix, in_channels: int, in_rows: int, rows: int, columns: int, 
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """What a published table counts besides the multiply-accumulates of the network in use."""
+    """The way in which a published table counts, besides one for every bias."""
 
     auxiliary_macs: bool = False
-    """The multiply-accumulates (and biases) of auxiliary heads, used only in training."""
+    """Whether the multiply-accumulates (and biases) of auxiliary heads are counted."""
     classifier_params: bool = True
-    """The parameters of the last layer."""
+    """Whether the parameters of the last layer are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a network at one input size."""
+    """The cost of a network at one input size.
+
+    Args:
+        layers: The cost of every layer, auxiliary heads included.
+
+    Example:
+        >>> from lrnas import Architecture, make_plan
+        >>> cost = make_plan(Architecture("nin"), input_size=32).cost
+        >>> cost.macs, cost.params
+        (222486528, 966986)
+    """
 
     layers: Sequence[LayerCost]
 
     @property
     def macs(self) -> int:
+        """Multiply-accumulates of one forward pass of one image, without auxiliary heads."""
         return sum(layer.macs for layer in self.layers if layer.role != "auxiliary")
 
     @property
     def params(self) -> int:
+        """Number of parameters, without auxiliary heads."""
         return sum(layer.params for layer in self.layers if layer.role != "auxiliary")
 
     def paper_multiply_acc(self, convention: Convention = Convention()) -> int:  # noqa: B008 - frozen
-        """Multiply-accumulates as the paper counts them."""
+        """Multiply-accumulates as a table of the paper counts them."""
         return sum(
             layer.macs + layer.biases for layer in self.layers if convention.auxiliary_macs or layer.role != "auxiliary"
         )
 
     def paper_params(self, convention: Convention = Convention()) -> int:  # noqa: B008 - frozen
-        """Parameters as the paper counts them."""
+        """Number of parameters as a table of the paper counts them."""
         return sum(
             layer.params
             for layer in self.layers
@@ -101,6 +121,6 @@ class Cost:
         )
 
     def layers_as_dicts(self) -> list[dict[str, Any]]:
-        """The layers in use, for JSON."""
+        """The layers as JSON objects, without auxiliary heads."""
         keys = ("name", "kind", "macs", "params", "output")
         return [{key: getattr(layer, key) for key in keys} for layer in self.layers if layer.role != "auxiliary"]

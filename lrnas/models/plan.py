@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from lrnas.arch.architecture import Architecture, Mix
+from lrnas.arch.architecture import Architecture, Mix, parse_classifier
 from lrnas.arch.backbone_shapes import BACKBONES, Choices, PlannedConv, Step, Walk, check_kernels
 from lrnas.arch.cost import Cost, LayerCost
-from lrnas.arch.values import parse_classifier
 from lrnas.errors import InvalidArchitecture, UnknownName, closest
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def make_plan(
     if backbone.startswith(TIMM):
         return _plan_timm(architecture, backbone, size, num_classes, in_chans, check_fit)
     choices = _resolve_choices(architecture, backbone, batch_norm)
-    walk = Walk(architecture.layers, choices, size, in_chans, num_classes, check_fit, architecture.divisor or 1)
+    walk = Walk(architecture, choices, (in_chans, size, size), num_classes, check_fit)
     BACKBONES[backbone].walk(walk)
     named = architecture.layers.keys() - {"*"}
     if len(walk.used) < len(named):

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lrnas._resources import SEARCH_SPACES
-from lrnas.arch.architecture import DENSE, Architecture
-from lrnas.arch.values import check_divisor
+from lrnas.arch.architecture import DENSE, Architecture, check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, LrnasError, OutsideSpace, UnknownName, closest
 from lrnas.models.plan import TIMM, Plan, canonical_id, make_plan, resolve_backbone
 from lrnas.spaces.layer_groups import tie_layers

@@ -15,8 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from lrnas.arch.architecture import Architecture
-from lrnas.arch.values import check_divisor
+from lrnas.arch.architecture import Architecture, check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, closest
 from lrnas.spaces.parameters import NEUTRAL
 

@@ -109,7 +109,7 @@ def test_numbers_of_filters_are_multiples_of_the_divisor() -> None:
     assert Architecture.from_json(network.to_json()) == network and network.to_dict()["divisor"] == 8
     assert Architecture("nin", divisor=1) == Architecture("nin")
     for bad in (0, 65, 8.0, "8", True):
-        with pytest.raises(InvalidArchitecture, match="divisor is a whole number from 1 to 64; got"):
+        with pytest.raises(InvalidArchitecture, match="divisor must be a whole number from 1 to 64; got"):
             Architecture("nin", divisor=bad)  # type: ignore[arg-type]
 
 
@@ -137,21 +137,21 @@ def test_equal_layers_have_equal_mixes() -> None:
         ('{"backbone": "vgg11", "layer": {}}', "unknown key 'layer'; did you mean layers?"),
         ('{"backbone": "vgg11", "version": 2}', "reads architectures up to version 1; got version 2; upgrade"),
         ('{"backbone": "vgg11", "version": 2, "new_key": 1}', "got version 2"),
-        ('{"backbone": "vgg11", "version": "1"}', "version is a whole number"),
-        ("{}", "names its backbone"),
-        ("[]", "a JSON object is expected"),
-        ("{", "not JSON"),
+        ('{"backbone": "vgg11", "version": "1"}', "version must be a whole number"),
+        ("{}", "needs a backbone"),
+        ("[]", "a JSON object is needed"),
+        ("{", "not valid JSON"),
         ('{"backbone": "vgg11", "backbone": "nin"}', "'backbone' is repeated"),
-        ('{"backbone": "vgg11", "pool": "min"}', "pool is one of max, avg, none; got 'min'"),
-        ('{"backbone": "vgg11", "stem_stride": 3}', "stem_stride is one of 1, 2, 4; got 3"),
-        ('{"backbone": "vgg11", "stem_stride": true}', "stem_stride is one of 1, 2, 4; got True"),
-        ('{"backbone": "vgg11", "batch_norm": 1}', "batch_norm is true or false; got 1"),
-        ('{"backbone": "vgg11", "stem_stride": 2.0}', "stem_stride is one of 1, 2, 4; got 2.0"),
-        ('{"backbone": "vgg11", "classifier": "mlp:0"}', "classifier is linear, conv, mlp or mlp:WIDTH"),
-        ('{"backbone": "vgg11", "classifier": "linear:"}', "classifier is linear, conv, mlp or mlp:WIDTH"),
-        ("[" * 100_000, "not JSON"),
-        ('{"backbone": ' + "1" * 5_000 + "}", "not JSON"),
-        ('{"backbone": "vgg11", "layers": []}', "layers is an object"),
+        ('{"backbone": "vgg11", "pool": "min"}', "pool must be one of max, avg, none; got 'min'"),
+        ('{"backbone": "vgg11", "stem_stride": 3}', "stem_stride must be one of 1, 2, 4; got 3"),
+        ('{"backbone": "vgg11", "stem_stride": true}', "stem_stride must be one of 1, 2, 4; got True"),
+        ('{"backbone": "vgg11", "batch_norm": 1}', "batch_norm must be one of true, false; got 1"),
+        ('{"backbone": "vgg11", "stem_stride": 2.0}', "stem_stride must be one of 1, 2, 4; got 2.0"),
+        ('{"backbone": "vgg11", "classifier": "mlp:0"}', "classifier must be linear, conv, mlp or mlp:WIDTH"),
+        ('{"backbone": "vgg11", "classifier": "linear:"}', "classifier must be linear, conv, mlp or mlp:WIDTH"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"backbone": ' + "1" * 5_000 + "}", "not valid JSON"),
+        ('{"backbone": "vgg11", "layers": []}', "layers must be an object"),
     ],
 )
 def test_bad_architectures(text: str, message: str) -> None:
@@ -165,22 +165,22 @@ def test_bad_architectures(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        ({"form": "composite", "shares": {"kx1": 0.5, "1xk": 0.25}}, "the shares of a layer sum to 1"),
-        ({"form": "composite", "shares": {"kx1": 1.5, "1xk": -0.5}}, "a share lies between 0 and 1; kx1 has 1.5"),
-        ({"form": "composite"}, "none sum to 0"),
-        ({"form": "composite", "shares": {"kx1": "a half"}}, "is a number or a fraction like \"3/8\"; got 'a half'"),
-        ({"form": "composite", "shares": {"kx1": "1/0"}}, "is a number or a fraction"),
-        ({"form": "composite", "shares": {"kx1": True}}, "is a number or a fraction"),
-        ({"form": "composite", "shares": {"0x1": 1}}, "a shape is kx1, 1xk, kxk"),
-        ({"form": "composite", "shares": {"kx1": 0.5, "vertical": 0.5}}, "each shape is given once"),
-        ({"form": "dense", "shares": {"kxk": 1}}, 'shares belong to form "composite"'),
+        ({"form": "composite", "shares": {"kx1": 0.5, "1xk": 0.25}}, "the shares of a layer must sum to 1"),
+        ({"form": "composite", "shares": {"kx1": 1.5, "1xk": -0.5}}, "a share must be from 0 to 1; got 1.5 for kx1"),
+        ({"form": "composite"}, "got no shares, sum 0"),
+        ({"form": "composite", "shares": {"kx1": "a half"}}, "number or a fraction such as \"3/8\"; got 'a half'"),
+        ({"form": "composite", "shares": {"kx1": "1/0"}}, "must be a number or a fraction"),
+        ({"form": "composite", "shares": {"kx1": True}}, "must be a number or a fraction"),
+        ({"form": "composite", "shares": {"0x1": 1}}, "a shape must be kx1, 1xk, kxk"),
+        ({"form": "composite", "shares": {"kx1": 0.5, "vertical": 0.5}}, "each shape can be given once"),
+        ({"form": "dense", "shares": {"kxk": 1}}, 'shares need form "composite"'),
         ({"form": "separable", "join": 1}, "a separable layer has no join"),
-        ({"form": "dense", "middle": 1}, 'middle belongs to form "separable"'),
-        ({"form": "composit"}, "form is one of dense, composite, separable; got 'composit'"),
-        ({"width": 0}, "width is a multiple of the backbone's width, above 0"),
-        ({"width": float("nan")}, "width is a number"),
-        ({"width": 10**400}, "width is a number"),
-        ({"width": "1e999999999"}, "width is a number"),
+        ({"form": "dense", "middle": 1}, 'middle needs form "separable"'),
+        ({"form": "composit"}, "form must be one of dense, composite, separable; got 'composit'"),
+        ({"width": 0}, "width must be a multiple of the backbone's width, above 0"),
+        ({"width": float("nan")}, "width must be a number"),
+        ({"width": 10**400}, "width must be a number"),
+        ({"width": "1e999999999"}, "width must be a number"),
         ({"widht": 1}, "unknown key 'widht'; did you mean width?"),
     ],
 )

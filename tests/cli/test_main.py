@@ -110,17 +110,17 @@ def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     ("content", "message"),
     [
         (None, "cannot read"),
-        ("{", "not JSON"),
+        ("{", "not valid JSON"),
         ('{"backbone": "vgg11", "version": 99}', "got version 99; upgrade lrnas"),
         ('{"backbone": "vgg11", "pooling": "max"}', "unknown key 'pooling'; did you mean pool?"),
         ('{"backbone": "vgg11", "layers": {"conv1_2": {}}}', "has no layer 'conv1_2'; did you mean"),
         (
             '{"backbone": "vgg11", "layers": {"*": {"form": "composite", "shares": {"kx1": 0.5}}}}',
-            "the shares of a layer sum to 1; kx1 0.5 sum to 0.5",
+            "the shares of a layer must sum to 1; got kx1 0.5, sum 0.5",
         ),
         (
             '{"backbone": "vgg11", "layers": {"*": {"form": "composite", "shares": {"kx1": 2}}}}',
-            "a share lies between 0 and 1; kx1 has 2",
+            "a share must be from 0 to 1; got 2 for kx1",
         ),
         (
             '{"backbone": "nin", "layers": {"conv3": {"form": "composite", "shares": {"9x9": 1}}}}',
@@ -148,7 +148,7 @@ def test_bad_files_get_one_line_and_exit_code_2(
         (["count", "timm:nin_c3"], "nin_c3 is ours; write nin-c3"),
         (["spaces", "vgg-11"], "unknown space 'vgg-11'; did you mean vgg11?"),
         (["spaces", "missing.toml"], "cannot read missing.toml: No such file or directory"),
-        (["spaces", "--divisor", "0"], "divisor is a whole number from 1 to 64; got 0"),
+        (["spaces", "--divisor", "0"], "divisor must be a whole number from 1 to 64; got 0"),
         (["spaces", "--granularity", "block"], "granularity is one of network, stage, layer; got 'block'"),
         (["count", "vgg-gmp", "--input", "8"], "choose a larger input"),
         (["count", "vgg-gmp", "--input", "-1"], "the input size is a whole number above 0; got -1"),

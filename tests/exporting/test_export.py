@@ -435,7 +435,7 @@ def test_a_study_knows_what_its_classes_are_called(tmp_path: Path, monkeypatch: 
         (["missing/checkpoint"], "missing/checkpoint does not exist"),
         (["empty"], "empty has no checkpoint.json"),
         (["bare.safetensors"], "holds weights without an architecture; give it with --architecture FILE.json"),
-        (["bare.safetensors", "--architecture", "broken.json"], "broken.json: not JSON"),
+        (["bare.safetensors", "--architecture", "broken.json"], "broken.json: not valid JSON"),
         (["bare.safetensors", "--architecture", "network.json"], "bare.safetensors cannot be read"),
         (["broken.json"], "broken.json cannot be read"),
         (["record.json"], "record.json tells of a run whose weights are not in record; train it again"),

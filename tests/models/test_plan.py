@@ -174,7 +174,7 @@ def test_id_survives_json(architecture: Architecture) -> None:
     [
         (Architecture("vgg11", {"conv9_1": HALF}), None, "vgg11 has no layer 'conv9_1'; did you mean"),
         (Architecture("vgg11", {"fc6": HALF}), None, "fc6 belongs to the classifier"),
-        (Architecture("nin", {"cccp1": HALF}), None, "cccp1 is a 1×1 convolution, of which only the width"),
+        (Architecture("nin", {"cccp1": HALF}), None, "cccp1 is a 1×1 convolution, in which only the width"),
         (Architecture("nin", {"conv1": HALF, "conv1.conv": HALF}), None, "are the same layer"),
         (Architecture("vgg11", classifier="linear"), None, "with pool none needs its mlp"),
         (Architecture("vgg11", classifier="mlp:64"), None, "keeps its 4096 hidden units"),
@@ -184,18 +184,18 @@ def test_id_survives_json(architecture: Architecture) -> None:
         (
             Architecture("vgg11", {"conv5_1": Allocation("composite", (FilterGroup("7x1", 1),))}, "max"),
             32,
-            "conv5_1: a kernel larger than the layer's own 3×3 must fit the map; 7x1 meets 2×2 at input 32",
+            "conv5_1: a kernel larger than the backbone's 3×3 must fit the map; got 7x1 on 2×2 at input 32",
         ),
-        (Architecture("vgg11"), 16, "a 2×2 pool needs a map at least that large; at input 16 it gets 1×1"),
+        (Architecture("vgg11"), 16, "a 2×2 pool needs a map of at least this size; got 1×1 at input 16"),
         (Architecture("nin"), 0, "the input size is a whole number above 0; got 0"),
-        (Architecture("googlenet_padded"), 128, "is the paper's network for input 224"),
+        (Architecture("googlenet_padded"), 128, "googlenet_padded needs input 224"),
         (Architecture("timm:resnet18", pool="max"), None, "timm:resnet18 keeps its own pool"),
         (Architecture("timm:resnet18", {"layer1.0.conv": HALF}), None, "has no layer 'layer1.0.conv'; did you mean"),
         (Architecture("timm:resnet50", {"layer1.0.conv1": HALF}), None, "cannot be replaced, it is 1×1"),
         (
             Architecture("timm:resnet18", {"*": Allocation("composite", (FilterGroup("99x1", 1),))}),
             32,
-            "must fit the map; 99x1 meets 32×32 at input 32",
+            "must fit the map; got 99x1 on 32×32 at input 32",
         ),
     ],
 )

@@ -338,7 +338,7 @@ def test_a_file_s_numbers_of_filters(tmp_path: Path) -> None:
         f'[points.halved]\nbackbone = "nin"\nlayers.conv1 = {{ form = "composite", width = 0.5, shares = {shares} }}'
     )
     assert str(make_plan(load(tmp_path, text + point).points["halved"]).convs[0].mix) == mixes[1]  # as the space rounds
-    with pytest.raises(InvalidSpace, match=r"own.toml, line 2: divisor is a whole number from 1 to 64; got 0"):
+    with pytest.raises(InvalidSpace, match=r"own.toml, line 2: divisor must be a whole number from 1 to 64; got 0"):
         load(tmp_path, OWN.replace("[space]", "[space]\ndivisor = 0"))
 
 
@@ -383,8 +383,8 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
         ("from = 0", "start = 0", 6, "unknown key 'start' (known: from, to, step)"),
         ("shares = {", "share = {", 11, "point mine: conv1: unknown key 'share'; did you mean shares?"),
         ('"nin"\nlayers', '"nin"\npoool = "max"\nlayers', 11, "unknown key 'poool'; did you mean pool?"),
-        ("layers.conv1 = {", "layers = 3 #", 9, "point mine: layers is an object"),
-        ('= "1/2"', '= "1/3"', 11, "point mine: conv1: the shares of a layer sum to 1"),
+        ("layers.conv1 = {", "layers = 3 #", 9, "point mine: layers must be an object"),
+        ('= "1/2"', '= "1/3"', 11, "point mine: conv1: the shares of a layer must sum to 1"),
         (
             'kx1 = "1/2", 1xk = "1/2"',
             'kx1 = "1/4", 1xk = "3/4"',
@@ -420,7 +420,7 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
         ('backbone = "nin"\n\n', "backbone = 3\n\n", 2, "backbone is a name or a list of names; got 3"),
         ('backbone = "nin"\n\n', "\n\n", 1, "a space names its backbone; got none"),
         ('"nin"\n\n', '"nin"\npool = ["avg", "none"]\n\n', 3, "nin has pool avg or max; got 'none'"),
-        ('"nin"\n\n', '"nin"\nstem_stride = 3\n\n', 3, "stem_stride is one of 1, 2, 4; got 3"),
+        ('"nin"\n\n', '"nin"\nstem_stride = 3\n\n', 3, "stem_stride must be one of 1, 2, 4; got 3"),
         (
             '"nin"\n\n',
             '"nin"\ngranularity = "block"\n\n',
