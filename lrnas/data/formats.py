@@ -1,9 +1,9 @@
-"""Sets in the formats that timm reads: `hfds/NAME`, `wds/FOLDER` and `tfds/NAME`.
+"""Data sets in the formats that timm reads: `hfds/NAME`, `wds/FOLDER` and `tfds/NAME`.
 
-Hugging Face's are read by timm's own reader. timm's readers of WebDataset shards and of TFDS go through their files
-from front to back, and shuffle within a window; the same files are read here by position instead, after one look for
-where each image lies. So every set, whatever its format, has the same stratified split, names what cannot be read and
-goes on after a stop as if nothing had been.
+Hugging Face data sets are read by timm's own reader. timm's readers of WebDataset shards and of TFDS go through their
+files from front to back and shuffle within a window; here the same files are read by position, after one pass that
+finds where each image lies. So every data set, whatever its format, has the same stratified split, names the images
+that cannot be read, and continues after a stop exactly as if it had not been stopped.
 """
 
 from __future__ import annotations
@@ -15,68 +15,71 @@ import json
 import re
 import struct
 import tarfile
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
-from lrnas._files import write_atomically
+from lrnas.data.cache import write_cache
 from lrnas.data.names import Progress
 from lrnas.data.splits import Indices
 from lrnas.data.workers import Source
-from lrnas.errors import DataError
+from lrnas.errors import DataError, MissingExtra, error_line
 
 Found = tuple[tuple[str, ...], dict[str, Source]]
-"""The classes, and the splits train and val or test or both."""
+"""The names of the classes, and the splits: train, and val or test or both."""
 Entry = tuple[int, int, int]
-"""Where an image lies in its file, how many bytes it has, and its class."""
+"""An image inside a file: its first byte, its number of bytes, and its class."""
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "dev"), "test": ("test",)}
-"""What others call them."""
+"""Our names of the splits, and the names they have elsewhere."""
 IMAGE_KEYS = ("jpg", "jpeg", "png", "webp")
 
 
 def find_hfds(name: str, root: Path | None) -> Found:
-    """A set of Hugging Face's hub or a folder that its library understands; `root` is where it is cached."""
+    """Open a Hugging Face data set.
+
+    Args:
+        name: Name on the hub, or a folder that the `datasets` library understands.
+        root: Where it is cached; None for the library's default.
+
+    Returns:
+        The names of the classes, and the splits.
+    """
     _need("datasets", "hfds", "datasets")
     import datasets
     from timm.data.readers.reader_hfds import ReaderHfds
 
     where = None if root is None else str(root)
+    sources: dict[str, Source] = {}
     try:
         loaded = datasets.load_dataset(name, cache_dir=where)
         features = next(iter(loaded.values())).features
         image, label = _columns(f"hfds/{name}", features, datasets.Image, datasets.ClassLabel)
-        readers = {
-            split: ReaderHfds(name, where, theirs, input_key=image, target_key=label)
-            for split, theirs in _known_splits(f"hfds/{name}", list(loaded)).items()
-        }
-        # of the files and their revision on the hub; of a folder's files, where they lie and when they were changed
-        prints = {split: f"{name} {loaded[reader.split]._fingerprint}" for split, reader in readers.items()}
+        for split, theirs in _known_splits(f"hfds/{name}", list(loaded)).items():
+            reader = ReaderHfds(name, where, theirs, input_key=image, target_key=label)
+            labels = np.asarray(reader.dataset[label][:], dtype=np.int64)
+            # differs for other files or another revision on the hub; for a folder, for other paths or times of change
+            fingerprint = f"{name} {loaded[theirs]._fingerprint}"
+            sources[split] = HfSplit(f"hfds/{name} {split}", reader, labels, fingerprint)
     except DataError:
         raise
-    except Exception as error:  # of the hub, of the network, of the files
-        raise _cannot_load(f"hfds/{name}", error, "check its name, or whether its folder is one of images") from None
-    sources = {
-        split: HfSplit(f"hfds/{name} {split}", reader, _labels(reader), prints[split])
-        for split, reader in readers.items()
-    }
+    except Exception as error:  # from the hub, the network or the files
+        advice = "check its name, or whether its folder contains images"
+        raise DataError(f"hfds/{name} cannot be loaded ({error_line(error)}); {advice}") from None
     return tuple(features[label].names), _with_labels(f"hfds/{name}", sources)
 
 
 @dataclass(frozen=True, slots=True)
 class HfSplit:
-    """A split as timm's reader gives it."""
+    """A split that timm's reader of Hugging Face data sets reads."""
 
     title: str
     reader: Any
     labels: Indices
     fingerprint: str
-    """Another set, or another revision of it, has another one."""
 
     def name(self, index: int) -> str:
         return f"{self.title}[{index}] {self.reader.filename(index) or ''}".strip()
@@ -89,58 +92,70 @@ class HfSplit:
         yield self.fingerprint.encode() + self.labels.tobytes()
 
 
-def _labels(reader: Any) -> Indices:
-    return np.asarray(reader.dataset[reader.label_key][:], dtype=np.int64)
-
-
 def find_wds(root: Path, cache: Path, progress: Progress | None = None) -> Found:
-    """Shards `*.tar` with images KEY.jpg beside their class KEY.cls; _info.json, or their names, tell the splits."""
+    """Open a folder of WebDataset shards: `*.tar` files with images KEY.jpg beside their class KEY.cls.
+
+    Args:
+        root: The folder. Its `_info.json`, or whole words in the names of the shards, tell the splits apart.
+        cache: Folder for the index of the images.
+        progress: Callback that is told how far the indexing is.
+
+    Returns:
+        The names of the classes, and the splits.
+    """
     if not root.is_dir():
-        raise DataError(f"wds/ takes a folder of shards; got {root}, which is no folder; give wds/FOLDER")
+        raise DataError(f"wds/ takes a folder of shards; got {root}, which is not a folder; give wds/FOLDER")
     info = next((root / name for name in ("_info.json", "info.json") if (root / name).is_file()), None)
     if info is not None:
         try:
             splits = json.loads(info.read_text(encoding="utf-8"))["splits"]
             files = {split: [root / file for file in splits[split]["filenames"]] for split in splits}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{info} lists the files of every split; got {error!r}; mend it or remove it") from None
+            raise DataError(f"{info} lists the files of every split; got {error!r}; correct it or remove it") from None
     else:
         files = _shards_by_name(sorted(root.glob("*.tar")))
     known = _known_splits(f"wds/{root}", [split for split, shards in files.items() if shards])
-    sources: dict[str, Source] = {}
-    for split, theirs in known.items():
-        shards = tuple(files[theirs])
-        sources[split] = TarSplit(shards, *_index(shards, _tar_entries, "tar", cache, progress))
+    sources: dict[str, Source] = {
+        split: TarSplit(tuple(files[theirs]), *_index(files[theirs], _tar_entries, "tar", cache, progress))
+        for split, theirs in known.items()
+    }
     number = 1 + max(int(source.labels.max()) for source in sources.values())
     return tuple(map(str, range(number))), _with_labels(f"wds/{root}", sources)
 
 
 def _shards_by_name(shards: Sequence[Path]) -> dict[str, list[Path]]:
-    """By the whole words of their names: contest-train-0001.tar is for training."""
+    """Group shards by the whole words in their names: contest-train-0001.tar is for training."""
     files: dict[str, list[Path]] = {}
-    strays: list[Path] = []
     for shard in shards:
         words = set(re.split(r"[^a-z]+", shard.stem.lower()))
         fitting = [split for split, names in SPLITS.items() if words & set(names)]
         if len(fitting) > 1:
             raise DataError(
-                f"a shard's name tells its only split; got {shard}, of {' and '.join(fitting)}; rename it, or list the "
-                "files of every split in _info.json"
+                f"the name of a shard contains one split; got {shard}, with {' and '.join(fitting)}; rename it, or "
+                "list the files of every split in _info.json"
             )
-        if fitting:
-            files.setdefault(fitting[0], []).append(shard)
-        else:
-            strays.append(shard)
-    if files and strays:
+        files.setdefault(fitting[0] if fitting else "", []).append(shard)
+    if "" in files and len(files) > 1:
         raise DataError(
-            f"a shard's name has a word that tells its split, train, val or test; got {strays[0]}; rename or remove "
-            "it, or list the files of every split in _info.json"
+            f"the name of a shard contains its split as a word, train, val or test; got {files[''][0]}; rename or "
+            "remove it, or list the files of every split in _info.json"
         )
+    files.pop("", None)
     return files
 
 
 def find_tfds(name: str, root: Path | None, cache: Path, progress: Progress | None = None) -> Found:
-    """A set that TensorFlow Datasets has prepared, in `root` or where it keeps its sets."""
+    """Open a data set that TensorFlow Datasets has prepared.
+
+    Args:
+        name: Its name there.
+        root: The folder it was prepared in; None for the library's default.
+        cache: Folder for the index of the images.
+        progress: Callback that is told how far the indexing is.
+
+    Returns:
+        The names of the classes, and the splits.
+    """
     _need("tensorflow_datasets", "tfds", "tensorflow-datasets")
     import tensorflow_datasets as tfds
 
@@ -154,10 +169,11 @@ def find_tfds(name: str, root: Path | None, cache: Path, progress: Progress | No
         kind = builder.info.file_format.value
     except DataError:
         raise
-    except Exception as error:  # of the library, of the files
-        raise _cannot_load(f"tfds/{name}", error, f"prepare it with `tfds build {name}`, or give --data-dir") from None
+    except Exception as error:  # from the library or the files
+        advice = f"prepare it with `tfds build {name}`, or give --data-dir"
+        raise DataError(f"tfds/{name} cannot be loaded ({error_line(error)}); {advice}") from None
     if kind != "tfrecord":
-        raise DataError(f"tfds/ reads files of the format tfrecord; got {kind} for {name}; prepare it once more")
+        raise DataError(f"tfds/ reads files of the format tfrecord; got {kind} for {name}; prepare it again")
     entries, key = _RecordEntries(label), f"tfrecord {label}"
     sources: dict[str, Source] = {
         split: RecordSplit(shards, *_index(shards, entries, key, cache, progress), image)
@@ -168,14 +184,14 @@ def find_tfds(name: str, root: Path | None, cache: Path, progress: Progress | No
 
 @dataclass(frozen=True, slots=True)
 class ShardSplit:
-    """Images inside of larger files, found by position."""
+    """Images inside larger files, found by position."""
 
     files: tuple[Path, ...]
     labels: Indices
-    shards: npt.NDArray[np.int64]
-    """Which file."""
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
+    shards: Indices
+    """For every image the index of its file."""
+    starts: Indices
+    lengths: Indices
 
     def name(self, index: int) -> str:
         return f"{self.files[int(self.shards[index])]} at byte {self.starts[index]}"
@@ -194,7 +210,7 @@ class ShardSplit:
 
 
 class TarSplit(ShardSplit):
-    """Of a WebDataset: every image is a file in a tar."""
+    """A split of a WebDataset: every image is a file in a tar."""
 
     __slots__ = ()
 
@@ -208,16 +224,16 @@ class TarSplit(ShardSplit):
 
 @dataclass(frozen=True, slots=True)
 class RecordSplit(ShardSplit):
-    """Of TFDS: every image is a field of a record."""
+    """A split of TFDS: every image is a field of a record."""
 
     image: str
 
     def open(self, index: int) -> BinaryIO:
-        return io.BytesIO(_example(self._read(index))[self.image].bytes_list.value[0])
+        return io.BytesIO(_parse_record(self._read(index))[self.image].bytes_list.value[0])
 
 
 def _tar_entries(file: Path) -> Iterator[Entry]:
-    """The images of a shard whose class is told."""
+    """Yield the images of a shard."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     with tarfile.open(file, "r:") as tar:
@@ -229,15 +245,15 @@ def _tar_entries(file: Path) -> Iterator[Entry]:
                 images.setdefault(key, (member.offset_data, member.size))
             elif suffix == "cls" and (content := tar.extractfile(member)) is not None:
                 labels[key] = int(content.read())
-    if lacking := sorted(images.keys() - labels.keys()):
-        raise ValueError(f"{lacking[0].lstrip('/')} has no class, a file .cls")
+    if unlabelled := sorted(images.keys() - labels.keys()):
+        raise ValueError(f"{unlabelled[0].lstrip('/')} has no file .cls with its class")
     for key, (start, length) in images.items():
         yield start, length, labels[key]
 
 
 @dataclass(frozen=True, slots=True)
 class _RecordEntries:
-    """The records of a file, each with the class that its field `label` tells."""
+    """Yields the records of a file, with the class in the field `label`."""
 
     label: str
 
@@ -248,39 +264,39 @@ class _RecordEntries:
                 start = stream.tell()
                 record = stream.read(length)
                 if len(record) < length or len(stream.read(4)) < 4:
-                    raise ValueError("it breaks off")
-                yield start, length, _example(record)[self.label].int64_list.value[0]
+                    raise ValueError("the file ends within a record")
+                yield start, length, _parse_record(record)[self.label].int64_list.value[0]
 
 
-def _example(record: bytes) -> Any:
+def _parse_record(record: bytes) -> Any:
     from google.protobuf.message import DecodeError
     from tensorflow_datasets.proto import tf_example_pb2
 
     try:
         return tf_example_pb2.Example.FromString(record).features.feature
     except DecodeError as error:
-        raise ValueError(f"a record is no example: {error}") from None
+        raise ValueError(f"a record is not an example: {error}") from None
 
 
 def _index(
     files: Sequence[Path], entries: Callable[[Path], Iterable[Entry]], key: str, cache: Path, progress: Progress | None
 ) -> tuple[Indices, Indices, Indices, Indices]:
-    """Labels, files, starts and lengths of all images; kept in `cache`, for files that stay as they are.
+    """Return the labels, files, starts and lengths of all images.
 
-    `key` stands for what `entries` does: what another key found is not used.
+    They are cached; `key` names what `entries` looks for, and an index with another key is not used.
     """
     try:
         stats = [file.stat() for file in files]
     except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}; fetch what the set lacks") from None
+        raise DataError(f"cannot read {error.filename}: {error.strerror}; fetch the missing files") from None
     facts = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)]
-    kept = cache / "indices" / f"{hashlib.sha256(repr((facts, key)).encode()).hexdigest()[:24]}.npy"
-    if kept.exists():
+    cached = cache / "indices" / f"{hashlib.sha256(repr((facts, key)).encode()).hexdigest()[:24]}.npy"
+    if cached.exists():
         try:
-            table = np.load(kept, allow_pickle=False)
-            return table[0], table[1], table[2], table[3]
-        except (OSError, ValueError, EOFError, IndexError, zipfile.BadZipFile):  # it is made again
-            kept.unlink()
+            labels, shards, starts, lengths = np.load(cached, allow_pickle=False)
+            return labels, shards, starts, lengths
+        except (OSError, ValueError, EOFError):  # it is damaged, and made again
+            cached.unlink()
     rows: list[tuple[int, int, int, int]] = []
     done, total = 0, sum(stat.st_size for stat in stats)
     for i, (file, stat) in enumerate(zip(files, stats, strict=True)):
@@ -289,59 +305,47 @@ def _index(
         try:
             rows += [(label, i, start, length) for start, length, label in entries(file)]
         except (OSError, ValueError, tarfile.TarError, KeyError, IndexError, struct.error) as error:
-            raise DataError(f"{file} cannot be read ({error}); fetch it once more") from None
+            raise DataError(f"{file} cannot be read ({error}); fetch it again") from None
         done += stat.st_size
     if not rows:
         raise DataError(f"a split has images; got none in {files[0].parent}; each is KEY.jpg beside its KEY.cls")
     table = np.ascontiguousarray(np.array(rows, dtype=np.int64).T)
-    _keep(kept, table)
-    return table[0], table[1], table[2], table[3]
-
-
-def _keep(file: Path, table: npt.NDArray[np.int64]) -> None:
-    try:
-        with write_atomically(file) as part, part.open("wb") as stream:
-            np.save(stream, table)
-    except OSError as error:
-        raise DataError(f"cannot write {file}: {error.strerror}; choose another folder with --data-dir") from None
+    write_cache(cached, lambda stream: np.save(stream, table))
+    labels, shards, starts, lengths = table
+    return labels, shards, starts, lengths
 
 
 def _need(module: str, kind: str, package: str) -> None:
     if importlib.util.find_spec(module) is None:
-        raise DataError(f"{kind}/ needs the package {package}; got none; pip install 'lrnas[readers]'")
+        raise MissingExtra(f"a data set {kind}/NAME", package, "readers")
 
 
 def _columns(name: str, features: Any, image: type, label: type) -> tuple[str, str]:
-    """The names of the first column of images and the first of classes; of several, `label`."""
+    """Return the names of the first column of images and the first column of classes, preferably `label`."""
     images = [key for key in features if isinstance(features[key], image)]
     labels = sorted((key for key in features if isinstance(features[key], label)), key=lambda key: key != "label")
     if not images or not labels:
         raise DataError(
-            f"a set has a column of images and one of classes; got {', '.join(features) or 'none'} for {name}; choose "
-            "another set, or write it out as folder:PATH"
+            f"a data set has a column of images and one of classes; got {', '.join(features) or 'none'} for {name}; "
+            "choose another data set, or save its images as folder:PATH"
         )
     return images[0], labels[0]
 
 
 def _known_splits(name: str, theirs: list[str]) -> dict[str, str]:
-    """Ours to theirs."""
+    """Map our names of the splits to those of the data set."""
     found = {ours: next((word for word in words if word in theirs), None) for ours, words in SPLITS.items()}
     known = {ours: word for ours, word in found.items() if word is not None}
     if "train" not in known or len(known) < 2:
         raise DataError(
-            f"a set has images in the splits train and validation or test; got {', '.join(theirs) or 'none'} for "
-            f"{name}; name them so, or choose another set"
+            f"a data set has images in the splits train and validation or test; got {', '.join(theirs) or 'none'} for "
+            f"{name}; rename the splits, or choose another data set"
         )
     return known
 
 
-def _with_labels(name: str, sources: dict[str, Any]) -> dict[str, Source]:
-    """Without what has no images, and without the test split of a competition, whose classes are kept secret."""
-    told = {split: source for split, source in sources.items() if len(source.labels) and source.labels.min() >= 0}
-    _known_splits(name, list(told))
-    return told
-
-
-def _cannot_load(name: str, error: Exception, advice: str) -> DataError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return DataError(f"{name} cannot be loaded ({reason.rstrip('.')}); {advice}")
+def _with_labels(name: str, sources: Mapping[str, Source]) -> dict[str, Source]:
+    """Leave out empty splits, and the test split of a competition, whose classes are secret (-1)."""
+    labelled = {split: source for split, source in sources.items() if len(source.labels) and source.labels.min() >= 0}
+    _known_splits(name, list(labelled))
+    return labelled

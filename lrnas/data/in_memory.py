@@ -1,15 +1,15 @@
-"""A data set in memory and its batches: the whole set lies on the device, and one gather makes a batch.
+"""Data sets in memory and their batches: all images lie on the device, and one gather makes a batch.
 
-Crops and mirroring are index arithmetic: which image, which rows, which columns and in which direction. All that is
-random about an epoch is drawn at its start on the CPU, from the seed and the number of the epoch, so that every
-device sees the same images and a run that stops between epochs goes on as if it had not.
+Crops and reflections are index arithmetic: which image, which rows, which columns and in which direction. Everything
+random about an epoch is drawn at its start on the CPU, from the seed and the number of the epoch. So every device sees
+the same images, and a run that stops between epochs continues exactly as if it had not stopped.
 """
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,87 +18,95 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lrnas._files import write_atomically
-from lrnas.errors import DataError
+from lrnas.data.cache import read_arrays, write_cache
 from lrnas.recipes import Recipe
 
 
 class Batches(Protocol):
-    """Training batches, as the loop wants them. All that a step touches stays where it is from step to step."""
+    """Training batches. All tensors that a step uses stay in place from step to step, as CUDA graphs require."""
 
     device: torch.device
     batch_size: int
-    """Of all workers together."""
+    """Images per step, over all workers."""
     steps: int
-    """In an epoch."""
+    """Steps per epoch."""
     plan: Tensor
-    """[anything, steps * batch_size]: a column for every image of the epoch, which `take` understands."""
+    """[any number, steps * batch_size]: one column for every image of the epoch, to be passed to `take`."""
 
     def start_epoch(self, generator: torch.Generator) -> None:
-        """Draw all that is random about the epoch."""
+        """Draw everything that is random about the epoch."""
 
     def load(self, step: int) -> None:
-        """Bring what a step needs to the device; called before it, outside of any graph."""
+        """Bring the images of a step to the device; called before the step, outside of CUDA graphs."""
 
     def take(self, plan: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The images [number, channels, rows, columns] and labels that some columns of the plan describe."""
+        """Return the images [number, channels, rows, columns] and labels for some columns of the plan."""
 
 
-Noted = dict[str, list[tuple[int, str]]]
-"""By split, the numbers of images that could not be read, and why."""
+Unreadable = dict[str, list[tuple[int, str]]]
+"""Images that could not be read, by split: their numbers and the reasons."""
 Evaluation = Iterable[tuple[Tensor, Tensor]]
-"""Images and labels, batch by batch; with several workers, this one's share."""
+"""Images and labels, batch by batch; with several workers, this worker's share."""
 
 
-class DataSet(Protocol):
-    """What training asks of a data set, whether it lies in memory or is read as it is needed."""
+class DataSet(ABC):
+    """A data set as training uses it: in memory (`ImageSet`) or read from files (`StreamSet`)."""
+
+    name: str
+    identity: str
+    """Differs from that of every other data set; checkpoints and studies store it."""
+    classes: tuple[str, ...]
+    channels: int
+    image_size: int
+    """Rows and columns of the images."""
+    own_crops: bool
+    """Whether images are cropped when they are read, so that a recipe must have neither crop nor pad."""
+    train: Sized
+    val: Sized
+    _test: Sized
 
     @property
-    def name(self) -> str: ...
-    @property
-    def identity(self) -> str:
-        """What a checkpoint keeps of it: another set has another one."""
+    def num_classes(self) -> int:
+        return len(self.classes)
 
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-    @property
-    def num_classes(self) -> int: ...
-    @property
-    def channels(self) -> int: ...
-    @property
-    def image_size(self) -> int: ...
-    @property
-    def own_crops(self) -> bool:
-        """Whether images come cropped, so that a recipe has neither crop nor margin."""
-
-    @property
-    def train(self) -> Sized: ...
-    @property
-    def val(self) -> Sized: ...
-    @property
-    def unreadable(self) -> list[str]:
-        """The images that could not be used so far."""
+    def test(self) -> Any:
+        """Return the test images. Nothing may be chosen by a measurement on them."""
+        return self._test
 
     def remarks(self) -> list[str]:
-        """What may surprise whoever uses it, a line each."""
+        """Return warnings about the data set, one line each."""
+        return []
 
-    def noted(self) -> Noted:
-        """What a checkpoint keeps of these."""
+    @property
+    def unreadable(self) -> list[str]:
+        """The images that could not be read so far, with the reasons."""
+        return []
 
-    def recall(self, noted: Noted) -> None:
-        """Of a run that was stopped, or of its workers: what could not be used there is known here."""
+    def unreadable_state(self) -> Unreadable:
+        """Return the images that could not be read so far, to be saved in a checkpoint."""
+        return {}
 
-    def test(self) -> Sized:
-        """The images kept for the end. Nothing may be chosen by what is measured on them."""
+    def restore_unreadable(self, state: Unreadable) -> None:
+        """Take over what `unreadable_state` returned in an earlier run, or in another worker."""
+        assert not state
 
+    @abstractmethod
     def joined(self) -> DataSet:
-        """With the validation images among the training images, for a last training once everything is chosen."""
+        """Return the data set with the validation images added to the training images, for a final training."""
 
+    @abstractmethod
     def batches(self, recipe: Recipe, device: torch.device, cache: Path | None) -> tuple[Batches, Evaluation]:
-        """Of the training and of the validation images; `cache` keeps what preprocessing computes."""
+        """Return the batches of the training images and of the validation images.
 
+        Args:
+            recipe: Batch size, crops and preprocessing.
+            device: Where the batches go.
+            cache: Folder for the results of preprocessing; None to keep none.
+        """
+
+    @abstractmethod
     def eval_batches(self, split: Any, recipe: Recipe, device: torch.device, cache: Path | None) -> Evaluation:
-        """Of a split of this set."""
+        """Return the batches of a split of this data set; the other arguments are those of `batches`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,56 +120,36 @@ class Split:
         return len(self.labels)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageSet:
-    """A data set that fits in memory."""
+class ImageSet(DataSet):
+    """A data set in memory.
 
-    name: str
-    classes: tuple[str, ...]
+    Args:
+        name: Its name, which is also its identity.
+        classes: The names of the classes.
+        train: The training images.
+        val: The validation images.
+        test: The test images.
+        mirrorable: Whether a mirrored image still belongs to its class; a digit does not.
+    """
+
+    own_crops = False
     train: Split
     val: Split
-    _load_test: Callable[[], Split]
-    mirrorable: bool = True
-    """Whether an image means the same seen in a mirror; a digit does not."""
-    own_crops: bool = False
+    _test: Split
 
-    def test(self) -> Split:
-        """The images kept for the end. Nothing may be chosen by what is measured on them."""
-        return self._load_test()
+    def __init__(
+        self, name: str, classes: tuple[str, ...], train: Split, val: Split, test: Split, mirrorable: bool = True
+    ) -> None:
+        self.name = self.identity = name
+        self.classes = classes
+        self.train, self.val, self._test = train, val, test
+        self.mirrorable = mirrorable
+        _, self.image_size, _, self.channels = train.images.shape
 
     def joined(self) -> ImageSet:
-        parts = (self.train, self.val)
-        images, labels = torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts])
-        return replace(self, train=Split(images, labels))
-
-    @property
-    def identity(self) -> str:
-        return self.name
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.classes)
-
-    @property
-    def channels(self) -> int:
-        return int(self.train.images.shape[3])
-
-    @property
-    def image_size(self) -> int:
-        return int(self.train.images.shape[1])
-
-    @property
-    def unreadable(self) -> list[str]:
-        return []
-
-    def remarks(self) -> list[str]:
-        return []
-
-    def noted(self) -> Noted:
-        return {}
-
-    def recall(self, noted: Noted) -> None:
-        """Everything could be used."""
+        images = torch.cat([self.train.images, self.val.images])
+        train = Split(images, torch.cat([self.train.labels, self.val.labels]))
+        return ImageSet(self.name, self.classes, train, self.val, self._test, self.mirrorable)
 
     def batches(self, recipe: Recipe, device: torch.device, cache: Path | None) -> tuple[TrainBatches, EvalBatches]:
         preprocessing = Preprocessing(self, recipe.whiten, device, cache)
@@ -173,40 +161,43 @@ class ImageSet:
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """The source of an epoch's randomness."""
+    """Return the generator of an epoch's random numbers, which follow from the seed and the epoch."""
     return torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
 
 
 class Preprocessing:
-    """How pixels become what the network sees; fitted to the training images.
+    """Turns pixels into the numbers that a network takes; fitted to the training images.
 
-    By default every channel gets mean 0 and standard deviation 1. With `whiten`, the paper's way with CIFAR-10: each
-    image's contrast is normalised, then all pixels are decorrelated (ZCA), in the constants of Goodfellow et al.
+    By default every channel gets mean 0 and standard deviation 1. With `whiten`, as in the paper for CIFAR-10: the
+    contrast of each image is normalised, then all pixels are decorrelated (ZCA), with Goodfellow et al.'s constants.
+
+    Args:
+        data: The data set; only its training images are used.
+        whiten: Whether to whiten.
+        device: Where images are prepared.
+        cache: Folder that keeps the whitening matrix; None to compute it every time.
     """
 
     CONTRAST_SCALE, CONTRAST_BIAS, ZCA_BIAS = 55.0, 10.0, 0.1
 
     def __init__(self, data: ImageSet, whiten: bool, device: torch.device, cache: Path | None = None) -> None:
         self.device = device
+        self.whiten = whiten
         images = data.train.images
         if whiten:
             file = cache / f"{data.name}-{len(images)}-of-{data.image_size}-zca.npz" if cache is not None else None
-            mean, matrix = _load_or_fit(images, device, file)
-            self.mean, self.matrix = mean.to(device), matrix.to(device)
+            self.mean, self.matrix = (part.to(device) for part in _load_or_fit(images, device, file))
         else:
             pixels = images.to(device).flatten(0, 2)
-            # sums of whole numbers: exact, and the same on every device
+            # integer sums are exact, and the same on every device
             count, total = len(pixels), pixels.sum(0, dtype=torch.int64)
-            squares = sum(
-                ((part.int() ** 2).sum(0, dtype=torch.int64) for part in pixels.split(1 << 22)), start=0 * total
-            )
+            parts = [(part.int() ** 2).sum(0, dtype=torch.int64) for part in pixels.split(1 << 22)]
             self.mean = total.double() / count
-            self.std = (squares.double() / count - self.mean**2).clamp(min=1e-6).sqrt()
+            self.std = (torch.stack(parts).sum(0).double() / count - self.mean**2).clamp(min=1e-6).sqrt()
             self.scale, self.shift = (1 / self.std).float(), (-self.mean / self.std).float()
-        self.whiten = whiten
 
     def prepare(self, images: Tensor, pad: int) -> Tensor:
-        """A split on the device, with a margin of the mean colour; whitened ones in half precision."""
+        """Move a split to the device and add a margin of the mean colour; whitened images are in half precision."""
         if self.whiten:
             parts = [self._whitened(part.to(self.device)).half() for part in images.split(10_000)]
             return F.pad(torch.cat(parts), (0, 0, pad, pad, pad, pad))
@@ -220,7 +211,7 @@ class Preprocessing:
         return padded
 
     def finish(self, batch: Tensor, dtype: torch.dtype) -> Tensor:
-        """From [batch, rows, columns, channels] as prepared to what the network takes; on a GPU channels stay last."""
+        """Turn a prepared batch [batch, rows, columns, channels] into the network's input, channels first."""
         if not self.whiten:
             return normalise(batch, self.shift, self.scale, dtype)
         return _channels_first(batch.to(dtype))
@@ -231,13 +222,13 @@ class Preprocessing:
 
 
 def normalise(batch: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes [batch, rows, columns, channels] as the numbers a network takes; shift and scale are per channel."""
+    """Turn bytes [batch, rows, columns, channels] into the network's input; shift and scale are per channel."""
     return _channels_first(torch.addcmul(shift, batch.float(), scale).to(dtype))
 
 
 def _channels_first(pixels: Tensor) -> Tensor:
     pixels = pixels.permute(0, 3, 1, 2)
-    return pixels if pixels.device.type == "cuda" else pixels.contiguous()
+    return pixels if pixels.device.type == "cuda" else pixels.contiguous()  # a GPU keeps channels last in memory
 
 
 def _normalise_contrast(flat: Tensor) -> Tensor:
@@ -247,12 +238,10 @@ def _normalise_contrast(flat: Tensor) -> Tensor:
 
 
 def _load_or_fit(images: Tensor, device: torch.device, file: Path | None) -> tuple[Tensor, Tensor]:
+    """Return the mean image and the whitening matrix, from the file if there is one."""
     if file is not None and file.exists():
-        try:
-            with file.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
-                return torch.from_numpy(data["mean"]), torch.from_numpy(data["matrix"])
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{file} cannot be read ({error}); remove it and run this again") from None
+        mean, matrix = map(torch.from_numpy, read_arrays(file, "mean", "matrix"))
+        return mean, matrix
     flat = torch.cat([_normalise_contrast(part.to(device).flatten(1).float()) for part in images.split(10_000)])
     mean = flat.mean(0)
     centred = flat - mean
@@ -260,28 +249,25 @@ def _load_or_fit(images: Tensor, device: torch.device, file: Path | None) -> tup
     values, vectors = torch.linalg.eigh(covariance)
     matrix = ((vectors / (values + Preprocessing.ZCA_BIAS).sqrt()) @ vectors.T).float()
     if file is not None:
-        with write_atomically(file) as part, part.open("wb") as out:
-            np.savez(out, mean=mean.cpu().numpy(), matrix=matrix.cpu().numpy())
+        write_cache(file, lambda stream: np.savez(stream, mean=mean.cpu().numpy(), matrix=matrix.cpu().numpy()))
     return mean, matrix
 
 
 class TrainBatches:
-    """Shuffled, cropped and mirrored batches of one epoch after another, all of one size."""
+    """Shuffled, cropped and mirrored batches of one epoch after another, all of the same size."""
 
     def __init__(self, data: ImageSet, preprocessing: Preprocessing, recipe: Recipe) -> None:
-        split = data.train
         self.preprocessing = preprocessing
         self.device = preprocessing.device
-        self.images = preprocessing.prepare(split.images, recipe.pad)
-        self.labels = split.labels.to(preprocessing.device)
+        self.images = preprocessing.prepare(data.train.images, recipe.pad)
+        self.labels = data.train.labels.to(self.device)
         self.crop = recipe.crop or data.image_size
         self.mirror = recipe.mirror and data.mirrorable
-        self.batch_size = min(recipe.batch_size, len(split))
-        self.steps = len(split) // self.batch_size
-        device, number = preprocessing.device, self.steps * self.batch_size
-        # what is random about the epoch: which image, first row, first column, mirrored or not
-        self.plan = torch.zeros(4, number, dtype=torch.int64, device=device)
-        self.along = torch.arange(self.crop, device=device)
+        self.batch_size = min(recipe.batch_size, len(data.train))
+        self.steps = len(data.train) // self.batch_size
+        # one column per image: which image, first row, first column, mirrored or not
+        self.plan = torch.zeros(4, self.steps * self.batch_size, dtype=torch.int64, device=self.device)
+        self.along = torch.arange(self.crop, device=self.device)
 
     def start_epoch(self, generator: torch.Generator) -> None:
         """Draw the epoch's order, crops and reflections."""
@@ -293,10 +279,10 @@ class TrainBatches:
         self.plan.copy_(torch.cat([order[None], offsets, mirrored]))
 
     def load(self, step: int) -> None:
-        """Everything is there."""
+        """Do nothing: all images are on the device."""
 
     def take(self, plan: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The batch that some columns of the epoch's plan describe: images [batch, channels, crop, crop], labels."""
+        """Return the images [batch, channels, crop, crop] and labels for some columns of the plan."""
         which, top, left, mirrored = plan
         rows = top[:, None] + self.along
         columns = left[:, None] + torch.where(mirrored[:, None] > 0, self.crop - 1 - self.along, self.along)
@@ -305,19 +291,18 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """A split in order, cropped to the middle."""
+    """The images of a split in order, cropped to the middle."""
 
-    def __init__(
-        self, split: Split, preprocessing: Preprocessing, recipe: Recipe, image_size: int, batch_size: int = 2000
-    ) -> None:
+    BATCH_SIZE = 2000
+
+    def __init__(self, split: Split, preprocessing: Preprocessing, recipe: Recipe, image_size: int) -> None:
         self.preprocessing = preprocessing
         crop = recipe.crop or image_size
         margin = (image_size + 2 * recipe.pad - crop) // 2
         images = preprocessing.prepare(split.images, recipe.pad)
         self.images = images[:, margin : margin + crop, margin : margin + crop]
         self.labels = split.labels.to(preprocessing.device)
-        self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in zip(self.images.split(self.batch_size), self.labels.split(self.batch_size), strict=True):
+        for images, labels in zip(self.images.split(self.BATCH_SIZE), self.labels.split(self.BATCH_SIZE), strict=True):
             yield self.preprocessing.finish(images, torch.float32), labels

@@ -1,70 +1,78 @@
-"""The names of data sets, and where sets are kept; needs no torch."""
+"""Names of data sets, and the folder where data sets are kept. Needs no torch."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 Progress = Callable[[str, int, int], None]
-"""Told what is going on, how many bytes, or images, are done and how many there are (0: unknown)."""
+"""Progress callback: what is being done, how many bytes or images are done, and how many there are (0: unknown)."""
 
 SETS = {
     "digits": "scikit-learn's 1,797 handwritten digits; comes with the package, trains in seconds",
     "cifar10": "60,000 photographs of 32×32 pixels in 10 classes",
 }
+"""Data sets that are loaded into memory, and their descriptions."""
 
 STREAMS = {"folder": "folder:PATH", "hfds": "hfds/NAME", "wds": "wds/FOLDER", "tfds": "tfds/NAME"}
-"""What is read as it is needed, and how to say where it is."""
+"""Kinds of data sets whose images are read from files during training, and how their names are written."""
 
 
 def data_folder(folder: str | Path | None = None) -> Path:
-    """Where data sets are kept: as given, else $LRNAS_DATA, else ~/.cache/lrnas."""
+    """Return the folder where data sets are kept: the one given, else $LRNAS_DATA, else ~/.cache/lrnas."""
     return Path(folder or os.environ.get("LRNAS_DATA") or Path.home() / ".cache" / "lrnas")
 
 
 def pin_data_folder() -> None:
-    """Say $LRNAS_DATA in full, for workers, which inherit it and whose current folder is another."""
-    if kept := os.environ.get("LRNAS_DATA"):
-        os.environ["LRNAS_DATA"] = str(Path(kept).absolute())
+    """Make $LRNAS_DATA an absolute path. Workers inherit it, and their current folder is a different one."""
+    if folder := os.environ.get("LRNAS_DATA"):
+        os.environ["LRNAS_DATA"] = str(Path(folder).absolute())
+
+
+def parse_name(name: str) -> tuple[str, str]:
+    """Split the name of a data set into its kind and the rest: `folder:/a/b` is `folder` and `/a/b`."""
+    kind, _, rest = name.partition(":" if name.startswith("folder") else "/")
+    return kind, rest
 
 
 def is_stream(name: str) -> bool:
-    """Whether a set of this name is read as it is needed."""
-    return kind_of_name(name)[0] in STREAMS
+    """Return whether the images of this data set are read from files during training."""
+    return parse_name(name)[0] in STREAMS
 
 
-def from_anywhere(name: str, folder: str | None) -> tuple[str, str | None]:
-    """A set's name and the folder for sets as workers need them, whose current folder is another."""
-    kind, rest = kind_of_name(name)
-    if rest and not rest.startswith("~") and _names_folder(kind, rest, folder):
-        name = name.removesuffix(rest) + str(Path(rest).absolute())  # links stay: each machine may have its own
+def with_absolute_paths(name: str, folder: str | Path | None) -> tuple[str, str | None]:
+    """Make the paths in a data set's name and in `--data-dir` absolute, so that workers find the same files.
+
+    Args:
+        name: Name of the data set.
+        folder: Where data sets are kept; None for the default.
+
+    Returns:
+        The name and the folder with absolute paths. Symbolic links are kept: machines may have different ones.
+    """
+    kind, rest = parse_name(name)
+    is_path = kind == "folder" or (kind == "wds" and folder is None) or (kind == "hfds" and Path(rest).is_dir())
+    if is_path and rest and not rest.startswith("~"):
+        name = name.removesuffix(rest) + str(Path(rest).absolute())
     return name, None if folder is None else str(Path(folder).absolute())
 
 
-def _names_folder(kind: str, rest: str, folder: str | None) -> bool:
-    """Whether a name ends in a folder, as seen from the current one."""
-    if kind == "hfds":  # where there is no such folder, its library takes the name for one of the hub
-        return Path(rest).is_dir()
-    return kind == "folder" or (kind == "wds" and folder is None)  # tfds/ has names alone
-
-
 def short_name(name: str) -> str:
-    """For the names of files."""
-    kind, rest = kind_of_name(name)
+    """Return the name of a data set as part of a file name: `folder:/data/photos` is `folder-photos`."""
+    kind, rest = parse_name(name)
     return re.sub(r"[^\w.-]+", "-", f"{kind}-{Path(rest).name}" if kind in STREAMS else name)
 
 
 def shown_name(name: str) -> str:
-    """For people: of a folder its own name, without where it lies."""
-    kind, rest = kind_of_name(name)
+    """Return the name of a data set for display: a folder without the path to it."""
+    kind, rest = parse_name(name)
     if rest and (kind in ("folder", "wds") or (kind == "hfds" and Path(rest).is_dir())):
         name = name.removesuffix(rest) + Path(os.path.normpath(Path(rest).expanduser().absolute())).name
     return name
 
 
-def kind_of_name(name: str) -> tuple[str, str]:
-    mark = ":" if name.startswith("folder") else "/"
-    kind, _, rest = name.partition(mark)
-    return kind, rest
+def first_few(names: Sequence[str], most: int = 5) -> str:
+    """List the first names, and say how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,4 +1,4 @@
-"""Which images are trained on and which choose between networks: one division, for ever."""
+"""The fixed division of a data set's images into training and validation images."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import numpy as np
 import numpy.typing as npt
 
 SPLIT_SEED = 20160502
-"""One division of every set, for ever: results stay comparable."""
+"""Never changes, so that results stay comparable."""
 
 Indices = npt.NDArray[np.int64]
 
 
 def stratified(labels: Indices, fraction: float) -> tuple[Indices, Indices]:
-    """Two parts of 0 … n-1, the second with `fraction` of every class; always the same for the same labels."""
+    """Divide the images 0 … n-1 into two parts; the same labels always give the same division.
+
+    Args:
+        labels: The class of each image.
+        fraction: Share of each class that goes to the second part, at least one image.
+
+    Returns:
+        The sorted indices of both parts.
+    """
     rng = np.random.default_rng(SPLIT_SEED)
-    second: list[Indices] = []
     by_class = np.argsort(labels, kind="stable")
-    for members in np.split(by_class, np.flatnonzero(np.diff(labels[by_class])) + 1):
-        second.append(rng.permutation(members)[: max(1, round(fraction * len(members)))])
-    chosen = np.sort(np.concatenate(second))
-    mask = np.ones(len(labels), dtype=bool)
-    mask[chosen] = False
-    return np.flatnonzero(mask), chosen
+    members = np.split(by_class, np.flatnonzero(np.diff(labels[by_class])) + 1)
+    second = np.concatenate([rng.permutation(part)[: max(1, round(fraction * len(part)))] for part in members])
+    in_second = np.zeros(len(labels), dtype=bool)
+    in_second[second] = True
+    return np.flatnonzero(~in_second), np.flatnonzero(in_second)

@@ -1,20 +1,19 @@
-"""A data set that is read as it is needed: images are decoded by loader processes, batch after batch.
+"""Data sets that are read from files during training: loader processes decode the images, batch after batch.
 
-Images are resized so that their shorter side is 8/7 of the input, then cropped (256 to 224, as ILSVRC is used):
+Images are resized so that their shorter side is 8/7 of the input, then cropped (256 to 224, as usual for ILSVRC):
 anywhere in training, in the middle otherwise. Which image, which crop and whether it is mirrored follow from the seed
-and the epoch alone, not from the number of loader processes. An image that cannot be read is named once and left out:
-in training the next one takes its place, in evaluation none does. More than 1 % of them in a split end the run, so in
-a split of less than 100 images a single one does. Workers tell each other at the end of every pass what they could not
-read, and a checkpoint keeps it: the rule holds for all of them together, and the count for all of a run.
+and the epoch, not from the number of loader processes. An image that cannot be read is named once and left out: in
+training the next image takes its place, in evaluation none does. More than 1 % of such images in a split end the run;
+in a split of less than 100 images a single one does. At the end of every pass the workers exchange which images they
+could not read, and checkpoints store them: the limit counts all workers and the whole run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,19 +23,21 @@ import torch
 from torch import Tensor
 
 from lrnas._distributed import gather_objects, rank, world_size
-from lrnas.data.in_memory import Noted, normalise
-from lrnas.data.names import Progress
+from lrnas._messages import logger
+from lrnas.data.in_memory import DataSet, Unreadable, normalise
+from lrnas.data.names import Progress, first_few
 from lrnas.data.splits import Indices, stratified
 from lrnas.data.workers import (
     TRIES,
-    Loaded,
+    BatchReader,
     Order,
     Pictures,
+    Problem,
     Source,
     evaluation_transform,
+    find_unreadable,
     make_loader,
     training_transform,
-    unreadable,
 )
 from lrnas.errors import DataError, UnreadableImages
 from lrnas.recipes import InvalidRecipe, Recipe
@@ -46,40 +47,39 @@ MOST_LOADERS = 16
 EVAL_BATCH = 256
 VALIDATION_SHARE = 0.1
 BLOCK = 64
-"""Images that a thread tries at a time."""
+"""Number of images that a thread tries to read at a time."""
 
 
 @dataclass(slots=True)
 class Stream:
-    """A split: some images of a source. Remembers which could not be read."""
+    """A split: some images of a source, and which of them could not be read."""
 
     title: str
     source: Source
     where: Indices
-    say: Callable[[str], None]
+    """The images of the split, by number in the source."""
     unreadable: dict[int, str] = field(default_factory=dict)
-    """By number in the source: the reason. Splits of one source share it."""
+    """The reasons why images could not be read, by number in the source. Splits of one source share this."""
 
     def __len__(self) -> int:
         return len(self.where)
 
-    def report(self, problems: Iterable[tuple[int, str]]) -> None:
-        """Take note of images, by position in `where`, that could not be read; too many are an error."""
+    def report(self, problems: Iterable[Problem]) -> None:
+        """Note images that could not be read, by position in the split. Raises UnreadableImages if too many."""
         if self.note((int(self.where[index]), reason) for index, reason in problems):
             self.check()
 
     def share(self, device: torch.device) -> None:
-        """Take note of what the other workers could not read; all of them do so together, and come to the same."""
-        found = gather_objects(self.unreadable, device)
-        self.note(item for unreadable in found for item in unreadable.items())
-        self.check()  # also where nothing is new: if one worker ends here, all do
+        """Exchange unreadable images with the other workers; all workers must call this, and all raise or none."""
+        self.note(item for unreadable in gather_objects(self.unreadable, device) for item in unreadable.items())
+        self.check()
 
-    def note(self, found: Iterable[tuple[int, str]]) -> bool:
-        """Name images, by number in the source, that were not known to be unreadable; whether there were any."""
-        new = {number: reason for number, reason in found if number not in self.unreadable}
+    def note(self, problems: Iterable[Problem]) -> bool:
+        """Log images, by number in the source, that are not known yet as unreadable; return whether there were any."""
+        new = {number: reason for number, reason in problems if number not in self.unreadable}
         self.unreadable.update(new)
         for number in new:
-            self.say(f"left out, cannot be read: {self.describe(number)}")
+            logger.warning("left out, cannot be read: %s", self.describe(number))
         return bool(new)
 
     def check(self) -> None:
@@ -91,12 +91,13 @@ class Stream:
             )
 
     def complaint(self) -> str:
-        """The images of this split that are known to be unreadable, in a line; "" where none is."""
-        own = self._unreadable_here()
+        """Return a line about the unreadable images of this split; "" if there are none."""
+        if not len(own := self._unreadable_here()):
+            return ""
         too_many = len(own) > MOST_UNREADABLE * len(self)
-        comes_of_it = f"more than {MOST_UNREADABLE:.0%} end a run" if too_many else "a run leaves them out"
-        what = f"{len(own):,} of {len(self):,} {self.title} images cannot be read, {comes_of_it}"
-        return f"{what}: {self._few(own)}; repair or remove them" if len(own) else ""
+        result = f"more than {MOST_UNREADABLE:.0%} end a run" if too_many else "a run leaves them out"
+        unreadable = f"{len(own):,} of {len(self):,} {self.title} images cannot be read"
+        return f"{unreadable}, {result}: {self._few(own)}; repair or remove them"
 
     def _unreadable_here(self) -> Indices:
         return np.intersect1d(np.array(list(self.unreadable), dtype=np.int64), self.where)
@@ -108,9 +109,9 @@ class Stream:
         return f"{self.source.name(number)} ({self.unreadable[number]})"
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSet:
-    """A data set that is too large for memory, or simply in files."""
+@dataclass(frozen=True)
+class StreamSet(DataSet):
+    """A data set that is too large for memory, or simply stored in files."""
 
     name: str
     identity: str
@@ -120,24 +121,18 @@ class StreamSet:
     val: Stream
     _test: Stream
     loaders: int
+    """Number of processes that read images."""
     own_crops: bool = True
     channels: int = 3
-
-    def test(self) -> Stream:
-        """The images kept for the end. Nothing may be chosen by what is measured on them."""
-        return self._test
 
     def joined(self) -> StreamSet:
         if self.val.source is not self.train.source:
             raise InvalidRecipe(
-                f"all images are those of train; {self.name} has validation images of its own; set all_images=false"
+                f"all_images adds validation images taken from train; {self.name} has validation images of its own; "
+                "set all_images=false"
             )
         where = np.sort(np.concatenate([self.train.where, self.val.where]))
         return replace(self, train=replace(self.train, where=where))
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.classes)
 
     @property
     def unreadable(self) -> list[str]:
@@ -147,51 +142,53 @@ class StreamSet:
         found = []
         for stream in (self.val, self._test):
             counts = np.bincount(stream.source.labels[stream.where], minlength=self.num_classes)
-            if lacking := [self.classes[i] for i in np.flatnonzero(counts == 0)]:
-                few = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
-                which = "this class" if len(lacking) == 1 else "these classes"
+            if missing := [self.classes[i] for i in np.flatnonzero(counts == 0)]:
+                which = "this class" if len(missing) == 1 else "these classes"
                 found.append(
-                    f"there are no {stream.title} images of {few}: {stream.title} accuracy says nothing of {which}"
+                    f"there are no {stream.title} images of {first_few(missing)}: {stream.title} accuracy says nothing "
+                    f"about {which}"
                 )
         return found
 
     def try_all(self, progress: Progress) -> list[str]:
-        """Open every image, and say in a line for each split which cannot be read."""
+        """Open every image.
+
+        Args:
+            progress: Callback that is told how many images were opened.
+
+        Returns:
+            One line for each split with images that cannot be read.
+        """
         for stream in self._streams().values():
             stream.unreadable.update(_try_source(stream.source, progress))
         return [line for stream in (self.train, self.val, self._test) if (line := stream.complaint())]
 
-    def noted(self) -> Noted:
+    def unreadable_state(self) -> Unreadable:
         return {name: list(stream.unreadable.items()) for name, stream in self._streams().items() if stream.unreadable}
 
-    def recall(self, noted: Noted) -> None:
-        streams = self._streams()
-        for name, found in noted.items():
-            streams[name].note((number, reason) for number, reason in found)
+    def restore_unreadable(self, state: Unreadable) -> None:
+        for name, problems in state.items():
+            self._streams()[name].note((number, reason) for number, reason in problems)
 
     def _streams(self) -> dict[str, Stream]:
-        """One for every source."""
+        """Return one split for every source."""
         own_val = {"val": self.val} if self.val.source is not self.train.source else {}
         return {"train": self.train, **own_val, "test": self._test}
 
     def batches(self, recipe: Recipe, device: torch.device, cache: Path | None) -> tuple[_TrainStream, _EvalStream]:
-        self._check(recipe)
-        validation = _EvalStream(self.val, self.image_size, self.loaders, device)
+        validation = self.eval_batches(self.val, recipe, device, cache)
         return _TrainStream(self.train, self.image_size, self.loaders, recipe, device), validation
 
     def eval_batches(self, split: Stream, recipe: Recipe, device: torch.device, cache: Path | None) -> _EvalStream:
-        self._check(recipe)
-        return _EvalStream(split, self.image_size, self.loaders, device)
-
-    def _check(self, recipe: Recipe) -> None:
         if recipe.whiten:
             raise InvalidRecipe(f"whitening needs all images in memory; {self.name} is read in parts; set whiten=false")
         for name in ("crop", "pad"):
             if value := getattr(recipe, name):
                 raise InvalidRecipe(
-                    f"{self.name} is cropped to {self.image_size} pixels as it is read, so {name} is 0; got {value}; "
-                    "choose the size with --image-size"
+                    f"images of {self.name} are cropped to {self.image_size} pixels when they are read, so {name} must "
+                    f"be 0; got {value}; choose the size with --image-size"
                 )
+        return _EvalStream(split, self.image_size, self.loaders, device)
 
 
 def make_stream(
@@ -201,70 +198,79 @@ def make_stream(
     sources: Mapping[str, Source],
     image_size: int,
     loaders: int | None = None,
-    say: Callable[[str], None] | None = None,
     bytes_hash: str = "",
 ) -> StreamSet:
-    """A set from its sources: train, and val or test or both.
+    """Make a data set from its sources.
 
-    With both, val chooses and test is kept for the end. The only one of them is kept for the end, and a fixed tenth of
-    every class of train chooses. The set is known by what its sources say of their contents and, where these are names
-    alone, by a hash of bytes.
+    With both val and test, val chooses between networks and test is kept for the end. If there is only one of them, it
+    is kept for the end, and a fixed tenth of every class of train chooses.
+
+    Args:
+        name: Name of the data set.
+        kind: Kind of the data set, one of `STREAMS`.
+        classes: The names of the classes.
+        sources: The sources by split: train, and val or test or both.
+        image_size: Rows and columns of the images after cropping.
+        loaders: Number of processes that read images (default: one per core, at most 16).
+        bytes_hash: Hash of the files' bytes, for sources whose `contents` are only names.
+
+    Returns:
+        The data set; its identity is a hash of the sources' contents, followed by `bytes_hash`.
     """
     digest = hashlib.sha256("\n".join(classes).encode())
     for title in sorted(sources):
         for part in sources[title].contents():
             digest.update(part + b"\n")
     train = sources["train"]
-    everything = np.arange(len(train.labels))
     counts = np.bincount(train.labels, minlength=len(classes))
     for title, source in sources.items():
-        if lacking := [classes[i] for i in np.unique(source.labels) if not counts[i]]:
-            raise DataError(f"every class has training images; {name} has {', '.join(lacking[:5])} in {title} alone")
-    if {"val", "test"} <= sources.keys():
-        rest, val, test = everything, sources["val"], sources["test"]
-        chosen = np.arange(len(val.labels))
-    else:
-        if (counts == 1).any():
-            few = ", ".join(classes[i] for i in np.flatnonzero(counts == 1)[:5])
+        if missing := [classes[i] for i in np.unique(source.labels) if not counts[i]]:
             raise DataError(
-                f"every class has 2 training images, one of them for validation; got one for {few} in {name}; add some"
+                f"every class has training images; {name} has {first_few(missing)} only in {title}; add training images"
             )
-        rest, chosen = stratified(train.labels, VALIDATION_SHARE)
-        val, test = train, sources["test" if "test" in sources else "val"]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    training = Stream("training", train, rest, say or _say)
-    validation = replace(training, title="validation", where=chosen)  # what cannot be read is known to both
+    training = Stream("training", train, np.arange(len(train.labels)))
+    if {"val", "test"} <= sources.keys():
+        validation = Stream("validation", sources["val"], np.arange(len(sources["val"].labels)))
+    else:
+        if few := [classes[i] for i in np.flatnonzero(counts == 1)]:
+            raise DataError(
+                f"every class has at least 2 training images, one of them for validation; got one for "
+                f"{first_few(few)} in {name}; add images"
+            )
+        training.where, chosen = stratified(train.labels, VALIDATION_SHARE)
+        validation = replace(training, title="validation", where=chosen)  # shares what is known to be unreadable
+    test = sources["test" if "test" in sources else "val"]
+    if loaders is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        loaders = min(MOST_LOADERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
     return StreamSet(
         name,
         f"{kind}:{digest.hexdigest()[:16]}{bytes_hash and '+'}{bytes_hash}",
         classes,
         image_size,
         training,
-        validation if val is train else Stream("validation", val, chosen, training.say),
-        Stream("test", test, np.arange(len(test.labels)), training.say),
-        min(MOST_LOADERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))) if loaders is None else loaders,
+        validation,
+        Stream("test", test, np.arange(len(test.labels))),
+        loaders,
     )
 
 
 def _try_source(source: Source, progress: Progress) -> dict[int, str]:
-    """Which images cannot be read, and why."""
+    """Return the numbers of images that cannot be read, and the reasons."""
     total = len(source.labels)
     found: dict[int, str] = {}
     blocks = [range(start, min(start + BLOCK, total)) for start in range(0, total, BLOCK)]
     with warnings.catch_warnings(), ThreadPoolExecutor(2 * MOST_LOADERS) as pool:
-        warnings.simplefilter("ignore")  # for all: what each image quiets for its own time, threads mix up
-        for block, problems in zip(blocks, pool.map(lambda numbers: unreadable(source, numbers), blocks), strict=True):
+        warnings.simplefilter("ignore")  # for all threads at once: they would undo each other's settings
+        results = pool.map(lambda numbers: find_unreadable(source, numbers), blocks)
+        for block, problems in zip(blocks, results, strict=True):
             found.update(problems)
             progress("reading images", block.stop, total)
     return found
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 class _TrainStream:
-    """Shuffled, cropped and mirrored batches; of several workers each loads its own share."""
+    """Shuffled, cropped and mirrored batches; each of several workers loads its own share."""
 
     def __init__(self, stream: Stream, size: int, loaders: int, recipe: Recipe, device: torch.device) -> None:
         self.stream = stream
@@ -281,22 +287,22 @@ class _TrainStream:
         self.order = Order()
         pictures = Pictures(stream.source, stream.where, training_transform(size, recipe.mirror), replace=True)
         self.loader = make_loader(pictures, self.order, loaders, device, keep=True)
-        self.loaded = Loaded()
 
     def start_epoch(self, generator: torch.Generator) -> None:
         """Draw the order and, for every image, the seed of its crop and reflection; start to read."""
         number = self.steps * self.batch_size
         order = torch.randperm(len(self.stream), generator=generator)[:number]
         seeds = torch.randint(2**62, (number,), generator=generator)
-        which, crops = (part.view(self.steps, self.batch_size)[:, self.columns] for part in (order, seeds))
-        self.order.set(which.unbind(), crops.unbind())
-        self.loaded = Loaded(self.loader)
+        self.order.positions, self.order.seeds = (
+            part.view(self.steps, self.batch_size)[:, self.columns].unbind() for part in (order, seeds)
+        )
+        self.reader = BatchReader(self.loader)
 
     def load(self, step: int) -> None:
-        """Copy the next batch to where the step looks for it; from pinned memory, so nobody waits for the copy."""
-        batch = self.loaded.next()
+        """Copy the next batch to where the step expects it; from pinned memory, so that nothing waits for the copy."""
+        batch = self.reader.next()
         assert batch is not None
-        with self.loaded.closing():
+        with self.reader.stopping_on_error():
             self.stream.report(batch.problems)
             if len(batch.labels) < len(self.labels):
                 first = self.stream.describe(next(iter(self.stream.unreadable)))
@@ -312,7 +318,7 @@ class _TrainStream:
 
 
 class _EvalStream:
-    """A split in order, cropped in the middle, without what cannot be read; of several workers each has a share."""
+    """A split in order, cropped in the middle, without unreadable images; each of several workers has a share."""
 
     def __init__(self, stream: Stream, size: int, loaders: int, device: torch.device) -> None:
         self.stream = stream
@@ -324,9 +330,9 @@ class _EvalStream:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         mine = torch.arange(len(self.stream))[rank() :: world_size()].split(EVAL_BATCH)
         order = Order(mine, [torch.zeros_like(part) for part in mine])
-        loaded = Loaded(make_loader(self.pictures, order, min(self.loaders, len(order)), self.device, keep=False))
-        while (batch := loaded.next()) is not None:
-            with loaded.closing():
+        reader = BatchReader(make_loader(self.pictures, order, min(self.loaders, len(order)), self.device, keep=False))
+        while (batch := reader.next()) is not None:
+            with reader.stopping_on_error():
                 self.stream.report(batch.problems)
             if len(batch.labels):
                 images = batch.images.to(self.device, non_blocking=True)
@@ -335,7 +341,7 @@ class _EvalStream:
 
 
 def _shift_and_scale(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Per channel, from bytes to mean 0 and deviation 1 over ILSVRC."""
+    """Return per channel how bytes become numbers with mean 0 and deviation 1 over ILSVRC."""
     from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     mean, std = (torch.tensor(values, dtype=torch.float64) for values in (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD))

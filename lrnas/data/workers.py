@@ -1,33 +1,33 @@
-"""What loader processes do: open, decode, resize, crop and mirror images, and put them into batches of bytes."""
+"""The work of loader processes: opening, decoding, resizing, cropping and mirroring images, and making batches."""
 
 from __future__ import annotations
 
 import random
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lrnas.data.decode import read_rgb
 from lrnas.data.splits import Indices
 from lrnas.errors import DataError
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 CROP_SHARE = 224 / 256
-"""Of the resized image's shorter side."""
+"""Size of a crop as a share of the resized image's shorter side."""
 STREAM_SIZE = 224
 """Default rows and columns of images that are read from files."""
 TRIES = 100
-"""Images that cannot be read one after another before a batch goes without."""
+"""Number of images in a row that cannot be read before a batch stays incomplete."""
 
-Transform = Callable[["Image.Image"], "Image.Image"]
+Transform = Callable[[Image.Image], Image.Image]
+Problem = tuple[int, str]
+"""The number of an image that cannot be read, and the reason."""
 
 
 class Source(Protocol):
@@ -39,47 +39,76 @@ class Source(Protocol):
     def open(self, index: int) -> BinaryIO: ...
 
     def name(self, index: int) -> str:
-        """For people."""
+        """Return where the image comes from, for messages."""
 
     def contents(self) -> Iterable[bytes]:
-        """What tells this source from another."""
+        """Yield what distinguishes this source from others."""
+
+
+def read_rgb(file: BinaryIO) -> Image.Image:
+    """Decode an image as RGB. Raises ValueError if it has no RGB form, or any error of its decoder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # remarks about metadata, one per file
+        with Image.open(file) as image:
+            image.load()
+            return _to_rgb(image)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    mode = image.mode
+    if mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
+        background = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(background, image.convert("RGBA")).convert("RGB")
+    if mode.startswith("I"):  # 16-bit greyscale, which PIL would clip at 255
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError(f"mode {mode} with values from {values.min()} to {values.max()}")
+        return Image.fromarray((values // 257).astype(np.uint8)).convert("RGB")
+    if mode == "F":
+        raise ValueError("mode F, numbers without a known range")
+    return image if mode == "RGB" else image.convert("RGB")  # L, 1, P, CMYK, YCbCr, HSV; PIL refuses LAB
 
 
 class Order:
-    """For every batch the positions of its images, each with the seed of its crop and reflection."""
+    """Batch sampler: for every batch the positions of its images, each with the seed of its crop and reflection."""
 
-    def __init__(self, which: Sequence[Tensor] = (), seeds: Sequence[Tensor] = ()) -> None:
-        self.set(which, seeds)
-
-    def set(self, which: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
-        """For the next pass."""
-        self.which, self.seeds = which, seeds
+    def __init__(self, positions: Sequence[Tensor] = (), seeds: Sequence[Tensor] = ()) -> None:
+        self.positions, self.seeds = positions, seeds
 
     def __len__(self) -> int:
-        return len(self.which)
+        return len(self.positions)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for which, seeds in zip(self.which, self.seeds, strict=True):
-            yield list(zip(which.tolist(), seeds.tolist(), strict=True))
+        for positions, seeds in zip(self.positions, self.seeds, strict=True):
+            yield list(zip(positions.tolist(), seeds.tolist(), strict=True))
 
 
 class Batch(NamedTuple):
+    """A batch as loader processes hand it over."""
+
     images: Tensor
     """uint8 [number, rows, columns, 3]."""
     labels: Tensor
-    problems: list[tuple[int, str]]
-    """Positions of images that could not be read, and why."""
+    problems: list[Problem]
+    """Images that could not be read, by position in the split."""
 
 
 class _Sample(NamedTuple):
     pixels: Any
     """uint8 [rows, columns, 3], or None."""
     label: int
-    problems: list[tuple[int, str]]
+    problems: list[Problem]
 
 
 class Pictures(Dataset[_Sample]):
-    """What loader processes do. Never raises: what went wrong travels with the batch, to be told in one place."""
+    """Reads, crops and mirrors the images of a split. Never raises: problems travel with the batch.
+
+    Args:
+        source: The encoded images.
+        where: The images of the split, by number in the source.
+        transform: Resizes and crops an image.
+        replace: Whether the next image takes the place of one that cannot be read.
+    """
 
     def __init__(self, source: Source, where: Indices, transform: Transform, replace: bool) -> None:
         self.source, self.where = source, where
@@ -88,7 +117,7 @@ class Pictures(Dataset[_Sample]):
 
     def __getitem__(self, key: tuple[int, int]) -> _Sample:
         index, seed = key
-        problems: list[tuple[int, str]] = []
+        problems: list[Problem] = []
         for _ in range(self.tries):
             position = int(self.where[index])
             try:
@@ -96,26 +125,26 @@ class Pictures(Dataset[_Sample]):
                     image = read_rgb(file)
                 with _seeded(seed):
                     return _Sample(np.asarray(self.transform(image)), int(self.source.labels[position]), problems)
-            except Exception as error:  # decoders raise whatever they like
+            except Exception as error:  # decoders raise all kinds of errors
                 problems.append((index, _reason(error)))
             index = (index + 1) % len(self.where)
         return _Sample(None, 0, problems)
 
 
-def unreadable(source: Source, numbers: Iterable[int]) -> dict[int, str]:
-    """Images that cannot be read, and why."""
+def find_unreadable(source: Source, numbers: Iterable[int]) -> dict[int, str]:
+    """Try to read images; return the numbers of those that cannot be read, and the reasons."""
     found = {}
     for number in numbers:
         try:
             with source.open(number) as file:
                 read_rgb(file)
-        except Exception as error:  # decoders raise whatever they like
+        except Exception as error:  # decoders raise all kinds of errors
             found[number] = _reason(error)
     return found
 
 
 def _reason(error: Exception) -> str:
-    """In a line, without the name of the file, which is told anyway."""
+    """Return an error's message as one line, without the name of the file, which is shown beside it."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return re.sub(r"(: '.*'| <_io\..*>)$", "", str(text).splitlines()[0])
 
@@ -128,6 +157,7 @@ def _collate(samples: list[_Sample]) -> Batch:
 
 
 def make_loader(pictures: Pictures, order: Order, loaders: int, device: torch.device, keep: bool) -> DataLoader[Any]:
+    """Make the DataLoader of a split; with `keep`, its processes stay from one pass to the next."""
     return DataLoader(
         pictures,
         batch_sampler=order,  # pairs of a position and a seed
@@ -135,41 +165,43 @@ def make_loader(pictures: Pictures, order: Order, loaders: int, device: torch.de
         collate_fn=_collate,
         pin_memory=device.type == "cuda",
         persistent_workers=keep and loaders > 0,
-        generator=torch.Generator(),  # its own: the one of dropout stays untouched
+        generator=torch.Generator(),  # its own, so that dropout's random numbers do not change
     )
 
 
-class Loaded:
-    """The batches of one pass."""
+class BatchReader:
+    """The batches of one pass over a split; reading starts at once."""
 
-    def __init__(self, loader: DataLoader[Any] | None = None) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
-        self.batches: Iterator[Batch] = iter(loader if loader is not None else ())
+        self.batches: Iterator[Batch] = iter(loader)
 
     def next(self) -> Batch | None:
+        """Return the next batch, or None after the last one."""
         try:
             return next(self.batches, None)
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
             reason = str(error).splitlines()[0]
-            raise DataError(f"a process that reads images died ({reason}); use fewer, --loaders 1, say") from None
+            raise DataError(
+                f"a process that reads images died ({reason}); use fewer, for example --loaders 1"
+            ) from None
 
     @contextmanager
-    def closing(self) -> Iterator[None]:
-        """An error ends the processes too: it keeps alive all that it went through, and they would wait."""
+    def stopping_on_error(self) -> Iterator[None]:
+        """End the loader processes if the block raises: the traceback would keep them alive and waiting."""
         try:
             yield
         except DataError:
             self.batches = iter(())
-            if self.loader is not None:
-                self.loader._iterator = None
+            self.loader._iterator = None
             raise
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Both sources of randomness that transforms draw from; afterwards they are as before."""
+    """Seed both generators that transforms draw from, and restore them afterwards."""
     python, generator = random.getstate(), torch.default_generator.get_state()
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -181,6 +213,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def training_transform(size: int, mirror: bool) -> Transform:
+    """Return the transform for training: resize, crop at random, mirror half of the images if `mirror` is set."""
     from timm.data.transforms import RandomCropOrPad, ResizeKeepRatio
     from torchvision import transforms
 
@@ -190,8 +223,9 @@ def training_transform(size: int, mirror: bool) -> Transform:
 
 
 def evaluation_transform(size: int) -> Transform:
+    """Return the transform for evaluation: resize, crop the middle."""
     from timm.data import create_transform
     from torchvision import transforms
 
     composed = create_transform(size, is_training=False, crop_pct=CROP_SHARE, interpolation="bilinear", normalize=False)
-    return transforms.Compose(composed.transforms[:-1])  # type: ignore[no-any-return]  # all but the tensor
+    return transforms.Compose(composed.transforms[:-1])  # type: ignore[no-any-return]  # without the one to tensors

@@ -17,7 +17,7 @@ from torch import nn
 from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
-from lrnas.data.names import data_folder, from_anywhere
+from lrnas.data.names import data_folder, with_absolute_paths
 from lrnas.models.plan import canonical_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.training.custom import Run, Trainable, train_with
@@ -63,7 +63,7 @@ class Job:
     """With it: what the network is given, so that no data set need be loaded to tell."""
 
     def __post_init__(self) -> None:
-        data, data_dir = from_anywhere(self.data, self.data_dir)
+        data, data_dir = with_absolute_paths(self.data, self.data_dir)
         object.__setattr__(self, "data", data)
         object.__setattr__(self, "data_dir", data_dir)
 

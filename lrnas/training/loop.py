@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrnas._distributed import rank, world_size
-from lrnas.data.in_memory import Batches, DataSet, Evaluation, Noted, epoch_generator
+from lrnas.data.in_memory import Batches, DataSet, Evaluation, Unreadable, epoch_generator
 from lrnas.recipes import Recipe
 from lrnas.training.checkpoint import CheckpointError, described, difference, load_checkpoint, save_checkpoint
 
@@ -77,7 +77,7 @@ class _State:
     stale: int = 0
     drops: int = 0
     finished: bool = False
-    unreadable: Noted = field(default_factory=dict)
+    unreadable: Unreadable = field(default_factory=dict)
     curve: list[EpochReport] = field(default_factory=list)
 
 
@@ -112,7 +112,7 @@ def train(
     state = _State()
     if folder is not None:
         state = _resume(folder, model, optimizer, identity or {}) or state
-        data.recall(state.unreadable)
+        data.restore_unreadable(state.unreadable)
     run = _wrap(model, compile_model)
     step = _Step(run, batches, optimizer, recipe)
     from lrnas.layers.accelerate import fused  # with timm, like what builds a model
@@ -137,7 +137,7 @@ def train(
         val_loss, val_accuracy = (None, None) if recipe.all_images else _evaluate(model, validation)
         _steer(recipe, state, val_accuracy)
         state.epoch += 1
-        state.unreadable = data.noted()
+        state.unreadable = data.unreadable_state()
         images = batches.steps * batches.batch_size
         state.curve.append(
             EpochReport(

@@ -15,9 +15,9 @@ from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import main
 from lrnas.data import folders
 from lrnas.data.catalog import load_set
-from lrnas.data.decode import read_rgb
-from lrnas.data.names import data_folder, from_anywhere, pin_data_folder, short_name, shown_name
+from lrnas.data.names import data_folder, pin_data_folder, short_name, shown_name, with_absolute_paths
 from lrnas.data.streamed import StreamSet
+from lrnas.data.workers import read_rgb
 from lrnas.errors import DataError, UnknownName
 from lrnas.recipes import Recipe
 from lrnas.study.manifest import StudyError, check_manifest
@@ -169,16 +169,19 @@ def broken(root: Path, how: str) -> Path:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("no folder", r"takes a folder; got .*nowhere, which is not there; give folder:PATH with PATH/train"),
+        ("no folder", r"takes a folder; got .*nowhere, which does not exist; give folder:PATH with PATH/train"),
         ("file", "which is a file"),
-        ("no train", r"a data set has train/ and val/ or test/; .* lacks train/; lay it out as"),
-        ("no val", "lacks val/ and test/; lay it out as"),
-        ("unknown class", r"every class is one of train/; got violet in .*val alone; add it to train/ or remove it"),
-        ("empty class", r"every class has images directly in its folder .*; got none for green in .*train; fill"),
-        ("nested", "got none for green in .*train, only folders; fill or remove"),
-        ("one class", "a folder for each of 2 or more classes; got blue; lay it out"),
-        ("one image", "every class has 2 training images, one of them for validation; got one for red"),
-        ("empty val", "has a folder for each class; got none; .*or remove val/"),
+        ("no train", r"a data set has train/ and val/ or test/; .* has no train/; arrange the images as"),
+        ("no val", "has no val/ and test/; arrange the images as"),
+        (
+            "unknown class",
+            r"every class has a folder in train/; got violet only in .*val; add it to train/ or remove it",
+        ),
+        ("empty class", r"every class has images directly in its folder .*; got none for green in .*train; add images"),
+        ("nested", "got none for green in .*train, only folders; add images or remove"),
+        ("one class", "has one folder per class, at least 2; got blue; arrange the images"),
+        ("one image", "every class has at least 2 training images, one of them for validation; got one for red"),
+        ("empty val", "has one folder per class; got none; .*or remove val/"),
     ],
 )
 def test_bad_layouts_are_one_line(how: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,13 +198,15 @@ def test_sizes_loaders_and_names() -> None:
         load_set("folder:x", image_size=8, min_size=32)
     with pytest.raises(DataError, match="the number of loaders is at least 0; got -1"):
         load_set("folder:x", loaders=-1)
-    with pytest.raises(DataError, match="the images of digits have a size; got --image-size 32; leave it out"):
+    with pytest.raises(DataError, match="the images of digits have a fixed size; got --image-size 32; leave it out"):
         load_set("digits", image_size=32)
     with pytest.raises(UnknownName, match=r"'imagenet'; known: digits, cifar10, folder:PATH, hfds/NAME"):
         load_set("imagenet")
     with pytest.raises(UnknownName, match="unknown data set 'folder/x'; did you mean folder:PATH"):
         load_set("folder/x")
-    with pytest.raises(DataError, match="folder says where its set is; got nothing; write folder:PATH"):
+    with pytest.raises(
+        DataError, match="the name of a folder data set is folder:PATH; got 'folder:'; add the missing part"
+    ):
         load_set("folder:")
 
 
@@ -230,8 +235,8 @@ def test_classes_that_are_not_everywhere_are_told(tmp_path: Path, capsys: pytest
         shutil.rmtree(tmp_path / "test" / name)
     assert main(["data", f"folder:{tmp_path}"]) == 0  # not every class has to be tested
     assert capsys.readouterr().err.splitlines() == [
-        "lrnas: there are no validation images of red: validation accuracy says nothing of this class",
-        "lrnas: there are no test images of blue, green: test accuracy says nothing of these classes",
+        "lrnas: there are no validation images of red: validation accuracy says nothing about this class",
+        "lrnas: there are no test images of blue, green: test accuracy says nothing about these classes",
     ]
     assert load_set("digits").remarks() == []
 
@@ -333,10 +338,10 @@ def test_the_folder_of_the_environment_is_the_same_to_workers(tmp_path: Path, mo
         (("digits", "/kept"), ("digits", "/kept")),
     ],
 )
-def test_names_from_anywhere(
+def test_names_with_absolute_paths(
     given: tuple[str, str | None], expected: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
-    name, folder = from_anywhere(*given)
+    name, folder = with_absolute_paths(*given)
     assert (name.replace(str(tmp_path), "/here"), folder and folder.replace(str(tmp_path), "/here")) == expected

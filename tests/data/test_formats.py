@@ -22,7 +22,7 @@ from lrnas.data import formats as readers
 from lrnas.data.catalog import load_set
 from lrnas.data.names import short_name
 from lrnas.data.streamed import StreamSet
-from lrnas.errors import DataError
+from lrnas.errors import DataError, MissingExtra
 from lrnas.recipes import Recipe
 from lrnas.training.job import Job
 
@@ -96,21 +96,21 @@ def test_info_tells_the_splits_and_a_spoilt_image_is_named(tmp_path: Path) -> No
 
 
 def test_bad_shards_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"takes a folder of shards; got .*nowhere, which is no folder"):
+    with pytest.raises(DataError, match=r"takes a folder of shards; got .*nowhere, which is not a folder"):
         load("wds/nowhere", tmp_path)
-    with pytest.raises(DataError, match="wds says where its set is; got nothing; write wds/FOLDER"):
+    with pytest.raises(DataError, match="the name of a wds data set is wds/FOLDER; got 'wds/'; add the missing part"):
         load("wds/", tmp_path)
     shards = write_shards(write_set(tmp_path / "set", {"train": 4}, size=7), tmp_path / "shards")
     with pytest.raises(
-        DataError, match=r"in the splits train and validation or test; got train for .*shards; name them so"
+        DataError, match=r"in the splits train and validation or test; got train for .*shards; rename the splits"
     ):
         load(f"wds/{shards}", tmp_path)
     (shards / "small-test-0000.tar").write_bytes(b"no tar at all" * 100)
-    with pytest.raises(DataError, match=r"small-test-0000.tar cannot be read .*; fetch it once more"):
+    with pytest.raises(DataError, match=r"small-test-0000.tar cannot be read .*; fetch it again"):
         load(f"wds/{shards}", tmp_path)
     with tarfile.open(shards / "small-test-0000.tar", "w") as tar:
         tar.add(tmp_path / "set" / "train" / "red" / "000.png", "a.png")
-    with pytest.raises(DataError, match=r"cannot be read \(a has no class, a file .cls\)"):
+    with pytest.raises(DataError, match=r"cannot be read \(a has no file .cls with its class\)"):
         load(f"wds/{shards}", tmp_path)
     (shards / "_info.json").write_text("{}")
     with pytest.raises(DataError, match=r"_info.json lists the files of every split; got KeyError\('splits'\)"):
@@ -131,13 +131,11 @@ def test_splits_are_whole_words(name: str, tmp_path: Path) -> None:
 
     (shards / f"{name}-train-test-0000.tar").write_bytes(b"")
     with pytest.raises(
-        DataError, match=rf"its only split; got .*{name}-train-test-0000.tar, of train and test; rename"
+        DataError, match=rf"contains one split; got .*{name}-train-test-0000.tar, with train and test; rename"
     ):
         load(f"wds/{shards}", tmp_path)
     (shards / f"{name}-train-test-0000.tar").rename(shards / f"{name}-0000.tar")
-    with pytest.raises(
-        DataError, match=rf"a word that tells its split, .*; got .*{name}-0000.tar; rename or remove it"
-    ):
+    with pytest.raises(DataError, match=rf"its split as a word, .*; got .*{name}-0000.tar; rename or remove it"):
         load(f"wds/{shards}", tmp_path)
 
 
@@ -165,19 +163,23 @@ def test_splits_without_images_are_none(tmp_path: Path) -> None:
     data = load(f"wds/{shards}", tmp_path)
     assert (len(data.train), len(data.val), len(data.test())) == (54, 6, 12)
     info.write_text(json.dumps({"splits": {name: {"filenames": []} for name in splits}}))
-    with pytest.raises(DataError, match=r"got none for wds/.*; name them so, or choose another set"):
+    with pytest.raises(DataError, match=r"got none for wds/.*; rename the splits, or choose another data set"):
         load(f"wds/{shards}", tmp_path)
 
     labels = {"train": np.zeros(3, np.int64), "val": np.zeros(0, np.int64), "test": np.zeros(1, np.int64)}
     sources = {split: readers.HfSplit(split, None, numbers, "") for split, numbers in labels.items()}
     assert readers._with_labels("hfds/x", sources).keys() == {"train", "test"}
     del sources["test"]
-    with pytest.raises(DataError, match=r"in the splits train and validation or test; got train for hfds/x; name them"):
+    with pytest.raises(
+        DataError, match=r"in the splits train and validation or test; got train for hfds/x; rename the splits"
+    ):
         readers._with_labels("hfds/x", sources)
 
 
 def test_columns_that_are_not_there() -> None:
-    with pytest.raises(DataError, match="and one of classes; got text for hfds/x; choose another set, or write it out"):
+    with pytest.raises(
+        DataError, match="and one of classes; got text for hfds/x; choose another data set, or save its images"
+    ):
         readers._columns("hfds/x", {"text": "text"}, int, int)
 
 
@@ -190,16 +192,15 @@ def test_a_record_that_is_no_example_is_one_line(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "tensorflow_datasets.proto", proto)
     file = tmp_path / "small-train.tfrecord-00000-of-00001"
     file.write_bytes(struct.pack("<Q", 4) + bytes(4) + b"\xff" * 4 + bytes(4))
-    with pytest.raises(DataError, match=r"00001 cannot be read \(a record is no example: .*\); fetch it once more"):
+    with pytest.raises(DataError, match=r"00001 cannot be read \(a record is not an example: .*\); fetch it again"):
         readers._index([file], readers._RecordEntries("label"), "tfrecord label", tmp_path, None)
 
 
 @pytest.mark.parametrize(("kind", "package"), [("hfds", "datasets"), ("tfds", "tensorflow-datasets")])
 def test_a_missing_package_is_named(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        DataError, match=rf"{kind}/ needs the package {package}; got none; pip install 'lrnas\[readers\]'"
-    ):
+    message = rf"a data set {kind}/NAME needs {package}; it is not installed; pip install 'lrnas\[readers\]'"
+    with pytest.raises(MissingExtra, match=message):
         load_set(f"{kind}/anything")
 
 

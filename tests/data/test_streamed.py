@@ -208,7 +208,7 @@ def large(root: Path, spoilt: int, split: str = "train") -> StreamSet:
 
 @pytest.mark.parametrize("loaders", [0, 2])
 def test_an_unreadable_image_is_named_once_and_replaced(
-    loaders: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    loaders: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     large(tmp_path, 1)
     data = load(tmp_path, loaders)
@@ -216,18 +216,18 @@ def test_an_unreadable_image_is_named_once_and_replaced(
     result = train(model, data, RECIPE, seed=0)
     assert result.status == "completed"
     file = tmp_path / "train" / "green" / "010.png"
-    assert capsys.readouterr().err == f"left out, cannot be read: {file} (image file is truncated)\n"
+    assert caplog.messages == [f"left out, cannot be read: {file} (image file is truncated)"]
     assert data.unreadable == [f"{file} (image file is truncated)"]
     again = make_model()
     train(again, load(tmp_path), RECIPE, seed=0)
     assert same(model, again)
 
 
-def test_evaluation_leaves_out_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_leaves_out_what_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = large(tmp_path, 1, "test")
     images = [image for image, _ in data.eval_batches(data.test(), RECIPE, CPU, None)]
     assert sum(map(len, images)) == 101
-    assert "test/green/010.png (image file is truncated)" in capsys.readouterr().err
+    assert "test/green/010.png (image file is truncated)" in caplog.text
     train(make_model(), data, RECIPE, seed=0)  # what is wrong with the test images does not matter to training
 
 
@@ -242,15 +242,15 @@ def test_what_training_on_all_images_cannot_read_is_known(tmp_path: Path) -> Non
     assert len(data.unreadable) == 1  # whichever split it is in
 
 
-def test_a_run_that_goes_on_knows_what_could_not_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_goes_on_knows_what_could_not_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = large(tmp_path / "set", 1, "val")
     train(make_model(), data, RECIPE.changed({"epochs": 1}), seed=0, folder=tmp_path / "run")
     record = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
     assert record["state"]["unreadable"] == {"val": [[44, "image file is truncated"]]}  # a number, and no path
-    said = capsys.readouterr().err
+    logged = [*caplog.messages]
     again = load(tmp_path / "set")
     train(make_model(), again, RECIPE.changed({"epochs": 1}), seed=0, folder=tmp_path / "run")  # it is complete
-    assert again.unreadable == data.unreadable != [] and capsys.readouterr().err == said
+    assert again.unreadable == data.unreadable != [] and caplog.messages == logged * 2
 
 
 def test_what_other_workers_cannot_read_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,18 +316,16 @@ def test_in_a_small_split_a_single_one_does(pictures: Path) -> None:
         train(make_model(), load(pictures), RECIPE, seed=0)
 
 
-def test_every_kind_of_broken_file_has_its_reason(tmp_path: Path) -> None:
+def test_every_kind_of_broken_file_has_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_set(tmp_path, {"train": 2, "val": 1, "test": 1}, size=7)
     data = load(tmp_path)
     folder = tmp_path / "train" / "blue"
     (folder / "000.png").write_bytes(b"no picture")
     (folder / "001.png").unlink()  # since it was found
     (tmp_path / "train" / "red" / "000.png").write_bytes(b"")
-    said: list[str] = []
-    data.train.say = said.append
     with pytest.raises(DataError, match="1%"):
         list(data.eval_batches(data.train, RECIPE, CPU, None))
-    assert [line.split("/")[-1] for line in said] == [
+    assert [line.split("/")[-1] for line in caplog.messages] == [
         "000.png (cannot identify image file)",
         "001.png (No such file or directory)",
         "000.png (cannot identify image file)",
@@ -348,7 +346,7 @@ def test_recipes_for_streams(pictures: Path) -> None:
     data = load(pictures)
     with pytest.raises(InvalidRecipe, match=r"whitening needs all images in memory; .* set whiten=false"):
         data.batches(RECIPE.changed({"whiten": True}), CPU, None)
-    with pytest.raises(InvalidRecipe, match="is cropped to 7 pixels as it is read, so pad is 0; got 2"):
+    with pytest.raises(InvalidRecipe, match="are cropped to 7 pixels when they are read, so pad must be 0; got 2"):
         data.batches(RECIPE.changed({"pad": 2}), CPU, None)
 
 

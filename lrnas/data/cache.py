@@ -1,0 +1,31 @@
+"""Arrays cached in files below the data folder."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from lrnas._files import write_atomically
+from lrnas.errors import DataError
+
+
+def read_arrays(file: Path, *names: str) -> list[Any]:
+    """Return the named arrays of an `.npz` file. Raises DataError if the file is damaged."""
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
+            return [data[name] for name in names]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{file} cannot be read ({error}); delete it and run this again") from None
+
+
+def write_cache(file: Path, save: Callable[[BinaryIO], object]) -> None:
+    """Let `save` write a file, completely or not at all. Raises DataError if it cannot be written."""
+    try:
+        with write_atomically(file) as part, part.open("wb") as stream:
+            save(stream)
+    except OSError as error:
+        raise DataError(f"cannot write {file}: {error.strerror}; choose another folder with --data-dir") from None
