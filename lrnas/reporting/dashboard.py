@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from lrnas.errors import LrnasError, MissingExtra
+from lrnas.study.optuna_internals import id_of_study, storage_of
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -37,7 +38,7 @@ def open_dashboard(study: Study, port: int = 8080) -> WSGIServer:
         raise MissingExtra("the dashboard", "optuna-dashboard", "dashboard") from None
     try:
         return make_server(
-            HOST, port, wsgi(_with_constraints(study.optuna_study._storage)), handler_class=_QuietHandler
+            HOST, port, wsgi(_with_constraints(storage_of(study.optuna_study))), handler_class=_QuietHandler
         )
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -76,4 +77,4 @@ def serve_dashboard(study: Study, port: int, *, browser: bool, say: Callable[[st
 
 def address_of(server: WSGIServer, study: Study) -> str:
     """Where the study is shown."""
-    return f"http://{HOST}:{server.server_port}/dashboard/studies/{study.optuna_study._study_id}"
+    return f"http://{HOST}:{server.server_port}/dashboard/studies/{id_of_study(study.optuna_study)}"

@@ -382,7 +382,7 @@ class _Row(FrozenTrial):
     def __init__(self, row: FrozenTrial) -> None:
         super().__init__(
             number=row.number,
-            trial_id=row._trial_id,
+            trial_id=-1,
             state=row.state,
             value=None,
             values=row.values,

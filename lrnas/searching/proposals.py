@@ -250,10 +250,13 @@ def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
         values = parameter.values
         if parameter.ordered and len(values) > 1:
             low, high = float(values[0]), float(values[-1])
+            step = (high - low) / (len(values) - 1)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of steps that do not add up to the range, as below
-                steps = FloatDistribution(low, high, step=(high - low) / (len(values) - 1))
-            if all(steps._contains(float(value)) for value in values):  # thirds, say, are not
+                steps = FloatDistribution(low, high, step=step)
+            places = [(float(value) - low) / step for value in values]
+            # Optuna lowers the end of a range that it cannot reach, as of thirds
+            if steps.high == high and all(abs(place - round(place)) < 1e-8 for place in places):
                 found[parameter.name] = steps
                 continue
         found[parameter.name] = CategoricalDistribution(values)

@@ -35,6 +35,7 @@ from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, names_of
 from lrnas.study.objectives import RETRAINED
 from lrnas.study.open import name_metrics, open_study
+from lrnas.study.optuna_internals import storage_of
 from lrnas.study.retrained import best_run, has_failed, is_done, is_duplicate, run_key
 from lrnas.study.study import Study, Summary
 from lrnas.training.checkpoint import CheckpointError, load_checkpoint
@@ -213,7 +214,7 @@ def retrain(
     training = _Training(search.manifest, name, data, data_dir, recipe, given)
     full_name = f"{name}@{training.label}"
     record = optuna.create_study(
-        storage=search.optuna_study._storage,
+        storage=storage_of(search.optuna_study),
         study_name=full_name,
         directions=[goal.direction for goal in RETRAINED],
         load_if_exists=True,

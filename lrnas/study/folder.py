@@ -16,6 +16,7 @@ from lrnas.errors import UnknownName, closest
 from lrnas.study.ledger import living_drivers
 from lrnas.study.manifest import MANIFEST, OtherSettings, StudyError, has_results
 from lrnas.study.objectives import Objective
+from lrnas.study.optuna_internals import id_of_study, storage_of
 from lrnas.study.storage import DATABASE, open_storage
 
 FIRST_SEARCH = "begin with `lrnas search --space nin --budget 20`"
@@ -108,7 +109,7 @@ def delete_study(
                 f"{host} works on; stop that first"
             )
     for study in found:
-        kept.delete_study(study._study_id)
+        kept.delete_study(id_of_study(study))
     return Deleted(trials, folder if _remove(folder) else None)
 
 
@@ -133,8 +134,8 @@ def begin_anew(
     if has_results(study) or living_drivers(study):
         raise error
     say(f"{study.study_name} was begun with other settings ({error.found}) and has no results: it begins anew")
-    storage = study._storage
-    storage.delete_study(study._study_id)
+    storage = storage_of(study)
+    storage.delete_study(id_of_study(study))
     _remove(folder)
     directions = [goal.direction for goal in goals]
     return optuna.create_study(storage=storage, study_name=study.study_name, directions=directions)
@@ -144,8 +145,8 @@ def delete_if_empty(study: optuna.Study, folder: Path) -> None:
     """Leave nothing of a search that could not begin; one that has trials, or that others work on, stays."""
     if study.get_trials(deepcopy=False) or living_drivers(study):
         return
-    storage = study._storage
-    storage.delete_study(study._study_id)
+    storage = storage_of(study)
+    storage.delete_study(id_of_study(study))
     if not storage.get_all_studies():
         for file in folder.glob(f"{DATABASE}*"):
             file.unlink()

@@ -23,7 +23,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.errors import LrnasError
-from lrnas.study.fast_storage import BulkStorage
+from lrnas.study.optuna_internals import database_of, set_trial_attributes, set_trial_state
 from lrnas.study.study import Study
 
 MOST_LOSSES = 3
@@ -137,13 +137,13 @@ class Ledger:
     def claim(self, trial: FrozenTrial) -> bool:
         """Take a waiting trial; False if another driver took it first."""
         try:
-            return self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+            return set_trial_state(self.study.optuna_study, trial.number, TrialState.RUNNING)
         except UpdateFinishedTrialError:
             return False
 
     def put_back(self, number: int) -> None:
         """Let a trial wait for the next driver that asks."""
-        self._storage.set_trial_state_values(self.study.optuna_trial(number)._trial_id, TrialState.WAITING)
+        set_trial_state(self.study.optuna_study, number, TrialState.WAITING)
 
     def end(
         self,
@@ -169,25 +169,12 @@ class Ledger:
 
     def write(self, number: int, attributes: Mapping[str, Any]) -> None:
         """Set attributes of a trial; in a database in one transaction."""
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self.study.optuna_study._study_id, number)
-        if (database := self._database()) is not None:
-            database.set_trial_user_attrs(trial_id, attributes)
-            return
-        for key, value in attributes.items():
-            self._storage.set_trial_user_attr(trial_id, key, value)
+        set_trial_attributes(self.study.optuna_study, number, attributes)
 
     def together(self) -> AbstractContextManager[None]:
         """Context in which what is set for a new trial is written in one transaction, if the storage is a database."""
-        database = self._database()
+        database = database_of(self.study.optuna_study)
         return nullcontext() if database is None else database.together()
-
-    @property
-    def _storage(self) -> optuna.storages.BaseStorage:
-        return self.study.optuna_study._storage
-
-    def _database(self) -> BulkStorage | None:
-        database = getattr(self._storage, "_backend", None)  # behind Optuna's cache, which holds finished trials
-        return database if isinstance(database, BulkStorage) else None
 
     # --- signs of life
 

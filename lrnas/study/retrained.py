@@ -19,6 +19,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.errors import UnknownName
 from lrnas.study.manifest import MANIFEST, RETRAINS, data_name
 from lrnas.study.objectives import cost_objectives, pick_objectives
+from lrnas.study.optuna_internals import get_trial, storage_of
 from lrnas.study.pareto import front_indices
 from lrnas.study.study import Study
 from lrnas.training.seed_stats import OverSeeds
@@ -151,7 +152,7 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
         if not known:
             return None
         recipe = recipe or known[-1]
-        record = optuna.load_study(study_name=f"{study.name}@{recipe}", storage=record._storage)
+        record = optuna.load_study(study_name=f"{study.name}@{recipe}", storage=storage_of(record))
     runs: dict[str, dict[int, list[FrozenTrial]]] = {}
     for run in record.get_trials(deepcopy=False):
         # "params" comes last: another driver may just be writing a row
@@ -172,18 +173,18 @@ def _open_search(study: Study, search: str) -> optuna.Study | None:
     """What was searched, of which the record of a retraining may be all that is left."""
     if study.name == search:
         return study.optuna_study
-    if search not in optuna.get_all_study_names(study.optuna_study._storage):
+    if search not in optuna.get_all_study_names(storage_of(study.optuna_study)):
         return None
-    return optuna.load_study(study_name=search, storage=study.optuna_study._storage)
+    return optuna.load_study(study_name=search, storage=storage_of(study.optuna_study))
 
 
 def retrained_recipes(study: Study) -> list[str]:
     """The recipes that networks of a search were trained again with; the one in use last comes last."""
     found = []
-    for other in study.optuna_study._storage.get_all_studies():
+    for other in storage_of(study.optuna_study).get_all_studies():
         manifest = other.user_attrs.get(MANIFEST, {})
         if manifest.get(RETRAINS) == study.name:
-            record = optuna.load_study(study_name=other.study_name, storage=study.optuna_study._storage)
+            record = optuna.load_study(study_name=other.study_name, storage=storage_of(study.optuna_study))
             trials = record.get_trials(deepcopy=False)
             last = max((trial.datetime_start for trial in trials if trial.datetime_start), default=datetime.min)
             found.append((last, other.study_name.partition("@")[2]))
@@ -238,9 +239,8 @@ def _costs(searched: optuna.Study) -> tuple[str, ...]:
 
 def _name_in(searched: optuna.Study, number: int, identity: str) -> str | None:
     """A network's name as a trial of its search, if it has one; another search may have taken that one's place."""
-    storage = searched._storage
     try:
-        trial = storage.get_trial(storage.get_trial_id_from_study_id_trial_number(searched._study_id, number))
+        trial = get_trial(searched, number)
     except KeyError:
         return None
     name: str | None = trial.user_attrs.get("point")

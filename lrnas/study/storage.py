@@ -25,12 +25,11 @@ from typing import Any, TypeVar
 import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.storages.journal._file import get_lock_file
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.errors import LrnasError
-from lrnas.study.fast_storage import BulkStorage
+from lrnas.study.optuna_internals import BulkStorage
 
 DATABASE = "study.db"
 OPENING = 15.0
@@ -58,7 +57,7 @@ OPERATIONS = (
     "set_trial_intermediate_value",
     "get_trial_id_from_study_id_trial_number",
     "get_trial",
-    "_get_trials",
+    "read_trials",
 )
 """Of Optuna's storage, that may be done twice."""
 
@@ -169,14 +168,14 @@ class _PatientStorage(BulkStorage):
                 self.patience.back()
                 return result
 
-    def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
-        create = functools.partial(super()._create_new_trial, study_id, template_trial)
+    def create_trial(self, study_id: int, template: FrozenTrial | None) -> FrozenTrial:
+        create = functools.partial(super().create_trial, study_id, template)
 
         def made() -> FrozenTrial | None:
-            if template_trial is None:
+            if template is None:
                 return None
-            rows = super(_PatientStorage, self)._get_trials(study_id, None, set(), -1)
-            return next((row for row in reversed(rows) if _is_made_from(row, template_trial)), None)
+            rows = super(_PatientStorage, self).read_trials(study_id)
+            return next((row for row in reversed(rows) if _is_made_from(row, template)), None)
 
         return self.patiently(create, made)
 
@@ -329,38 +328,45 @@ def _patience_seconds() -> float:
 class _JournalFile(JournalFileBackend):
     """Optuna's, with errors in a line."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = JournalFileSymlinkLock(str(path))
+        super().__init__(str(path), self.lock)
+
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
         try:
             yield from super().read_logs(log_number_from)
         except (OSError, ValueError) as error:
-            raise self._unusable("read", error) from None
+            raise self.unusable("read", error) from None
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         try:
             super().append_logs(logs)
         except OSError as error:
-            raise self._unusable("written", error) from None
+            raise self.unusable("written", error) from None
 
     def is_cut_short(self) -> bool:
-        with Path(self._file_path).open("rb") as stream:
+        with self.path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - 1))
             return stream.read() not in (b"", b"\n")
 
     def mend(self) -> bool:
         """Remove a last line that its writer could not end, on a full disk, say; nobody was told that it is there."""
-        path = Path(self._file_path)
-        with get_lock_file(self._lock):
-            text = path.read_bytes()
+        self.lock.acquire()
+        try:
+            text = self.path.read_bytes()
             whole = text.rfind(b"\n") + 1
             if whole < len(text):
-                os.truncate(path, whole)
+                os.truncate(self.path, whole)
+        finally:
+            self.lock.release()
         return whole < len(text)
 
-    def _unusable(self, how: str, error: Exception) -> StorageError:
+    def unusable(self, how: str, error: Exception) -> StorageError:
         reason = getattr(error, "strerror", None) or f"it is not a journal of Optuna's ({error})"
         return StorageError(
-            f"the storage journal:{self._file_path} cannot be {how}: {reason}; mend it, or give another --storage"
+            f"the storage journal:{self.path} cannot be {how}: {reason}; mend it, or give another --storage"
         )
 
 
@@ -369,7 +375,7 @@ def _open_journal(file: Path, say: Callable[[str], None]) -> JournalStorage:
         file.parent.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # experimental, by Optuna's own count
-            backend = _JournalFile(str(file.resolve()))  # Optuna's lock is a link to it
+            backend = _JournalFile(file.resolve())  # Optuna's lock is a link to it
             try:
                 storage = JournalStorage(backend)
             except (
@@ -379,9 +385,9 @@ def _open_journal(file: Path, say: Callable[[str], None]) -> JournalStorage:
                 KeyError,
                 TypeError,
             ) as error:  # JSON, but of another kind
-                raise backend._unusable("read", error) from None
-            if file.stat().st_size and not storage._replay_result.log_number_read:
-                raise backend._unusable("read", ValueError("its first line is none of a journal's"))
+                raise backend.unusable("read", error) from None
+            if file.stat().st_size and next(backend.read_logs(0), None) is None:
+                raise backend.unusable("read", ValueError("its first line is none of a journal's"))
             if backend.is_cut_short() and backend.mend():
                 say(f"the last line of {file} was cut short when it was written, and is left out")
             return storage

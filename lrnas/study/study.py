@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lrnas.arch.architecture import Architecture
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
+from lrnas.study.optuna_internals import get_trial
 from lrnas.study.pareto import front_indices, hypervolume
 
 if TYPE_CHECKING:
@@ -251,8 +252,7 @@ class Study:
 
     def optuna_trial(self, number: int) -> FrozenTrial:
         """The Optuna trial with a number."""
-        storage = self.optuna_study._storage
-        return storage.get_trial(storage.get_trial_id_from_study_id_trial_number(self.optuna_study._study_id, number))
+        return get_trial(self.optuna_study, number)
 
     def optuna_trials(self, states: tuple[TrialState, ...] | None = None) -> list[FrozenTrial]:
         """All Optuna trials, or those in some states; not to be changed."""

@@ -20,10 +20,10 @@ from lrnas.errors import InvalidArchitecture
 from lrnas.models.plan import canonical_id
 from lrnas.searching.proposals import Proposals, distributions_of
 from lrnas.spaces.parameters import Parameter
-from lrnas.study.fast_storage import BulkStorage
 from lrnas.study.ledger import DRIVER, _signed
 from lrnas.study.manifest import StudyError, check_manifest, keep_limits
 from lrnas.study.objectives import InvalidObjectives, Limits, pick_objectives
+from lrnas.study.optuna_internals import BulkStorage
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -141,7 +141,7 @@ def test_a_row_that_another_driver_is_asking_for_is_not_taken(tmp_path: Path) ->
 
 
 def test_a_row_that_another_driver_is_writing_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lrnas.study.ledger.BulkStorage", type(None))  # as in a journal
+    monkeypatch.setattr("lrnas.study.optuna_internals.BulkStorage", type(None))  # as in a journal
     one, two = make_proposals(tmp_path), make_proposals(tmp_path)
     finish(one, 0.9)
     seen: list[dict[str, int]] = []

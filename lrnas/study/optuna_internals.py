@@ -1,8 +1,11 @@
-"""Optuna's database storage, read and written in bulk: ten thousand trials in seconds, a new one in few transactions.
+"""What lrnas needs of Optuna that is not public: no other module uses a name of Optuna that begins with an underscore.
 
-Optuna makes an object of its ORM for every parameter and attribute of every trial, and parses every distribution twice;
-here these are read as plain rows, and each distribution once. It writes every parameter of a new trial in a transaction
-of its own; here all of them can be written `together` with attributes.
+tests/study/test_optuna_internals.py lists these names, and fails when Optuna changes one.
+
+Optuna has no public way to the storage of a study, to a trial by its number, or to the cache in front of a database.
+Its database storage is also slow with many trials: it makes an object for every parameter and attribute of every trial,
+and writes every parameter of a new trial in a transaction of its own. `BulkStorage` reads plain rows, ten thousand
+trials in seconds, and can write all that belongs to a new trial in one transaction.
 """
 
 from __future__ import annotations
@@ -12,13 +15,14 @@ import gc
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import optuna
 from optuna.distributions import BaseDistribution, json_to_distribution
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
@@ -26,14 +30,57 @@ from sqlalchemy import delete, insert, or_, select
 from sqlalchemy.orm import Session
 
 Write = Callable[[Session], None]
-FEW = 500
-"""Trials that a database is asked for one by one; beyond some number they refuse."""
+MAX_LISTED = 500
+"""Trials that one query may list by their ids; databases limit the number."""
 
 _read_distribution = functools.lru_cache(maxsize=1024)(json_to_distribution)
 
 
+def storage_of(study: optuna.Study) -> BaseStorage:
+    """The storage of a study."""
+    return study._storage
+
+
+def id_of_study(study: optuna.Study) -> int:
+    """The id of a study in its storage."""
+    return study._study_id
+
+
+def get_trial(study: optuna.Study, number: int) -> FrozenTrial:
+    """The trial of a study that has a number; KeyError if there is none."""
+    storage = study._storage
+    return storage.get_trial(storage.get_trial_id_from_study_id_trial_number(study._study_id, number))
+
+
+def set_trial_state(study: optuna.Study, number: int, state: TrialState) -> bool:
+    """Change the state of a trial that is not finished; False if it is to run and already does."""
+    storage = study._storage
+    trial_id = storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
+    return storage.set_trial_state_values(trial_id, state)
+
+
+def set_trial_attributes(study: optuna.Study, number: int, attributes: Mapping[str, Any]) -> None:
+    """Set attributes of a trial; in a `BulkStorage` in one transaction."""
+    storage = study._storage
+    trial_id = storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
+    if (database := database_of(study)) is not None:
+        database.set_trial_user_attrs(trial_id, attributes)
+        return
+    for key, value in attributes.items():
+        storage.set_trial_user_attr(trial_id, key, value)
+
+
+def database_of(study: optuna.Study) -> BulkStorage | None:
+    """The database of a study, behind Optuna's cache; None if the study is not in a `BulkStorage`."""
+    database = getattr(study._storage, "_backend", None)
+    return database if isinstance(database, BulkStorage) else None
+
+
 class BulkStorage(RDBStorage):
-    """A database of Optuna's whose trials are read fast, and take parameters and attributes together."""
+    """Database storage that reads trials fast, and writes parameters and attributes of a trial together.
+
+    Subclasses override `create_trial` and `read_trials`, through which Optuna creates and reads trials.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -43,9 +90,9 @@ class BulkStorage(RDBStorage):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Parameters, and attributes given as several, that this thread sets here are written at the end, at once.
+        """Context in which this thread's parameters and `set_trial_user_attrs` are collected and written at its end.
 
-        Until then nobody can read them. After an error, or a crash, none of them is there.
+        All are written in one transaction. Until then nobody can read them; after an error, or a crash, none is there.
         """
         held: list[Write] = []
         self._held.writes = held
@@ -57,7 +104,7 @@ class BulkStorage(RDBStorage):
             self.write(held)
 
     def set_trial_user_attrs(self, trial_id: int, attributes: Mapping[str, Any]) -> None:
-        """Several in one transaction."""
+        """Set several attributes of a trial in one transaction."""
         table = models.TrialUserAttributeModel.__table__
         rows = [{"trial_id": trial_id, "key": key, "value_json": json.dumps(attributes[key])} for key in attributes]
 
@@ -91,10 +138,17 @@ class BulkStorage(RDBStorage):
             held.append(write)
 
     def write(self, writes: Sequence[Write]) -> None:
-        """In one transaction: a second try either finds all of it there, and leaves it, or nothing."""
+        """Carry out changes in one transaction; to repeat them is safe."""
         with _create_scoped_session(self.scoped_session, True) as session, session.no_autoflush:
             for write in writes:
                 write(session)
+
+    def create_trial(self, study_id: int, template: FrozenTrial | None) -> FrozenTrial:
+        """Create a trial: an empty one, or a copy of the template."""
+        return super()._create_new_trial(study_id, template)
+
+    def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
+        return self.create_trial(study_id, template_trial)
 
     # --- reading
 
@@ -104,6 +158,21 @@ class BulkStorage(RDBStorage):
             raise KeyError(models.NOT_FOUND_MSG)
         return found[0]
 
+    def read_trials(self, study_id: int, after: int = -1, listed: Collection[int] = ()) -> list[FrozenTrial]:
+        """Trials of a study, by number.
+
+        Args:
+            study_id: The study.
+            after: Only trials with ids above this one.
+            listed: Ids of further trials.
+        """
+        trial = models.TrialModel.__table__.c
+        which = trial.study_id == study_id
+        if after > -1:
+            also = trial.trial_id.in_(listed) if len(listed) <= MAX_LISTED else trial.trial_id >= min(listed)
+            which &= or_(trial.trial_id > after, also)
+        return [found for found in self._read(which) if found._trial_id > after or found._trial_id in listed]
+
     def _get_trials(
         self,
         study_id: int,
@@ -111,16 +180,11 @@ class BulkStorage(RDBStorage):
         included_trial_ids: set[int],
         trial_id_greater_than: int,
     ) -> list[FrozenTrial]:
-        if states is not None or len(included_trial_ids) > FEW:
-            return super()._get_trials(study_id, states, included_trial_ids, trial_id_greater_than)
-        trial = models.TrialModel.__table__.c
-        which = trial.study_id == study_id
-        if trial_id_greater_than > -1:
-            which &= or_(trial.trial_id > trial_id_greater_than, trial.trial_id.in_(included_trial_ids))
-        return self._read(which)
+        found = self.read_trials(study_id, trial_id_greater_than, included_trial_ids)
+        return [trial for trial in found if states is None or trial.state in states]
 
     def _read(self, which: Any) -> list[FrozenTrial]:
-        """All trials for which a condition holds, in order."""
+        """Trials for which a condition holds, by id."""
         trial = models.TrialModel.__table__.c
         with _create_scoped_session(self.scoped_session) as session, _without_collecting():
             # trials first: what belongs to a finished one was written before
@@ -129,7 +193,7 @@ class BulkStorage(RDBStorage):
             mine = select(trial.trial_id).where(which)
 
             def rows(model: Any, *names: str) -> Any:
-                """Of these trials, in the order they were written."""
+                """Rows that belong to these trials, in the order they were written."""
                 table = model.__table__
                 columns = (table.c[name] for name in ("trial_id", *names))
                 return session.execute(
@@ -184,7 +248,7 @@ class BulkStorage(RDBStorage):
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """A third of the time for reading many trials goes into looking for garbage among them, and there is none."""
+    """Context without garbage collection, which takes a third of the time of reading many trials and finds nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -195,5 +259,5 @@ def _without_collecting() -> Iterator[None]:
 
 
 def _local(moment: datetime | None) -> datetime | None:
-    """Databases have universal time, trials that of the place."""
+    """Local time, as Optuna's trials have it; databases have universal time."""
     return None if moment is None else moment.replace(tzinfo=UTC).astimezone().replace(tzinfo=None)
