@@ -12,8 +12,8 @@ from lrnas.cli.output import make_console, make_table, print_json
 from lrnas.errors import LrnasError, MissingExtra
 
 if TYPE_CHECKING:
-    from lrnas.reporting.figures.filter_plots import FilterFigure
-    from lrnas.reporting.paper.data import PaperFigure
+    from lrnas.reporting.figures.filters import FilterFigure
+    from lrnas.reporting.figures.panels import PanelFigure
 
 
 def add_figure_commands(commands: Any) -> list[argparse.ArgumentParser]:
@@ -85,7 +85,7 @@ def add_figure_commands(commands: Any) -> list[argparse.ArgumentParser]:
 
 def _filters(options: argparse.Namespace) -> None:
     try:
-        from lrnas.reporting.figures.filter_plots import draw_filters
+        from lrnas.reporting.figures.filters import draw_filters
     except ModuleNotFoundError as error:
         raise MissingExtra("a picture", error.name, "plot") from None
     from lrnas.exporting.sources import find_source
@@ -108,35 +108,36 @@ def _filters(options: argparse.Namespace) -> None:
 
 def _figures(options: argparse.Namespace) -> None:
     try:
-        from lrnas.reporting.paper.draw import FIGURES, draw_paper_figure, make_paper_figure
+        from lrnas.reporting.figures.panels import draw_panels
+        from lrnas.reporting.paper.figures import FIGURES, make_paper_figure
     except ModuleNotFoundError as error:
         raise MissingExtra("a picture", error.name, "plot") from None
     from lrnas.reporting.figures.style import check_format
-    from lrnas.reporting.paper.data import NothingToDraw, Places
+    from lrnas.reporting.paper.tables import NothingToDraw, Sources
 
     formats = list(dict.fromkeys(map(check_format, options.format.split(","))))
     data = read_pairs("--data", options.data, "TABLE=NAME", "table1=folder:1f0a…")
     if other := data.keys() - {"table1", "table2", "table3", "table4"}:
         raise LrnasError(f"--data is for table1 to table4; got {min(other)!r}; write --data table1=NAME")
-    places = Places(options.results, tuple(options.records), tuple(options.profile), data)
+    sources = Sources(options.results, tuple(options.records), tuple(options.profile), data)
     made = []
     for name in dict.fromkeys(options.names or FIGURES):
         try:
-            made.append(make_paper_figure(name, places))
+            made.append(make_paper_figure(name, sources))
         except NothingToDraw as error:
             if options.names:
                 raise
             print(f"{name} is left out: {error}", file=sys.stderr)
     results = [(figure, [options.out / f"{figure.name}.{name}" for name in formats]) for figure in made]
     for figure, files in results:
-        draw_paper_figure(figure, files)
+        draw_panels(figure, files)
     if options.json:
         print_json([{**figure.to_dict(), "files": list(map(str, files))} for figure, files in results])
     else:
         _print_figures(results)
 
 
-def _print_figures(results: list[tuple[PaperFigure, list[Path]]]) -> None:
+def _print_figures(results: list[tuple[PanelFigure, list[Path]]]) -> None:
     table = make_table("Figures", ["figure"], ["panels", "published", "measured"])
     table.add_column("files")
     for figure, files in results:

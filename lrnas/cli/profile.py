@@ -59,7 +59,7 @@ def _profile(options: argparse.Namespace) -> None:
         raise LrnasError("give networks to measure, or --check-table SPACE; got both or neither; try vgg-gmp-lr-join")
     if options.plot is not None:
         try:
-            from lrnas.reporting.figures.study_plots import plot_times
+            from lrnas.reporting.figures.panels import plot_times
             from lrnas.reporting.figures.style import check_format
         except ImportError as error:
             raise MissingExtra("--plot", error.name, "plot") from None

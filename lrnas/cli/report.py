@@ -75,7 +75,7 @@ def _report(options: argparse.Namespace) -> None:
     report = _gather(options, records)
     folder = options.out or Path(options.studies) / names[0] / "-".join(["report", *names[1:]])
     files = [_write_page(report, folder)]
-    files += _write_figures(report, records, folder)
+    files += _write_figures(report, folder)
     if options.json:
         print_json({"title": report.title, "files": [str(file) for file in files], "studies": _overview(report)})
         return
@@ -91,21 +91,19 @@ def _report(options: argparse.Namespace) -> None:
 
 def _plot(options: argparse.Namespace) -> None:
     try:
-        from lrnas.reporting.figures.report_plots import plot_allocation, plot_curves, plot_history
-        from lrnas.reporting.figures.study_plots import plot_front
+        from lrnas.reporting.figures.report_plots import plot_allocation, plot_curves, plot_front, plot_history
         from lrnas.reporting.figures.style import check_format
     except ImportError as error:
         raise MissingExtra("a figure", error.name, "plot") from None
     name = options.name or _only(options)
     file = options.out or Path(options.studies) / name / f"{options.picture}.pdf"
     check_format(file)
-    record = _open(options, name)
-    report = _gather(options, [record])
+    report = _gather(options, [_open(options, name)])
     study = report.studies[0]
     if options.picture == "pareto" and not study.full:
         raise LrnasError(f"{study.name} has no network trained in full yet; let the search run, then try again")
     draw: dict[str, Callable[[], None]] = {
-        "pareto": lambda: plot_front(record, file, report.axis.name),
+        "pareto": lambda: plot_front(report, file),
         "history": lambda: plot_history([study], file),
         "allocation": lambda: plot_allocation(study, file, report.axis),
         "curves": lambda: plot_curves(study, file),
@@ -168,26 +166,21 @@ def _write_page(report: Report, folder: Path) -> Path:
     return file
 
 
-def _write_figures(report: Report, records: list[Study], folder: Path) -> list[Path]:
+def _write_figures(report: Report, folder: Path) -> list[Path]:
     """All for which there is something to show."""
     try:
         from lrnas.reporting.figures import report_plots as figures
-        from lrnas.reporting.figures.study_plots import plot_front
     except ImportError as error:
         print(f"lrnas: no figures without {error.name}; pip install 'lrnas[plot]'", file=sys.stderr)
         return []
     draw: dict[str, Callable[[list[Path]], None]] = {}
     if any(study.full for study in report.studies):
-        one = len(records) == 1
-        axis = report.axis.name
-        draw["front"] = (
-            (lambda files: plot_front(records[0], files, axis)) if one else partial(figures.plot_fronts, report)
-        )
+        draw["front"] = partial(figures.plot_front, report)
         draw["history"] = partial(figures.plot_history, report.studies)
     if any(one.finals for one in report.tested):
         draw["finals"] = partial(figures.plot_finals, report)
     for study in report.studies:
-        ending = f"-{study.name}" if len(records) > 1 else ""
+        ending = f"-{study.name}" if len(report.studies) > 1 else ""
         if any(network.layers for network in study.front):
             draw[f"allocation{ending}"] = partial(figures.plot_allocation, study, axis=report.axis)
         if any(network.trial.curve for network in study.full):

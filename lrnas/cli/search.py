@@ -256,10 +256,14 @@ def _write_files(study: Study, folder: Path) -> list[Path]:
     table = study.to_pandas()
     table[table["on_front"]].sort_values(study.costs[0]).to_csv(files[0], index=False)
     try:
-        from lrnas.reporting.figures.study_plots import plot_front
+        from lrnas.reporting.figures.report_plots import plot_front
     except ImportError:
         print("lrnas: no picture without matplotlib; pip install 'lrnas[plot]'", file=sys.stderr)
     else:
-        plot_front(study, folder / "front.png")
-        files += [folder / "front.png"] if (folder / "front.png").exists() else []
+        from lrnas.reporting.report import make_report
+
+        report = make_report([study])
+        if report.studies[0].full or report.studies[0].stopped:
+            files.append(folder / "front.png")
+            plot_front(report, files[-1])
     return files

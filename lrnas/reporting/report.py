@@ -157,6 +157,11 @@ class StudyReport:
         return [network for network in self.networks if network.is_full]
 
     @property
+    def stopped(self) -> list[Network]:
+        """Networks that early stopping ended, with an accuracy."""
+        return [network for network in self.networks if network.is_partial]
+
+    @property
     def front(self) -> list[Network]:
         """Cheapest first."""
         first = next(name for name in self.objectives if name != "accuracy")

@@ -418,18 +418,6 @@ def test_latency_is_an_objective_like_others() -> None:
     assert proposals.study.at_epoch(0, 1)[0] == [proposals.study.trials()[0].latency]
 
 
-@pytest.mark.parametrize("objectives", ["accuracy,latency", "accuracy,macs,latency", "accuracy,params,macs"])
-def test_pictures_of_fronts(objectives: str, tmp_path: Path) -> None:
-    from lrnas.reporting.figures.study_plots import plot_front
-
-    proposals = make_timed(objectives)
-    proposals.enqueue(SPACE.points)
-    for accuracy in (0.7, 0.9, 0.8, 0.85):
-        finish(proposals, accuracy)
-    plot_front(proposals.study, tmp_path / "front.png")
-    assert (tmp_path / "front.png").stat().st_size > 10_000
-
-
 def test_what_was_measured_when_a_study_began_stays(tmp_path: Path) -> None:
     proposals = make_proposals(tmp_path)
     conditions = {"device": "cpu", "batch": 1, "factor": 1.1}

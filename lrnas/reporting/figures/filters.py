@@ -1,30 +1,47 @@
-"""The filters that a layer has learned: those of each shape, and the k×k filters that come of them.
+"""Pictures of the filters that a layer has learned, and of the k×k filters that result from them.
 
-- With a join, a mixed-shape layer is exactly one k×k convolution (`layers.fold`): filters of 3×1 and 1×3 make crosses.
-- A separable layer is one of outer products, but for the border of the map where its first half has a bias.
-- Without a join, a 1×1 layer may come next, as in Network in Network. Its combinations are drawn with the activation
-  between left out, and are called so: they are not what the network computes.
+- With a join, a mixed-shape layer is exactly one k×k convolution (`layers.fold`): 3×1 and 1×3 filters make crosses.
+- A separable layer is a convolution with outer products, except at the border of the map if its first half has a bias.
+- Without a join, a 1×1 layer may follow, as in Network in Network. Its combinations are drawn without the activation in
+  between and are labelled so: they are not what the network computes.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib import colormaps
 from torch import Tensor, nn
 
 from lrnas.errors import LrnasError
+from lrnas.exporting.sample_inputs import find_inputs
+from lrnas.exporting.sources import Source
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d
 from lrnas.layers.fold import Folding, dense_form, fold, foldable_layers
 from lrnas.layers.norms import find_norms
 from lrnas.models.plan import make_plan
+from lrnas.reporting.figures.style import (
+    COARSE_DPI,
+    add_footer,
+    check_format,
+    escape_text,
+    make_figure,
+    save_figure,
+    wrap_text,
+)
 
-MOST_NAMES = 40
-"""Layers that an error names."""
+MAX_NAMES = 40
+"""Layers that an error message lists."""
+WEIGHT, GAP = 4, 3
+"""Pixels of a weight, and between filters."""
+SIGNED = colormaps["RdBu_r"]
 
 
 class FilterError(LrnasError):
@@ -33,131 +50,199 @@ class FilterError(LrnasError):
 
 @dataclass(frozen=True)
 class FilterSet:
-    """Filters of one shape, as they are or as they come of others."""
+    """Filters of one shape, learned or resulting from others."""
 
     label: str
     kernels: Tensor
     """[number, channels, rows, columns]."""
     learned: bool = True
-    """Whether these are weights, rather than what comes of them."""
+    """True for weights of the layer, False for filters that result from them."""
     remark: str = ""
-    """How they come of others."""
-
-    @property
-    def shape(self) -> str:
-        return "×".join(map(str, self.kernels.shape[2:]))
+    """How these filters result from others."""
 
 
 @dataclass(frozen=True)
 class LayerFilters:
-    """All that there is to see of a layer."""
+    """All filters of a layer."""
 
     name: str
     path: str
-    """In the model."""
+    """Path of the layer in the model."""
     sets: tuple[FilterSet, ...]
     remark: str = ""
-    """Why nothing comes of the filters, where nothing does."""
-
-    @property
-    def channels(self) -> int:
-        return self.sets[0].kernels.shape[1]
+    """Why there are no resulting filters; empty if there are."""
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """The strongest filters of a set as pictures: weights between -1 and 1, each scaled by its own largest one."""
+    """The strongest filters of a set: weights between -1 and 1, each filter scaled by its own largest weight."""
 
     label: str
     values: npt.NDArray[np.float64]
-    """[number, rows, columns], and 3 colours where the channels are colours."""
+    """[number, rows, columns], with a last dimension of 3 if the channels are colours."""
     total: int
-    """Filters that there are."""
+    """Number of filters in the set."""
     channels: int
     shown_as: str
-    """What of the channels is shown: colour, principal, mean or the number of one."""
+    """How input channels are shown: colour, principal, mean, or the number of one."""
     energy: float | None = None
-    """Of the principal pictures, the mean share of a filter's squared weights that is in its picture."""
+    """For principal pictures, the mean share of a filter's squared weights that its picture holds."""
 
     @property
     def is_coloured(self) -> bool:
         return self.values.ndim == 4
 
+
+@dataclass(frozen=True)
+class FilterFigure:
+    """A figure of filters that was written."""
+
+    source: Source
+    layer: LayerFilters
+    pictures: tuple[Pictures, ...]
+    layers: tuple[str, ...]
+    """All layers of the network that can be drawn."""
+    file: Path
+
     def to_dict(self) -> dict[str, Any]:
-        shape = list(self.values.shape[1:3])
-        data = {"label": self.label, "shape": shape, "filters": self.total, "drawn": len(self.values)}
-        return data | {"channels": self.channels, "shown_as": self.shown_as, "energy": self.energy}
+        return {
+            "name": self.source.name,
+            "origin": self.source.origin,
+            "trained": self.source.weights is not None,
+            "layer": self.layer.name,
+            "path": self.layer.path,
+            "sets": [
+                {
+                    "label": shown.label,
+                    "shape": list(shown.values.shape[1:3]),
+                    "filters": shown.total,
+                    "drawn": len(shown.values),
+                    "channels": shown.channels,
+                    "shown_as": shown.shown_as,
+                    "energy": shown.energy,
+                    "learned": filters.learned,
+                    "remark": filters.remark,
+                }
+                for shown, filters in zip(self.pictures, self.layer.sets, strict=True)
+            ],
+            "remark": self.layer.remark,
+            "layers": list(self.layers),
+            "file": str(self.file),
+        }
+
+
+def draw_filters(
+    source: Source, layer: str | None = None, out: Path | None = None, *, number: int = 64, show: str | None = None
+) -> FilterFigure:
+    """Draw the filters of a layer of a network.
+
+    Args:
+        source: The network.
+        layer: Name or path of a mixed-shape layer; None: the first one.
+        out: File to write; None: figures/NAME-LAYER.png.
+        number: Draw at most this many filters of each shape.
+        show: How to show input channels, see `to_pictures`.
+
+    Returns:
+        What was drawn, and the file.
+    """
+    if out is not None:
+        check_format(out)
+    model, channels = source.create_model()
+    rows, columns = model.pretrained_cfg["input_size"][1:]  # type: ignore[index]
+    images = find_inputs(source, None, (channels, rows, columns), None, None).images[:1]
+    found = read_filters(model, layer, images)
+    own_channels = found.sets[0].kernels.shape[1]  # the second half of a separable layer has others
+    pictures = tuple(
+        to_pictures(each, number, show if each.kernels.shape[1] == own_channels else None) for each in found.sets
+    )
+    file = out or Path("figures") / f"{source.name}-{found.name}.png"
+    _draw(source, found, pictures, file)
+    return FilterFigure(source, found, pictures, tuple(mixed_layers(model)), file)
 
 
 def mixed_layers(model: nn.Module) -> dict[str, str]:
-    """The layers whose filters are not all k×k: their paths in the model by the names that `lrnas count` has."""
+    """Layers whose filters are not all k×k: paths in the model by the names that `lrnas count` shows."""
     names = {conv.path: conv.name for conv in make_plan(model.architecture, check_fit=False).convs}  # type: ignore[arg-type]
     return {names.get(path, path): path for path in foldable_layers(model)}
 
 
 @torch.no_grad()
 def read_filters(model: nn.Module, name: str | None, images: Tensor) -> LayerFilters:
-    """The filters of one layer, the first if none is named; one of the images is run to see which layers follow."""
+    """Filters of one layer.
+
+    Args:
+        model: The network.
+        name: Name or path of a mixed-shape layer; None: the first one.
+        images: Images of which the first is run through the model to see which layer follows.
+    """
     known = mixed_layers(model)
     if not known:
         raise FilterError(
-            "filters are drawn of mixed-shape layers; got a network whose layers are all dense; give one with others, "
-            "vgg-gmp-lr-join say"
+            "filters are drawn of mixed-shape layers; got a network whose layers are all dense; give another one, "
+            "e.g. vgg-gmp-lr-join"
         )
     by_path = {path: known_name for known_name, path in known.items()}
     name = next(iter(known)) if name is None else by_path.get(name, name)
     if name not in known:
-        listed = ", ".join([*known][:MOST_NAMES]) + ", …" * (len(known) > MOST_NAMES)
-        raise FilterError(f"a layer is a mixed-shape one of the network; got {name!r}; known: {listed}")
+        listed = ", ".join([*known][:MAX_NAMES]) + ", …" * (len(known) > MAX_NAMES)
+        raise FilterError(f"--layer takes a mixed-shape layer of the network; got {name!r}; known: {listed}")
     path = known[name]
     layer = model.get_submodule(path)
     if isinstance(layer, SeparableConv2d):
         return LayerFilters(name, path, _separable_sets(layer))
-    learned = _learned_sets(layer)
+    assert isinstance(layer, CompositeConv2d | WindowConv2d)
+    learned = tuple(map(_learned_set, layer.group_convs() if isinstance(layer, CompositeConv2d) else [layer]))
     if isinstance(layer, CompositeConv2d) and layer.join is not None:
-        return LayerFilters(name, path, (*learned, _joined(layer)))
-    mixed = _mixed_by_the_next(model, path, images[:1])
-    if mixed is None:
+        remark = "as the join combines them: exactly what the layer computes"
+        return LayerFilters(name, path, (*learned, _effective_set(_dense_kernels(layer), remark)))
+    combined = _combined_by_next_layer(model, path, images[:1])
+    if combined is None:
         return LayerFilters(name, path, learned, "no join, and no 1×1 layer right after it, combines them")
-    return LayerFilters(name, path, (*learned, mixed))
+    return LayerFilters(name, path, (*learned, combined))
 
 
 def to_pictures(filters: FilterSet, number: int, show: str | None = None) -> Pictures:
-    """The strongest filters of a set by their norm, the strongest first, as pictures.
+    """Pictures of the strongest filters of a set, ordered by norm, the strongest first.
 
-    `show` says what is done with the channels: they are the `colour`s of three, else the `principal` pattern over rows
-    and columns is shown, the one that times a factor for each channel comes closest to the filter; or their `mean`, or
-    one by its number.
+    Args:
+        filters: The filters.
+        number: Number of filters to show, at most.
+        show: How to show input channels. "colour": three channels as red, green and blue. "principal": the pattern
+            over rows and columns that, times a factor for each channel, is closest to the filter. "mean": their mean.
+            A number: that channel. None: colour for three channels, else principal.
     """
     kernels = filters.kernels.double().cpu().numpy()
     total, channels = kernels.shape[:2]
     if number < 1:
-        raise FilterError(f"the number of filters to draw is at least 1; got {number}")
-    shown = show or ("colour" if channels == 3 else "principal")
+        raise FilterError(f"the number of filters to draw must be at least 1; got {number}")
+    show = show or ("colour" if channels == 3 else "principal")
     order = np.argsort(-np.linalg.norm(kernels.reshape(total, -1), axis=1), kind="stable")[:number]
     kernels = kernels[order]
     energy = None
-    if shown == "colour":
+    if show == "colour":
         if channels != 3:
-            raise FilterError(f"colours are of 3 channels; the {filters.label} filters have {channels}; leave it out")
+            raise FilterError(
+                f"colour needs 3 input channels; the {filters.label} filters have {channels}; leave out --show"
+            )
         values = kernels.transpose(0, 2, 3, 1)
-    elif shown == "principal":
-        values, energy = _principal(kernels)
-    elif shown == "mean":
+    elif show == "principal":
+        values, energy = _find_principal(kernels)
+    elif show == "mean":
         values = kernels.mean(axis=1)
-    elif shown.isdecimal() and int(shown) < channels:
-        values = kernels[:, int(shown)]
+    elif show.isdecimal() and int(show) < channels:
+        values = kernels[:, int(show)]
     else:
         raise FilterError(
-            f"channels are shown as colour, principal, mean or one by its number, 0 to {channels - 1}; got {shown!r}"
+            f"--show takes colour, principal, mean, or the number of a channel, 0 to {channels - 1}; got {show!r}"
         )
     largest = np.abs(values).reshape(len(values), -1).max(axis=1)
     values = values / np.where(largest, largest, 1).reshape(-1, *[1] * (values.ndim - 1))
-    return Pictures(filters.label, values, total, channels, shown, energy)
+    return Pictures(filters.label, values, total, channels, show, energy)
 
 
-def _principal(kernels: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], float]:
-    """Of every filter the best single pattern, with the sign it has in most channels' favour; its share of energy."""
+def _find_principal(kernels: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], float]:
+    """The best single pattern of every filter, with the sign it has in most channels, and its mean share of energy."""
     number, channels, rows, columns = kernels.shape
     if channels == 1:
         return kernels[:, 0], 1.0
@@ -170,59 +255,52 @@ def _principal(kernels: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64
     return values.reshape(number, rows, columns), float(shares.mean())
 
 
-def _learned_sets(layer: nn.Module) -> tuple[FilterSet, ...]:
-    convs = [layer] if isinstance(layer, WindowConv2d) else []
-    if isinstance(layer, CompositeConv2d):
-        convs = list(layer.group_convs())
-    return tuple(FilterSet("{}×{}".format(*conv.kernel_size), conv.weight.detach()) for conv in convs)
+def _learned_set(conv: WindowConv2d, suffix: str = "") -> FilterSet:
+    return FilterSet("{}×{}".format(*conv.kernel_size) + suffix, conv.weight.detach())
 
 
-def _joined(layer: CompositeConv2d) -> FilterSet:
+def _effective_set(kernels: Tensor, remark: str) -> FilterSet:
+    return FilterSet("effective {}×{}".format(*kernels.shape[2:]), kernels.detach(), False, remark)
+
+
+def _dense_kernels(layer: nn.Module) -> Tensor:
+    """Kernels of the dense convolution that computes the same as a layer."""
     dense = dense_form(layer)
     assert isinstance(dense, nn.Conv2d)
-    return _combined(dense.weight, "as the join combines them: exactly what the layer computes")
+    return dense.weight
 
 
 def _separable_sets(layer: SeparableConv2d) -> tuple[FilterSet, ...]:
     first, second = layer.halves()
-    alone = copy.deepcopy(layer)
-    start = alone.halves()[0]
-    if start.bias is not None:  # it moves no weight, and with it there is no dense form where maps are padded
+    without_bias = copy.deepcopy(layer)
+    start = without_bias.halves()[0]
+    if start.bias is not None:  # it changes no kernel, but with it and padding there is no dense form
         start.bias.zero_()
-    dense = dense_form(alone)
-    assert isinstance(dense, nn.Conv2d)
-    return (
-        FilterSet("{}×{}, first".format(*first.kernel_size), first.weight.detach()),
-        FilterSet("{}×{}, second".format(*second.kernel_size), second.weight.detach()),
-        _combined(dense.weight, "one after the other: what the layer computes, but at the border of the map"),
-    )
+    remark = "one after the other: what the layer computes, except at the border of the map"
+    effective = _effective_set(_dense_kernels(without_bias), remark)
+    return _learned_set(first, ", first"), _learned_set(second, ", second"), effective
 
 
-def _combined(kernels: Tensor, remark: str) -> FilterSet:
-    return FilterSet("effective {}×{}".format(*kernels.shape[2:]), kernels.detach(), False, remark)
+def _combined_by_next_layer(model: nn.Module, path: str, images: Tensor) -> FilterSet | None:
+    """Combinations of a layer's filters by the 1×1 layer right after it; None if no such layer follows.
 
-
-def _mixed_by_the_next(model: nn.Module, path: str, images: Tensor) -> FilterSet | None:
-    """What a 1×1 layer right after a layer makes of its filters; None where none follows.
-
-    A batch norm after the layer is folded in first. The model is run once: the 1×1 layer is the one that is given what
-    the layer put out, through a ReLU or nothing.
+    A batch norm after the layer is folded in first. The model is run once: the 1×1 layer is the one whose input is the
+    layer's output, directly or through a ReLU.
     """
     norms = {own: norm for own, norm in find_norms(model, images).items() if own == path}
     model = fold(copy.deepcopy(model).eval(), Folding(norms))
     layer = model.get_submodule(path)
     outputs: list[Tensor] = []
-    takers: list[tuple[str, nn.Conv2d, bool]] = []
-    layer.register_forward_hook(
-        lambda module, inputs, output: outputs.append(output.clone())
-    )  # a ReLU may overwrite it
+    followers: list[tuple[str, nn.Conv2d, bool]] = []
+    # cloned, as a ReLU may overwrite it
+    layer.register_forward_hook(lambda module, inputs, output: outputs.append(output.clone()))
 
     def watch(name: str) -> Any:
         def hook(module: nn.Conv2d, inputs: tuple[Tensor, ...]) -> None:
             if outputs and inputs[0].shape == outputs[-1].shape:
-                bare = torch.equal(inputs[0], outputs[-1])
-                if bare or torch.equal(inputs[0], outputs[-1].relu()):
-                    takers.append((name, module, bare))
+                is_direct = torch.equal(inputs[0], outputs[-1])
+                if is_direct or torch.equal(inputs[0], outputs[-1].relu()):
+                    followers.append((name, module, is_direct))
 
         return hook
 
@@ -230,12 +308,71 @@ def _mixed_by_the_next(model: nn.Module, path: str, images: Tensor) -> FilterSet
         if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.groups == 1:
             module.register_forward_pre_hook(watch(name))
     model(images)
-    if len(takers) != 1:
+    if len(followers) != 1:
         return None
-    name, taker, bare = takers[0]
-    dense = dense_form(layer)
-    assert isinstance(dense, nn.Conv2d)
-    kernels = torch.einsum("on,ncyx->ocyx", taker.weight[:, :, 0, 0].double(), dense.weight.double())
-    taken = name.removesuffix(".conv")
-    left_out = "exactly" if bare else "the ReLU between left out"
-    return _combined(kernels, f"as the 1×1 layer {taken} combines them, {left_out}")
+    name, follower, is_direct = followers[0]
+    kernels = torch.einsum("on,ncyx->ocyx", follower.weight[:, :, 0, 0].double(), _dense_kernels(layer).double())
+    exactness = "exactly" if is_direct else "without the ReLU in between"
+    return _effective_set(kernels, f"as the 1×1 layer {name.removesuffix('.conv')} combines them, {exactness}")
+
+
+def _draw(source: Source, layer: LayerFilters, pictures: tuple[Pictures, ...], file: Path) -> None:
+    sheets = [_make_sheet(each) for each in pictures]
+    widths = [sheet.shape[1] for sheet in sheets]
+    height = 10 / sum(widths) * max(sheet.shape[0] for sheet in sheets)
+    figure = make_figure(10 + 0.2 * len(sheets), min(max(height, 1.5), 8) + 1.6, COARSE_DPI)
+    panels = figure.subplots(1, len(sheets), width_ratios=widths, squeeze=False)[0]
+    for axes, sheet, shown in zip(panels, sheets, pictures, strict=True):
+        axes.imshow(sheet, interpolation="nearest")
+        axes.set_axis_off()
+        axes.set_anchor("N")
+        number = len(shown.values)
+        drawn = f"{number} filters" if number == shown.total else f"the strongest {number} of {shown.total} filters"
+        axes.set_title(escape_text(f"{shown.label}: {drawn}"), fontsize=9)
+    weights = source.origin if source.weights is not None else f"NOT TRAINED: {source.origin}"
+    title = wrap_text(f"{source.name}, {layer.name}\n{weights}", figure.get_figwidth(), 10)
+    figure.suptitle(title, fontsize=10)
+    add_footer(figure, _explain(layer, pictures))
+    save_figure(figure, file)
+
+
+def _explain(layer: LayerFilters, pictures: tuple[Pictures, ...]) -> list[str]:
+    """Lines below the figure that say what it shows."""
+    lines = [f"{each.label}: {each.remark}." for each in layer.sets if each.remark]
+    if layer.remark:
+        lines.append(f"{layer.remark[0].upper()}{layer.remark[1:]}.")
+    first = pictures[0]
+    channels = f"{first.channels} input channels" if first.channels > 1 else "one input channel"
+    colours = "red is positive, blue negative"
+    if first.shown_as == "colour":
+        what, colours = "The 3 input channels as red, green and blue", "grey is zero"
+    elif first.shown_as == "principal" and first.channels > 1:
+        shares = ", ".join(f"{100 * each.energy:.0f} % ({each.label})" for each in pictures if each.energy is not None)
+        lines.append(f"The pattern closest to all {channels}; its mean share of the squared weights is {shares}.")
+        what = "Pattern"
+    else:
+        what = {"principal": channels.capitalize(), "mean": f"Mean of {channels}"}.get(
+            first.shown_as, f"Input channel {first.shown_as} of {first.channels}"
+        )
+    lines.append(f"{what}: {colours}; every filter is scaled by its own largest weight; the strongest (by norm) first.")
+    return lines + [
+        f"{each.label}: the pattern closest to all {each.channels} channels."
+        for each in pictures
+        if each.shown_as != first.shown_as
+    ]
+
+
+def _make_sheet(pictures: Pictures) -> npt.NDArray[np.float64]:
+    """All pictures of a set as one image, about square, with colours between 0 and 1."""
+    values = pictures.values
+    colours = 0.5 + 0.5 * values if pictures.is_coloured else SIGNED(0.5 + 0.5 * values)[..., :3]
+    number, rows, columns = colours.shape[:3]
+    tall, wide = WEIGHT * rows + GAP, WEIGHT * columns + GAP
+    across = min(number, math.ceil(math.sqrt(number * tall / wide)))
+    down = math.ceil(number / across)
+    background = 1.0 if pictures.is_coloured else 0.8  # zero is grey in the one, white in the other
+    sheet = np.full((down * tall + GAP, across * wide + GAP, 3), background)
+    for i, tile in enumerate(colours):
+        top, left = GAP + i // across * tall, GAP + i % across * wide
+        sheet[top : top + tall - GAP, left : left + wide - GAP] = tile.repeat(WEIGHT, axis=0).repeat(WEIGHT, axis=1)
+    return sheet

@@ -1,87 +1,176 @@
-"""Figures of a report for print: PDF, PNG or SVG, by the ending of the file."""
+"""Figures of studies: the front, its growth, training curves, layers, importances and test accuracies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from lrnas.reporting.figures.labels import finish_costs
+from lrnas.reporting.figures.labels import add_legend, name_positions
 from lrnas.reporting.figures.style import (
-    BEST,
-    FRONT,
-    LAYERS,
     Files,
-    Place,
-    add_rings,
-    fit_text,
-    label_text,
+    Position,
+    add_footer,
+    escape_text,
+    figure_of,
+    label_ticks,
+    legend_text,
     make_figure,
     number_text,
-    plain_text,
     save_figure,
-    staircase,
+    settle_layout,
+    wrap_text,
 )
 from lrnas.reporting.layer_view import KINDS, SHADES, merge_orders
 from lrnas.reporting.report import PALETTE
 from lrnas.study.manifest import StudyError
-from lrnas.study.objectives import Objective
+from lrnas.study.objectives import OBJECTIVES, Objective
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from lrnas.reporting.report import Network, Report, StudyReport
 
-MOST_NETWORKS = 60
-"""Along the front, in a picture of what their layers are made of."""
-MOST_PARAMETERS = 20
+FRONT_SIZE = (7.5, 5.0)
+"""Width and height of figures of accuracy against cost, in inches."""
+BEST = "best for the cost shown"
+"""Legend of the staircase; with several costs, it is not the front."""
+MARKERS = {"o": 26.0, "D": 48.0}
+"""Sizes in square points of the marks of networks found (o) and of the paper's networks (D)."""
+LAYERS = {"o": 3.0, "D": 4.0}
+"""Order of drawing: the paper's networks are above the others."""
+MAX_NETWORKS = 60
+"""Networks in a figure of their layers; more are thinned out evenly."""
+MAX_PARAMETERS = 20
+"""Parameters in a figure of importances."""
 
 
-def plot_fronts(report: Report, path: Files) -> None:
-    """Accuracy against cost of several studies, each in its colour, each with its staircase; the paper's by name."""
+@dataclass(frozen=True, slots=True)
+class _Dot:
+    """A network in a figure of accuracy against cost."""
+
+    position: Position
+    paper_name: str | None
+    """Name of a network of the paper; None for a network that was found."""
+    on_front: bool
+    deviation: float | None = None
+    """Standard deviation of the accuracy in percent; None if unknown."""
+    second_cost: float = 0.0
+    """Cost that is shown by colour."""
+
+
+_Group = tuple[str, str | None, list[_Dot]]
+"""Name of a study, its colour (None: blue, and red for the paper's networks), and its networks."""
+
+
+def plot_front(report: Report, path: Files) -> None:
+    """Draw accuracy against cost, with the front ringed and the paper's networks named.
+
+    For one study, networks stopped early are shown in grey and a second cost is shown by colour. If there are several
+    studies, each has its own colour.
+
+    Args:
+        report: Report on one or several studies.
+        path: File or files to write; the suffix of each gives its format.
+    """
+    several = len(report.studies) > 1
     cost = report.axis
-    some = _some(report.studies, lambda study: study.full)
-    figure = make_figure(*FRONT)
+    shown = _with_colours(report.studies, lambda study: study.full or (not several and study.stopped))
+    first = shown[0][1]
+    second = next((OBJECTIVES[name] for name in first.objectives if name not in ("accuracy", cost.name)), None)
+    groups: list[_Group] = []
+    for colour, study in shown:
+        dots = [
+            _Dot(
+                (value / cost.unit, 100 * (network.trial.accuracy or 0.0)),
+                network.name if network.is_paper else None,
+                network.trial.on_front,
+                second_cost=0.0 if second is None else (network.cost(second.name) or 0.0) / second.unit,
+            )
+            for network in study.full
+            if (value := network.cost(cost.name)) is not None
+        ]
+        groups.append((study.name, colour if several else None, dots))
+    figure = make_figure(*FRONT_SIZE)
     axes = figure.subplots()
-    named: list[tuple[str, Place]] = []
-    sizes = {"o": 22.0, "D": 40.0}
-    rings: dict[str, list[Place]] = {"o": [], "D": []}
-    for colour, study in some:
-        full = [(network, place) for network in study.full for place in _places(network, cost)]
-        for is_paper, marker in ((False, "o"), (True, "D")):
-            marked = [(network, place) for network, place in full if network.is_paper == is_paper]
-            x, y = [place[0] for _, place in marked], [place[1] for _, place in marked]
-            axes.scatter(x, y, s=sizes[marker], color=colour, marker=marker, zorder=LAYERS[marker])
-            rings[marker] += [place for network, place in marked if network.trial.on_front]
-        steps = staircase(place for _, place in full)
-        axes.step(*zip(*steps, strict=True), where="post", color=colour, lw=1.2, zorder=2, label=label_text(study.name))
-        named += [(network.name, place) for network, place in full if network.is_paper]
-    if named:
-        axes.scatter([], [], s=sizes["D"], color="0.4", marker="D", label="the paper's")
-    add_rings(axes, rings, sizes)
-    finish_costs(axes, named, xlabel=cost.label, ylabel="validation accuracy, %")
+    colours: Normalize | None = None
+    if not several:
+        dots = groups[0][2]
+        if second is not None and dots:
+            low, high = min(dot.second_cost for dot in dots), max(dot.second_cost for dot in dots)
+            colours = (LogNorm if high > 10 * low else Normalize)(low, max(high, 1.001 * low))
+            bar = figure.colorbar(ScalarMappable(colours), ax=axes, label=second.label)
+            if isinstance(colours, LogNorm):
+                label_ticks(bar.ax.yaxis)
+        _draw_stopped(axes, first, cost)
+        axes.set_title(wrap_text(first.name, FRONT_SIZE[0] - 1, 12))
+    _draw_networks(axes, groups, ("trained in full", "on the front"), colours)
+    _finish_costs(axes, groups, cost, "validation accuracy, %")
+    save_figure(figure, path)
+
+
+def plot_finals(report: Report, path: Files) -> None:
+    """Draw test accuracy against cost of networks trained again: mean and standard deviation over seeds.
+
+    Rings mark the front by means, which takes all costs of the search into account, not only the one shown.
+
+    Args:
+        report: Report with tested networks.
+        path: File or files to write; the suffix of each gives its format.
+    """
+    cost = report.axis if report.axis.name != "latency" else report.axes[0]
+    colours = dict(zip((study.name for study in report.studies), cycle(PALETTE), strict=False))
+    groups: list[_Group] = []
+    for tested in report.tested:
+        marks = tested.marks
+        dots = [
+            _Dot(
+                (getattr(final, cost.name) / cost.unit, 100 * final.mean),
+                final.point,
+                final.identity in marks,
+                None if final.deviation is None else 100 * final.deviation,
+            )
+            for final in tested.finals
+        ]
+        if dots:
+            groups.append((tested.retrained.name, colours[tested.retrained.study] if len(colours) > 1 else None, dots))
+    if not groups:
+        raise StudyError(f"{report.title}: no network was trained again and tested; do so with `lrnas retrain`")
+    figure = make_figure(*FRONT_SIZE)
+    axes = figure.subplots()
+    if len(groups) == 1:
+        axes.set_title(wrap_text(groups[0][0], FRONT_SIZE[0] - 1, 12))
+    _draw_networks(axes, groups, ("found", "front by means"))
+    _finish_costs(axes, groups, cost, "test accuracy, %, mean ± sd over seeds")
     save_figure(figure, path)
 
 
 def plot_history(studies: Sequence[StudyReport], path: Files) -> None:
-    """How the front grew: hypervolume over trials, and over the time they took."""
-    some = _some(studies, lambda study: study.history)
+    """Draw how the front grew: its hypervolume over trials, and over hours of training.
+
+    Args:
+        studies: Studies to draw, each in its own colour.
+        path: File or files to write; the suffix of each gives its format.
+    """
     figure = make_figure(9, 4)
     over_trials, over_time = figure.subplots(1, 2, sharey=True)
-    for colour, study in some:
+    for colour, study in _with_colours(studies, lambda study: study.history):
         volumes = [moment.volume for moment in study.history]
         trials, hours = zip(*((moment.trials, moment.seconds / 3600) for moment in study.history), strict=True)
-        over_trials.step(trials, volumes, where="post", color=colour, label=label_text(study.name))
+        over_trials.step(trials, volumes, where="post", color=colour, label=legend_text(study.name))
         over_time.step(hours, volumes, where="post", color=colour)
-    over_trials.set(xlabel="trials that have ended", ylabel="hypervolume of the front")
+    over_trials.set(xlabel="finished trials", ylabel="hypervolume of the front")
     over_trials.xaxis.set_major_locator(MaxNLocator(integer=True))
-    over_time.set(xlabel="hours of training, all trials added up")
+    over_time.set(xlabel="hours of training, sum over all trials")
     over_trials.legend(loc="lower right", fontsize=8)
     for axes in (over_trials, over_time):
         axes.grid(True, alpha=0.25)
@@ -89,22 +178,26 @@ def plot_history(studies: Sequence[StudyReport], path: Files) -> None:
 
 
 def plot_curves(study: StudyReport, path: Files) -> None:
-    """Accuracy after every epoch, and the rungs at which trials may be stopped."""
-    trained = [network for network in study.networks if network.trial.curve and (network.is_full or network.is_partial)]
+    """Draw the validation accuracy of every network after every epoch, and the rungs of early stopping.
+
+    Args:
+        study: Study to draw.
+        path: File or files to write; the suffix of each gives its format.
+    """
+    trained = [network for network in study.full + study.stopped if network.trial.curve]
     if not trained:
-        raise StudyError(f"{study.name} has no curve to show: no network was trained; let the search run")
+        raise StudyError(f"{study.name} has no training curve to show; let the search run until a network is trained")
     figure = make_figure(7, 4.5)
     axes = figure.subplots()
-    looks = {
-        "stopped early": ("0.75", 0.7, [one for one in trained if not one.is_full]),
-        "trained in full": ("tab:blue", 0.9, [one for one in trained if one.is_full and not one.trial.on_front]),
-        "on the front": ("tab:red", 1.4, [one for one in trained if one.trial.on_front]),
-    }
-    for label, (colour, width, some) in looks.items():
+    for label, colour, width, some in (
+        ("stopped early", "0.75", 0.7, [one for one in trained if not one.is_full]),
+        ("trained in full", "tab:blue", 0.9, [one for one in trained if one.is_full and not one.trial.on_front]),
+        ("on the front", "tab:red", 1.4, [one for one in trained if one.trial.on_front]),
+    ):
         if not some:
             continue
         curves = [[(epoch, 100 * value) for epoch, value in enumerate(one.trial.curve, 1)] for one in some]
-        # thousands of lines at once, not one by one
+        # one collection: thousands of single lines would be slow
         axes.add_collection(LineCollection(curves, colors=colour, linewidths=width, zorder=2))
         dots = [curve[0] for curve in curves if len(curve) == 1]
         axes.plot([x for x, _ in dots], [y for _, y in dots], ".", color=colour)
@@ -114,7 +207,7 @@ def plot_curves(study: StudyReport, path: Files) -> None:
         axes.axvline(rung, color="0.5", lw=0.8, ls=":")
     if study.rungs:
         axes.plot([], [], color="0.5", ls=":", label="rungs")
-    axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=fit_text(study.name, 6, 12))
+    axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=wrap_text(study.name, 6, 12))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(True, alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
@@ -122,15 +215,22 @@ def plot_curves(study: StudyReport, path: Files) -> None:
 
 
 def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
-    """Of every network along the front, layer by layer, the shares of the shapes; a dot is a join."""
+    """Draw the shares of filter shapes in every layer of the networks on the front; a dot marks a join.
+
+    Args:
+        study: Study to draw.
+        path: File or files to write; the suffix of each gives its format.
+        axis: Cost by which networks are ordered.
+    """
     front = [network for network in study.front if network.layers]
     if not front:
         raise StudyError(f"{study.name} has no front to show; let the search run until a network is trained in full")
     front.sort(key=lambda network: network.cost(axis.name) or 0.0)
-    shown = front if len(front) <= MOST_NETWORKS else _spread(front, MOST_NETWORKS)
-    layers = _varied_layers(shown)
+    number = min(len(front), MAX_NETWORKS)  # evenly along the front, with both ends
+    shown = [front[round(i * (len(front) - 1) / max(number - 1, 1))] for i in range(number)]
+    layers = merge_orders([layer.name for layer in network.layers if layer.is_varied] for network in shown)
     if not layers:
-        raise StudyError(f"the networks of {study.name} have no layer with k×k filters: there is nothing to show")
+        raise StudyError(f"the networks of {study.name} have no layer with k×k filters; there is nothing to show")
     columns = 1 if len(layers) <= 10 else 2
     rows = -(-len(layers) // columns)
     size = (min(columns * max(5.0, 0.32 * len(shown) + 2), 16.0), 0.75 * rows + 1.6)
@@ -143,121 +243,149 @@ def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
     costs = [number_text((network.cost(axis.name) or 0) / axis.unit) for network in shown]
     for panel in panels[-1]:
         panel.set_xticks(range(len(shown)), costs, rotation=90, fontsize=7)
-    number = "" if len(shown) == len(front) else f" ({len(shown)} of {len(front)} networks)"
-    figure.supxlabel(f"{axis.label}, along the front{number}", fontsize=9)
-    handles = [Patch(color=SHADES[kind]) for kind in KINDS]
-    join = Line2D([], [], marker="o", ls="", color="k", ms=3)
+    thinned = "" if len(shown) == len(front) else f" ({len(shown)} of {len(front)} networks)"
+    figure.supxlabel(f"{axis.label}, along the front{thinned}", fontsize=9)
     figure.legend(
-        [*handles, join],
-        [*(_spelt(kind) for kind in KINDS), "join"],
+        [*(Patch(color=SHADES[kind]) for kind in KINDS), Line2D([], [], marker="o", ls="", color="k", ms=3)],
+        [*(kind.replace("x", "×") for kind in KINDS), "join"],
         loc="outside upper center",
         ncols=6,
         fontsize=8,
-        title=fit_text(study.name, size[0] - 1, 10),
+        title=wrap_text(study.name, size[0] - 1, 10),
     )
     save_figure(figure, path)
 
 
 def plot_importances(study: StudyReport, path: Files) -> None:
-    """What decides: the parameters that tell networks that are good in an objective from others."""
+    """Draw how much each parameter decides whether a network is good in an objective.
+
+    Args:
+        study: Study to draw.
+        path: File or files to write; the suffix of each gives its format.
+    """
     if not study.importances:
         raise StudyError(f"{study.name} has too few networks trained in full to tell which parameters matter")
-    every = list(next(iter(study.importances.values())))  # those that matter most to any objective first
-    names = every[:MOST_PARAMETERS][::-1]
+    every = list(next(iter(study.importances.values())))  # ordered by the highest importance in any objective
+    names = every[:MAX_PARAMETERS][::-1]
     shown = f", {len(names)} of {len(every)} parameters" if len(names) < len(every) else ""
     figure = make_figure(7, 0.26 * len(names) + 1.4)
     axes = figure.subplots()
     height = 0.8 / len(study.importances)
     for i, (colour, (goal, values)) in enumerate(zip(cycle(PALETTE), study.importances.items(), strict=False)):
-        places = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
-        axes.barh(places, [values.get(name, 0.0) for name in names], height, color=colour, label=goal)
-    axes.set_yticks(range(len(names)), [plain_text(name) for name in names], fontsize=8)
+        centres = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
+        axes.barh(centres, [values.get(name, 0.0) for name in names], height, color=colour, label=goal)
+    axes.set_yticks(range(len(names)), [escape_text(name) for name in names], fontsize=8)
     axes.set_ylim(-0.6, len(names) - 0.4)
     title = f"{study.name}: {len(study.full)} networks trained in full{shown}"
-    axes.set(xlabel="importance (PED-ANOVA), share", title=fit_text(title, 6, 12))
+    axes.set(xlabel="importance (PED-ANOVA), share", title=wrap_text(title, 6, 12))
     axes.legend(loc="lower right", fontsize=8)
     save_figure(figure, path)
 
 
-def plot_finals(report: Report, path: Files) -> None:
-    """Networks trained in full and tested: mean and standard deviation over seeds, a staircase for each retraining.
-
-    Rings are around the front by means, which goes by all costs of the search, whichever is shown.
-    """
-    cost = report.axis if report.axis.name != "latency" else report.axes[0]
-    shown = [one for one in report.tested if one.finals]
-    if not shown:
-        raise StudyError(f"{report.title}: no network was trained again and tested; `lrnas retrain` does")
-    several = len(shown) > 1
-    shades = dict(zip((study.name for study in report.studies), cycle(PALETTE), strict=False))
-    rings: list[Place] = []
-    named: list[tuple[str, Place]] = []
-    lines = 0
-    figure = make_figure(*FRONT)
-    axes = figure.subplots()
-    for one in shown:
-        places = [(getattr(final, cost.name) / cost.unit, 100 * final.mean) for final in one.finals]
-        colours = (shades[one.retrained.study],) * 3 if len(shades) > 1 else ("tab:blue", "tab:red", "0.5")
-        for is_paper, marker, label in ((False, "o", "found"), (True, "D", "the paper's")):
-            some = [k for k, final in enumerate(one.finals) if (final.point is not None) == is_paper]
-            if some:
-                x, y = zip(*(places[k] for k in some), strict=True)
-                deviations = [one.finals[k].deviation for k in some]
-                bars = [math.nan if deviation is None else 100 * deviation for deviation in deviations]
-                label = label_text(f"{one.retrained.name}, {label}") if several else label
-                axes.errorbar(x, y, bars, fmt=marker, color=colours[is_paper], capsize=3, ms=5, label=label)
-        steps = staircase(places)
-        is_line = len(steps) > 1
-        lines += is_line
-        best = BEST if is_line and not several else None
-        axes.step(*zip(*steps, strict=True), where="post", color=colours[2], lw=1, zorder=1, label=best)
-        marks = one.marks
-        for final, place in zip(one.finals, places, strict=True):
-            named += [] if final.point is None else [(final.point, place)]
-            rings += [place] if final.identity in marks else []
-    if several and lines:
-        axes.plot([], [], color="0.5", lw=1, label=BEST)
-    x, y = zip(*rings, strict=True)
-    axes.scatter(x, y, s=110, facecolors="none", edgecolors="0.3", linewidths=0.8, zorder=2, label="front by means")
-    title = "" if several else fit_text(shown[0].retrained.name, FRONT[0] - 1, 12)
-    finish_costs(axes, named, xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds", title=title)
-    save_figure(figure, path)
+def find_staircase(positions: Iterable[Position]) -> list[Position]:
+    """Corners of the staircase of the best accuracy for every cost, from the lowest to the highest cost."""
+    best: list[Position] = []
+    ordered = sorted(positions, key=lambda position: (position[0], -position[1]))
+    for position in ordered:
+        if not best or position[1] > best[-1][1]:
+            best.append(position)
+    if best and ordered[-1][0] > best[-1][0]:
+        best.append((ordered[-1][0], best[-1][1]))
+    return best
 
 
-def _some(
-    studies: Sequence[StudyReport], has: Callable[[StudyReport], Sequence[object]]
+def _with_colours(
+    studies: Sequence[StudyReport], has_content: Callable[[StudyReport], object]
 ) -> list[tuple[str, StudyReport]]:
-    """The studies that have something to show, each with the colour of its place among all."""
-    found = [(colour, study) for colour, study in zip(cycle(PALETTE), studies, strict=False) if has(study)]
-    if not found:
+    """Studies with something to show, each with the colour of its place in the report."""
+    shown = [(colour, study) for colour, study in zip(cycle(PALETTE), studies, strict=False) if has_content(study)]
+    if not shown:
         listed = ", ".join(study.name for study in studies)
         raise StudyError(f"{listed}: no network is trained in full yet; let the search run, then try again")
-    return found
+    return shown
 
 
-def _places(network: Network, cost: Objective) -> Iterator[Place]:
-    """Where a network is in a picture, if its cost is known."""
-    value = network.cost(cost.name)
-    if value is not None:
-        yield value / cost.unit, 100 * (network.trial.accuracy or 0.0)
+def _draw_stopped(axes: Axes, study: StudyReport, cost: Objective) -> None:
+    """Draw networks stopped early, as far as they are in the range of accuracies of those trained in full."""
+    full, stopped = ([network.trial.accuracy or 0.0 for network in some] for some in (study.full, study.stopped))
+    bottom = 0.0
+    if full:
+        low, high = 100 * min(full), 100 * max(full + stopped)
+        margin = 0.12 * (high - low) + 0.3
+        bottom = low - margin
+        axes.set_ylim(bottom, min(high + margin, 100.3))
+    seen = [
+        ((network.cost(cost.name) or 0.0) / cost.unit, 100 * accuracy)
+        for network, accuracy in zip(study.stopped, stopped, strict=True)
+        if 100 * accuracy >= bottom
+    ]
+    if below := len(stopped) - len(seen):
+        note = f"Not shown: {below} of {len(stopped)} networks stopped early, whose accuracies are lower."
+        add_footer(figure_of(axes), [note])
+    if seen:
+        x, y = zip(*seen, strict=True)
+        axes.scatter(x, y, s=12, color="0.8", label="stopped early", zorder=1)
 
 
-def _spread(networks: list[Network], number: int) -> list[Network]:
-    """So many of them, evenly along the front, both ends included."""
-    last = len(networks) - 1
-    return [networks[round(i * last / (number - 1))] for i in range(number)]
+def _draw_networks(
+    axes: Axes, groups: Sequence[_Group], labels: tuple[str, str], colours: Normalize | None = None
+) -> None:
+    """Draw networks, rings around the front and staircases; `labels` are those of networks found and of the rings."""
+    several = len(groups) > 1
+    found, front = labels
+    rings: dict[str, list[Position]] = {}
+    for _, colour, dots in groups:
+        for marker, own_colour, label in (("o", "tab:blue", found), ("D", "tab:red", "the paper's")):
+            some = [dot for dot in dots if (dot.paper_name is not None) == (marker == "D")]
+            if not some:
+                continue
+            x, y = zip(*(dot.position for dot in some), strict=True)
+            style: dict[str, Any] = {"color": colour or own_colour}
+            if colours is not None:
+                style = {"c": [dot.second_cost for dot in some], "norm": colours, "edgecolors": own_colour}
+            style |= {"marker": marker, "s": _size(marker, colours), "zorder": LAYERS[marker]}
+            axes.scatter(x, y, **style, linewidths=0.8, label=None if several else label)
+            if any(dot.deviation is not None for dot in some):
+                bars = [math.nan if dot.deviation is None else dot.deviation for dot in some]
+                axes.errorbar(x, y, bars, fmt="none", color=colour or own_colour, capsize=3)
+            rings.setdefault(marker, []).extend(dot.position for dot in some if dot.on_front)
+    if several and "D" in rings:
+        axes.scatter([], [], s=MARKERS["D"], color="0.4", marker="D", label="the paper's")
+    for marker, positions in rings.items():
+        if positions:
+            style = {"facecolors": "none", "edgecolors": "0.15", "linewidths": 1.2, "zorder": LAYERS[marker]}
+            x, y = zip(*positions, strict=True)
+            axes.scatter(x, y, s=_size(marker, colours), marker=marker, label=front, **style)
+            front = ""  # one entry in the legend
+    lines = 0
+    for name, colour, dots in groups:
+        steps = find_staircase(dot.position for dot in dots)
+        if colours is None and steps and (several or len(steps) > 1):  # with two costs there is no staircase
+            style = {"color": colour or "tab:blue", "lw": 1.2, "zorder": 2}
+            axes.step(*zip(*steps, strict=True), where="post", **style, label=legend_text(name) if several else BEST)
+            lines += len(steps) > 1
+    if several and lines:
+        axes.plot([], [], color="0.5", lw=1.2, label=BEST)
 
 
-def _varied_layers(networks: Sequence[Network]) -> list[str]:
-    """Names of the layers whose filters could have other shapes, in their order."""
-    return merge_orders([layer.name for layer in network.layers if layer.is_varied] for network in networks)
+def _size(marker: str, colours: Normalize | None) -> float:
+    """Size of marks, which are larger if their colours show a cost."""
+    return MARKERS[marker] * (1.0 if colours is None else 1.6)
 
 
-def _spelt(kind: str) -> str:
-    return kind.replace("x", "×")
+def _finish_costs(axes: Axes, groups: Sequence[_Group], cost: Objective, label: str) -> None:
+    """Finish a figure of accuracy against cost: axes, legend, names of the paper's networks."""
+    axes.set(xscale="log", xlabel=cost.label, ylabel=label)
+    label_ticks(axes.xaxis)
+    axes.grid(True, which="both", alpha=0.25)
+    settle_layout(figure_of(axes))
+    add_legend(axes)
+    dots = [dot for _, _, group in groups for dot in group]
+    name_positions(axes, [(dot.paper_name, dot.position) for dot in dots if dot.paper_name is not None])
 
 
 def _draw_layer(panel: Axes, networks: Sequence[Network], name: str) -> None:
+    """Draw the shares of filter shapes in the layer of a name, one bar for each network."""
     layers = [next((layer for layer in network.layers if layer.name == name), None) for network in networks]
     floor = [0.0] * len(networks)
     for kind in KINDS:
@@ -270,6 +398,5 @@ def _draw_layer(panel: Axes, networks: Sequence[Network], name: str) -> None:
     panel.set_yticks([0, 1])
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     panel.tick_params(labelsize=7)
-    panel.set_ylabel(plain_text(name), rotation=0, ha="right", va="center", fontsize=8)
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
+    panel.set_ylabel(escape_text(name), rotation=0, ha="right", va="center", fontsize=8)
+    panel.spines[["top", "right"]].set_visible(False)

@@ -1,62 +1,172 @@
-"""Accuracy against cost: the paper's tables of results, with what was measured here beside what was published."""
+"""Figures of the paper's tables: accuracy against cost, published and measured."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 from lrnas._resources import PAPER_TABLES
 from lrnas.arch.cost import Convention
+from lrnas.errors import LrnasError
 from lrnas.models.paper import Table, family_table, paper_points
 from lrnas.models.plan import make_plan, resolve_backbone
 from lrnas.models.summary import summarise
-from lrnas.reporting.paper.data import PAPER, Mark, NothingToDraw, Panel, PaperFigure, Places, Series
-from lrnas.reporting.paper.runs import Runs, by_recipe
+from lrnas.reporting.figures.panels import Mark, Panel, PanelFigure, Series
+from lrnas.reporting.paper.records import Runs, group_by_recipe, read_runs
 
-AUGMENTED = {"vgg-11": "vgg-11, augmented"}
-"""The network that is in tables 1 and 5, in the one tested on one crop."""
-AUGMENTED_COLUMN = "test_multiply_acc_with_augmentation"
-"""Of table 5 alone."""
+PAPER = "Ioannou et al., ICLR 2016; single runs"
+REMARKS = {
+    "table1": "The published counts of vgg-gmp-lr-lde cannot be reproduced",
+    "table2": "The published counts are those of 1000 classes at stride 1 divided by four; vgg-gmp-sf is counted "
+    "without global max pooling",
+    "table3": "Counts include the auxiliary heads, parameters exclude the classifier, googlenet-lr has larger maps",
+}
+"""Known differences between published counts and the networks (docs/counting.md)."""
 
 
-# tables 1 to 4
+class NothingToDraw(LrnasError):
+    """A figure for which there are no numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Folders and files from which measured numbers are read."""
+
+    results: Path = Path("results")
+    """Folder with reproduce/, composite_*.json and gradient_variance.json."""
+    records: tuple[Path, ...] = ()
+    """More folders with records of `lrnas reproduce`."""
+    profiles: tuple[Path, ...] = ()
+    """Files written by `lrnas profile --json`."""
+    data: Mapping[str, str] = field(default_factory=dict)
+    """For a table, the name of its data set in the records, if it is not the paper's."""
+
+    def runs(self) -> list[Runs]:
+        own = self.results / "reproduce"
+        return read_runs([*([own] if own.is_dir() else []), *self.records])
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Of a published table."""
+    """A network in a published table."""
 
     name: str
     multiply_acc: int
     params: int
     top1: float | None
     top5: float | None
-    augmented: int | None = None
-    """Multiply-accumulates of a test with augmentation."""
 
 
-def _read_rows(file: str) -> list[_Row]:
+def table_figure(name: str, sources: Sources) -> PanelFigure:
+    """Accuracy against multiply-accumulates and parameters, as in one of the tables 1 to 4.
+
+    Args:
+        name: Name of the figure, "table1" to "table4".
+        sources: Where to look for measured numbers.
+    """
+    table = _tables()[name]
+    rows = _read_rows(table.file)
+    runs = [runs for runs in sources.runs() if _belongs_to(runs, name, table, sources)]
+    has_top5 = rows[0].top5 is not None
+    unit, unit_name = (1e6, "millions") if table.input_size < 100 else (1e9, "billions")
+    panels = []
+    for accuracy, label in (("top1", "top-1 " if has_top5 else ""), ("top5", "top-5 "))[: 1 + has_top5]:
+        for cost, divisor, x_label in (
+            ("multiply_acc", unit, f"multiply-accumulates, {unit_name}"),
+            ("params", 1e6, "parameters, millions"),
+        ):
+            measured = [Series("lrnas does not measure top-5", "measured", ())]
+            if accuracy == "top1":
+                measured = _measured(runs, partial(_count, name=name, table=table, cost=cost, unit=divisor))
+            series = (_published(rows, cost, divisor, accuracy), *measured)
+            costs = sorted(getattr(row, cost) for row in rows)
+            is_wide = costs[-1] > 3 * costs[len(costs) // 2]  # one network would leave the others no room
+            panels.append(Panel(x_label, f"{label}accuracy, %", series, log="x" if is_wide else ""))
+    footer = [f"Published: results/paper/{table.file} ({PAPER}).", *_describe_runs(runs)]
+    footer += [f"{REMARKS[name]} (docs/counting.md)."] if name in REMARKS else []
+    return PanelFigure(name, table.title, tuple(panels), tuple(footer))
+
+
+def state_of_the_art(sources: Sources) -> PanelFigure:
+    """Table 5: top-5 accuracy of other networks of that time beside the paper's; nothing is measured here."""
+    others = _read_rows("table5_state_of_the_art.csv", "test_multiply_acc_with_augmentation")
+    # vgg-11 is also in table 1, where it is tested on one crop
+    others = [replace(row, name="vgg-11, augmented") if row.name == "vgg-11" else row for row in others]
+    own = [row for name in ("table1", "table3") for row in _read_rows(_tables()[name].file)]
+    panels = []
+    for cost, unit, label in (
+        ("multiply_acc", 1e9, "multiply-accumulates of a test, billions"),
+        ("params", 1e6, "parameters, millions"),
+    ):
+        beside = _published(others, cost, unit, "top5", "state of the art, as tested with augmentation")
+        series = _published(own, cost, unit, "top5", "the paper's networks, one crop"), replace(beside, style="beside")
+        panels.append(Panel(label, "top-5 accuracy, %", series, log="x"))
+    footer = (
+        "Published: results/paper/table5_state_of_the_art.csv, table1_vgg_ilsvrc.csv, table3_googlenet_ilsvrc.csv "
+        f"({PAPER}).",
+        "The paper's networks are tested on one central crop; the cost of the others is that of all crops they were "
+        "tested on. Parameters of table 3 exclude the classifier.",
+        "All numbers are published ones; nothing was measured here.",
+    )
+    return PanelFigure("table5", "Table 5: the state of the art on ILSVRC", tuple(panels), footer, columns=1)
+
+
+def other_data(sources: Sources) -> PanelFigure:
+    """Test accuracy on data sets that are not in the paper, one panel for each."""
+    tables = _tables()
+    groups: dict[str, list[Runs]] = {}
+    for runs in sources.runs():
+        if not any(_belongs_to(runs, name, table, sources) for name, table in tables.items()):
+            groups.setdefault(runs.data, []).append(runs)
+    if not groups:
+        raise NothingToDraw(
+            "other-data shows records on data sets that are not in the paper; found none in "
+            f"{sources.results / 'reproduce'}; make some with `lrnas reproduce --data NAME`, or give --records FOLDER"
+        )
+    panels = [
+        Panel(
+            "multiply-accumulates, millions",
+            "test accuracy, %",
+            tuple(_measured(group, lambda runs: runs.macs / 1e6)),
+            data,
+        )
+        for data, group in groups.items()
+    ]
+    every = [runs for group in groups.values() for runs in group]
+    footer = (
+        *_describe_runs(every),
+        "The paper has no numbers for these images. Counts are at the image size of the training.",
+    )
+    return PanelFigure("other-data", "Data sets that are not in the paper", tuple(panels), footer)
+
+
+def read_table(file: str) -> list[dict[str, str]]:
+    """Rows of a table in results/paper/ by column name."""
+    with (PAPER_TABLES / file).open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def _read_rows(file: str, cost: str = "multiply_acc") -> list[_Row]:
     def number(row: Mapping[str, str], *names: str) -> float | None:
         return next((float(row[name]) for name in names if row.get(name)), None)
 
-    with (PAPER_TABLES / file).open(newline="", encoding="utf-8") as stream:
-        return [
-            _Row(
-                row["network"],
-                int(row["multiply_acc"]),
-                int(row.get("params") or row["test_params"]),
-                number(row, "top1", "accuracy"),
-                number(row, "top5"),
-                int(row[AUGMENTED_COLUMN]) if AUGMENTED_COLUMN in row else None,
-            )
-            for row in csv.DictReader(stream)
-        ]
+    return [
+        _Row(
+            row["network"],
+            int(row[cost]),
+            int(row.get("params") or row["test_params"]),
+            number(row, "top1", "accuracy"),
+            number(row, "top5"),
+        )
+        for row in read_table(file)
+    ]
 
 
 def _tables() -> dict[str, Table]:
-    """The tables of results, by the names of their figures."""
+    """Tables 1 to 4 by the names of their figures."""
     found = {point.table.title.split(":")[0].lower().replace(" ", ""): point.table for point in paper_points().values()}
     return found | {
         "table2": Table(
@@ -65,53 +175,9 @@ def _tables() -> dict[str, Table]:
     }
 
 
-def table_figure(name: str) -> Callable[[Places], PaperFigure]:
-    def make(places: Places) -> PaperFigure:
-        table = _tables()[name]
-        rows = _read_rows(table.file)
-        runs = [runs for runs in places.runs() if _is_of(runs, name, table, places)]
-        panels = []
-        for accuracy in ("top1", "top5"):
-            if rows[0].top5 is None and accuracy == "top5":
-                continue
-            for cost, unit, what in (
-                ("multiply_acc", 1e6 if table.input_size < 100 else 1e9, "multiply-accumulates"),
-                ("params", 1e6, "parameters"),
-            ):
-                series = [_published(rows, cost, unit, accuracy)]
-                if accuracy == "top1":
-                    series += _measured(runs, name, table, cost, unit)
-                else:
-                    series.append(Series("lrnas does not measure top-5", "measured", ()))
-                x_label = f"{what}, {'millions' if unit == 1e6 else 'billions'}"
-                y_label = f"{'top-1 ' if accuracy == 'top1' and rows[0].top5 else ''}accuracy, %"
-                y_label = y_label if accuracy == "top1" else "top-5 accuracy, %"
-                panels.append(Panel(x_label, y_label, tuple(series), log="x" if _is_wide(rows, cost) else ""))
-        footer = [f"Published: results/paper/{table.file} ({PAPER})."]
-        return PaperFigure(name, table.title, tuple(panels), (*footer, *_sources(runs), *_remarks(name)))
-
-    return make
-
-
-def _is_wide(rows: Sequence[_Row], cost: str) -> bool:
-    """Whether one network would leave the others no room."""
-    costs: list[int] = sorted(getattr(row, cost) for row in rows)
-    return costs[-1] > 3 * costs[len(costs) // 2]
-
-
-def _remarks(name: str) -> list[str]:
-    about = {
-        "table1": "The published counts of vgg-gmp-lr-lde do not come out",
-        "table2": "The published counts are those of 1000 classes at stride 1 divided by four, vgg-gmp-sf's without "
-        "global max pooling",
-        "table3": "Counts are with auxiliary heads, parameters without the classifier, googlenet-lr's on larger maps",
-    }
-    return [f"{about[name]} (docs/counting.md)."] if name in about else []
-
-
-def _is_of(runs: Runs, name: str, table: Table, places: Places) -> bool:
-    """Whether a network belongs to a table: of its family, trained on its data."""
-    if runs.data != places.data.get(name, table.data):
+def _belongs_to(runs: Runs, name: str, table: Table, sources: Sources) -> bool:
+    """Whether a network is of a table's family and was trained on the table's data set."""
+    if runs.data != sources.data.get(name, table.data):
         return False
     family = family_table(resolve_backbone(runs.architecture)[0])
     return family is not None and family.file == (table.file if name != "table2" else _tables()["table1"].file)
@@ -126,99 +192,36 @@ def _published(rows: Sequence[_Row], cost: str, unit: float, accuracy: str, labe
     return Series(label, "published", tuple(marks), True)
 
 
-def _measured(runs: Sequence[Runs], name: str, table: Table, cost: str, unit: float) -> list[Series]:
-    """A series for each recipe, at the counts of the table's convention."""
+def _measured(runs: Sequence[Runs], find_x: Callable[[Runs], float]) -> list[Series]:
+    """Mean accuracies over seeds, one series for each recipe."""
     if not runs:
         return [Series("nothing measured here on these images", "measured", ())]
-    return [
-        Series(
-            f"measured here, recipe {recipe}",
-            "measured",
-            tuple(_mark(each, getattr(_counted(each, name, table), cost) / unit) for each in found),
-        )
-        for recipe, found in by_recipe(runs).items()
-    ]
+
+    def mark(each: Runs) -> Mark:
+        deviation = None if each.deviation is None else 100 * each.deviation
+        return Mark(each.network, find_x(each), 100 * each.mean, deviation, len(each.accuracies))
+
+    groups = group_by_recipe(runs)
+    return [Series(f"measured here, recipe {name}", "measured", tuple(map(mark, groups[name]))) for name in groups]
 
 
-def _counted(runs: Runs, name: str, table: Table) -> Any:
-    """As the table counts: at its own input size and number of classes."""
-    if name == "table2":  # whose networks are those of table 1
-        cost = make_plan(runs.architecture, table.input_size, table.num_classes).cost
-        return _Row(runs.network, cost.paper_multiply_acc(table.convention), cost.paper_params(table.convention), 0, 0)
-    return summarise(runs.network, runs.architecture, table.input_size, table.num_classes).paper
+def _count(runs: Runs, name: str, table: Table, cost: str, unit: float) -> float:
+    """Cost of a network at the table's input size and number of classes, by the table's convention."""
+    if name == "table2":  # its networks are those of table 1
+        counted = make_plan(runs.architecture, table.input_size, table.num_classes).cost
+        return (counted.paper_params if cost == "params" else counted.paper_multiply_acc)(table.convention) / unit
+    paper = summarise(runs.network, runs.architecture, table.input_size, table.num_classes).paper
+    return float(getattr(paper, cost)) / unit
 
 
-def _mark(runs: Runs, x: float) -> Mark:
-    deviation = None if runs.deviation is None else 100 * runs.deviation
-    return Mark(runs.network, x, 100 * runs.mean, deviation, len(runs.accuracies))
-
-
-def _sources(runs: Sequence[Runs]) -> list[str]:
+def _describe_runs(runs: Sequence[Runs]) -> list[str]:
+    """Line of a footer: number of runs, commits and hardware."""
     if not runs:
         return []
     number = sum(len(each.accuracies) for each in runs)
     commits = ", ".join(dict.fromkeys(commit for each in runs for commit in each.commits))
     hardware = "; ".join(dict.fromkeys(name for each in runs for name in each.hardware))
-    diverged = sum(each.diverged for each in runs)
+    diverged, repeated = sum(each.diverged for each in runs), sum(each.repeated for each in runs)
     more = f", {diverged} more diverged" if diverged else ""
-    repeated = sum(each.repeated for each in runs)
-    more += f", {repeated} more with the same seeds left out" if repeated else ""
+    more += f", {repeated} more with repeated seeds left out" if repeated else ""
     return [f"Measured: test images, {number} runs{more}, records of lrnas reproduce; commit {commits}; {hardware}."]
-
-
-# table 5
-
-
-def state_of_the_art(places: Places) -> PaperFigure:
-    """Top-5 accuracy of the networks of its time, with the paper's own beside them."""
-    others = [replace(row, name=AUGMENTED.get(row.name, row.name)) for row in _read_rows("table5_state_of_the_art.csv")]
-    own = [row for name in ("table1", "table3") for row in _read_rows(_tables()[name].file)]
-    panels = []
-    for cost, what in (
-        ("multiply_acc", "multiply-accumulates of a test, billions"),
-        ("params", "parameters, millions"),
-    ):
-        unit = 1e9 if cost == "multiply_acc" else 1e6
-        column = "augmented" if cost == "multiply_acc" else cost
-        beside = Series("state of the art, as tested with augmentation", "beside", _top5(others, column, unit), True)
-        series = [_published(own, cost, unit, "top5", "the paper's networks, one crop"), beside]
-        panels.append(Panel(what, "top-5 accuracy, %", tuple(series), log="x"))
-    footer = (
-        f"Published: results/paper/table5_state_of_the_art.csv, table1_vgg_ilsvrc.csv, table3_googlenet_ilsvrc.csv "
-        f"({PAPER}).",
-        "The paper's own networks are tested on one crop in the middle; the others' cost is of all crops they were "
-        "tested on. Parameters of table 3 are without the classifier.",
-        "All of this was published; nothing in it was measured here.",
-    )
-    return PaperFigure("table5", "Table 5: the state of the art on ILSVRC", tuple(panels), footer, columns=1)
-
-
-def _top5(rows: Sequence[_Row], column: str, unit: float) -> tuple[Mark, ...]:
-    return tuple(Mark(row.name, getattr(row, column) / unit, 100 * row.top5) for row in rows if row.top5 is not None)
-
-
-# other data than the paper's
-
-
-def other_data(places: Places) -> PaperFigure:
-    """Networks on images that the paper does not have, one panel for each set of them."""
-    tables = _tables()
-    groups: dict[str, list[Runs]] = {}
-    for runs in places.runs():
-        if not any(_is_of(runs, name, table, places) for name, table in tables.items()):
-            groups.setdefault(runs.data, []).append(runs)
-    if not groups:
-        raise NothingToDraw(
-            f"this is of records on other images than the paper's; got none in {places.results / 'reproduce'}; make "
-            "some with `lrnas reproduce --data NAME`, or give --records FOLDER"
-        )
-    panels = []
-    for data, found in groups.items():
-        series = [
-            Series(f"measured here, recipe {recipe}", "measured", tuple(_mark(runs, runs.macs / 1e6) for runs in some))
-            for recipe, some in by_recipe(found).items()
-        ]
-        panels.append(Panel("multiply-accumulates, millions", "test accuracy, %", tuple(series), data))
-    every = [runs for found in groups.values() for runs in found]
-    footer = (*_sources(every), "The paper has no numbers for these images. Costs are at the size trained at.")
-    return PaperFigure("other-data", "On other images than the paper's", tuple(panels), footer)

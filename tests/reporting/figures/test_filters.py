@@ -115,7 +115,7 @@ def test_the_next_layer_combines_where_there_is_no_join() -> None:
     """The 1×1 layer's output, with the ReLU before it taken away, is a convolution with the effective filters."""
     model = trained()
     found = read_filters(model, "conv3", images())
-    assert found.sets[-1].remark == "as the 1×1 layer cccp5 combines them, the ReLU between left out"
+    assert found.sets[-1].remark == "as the 1×1 layer cccp5 combines them, without the ReLU in between"
     kernels = found.sets[-1].kernels
     x, _ = run_layer(model, found.path)
     with torch.no_grad():
@@ -159,7 +159,9 @@ def test_three_channels_are_colours() -> None:
     assert pictures.is_coloured and pictures.values[0, :, 0].tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize(("show", "message"), [("colour", "of 3 channels"), ("2", "0 to 1; got '2'"), ("x", "got 'x'")])
+@pytest.mark.parametrize(
+    ("show", "message"), [("colour", "needs 3 input channels"), ("2", "0 to 1; got '2'"), ("x", "got 'x'")]
+)
 def test_channels_that_cannot_be_shown(show: str, message: str) -> None:
     with pytest.raises(FilterError, match=message):
         to_pictures(FilterSet("1×2", torch.ones(1, 2, 1, 2)), 1, show)

@@ -10,8 +10,9 @@ from matplotlib.path import Path as Outline
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from lrnas.reporting.figures.labels import add_legend, finish_costs, name_points
-from lrnas.reporting.figures.style import FRONT, Place, make_figure, settle
+from lrnas.reporting.figures.labels import add_legend, name_positions
+from lrnas.reporting.figures.report_plots import FRONT_SIZE
+from lrnas.reporting.figures.style import Position, label_ticks, make_figure, settle_layout
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -50,10 +51,10 @@ def test_names_hide_neither_marks_nor_names_nor_the_legend() -> None:
     axes.scatter(x, y, s=26)
     axes.step([0, 5, 10], [1, 6, 9], where="post")
     named = [(f"network-{i}", (x[i], y[i])) for i in range(12)]
-    settle(figure)
+    settle_layout(figure)
     axes.plot([], [], "o", label="some points")
     add_legend(axes)
-    name_points(axes, named)
+    name_positions(axes, named)
     names = boxes(axes)
     assert len(names) == 12
     legend = axes.get_legend().get_window_extent()
@@ -71,8 +72,8 @@ def test_a_name_is_nearest_to_its_own_point() -> None:
     places = {"left": (5.0, 5.0), "right": (5.25, 5.0)}
     axes.scatter(*zip(*places.values(), strict=True))
     axes.set(xlim=(0, 10), ylim=(0, 10))
-    settle(figure)
-    name_points(axes, places.items())
+    settle_layout(figure)
+    name_positions(axes, places.items())
     for note, box in zip(axes.texts, boxes(axes), strict=True):
         middle = (box.x0 + box.x1) / 2
         away = {name: abs(axes.transData.transform(place)[0] - middle) for name, place in places.items()}
@@ -83,20 +84,25 @@ def test_lines_to_points_do_not_cross_other_names() -> None:
     """As one did in a search in which two of the paper's networks lie side by side, among others."""
     with (RESULTS / "search" / "vgg11-cifar10.csv").open(newline="", encoding="utf-8") as stream:
         rows = [row for row in csv.DictReader(stream) if row["status"] == "completed"]
-    places: dict[str, list[Place]] = {"paper": [], "found": [], "front": []}
-    named: list[tuple[str, Place]] = []
+    places: dict[str, list[Position]] = {"paper": [], "found": [], "front": []}
+    named: list[tuple[str, Position]] = []
     for row in rows:
         place = int(row["macs"]) / 1e6, 100 * float(row["accuracy"])
         is_paper = row["point"].startswith("vgg")
         named += [(row["point"], place)] if is_paper else []
         places["paper" if is_paper else "found"].append(place)
         places["front"] += [place] if row["on_front"] == "True" else []
-    axes = make_figure(*FRONT).subplots()
+    figure = make_figure(*FRONT_SIZE)
+    axes = figure.subplots()
     axes.scatter(*zip(*places["found"], strict=True), s=26, label="trained in full")
     axes.scatter(*zip(*places["paper"], strict=True), s=48, marker="D", label="the paper's")
     axes.step(*zip(*sorted(places["front"]), strict=True), where="post", label="front")
     axes.set_ylim(66.2, 89.3)
-    finish_costs(axes, named, xlabel="cost", ylabel="accuracy", title="vgg11-cifar10")
+    axes.set(xscale="log", xlabel="cost", ylabel="accuracy", title="vgg11-cifar10")
+    label_ticks(axes.xaxis)
+    settle_layout(figure)
+    add_legend(axes)
+    name_positions(axes, named)
     assert len(axes.texts) == 8 and leaders(axes)  # of some names, or there is nothing to cross
     assert crossings(axes) == []
 
@@ -109,8 +115,8 @@ def test_lines_to_points_do_not_cross_names_in_a_crowd(seed: int) -> None:
     places = np.random.default_rng(seed).normal(5, 0.7, (9, 2))
     axes.scatter(*places.T)
     axes.set(xlim=(0, 10), ylim=(0, 10))
-    settle(figure)
-    name_points(axes, [(f"network-{i}", (x, y)) for i, (x, y) in enumerate(places)])
+    settle_layout(figure)
+    name_positions(axes, [(f"network-{i}", (x, y)) for i, (x, y) in enumerate(places)])
     assert leaders(axes)
     assert crossings(axes) == []
 
@@ -124,7 +130,7 @@ def test_legends_go_where_nothing_is(free: str) -> None:
     places = [place for name, place in corners.items() if name != free]
     axes.errorbar(*zip(*places, strict=True), 0.2, fmt="o", label="points")
     axes.set(xlim=(-0.2, 1.2), ylim=(-0.2, 1.2))
-    settle(figure)
+    settle_layout(figure)
     add_legend(axes)
     legend = axes.get_legend().get_window_extent()
     centre = axes.transAxes.inverted().transform(((legend.x0 + legend.x1) / 2, (legend.y0 + legend.y1) / 2))

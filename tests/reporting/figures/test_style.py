@@ -10,11 +10,11 @@ from lrnas.reporting.figures.style import (
     FORMATS,
     add_footer,
     check_format,
-    fit_text,
     label_ticks,
     make_figure,
     number_text,
     save_figure,
+    wrap_text,
 )
 
 
@@ -72,7 +72,7 @@ def test_logarithmic_axes_have_plain_numbers(low: float, high: float, wanted: li
 
 def test_long_texts_stay_within_the_picture() -> None:
     figure = make_figure(4, 2)
-    figure.suptitle(fit_text("W and $m$ " * 12 + "/a/path/without/spaces" * 6, 4, 10), fontsize=10)
+    figure.suptitle(wrap_text("W and $m$ " * 12 + "/a/path/without/spaces" * 6, 4, 10), fontsize=10)
     add_footer(figure, ["a footer, of many words, that goes on and on; " * 5, "and a short line"])
     figure.draw_without_rendering()
     for text in (figure._suptitle, figure._supxlabel):  # type: ignore[attr-defined]

@@ -13,9 +13,10 @@ from lrnas.cli.main import main
 from lrnas.errors import DataError, UnknownName
 from lrnas.models.paper import get_point, paper_points
 from lrnas.recipes import Recipe
-from lrnas.reporting.paper.data import NothingToDraw, PaperFigure, Places
-from lrnas.reporting.paper.draw import FIGURES, draw_paper_figure, make_paper_figure
-from lrnas.reporting.paper.runs import read_runs
+from lrnas.reporting.figures.panels import PanelFigure, draw_panels
+from lrnas.reporting.paper.figures import FIGURES, make_paper_figure
+from lrnas.reporting.paper.records import read_runs
+from lrnas.reporting.paper.tables import NothingToDraw, Sources
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -40,7 +41,7 @@ def write_record(
     return file
 
 
-def marks(figure: PaperFigure, panel: int, series: int) -> dict[str, tuple[float, float]]:
+def marks(figure: PanelFigure, panel: int, series: int) -> dict[str, tuple[float, float]]:
     return {mark.name: (mark.x, mark.y) for mark in figure.panels[panel].series[series].marks}
 
 
@@ -57,44 +58,44 @@ def test_seeds_are_put_together_and_recipes_kept_apart(tmp_path: Path) -> None:
     both = max(one, other, key=lambda runs: len(runs.accuracies))
     assert (both.mean, both.diverged, both.commits) == (pytest.approx(0.6), 1, ("0123456",))
     assert (both.repeated, other.repeated + one.repeated) == (1, 1)
-    figure = make_paper_figure("table4", Places(Path("nowhere"), (tmp_path / "a", tmp_path / "b")))
-    assert "3 runs, 1 more diverged, 1 more with the same seeds left out" in figure.footer[1]
+    figure = make_paper_figure("table4", Sources(Path("nowhere"), (tmp_path / "a", tmp_path / "b")))
+    assert "3 runs, 1 more diverged, 1 more with repeated seeds left out" in figure.footer[1]
     assert both.deviation == pytest.approx(0.1414, abs=1e-4)
 
 
 def test_recipes_of_one_name_are_told_apart(tmp_path: Path) -> None:
     write_record(tmp_path, "nin", 0, 0.5, data="digits")
     write_record(tmp_path, "nin", 0, 0.6, data="digits", epochs=99)
-    (panel,) = make_paper_figure("other-data", Places(Path("nowhere"), (tmp_path,))).panels
+    (panel,) = make_paper_figure("other-data", Sources(Path("nowhere"), (tmp_path,))).panels
     wanted = {f"measured here, recipe own, epochs {Recipe().epochs}": 50, "measured here, recipe own, epochs 99": 60}
     assert {series.label: series.marks[0].y for series in panel.series} == wanted
     more = tmp_path / "more"
     for pad in (1, 2):  # the fourth of the fields that differ
         write_record(more / str(pad), "nin", 0, pad / 10, data="digits", epochs=9, batch_size=64, lr=0.2, pad=pad)
-    (panel,) = make_paper_figure("other-data", Places(Path("nowhere"), (tmp_path, more / "1", more / "2"))).panels
+    (panel,) = make_paper_figure("other-data", Sources(Path("nowhere"), (tmp_path, more / "1", more / "2"))).panels
     assert [series.marks[0].y for series in panel.series] == [50, 60, 10, 20]
     assert panel.series[3].label == "measured here, recipe own, epochs 9, batch_size 64, lr 0.2, pad 2"
 
 
 def test_records_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="which is none; give another --records"):
+    with pytest.raises(DataError, match="which is not one; give another --records"):
         read_runs([tmp_path / "nowhere"])
     file = write_record(tmp_path, "nin", 0, 0.5)
     file.write_text(file.read_text()[:50])
     with pytest.raises(DataError, match="cannot be read"):
         read_runs([tmp_path])
     file.write_text(json.dumps({"identity": {}, "architecture": {}, "test_accuracy": 1}))
-    with pytest.raises(DataError, match="is no record of a run"):
+    with pytest.raises(DataError, match="is not a valid record of a run"):
         read_runs([tmp_path])
     whole = json.loads(write_record(tmp_path, "nin", 0, 0.5).read_text())
     for part in ("macs", "network"):
         file.write_text(json.dumps({key: value for key, value in whole.items() if key != part}))
-        with pytest.raises(DataError, match=rf"{file.name} is no record of a run \('{part}'\); move it away"):
+        with pytest.raises(DataError, match=rf"{file.name} is not a valid record of a run \('{part}'\); move it away"):
             read_runs([tmp_path])
 
 
 def test_table_4_has_ours_beside_the_published_ones() -> None:
-    figure = make_paper_figure("table4", Places(RESULTS))
+    figure = make_paper_figure("table4", Sources(RESULTS))
     published, measured = marks(figure, 0, 0), marks(figure, 0, 1)
     assert published["nin-c3-lr"] == pytest.approx((104.261834, 91.78))
     assert measured["nin-c3-lr"] == pytest.approx((104.261834, 90.88), abs=0.005)
@@ -108,7 +109,7 @@ def test_table_4_has_ours_beside_the_published_ones() -> None:
 def test_published_marks_are_the_papers() -> None:
     numbers = []
     for name in ("table1", "table3", "table4"):
-        figure = make_paper_figure(name, Places(Path("nowhere")))
+        figure = make_paper_figure(name, Sources(Path("nowhere")))
         found = {mark.name: mark for panel in figure.panels[:1] for mark in panel.series[0].marks}
         unit = 1e6 if name == "table4" else 1e9
         for point in paper_points().values():
@@ -118,33 +119,33 @@ def test_published_marks_are_the_papers() -> None:
         assert "nothing measured here" in figure.panels[0].series[1].label and not figure.panels[0].series[1].marks
         numbers.append(len(found))
     assert numbers == [8, 3, 3] and sum(numbers) == len(paper_points())
-    places = make_paper_figure("table2", Places(Path("nowhere")))
+    places = make_paper_figure("table2", Sources(Path("nowhere")))
     assert marks(places, 0, 0)["vgg-gmp-lr"] == pytest.approx((0.629533610, 52.0))
 
 
 def test_a_folder_of_images_can_be_a_tables_data(tmp_path: Path) -> None:
     write_record(tmp_path, "vgg-gmp-lr", 0, 0.66, data="folder:12ab")
-    elsewhere = Places(Path("nowhere"), (tmp_path,))
+    elsewhere = Sources(Path("nowhere"), (tmp_path,))
     assert make_paper_figure("table1", elsewhere).panels[0].series[1].marks == ()
     assert make_paper_figure("other-data", elsewhere).panels[0].title == "folder:12ab"
-    named = Places(Path("nowhere"), (tmp_path,), data={"table1": "folder:12ab"})
+    named = Sources(Path("nowhere"), (tmp_path,), data={"table1": "folder:12ab"})
     assert marks(make_paper_figure("table1", named), 0, 1) == {"vgg-gmp-lr": pytest.approx((2.518134440, 66.0))}
-    with pytest.raises(NothingToDraw, match="got none in nowhere/reproduce"):
+    with pytest.raises(NothingToDraw, match="found none in nowhere/reproduce"):
         make_paper_figure("other-data", named)
-    places = Places(Path("nowhere"), (tmp_path,), data={"table2": "folder:12ab"})
+    places = Sources(Path("nowhere"), (tmp_path,), data={"table2": "folder:12ab"})
     x, y = marks(make_paper_figure("table2", places), 0, 1)["vgg-gmp-lr"]
     assert y == pytest.approx(66) and x == pytest.approx(2.5, abs=0.1)  # at stride 1, as this network is
 
 
 def test_the_state_of_the_art_costs_what_its_tests_cost() -> None:
-    figure = make_paper_figure("table5", Places(RESULTS))
+    figure = make_paper_figure("table5", Sources(RESULTS))
     assert marks(figure, 0, 1)["googlenet-144x"] == pytest.approx((229.112161920, 92.11))
     assert marks(figure, 1, 1)["msra-c"] == pytest.approx((330.603368, 94.29))
     assert {"vgg-11", "googlenet-lr"} <= marks(figure, 0, 0).keys() and "vgg-11, augmented" in marks(figure, 0, 1)
 
 
 def test_times_of_the_paper_and_of_ours() -> None:
-    figure = make_paper_figure("times", Places(RESULTS))
+    figure = make_paper_figure("times", Sources(RESULTS))
     paper, layers, networks = figure.panels
     assert len(paper.series[0].marks) == 16 and paper.series[1].marks[0].y == pytest.approx(2.23236)
     dense = {mark.name: mark.x for mark in layers.series[0].marks}
@@ -154,7 +155,7 @@ def test_times_of_the_paper_and_of_ours() -> None:
     assert vgg == [pytest.approx(0.3376, abs=1e-4)]
     assert len(figure.footer) == 3
     assert figure.footer[2].startswith(f"Measured: {RESULTS.as_posix()}/composite_networks.json, commit e696551, ")
-    alone = make_paper_figure("times", Places(Path("nowhere")))
+    alone = make_paper_figure("times", Sources(Path("nowhere")))
     assert len(alone.panels) == 1 and "Nothing measured here" in alone.footer[1]
 
 
@@ -168,36 +169,36 @@ def test_times_of_a_profile(tmp_path: Path) -> None:
     data = {"conditions": {"hardware": "a machine", "dtype": "fp32", "batch": 8}, "networks": networks}
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(data))
-    figure = make_paper_figure("times", Places(Path("nowhere"), profiles=(file,)))
+    figure = make_paper_figure("times", Sources(Path("nowhere"), profiles=(file,)))
     assert [panel.title for panel in figure.panels[1:]] == [
         "here: layers, forward\na machine, fp32, batch 8",
         "here: networks\na machine, fp32, batch 8",
     ]
     assert marks(figure, 1, 1) == {"conv1": (2.0, 0.5)} and marks(figure, 2, 0) == {"nin-c3-lr": (0.5, 0.7)}
     file.write_text("[1]")
-    with pytest.raises(DataError, match="no output of `lrnas profile --json`"):
-        make_paper_figure("times", Places(Path("nowhere"), profiles=(file,)))
+    with pytest.raises(DataError, match="not an output of `lrnas profile --json`"):
+        make_paper_figure("times", Sources(Path("nowhere"), profiles=(file,)))
 
 
 def test_gradients_are_those_of_the_file(tmp_path: Path) -> None:
-    figure = make_paper_figure("gradients", Places(RESULTS))
+    figure = make_paper_figure("gradients", Sources(RESULTS))
     kept = json.loads((RESULTS / "gradient_variance.json").read_text(encoding="utf-8"))
     wanted = kept["geometric_mean_variance_relative_to_the_last_layer"]["3×1 || 1×3"]["composite"]
     assert [mark.y for mark in figure.panels[0].series[0].marks] == wanted
-    with pytest.raises(NothingToDraw, match=r"gradient_variance.json has the variances .* it is not there"):
-        make_paper_figure("gradients", Places(tmp_path))
+    with pytest.raises(NothingToDraw, match=r"gradients needs .*gradient_variance.json, which does not exist"):
+        make_paper_figure("gradients", Sources(tmp_path))
     (tmp_path / "gradient_variance.json").write_text("{}")
-    with pytest.raises(DataError, match="nothing of its provenance"):
-        make_paper_figure("gradients", Places(tmp_path))
+    with pytest.raises(DataError, match="it has no provenance"):
+        make_paper_figure("gradients", Sources(tmp_path))
     known = {name: value for name, value in kept["provenance"].items() if name not in ("commit", "hardware")}
     (tmp_path / "gradient_variance.json").write_text(json.dumps({**kept, "provenance": known}))
-    told = make_paper_figure("gradients", Places(tmp_path)).footer[0]
+    told = make_paper_figure("gradients", Sources(tmp_path)).footer[0]
     assert told.startswith(f"Measured: {tmp_path.as_posix()}/gradient_variance.json, commit unknown, unknown hardware.")
 
 
 def is_drawn(name: str, folder: Path) -> bool:
     file = folder / f"{name}.png"
-    draw_paper_figure(make_paper_figure(name, Places(RESULTS)), file)
+    draw_panels(make_paper_figure(name, Sources(RESULTS)), file)
     pixels = np.asarray(Image.open(file).convert("RGB"))
     coloured = (pixels.max(axis=2).astype(int) - pixels.min(axis=2) > 60).sum()
     return bool(100 < coloured < pixels.size / 6) and file.stat().st_size < 150_000
@@ -237,7 +238,7 @@ def test_names_and_folders_are_no_mathematics(tmp_path: Path, monkeypatch: pytes
     shutil.copy(RESULTS / "gradient_variance.json", folder)
     texts = {}
     for figure in ("other-data", "gradients"):
-        draw_paper_figure(make_paper_figure(figure, Places(folder)), tmp_path / "figure.svg")
+        draw_panels(make_paper_figure(figure, Sources(folder)), tmp_path / "figure.svg")
         texts[figure] = (tmp_path / "figure.svg").read_text(encoding="utf-8")
     assert f">{shown}</text>" in texts["other-data"] and shown.replace(" ", "_") in texts["other-data"]
     assert f"recipe _{shown}" in texts["other-data"]
@@ -257,7 +258,7 @@ def test_what_has_no_numbers_is_left_out_unless_asked_for(tmp_path: Path, capsys
         (["--format", "bmp"], "png, svg, pdf; got 'bmp'"),
         (["--data", "table7=x"], "table1 to table4; got 'table7'"),
         (["--data", "table1"], "--data takes TABLE=NAME; got 'table1'"),
-        (["table4", "--records", "nowhere"], "got nowhere, which is none"),
+        (["table4", "--records", "nowhere"], "got nowhere, which is not one"),
         (["times", "--profile", "nowhere.json"], "nowhere.json cannot be read"),
     ],
 )
@@ -269,7 +270,7 @@ def test_mistakes(arguments: list[str], message: str, tmp_path: Path, capsys: py
 
 def test_an_unknown_figure() -> None:
     with pytest.raises(UnknownName, match="did you mean table"):
-        make_paper_figure("tabel4", Places())
+        make_paper_figure("tabel4", Sources())
 
 
 def test_networks_that_are_not_the_papers_are_counted(tmp_path: Path) -> None:
@@ -277,5 +278,5 @@ def test_networks_that_are_not_the_papers_are_counted(tmp_path: Path) -> None:
     file = write_record(tmp_path, "nin", 0, 0.9)
     record = json.loads(file.read_text())
     file.write_text(json.dumps({**record, "network": "own", "architecture": own.to_dict()}))
-    found = marks(make_paper_figure("table4", Places(Path("nowhere"), (tmp_path,))), 0, 1)
+    found = marks(make_paper_figure("table4", Sources(Path("nowhere"), (tmp_path,))), 0, 1)
     assert found.keys() == {"own"} and found["own"][1] == pytest.approx(90)
