@@ -11,7 +11,6 @@ With `fuse`, batch norms are folded and every mixed-shape layer takes the form t
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,7 +30,6 @@ from lrnas.exporting.formats import ARCHITECTURE, CONFIG, WEIGHTS, WRITERS, Netw
 from lrnas.exporting.onnx import check_extras, has_cuda, onnx_timer
 from lrnas.exporting.sample_inputs import Inputs, find_data, find_inputs
 from lrnas.exporting.sources import ExportError, Source, find_source
-from lrnas.layers.fold import plain
 from lrnas.profiling.threads import num_threads
 from lrnas.profiling.timing import measure
 from lrnas.training.provenance import hardware
@@ -82,7 +80,7 @@ class Export:
         if self.fusion is not None:
             whole = self.fusion.network
             fusion = {
-                **self.fusion.folding.to_dict(),
+                **asdict(self.fusion.folding),
                 "layers": [choice.to_dict() for choice in self.fusion.layers],
                 "network": None if whole is None else whole.to_dict(),
             }
@@ -149,17 +147,16 @@ def export(
         note("images were whitened in training, which is no part of the network: whoever runs it must do the same")
     expected = _outputs(model, inputs.images)
     fusion = None
-    threads = threads or _pick_threads(_for_format(model, format), inputs.batch(batch), target)
+    threads = threads or _pick_threads(model, inputs.batch(batch), target)
     with _scratch(place) as folder:
         if fuse:
             say(f"measuring on {_in_words(target)}, {batch} at a time")
-            fusion = choose_forms(_for_format(model, format), inputs.batch(batch), _timer(format, target, threads))
+            fusion = choose_forms(model, inputs.batch(batch), _timer(format, target, threads))
         final = model if fusion is None else fusion.model
-        final = _for_format(final, format)
         network = Network(final, found.architecture, inputs, None if fusion is None else fusion.folding)
         written = WRITERS[format](network, folder, place.name)
         check = _check(written, inputs, expected)
-        seconds = _latency(written, _for_format(model, format), inputs.batch(batch), target, threads, format)
+        seconds = _latency(written, model, inputs.batch(batch), target, threads, format)
         files = _move(folder, place, format)
     load, also = _how_to_load(format, place, found.architecture, model, inputs, fused=fuse)
     return Export(
@@ -257,12 +254,6 @@ def _outputs(model: nn.Module, images: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or not outputs.isfinite().all():
         raise ExportError("the outputs of the network are not finite numbers; export weights of another epoch")
     return outputs
-
-
-def _for_format(model: nn.Module, wanted_format: str) -> nn.Module:
-    """A copy that has, but for timm's format, PyTorch's own operations alone."""
-    own = copy.deepcopy(model)
-    return own if wanted_format == "timm" else plain(own)
 
 
 def _timer(wanted_format: str, device: torch.device, threads: int) -> Timer:

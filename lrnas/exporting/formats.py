@@ -6,7 +6,7 @@ import copy
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,7 +44,7 @@ class Network:
     def description(self) -> dict[str, Any]:
         """What stands in every file beside the weights."""
         data = {"architecture": self.architecture.to_dict(), **self.inputs.to_dict()}
-        return data if self.folding is None else {**data, "folded": self.folding.to_dict()}
+        return data if self.folding is None else {**data, "folded": asdict(self.folding)}
 
 
 class Written(Protocol):
@@ -116,7 +116,7 @@ def _write_timm(network: Network, folder: Path, name: str) -> Written:
     if known is None:
         arguments["architecture"] = network.architecture.to_dict()
     if network.folding is not None:
-        arguments["folded"] = network.folding.to_dict()
+        arguments["folded"] = asdict(network.folding)
     told = network.inputs.to_dict()
     classes = told.pop("classes", None)
     own = model.pretrained_cfg

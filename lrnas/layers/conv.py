@@ -1,14 +1,14 @@
 """Convolutions whose filters have different shapes.
 
-`CompositeConv2d` stands where a k×k convolution stood: same input, same output size. Its groups of
-filters (3×1, 1×3, 3×3, …) all look at the middle of the k×k window of the layer they replace, and their
-outputs are concatenated: vertical ones first, then horizontal ones, then the rest. With a join, a 1×1
-convolution mixes the result, with no activation between. `SeparableConv2d` is 1×k followed by k×1.
+`CompositeConv2d` replaces a k×k convolution: same input, same output size. Its groups of filters (3×1, 1×3, 3×3, …)
+all look at the middle of the k×k window, and their outputs are concatenated: vertical filters first, then horizontal
+ones, then the rest. With a join, a 1×1 convolution mixes the result, with no activation in between. `SeparableConv2d`
+is a 1×k convolution followed by a k×1 convolution.
 
-State-dict keys name the shapes: `conv3x1.weight`, `conv1x3.weight`, `conv3x3.weight`, `join.weight`.
+Keys of the state dict name the shapes: `conv3x1.weight`, `conv1x3.weight`, `conv3x3.weight`, `join.weight`.
 
-All is plain PyTorch, but for one thing: on a GPU where the fused kernels run, filters side by side are computed by one
-of them instead of several convolutions and a concatenation.
+All of this is plain PyTorch, with one exception: on a GPU that runs the fused kernels, filters side by side are
+computed by one kernel instead of several convolutions and a concatenation.
 """
 
 from __future__ import annotations
@@ -24,30 +24,52 @@ from torch.nn.modules import module as modules
 
 from lrnas.arch.architecture import Filters, Mix, concatenation_order
 from lrnas.errors import ConversionError
-from lrnas.layers.kernels import pays
+from lrnas.layers.kernels import is_faster
 
 if TYPE_CHECKING:
     from lrnas.layers.kernels.layer import Layer
 
 IntPair = int | tuple[int, int]
 Padding = IntPair | str
-"""As in `nn.Conv2d`: numbers, "valid" or "same"; and "tf_same", timm's `Conv2dSame`."""
+"""As in `nn.Conv2d`: numbers, "valid" or "same"; also "tf_same", the padding of timm's `Conv2dSame`."""
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+Margins = tuple[tuple[int, int], tuple[int, int]]
+"""Zeros before and after the rows, before and after the columns of an input; negative numbers crop it."""
 
 
-def _pair(value: IntPair) -> tuple[int, int]:
-    if isinstance(value, int):
-        return (value, value)
-    first, second = value
-    return (first, second)
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _explicit_padding(padding: Padding, window: tuple[int, int], dilation: tuple[int, int]) -> Margins:
+    """Padding as numbers, for every form of padding that `nn.Conv2d` takes."""
+    if padding == "same":
+        totals = [step * (size - 1) for step, size in zip(dilation, window, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)  # type: ignore[return-value]
+    padding = 0 if padding == "valid" else padding
+    assert not isinstance(padding, str), f"padding is a number, a pair, valid or same; got {padding!r}"
+    rows, columns = _pair(padding)
+    return (rows, rows), (columns, columns)
 
 
 class WindowConv2d(nn.Conv2d):
-    """A convolution whose kernel lies in the middle of the window of another one.
+    """A convolution whose kernel lies in the middle of a larger window.
 
-    Its output has the size that a convolution with kernel `window` and the given stride, padding and
-    dilation would have. Where the window reaches further than the kernel, the padding shrinks by the
-    difference; what is left below zero crops the input. In an even window the middle is rounded down.
+    The output has the size that a convolution with the window as its kernel would have. Where the window is larger
+    than the kernel, the padding shrinks by the difference; if it gets negative, the input is cropped. In a window of
+    even size the middle is rounded down.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Number of filters.
+        kernel_size: Rows and columns of the filters.
+        window: Rows and columns of the window.
+        stride: As in `nn.Conv2d`.
+        padding: As in `nn.Conv2d`, for a convolution with the window as its kernel.
+        dilation: As in `nn.Conv2d`.
+        bias: As in `nn.Conv2d`.
+        device: As in `nn.Conv2d`.
+        dtype: As in `nn.Conv2d`.
     """
 
     def __init__(
@@ -71,80 +93,77 @@ class WindowConv2d(nn.Conv2d):
             before = dilation[axis] * ((window[axis] - 1) // 2 - (kernel_size[axis] - 1) // 2)
             margins.append((pads[axis][0] - before, pads[axis][1] - (reach - before)))
         even = all(first == last >= 0 for first, last in margins)
+        pad = (margins[0][0], margins[1][0]) if even else 0
         super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=(margins[0][0], margins[1][0]) if even else 0,
-            dilation=dilation,
-            bias=bias,
-            device=device,
-            dtype=dtype,
+            in_channels, out_channels, kernel_size, stride, pad, dilation, bias=bias, device=device, dtype=dtype
         )
-        self.margins = (margins[0], margins[1])
-        """Zeros before and after the rows, before and after the columns; what is cropped where negative."""
+        self.margins: Margins = (margins[0], margins[1])
         self.margin = None if even else (*margins[1], *margins[0])
         """Uneven padding, or cropping where negative: left, right, top, bottom."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.takes(x):
+        if self.supports(x):
             return self.compute(x)
-        if self.margin is not None:
-            x = F.pad(x, self.margin)
-        return super().forward(x)
+        return super().forward(x if self.margin is None else F.pad(x, self.margin))
 
-    def takes(self, x: Tensor) -> bool:
-        return _kernels_take([self], x)
+    def supports(self, x: Tensor) -> bool:
+        """Whether a fused kernel can compute this layer for an input."""
+        return _kernel_supports([self], x)
 
-    def compute(self, x: Tensor, **then: Any) -> Tensor:
-        return _side_by_side([self], x, **then)
+    def compute(self, x: Tensor, **epilogue: Any) -> Tensor:
+        """Compute the layer by a fused kernel, followed by an epilogue (see `composite_conv`)."""
+        return _compute_groups([self], x, **epilogue)
 
 
-def is_watched(module: nn.Module) -> bool:
-    """Whether somebody wants to know when a module is called, or changed what it does: then it must be called."""
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module must be called itself: it has hooks, or somebody replaced its `forward`."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     everywhere = (modules._global_forward_hooks, modules._global_forward_pre_hooks, modules._global_backward_hooks)
     return any(hooks) or any(everywhere) or "forward" in module.__dict__
 
 
-def _kernels_take(convs: Sequence[WindowConv2d], x: Tensor) -> bool:
-    """Whether one kernel does the work of these convolutions. What it does not take, PyTorch does, or refuses."""
+def _kernel_supports(convs: Sequence[WindowConv2d], x: Tensor) -> bool:
+    """Whether one fused kernel computes these convolutions. All other inputs go to PyTorch, which may refuse them."""
     return (
-        pays(x)
+        is_faster(x)
         and x.shape[1] == convs[0].in_channels
         and min(_output_size(convs[0], x)) > 0
-        and not any(is_watched(conv) for conv in convs)
+        and not any(has_hooks(conv) for conv in convs)
     )
 
 
-def _side_by_side(convs: Sequence[WindowConv2d], x: Tensor, **then: Any) -> Tensor:
-    """Convolutions of one input, their outputs concatenated, by one kernel; `then` is what it does with them."""
+def _compute_groups(convs: Sequence[WindowConv2d], x: Tensor, **epilogue: Any) -> Tensor:
+    """Convolutions of one input, their outputs concatenated, by one kernel, followed by an epilogue."""
     from lrnas.layers.kernels.composite_op import composite_conv
 
-    then.setdefault("bias", joint_bias(convs))
-    return composite_conv(x, [conv.weight for conv in convs], layer=layer_of(convs, x), **then)
+    epilogue.setdefault("bias", concatenated_bias(convs))
+    return composite_conv(x, [conv.weight for conv in convs], layer=kernel_layer(convs, x), **epilogue)
 
 
-def layer_of(convs: Sequence[WindowConv2d], x: Tensor) -> Layer:
-    """Convolutions side by side, as the kernels know them."""
+def kernel_layer(convs: Sequence[WindowConv2d], x: Tensor) -> Layer:
+    """The description that the kernels need of convolutions side by side."""
     from lrnas.layers.kernels.layer import Layer
 
     first = convs[0]
     return Layer(
         tuple(conv.out_channels for conv in convs),
-        tuple((conv.kernel_size[0], conv.kernel_size[1]) for conv in convs),
+        tuple(_pair(conv.kernel_size) for conv in convs),
         tuple((conv.margins[0][0], conv.margins[1][0]) for conv in convs),
-        (first.stride[0], first.stride[1]),
-        (first.dilation[0], first.dilation[1]),
+        _pair(first.stride),
+        _pair(first.dilation),
         _output_size(first, x),
     )
 
 
-def joint_bias(convs: Sequence[nn.Conv2d]) -> Tensor | None:
-    """The biases of convolutions whose outputs are concatenated."""
+def concatenated_bias(convs: Sequence[nn.Conv2d]) -> Tensor | None:
+    """The biases of convolutions whose outputs are concatenated; None if they have none."""
     biases = [conv.bias for conv in convs if conv.bias is not None]
     return None if not biases else biases[0] if len(biases) == 1 else torch.cat(biases)
+
+
+def num_positions(x: Tensor) -> int:
+    """The number of positions in all maps of a batch."""
+    return x.shape[0] * x.shape[2] * x.shape[3]
 
 
 def _output_size(conv: WindowConv2d, x: Tensor) -> tuple[int, int]:
@@ -157,8 +176,8 @@ def _output_size(conv: WindowConv2d, x: Tensor) -> tuple[int, int]:
     return rows, columns
 
 
-class _StandIn(nn.Module):
-    """What takes a k×k convolution's place: its geometry, and padding that zeros cannot express."""
+class _Replacement(nn.Module):
+    """Base of layers that replace a k×k convolution: its geometry, and padding with other values than zeros."""
 
     def __init__(
         self,
@@ -177,16 +196,18 @@ class _StandIn(nn.Module):
         self.stride = _pair(stride)
         self.padding = padding if isinstance(padding, str) else _pair(padding)
         self.dilation = _pair(dilation)
-        self.groups = 1
+        self.groups = 1  # like nn.Conv2d, for code that asks
         self.padding_mode = padding_mode
         self.pads_input = padding_mode != "zeros" or padding == "tf_same"
-        """Whether the input is padded once, for all filters, before they crop their part of it."""
+        """Whether the input is padded once for all filters, which then crop their part of it."""
 
     @property
     def inner_padding(self) -> Padding:
+        """The padding of the convolutions inside."""
         return 0 if self.pads_input else self.padding
 
     def pad_input(self, x: Tensor, *, rows: bool = True, columns: bool = True) -> Tensor:
+        """Pad rows, columns or both, if the input is padded once for all filters."""
         if not self.pads_input:
             return x
         kernel = [self.kernel_size[0] if rows else 1, self.kernel_size[1] if columns else 1]
@@ -199,22 +220,35 @@ class _StandIn(nn.Module):
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        if self.padding != (0, 0):
-            text += f", padding={self.padding!r}"
-        if self.dilation != (1, 1):
-            text += f", dilation={self.dilation}"
-        if self.padding_mode != "zeros":
-            text += f", padding_mode={self.padding_mode!r}"
+        for name, default in (("padding", (0, 0)), ("dilation", (1, 1)), ("padding_mode", "zeros")):
+            if getattr(self, name) != default:
+                text += f", {name}={getattr(self, name)!r}"
         return text
 
 
-class CompositeConv2d(_StandIn):
-    """Groups of filters of different shapes side by side, optionally joined by a 1×1 convolution.
+class CompositeConv2d(_Replacement):
+    """Groups of filters of different shapes side by side, optionally followed by a 1×1 convolution (join).
+
+    It replaces a k×k convolution: the output has the same size. Outputs are concatenated in a fixed order: k×1, 1×k,
+    then the other shapes.
 
     >>> CompositeConv2d(64, {(3, 1): 48, (1, 3): 48, (3, 3): 32}, kernel_size=3, padding=1, join=128)
 
-    `filters` gives the number of filters of each shape (rows, columns); zero leaves a shape out. The
-    other arguments are those of `nn.Conv2d` for the k×k layer this one stands for.
+    Args:
+        in_channels: Channels of the input.
+        filters: The number of filters of each shape (rows, columns); a shape with zero filters is left out.
+        kernel_size: Kernel size of the k×k convolution that the layer replaces. All filters look at its middle.
+        stride: As in `nn.Conv2d`, of the k×k convolution.
+        padding: As in `nn.Conv2d`, of the k×k convolution; also "tf_same" (timm's `Conv2dSame`).
+        dilation: As in `nn.Conv2d`, of the k×k convolution.
+        bias: Whether the filters and the join have biases.
+        padding_mode: As in `nn.Conv2d`.
+        join: Number of filters of the join; None for no join.
+        device: As in `nn.Conv2d`.
+        dtype: As in `nn.Conv2d`.
+
+    Raises:
+        ConversionError: If there is no filter, or if a filter is larger than the window and the padding is not zeros.
     """
 
     def __init__(
@@ -249,49 +283,54 @@ class CompositeConv2d(_StandIn):
                 f"filters larger than the {self.kernel_size} window need zero padding, whose margin can grow; got "
                 f"{tallest}x{widest} with {self.padding_mode if padding != 'tf_same' else 'tf_same'} padding"
             )
+        geometry = (self.kernel_size, self.stride, self.inner_padding, self.dilation, bias, device, dtype)
         for group in present:
-            conv = WindowConv2d(
-                in_channels,
-                group.num,
-                (group.height, group.width),
-                self.kernel_size,
-                self.stride,
-                self.inner_padding,
-                self.dilation,
-                bias,
-                device,
-                dtype,
-            )
+            conv = WindowConv2d(in_channels, group.num, (group.height, group.width), *geometry)
             self.add_module(f"conv{group.shape}", conv)
         self.join = nn.Conv2d(total, join, 1, bias=bias, device=device, dtype=dtype) if join else None
 
     def group_convs(self) -> Iterator[WindowConv2d]:
         """The convolutions side by side, in the order of their outputs."""
         for group in self.filters:
-            conv = self.get_submodule(f"conv{group.shape}")
-            assert isinstance(conv, WindowConv2d)
-            yield conv
+            yield cast(WindowConv2d, self.get_submodule(f"conv{group.shape}"))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pad_input(x)
-        if self.takes(x):
+        if self.supports(x):
             x = self.compute(x)
         else:
             outputs = [conv(x) for conv in self.group_convs()]
             x = torch.cat(outputs, dim=-3) if len(outputs) > 1 else outputs[0]
         return x if self.join is None else self.join(x)
 
-    def takes(self, x: Tensor) -> bool:
-        """Whether one kernel computes all groups."""
-        return _kernels_take(list(self.group_convs()), x)
+    def supports(self, x: Tensor) -> bool:
+        """Whether one fused kernel can compute all groups for an input."""
+        return _kernel_supports(list(self.group_convs()), x)
 
-    def compute(self, x: Tensor, **then: Any) -> Tensor:
-        """All groups by one kernel, without the join."""
-        return _side_by_side(list(self.group_convs()), x, **then)
+    def compute(self, x: Tensor, **epilogue: Any) -> Tensor:
+        """Compute all groups by one fused kernel, without the join, followed by an epilogue (see `composite_conv`)."""
+        return _compute_groups(list(self.group_convs()), x, **epilogue)
 
 
-class SeparableConv2d(_StandIn):
-    """A 1×k convolution over columns, then a k×1 convolution over rows, with no activation between."""
+class SeparableConv2d(_Replacement):
+    """A 1×k convolution over columns, then a k×1 convolution over rows, with no activation in between.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Number of filters of the k×1 convolution.
+        kernel_size: Kernel size of the k×k convolution that the layer replaces.
+        stride: As in `nn.Conv2d`, of the k×k convolution.
+        padding: As in `nn.Conv2d`, of the k×k convolution; also "tf_same" (timm's `Conv2dSame`).
+        dilation: As in `nn.Conv2d`, of the k×k convolution.
+        bias: Whether both convolutions have biases.
+        padding_mode: As in `nn.Conv2d`.
+        middle: Number of filters of the 1×k convolution; None for as many as `out_channels`.
+        device: As in `nn.Conv2d`.
+        dtype: As in `nn.Conv2d`.
+
+    Raises:
+        ConversionError: If the kernel has only one row or one column.
+    """
 
     def __init__(
         self,
@@ -311,7 +350,9 @@ class SeparableConv2d(_StandIn):
         self.middle = middle or out_channels
         (rows, columns), pads = self.kernel_size, self.inner_padding
         if rows == 1 or columns == 1:
-            raise ConversionError(f"a separable layer has rows and columns to separate; got a {rows}x{columns} kernel")
+            raise ConversionError(
+                f"a separable layer needs a kernel of at least 2x2; got {rows}x{columns}; use a plain convolution"
+            )
         across, down = (pads, pads) if isinstance(pads, str) else ((0, _pair(pads)[1]), (_pair(pads)[0], 0))
         self.names = (f"conv1x{columns}", f"conv{rows}x1")
         for name, inputs, outputs, kernel, stride, pad in (
@@ -322,14 +363,24 @@ class SeparableConv2d(_StandIn):
             self.add_module(name, half)
 
     def halves(self) -> tuple[WindowConv2d, WindowConv2d]:
-        first, second = (self.get_submodule(name) for name in self.names)
-        assert isinstance(first, WindowConv2d) and isinstance(second, WindowConv2d)
+        """The 1×k convolution and the k×1 convolution."""
+        first, second = (cast(WindowConv2d, self.get_submodule(name)) for name in self.names)
         return first, second
 
     def forward(self, x: Tensor) -> Tensor:
         first, second = self.halves()
         x = first(self.pad_input(x, rows=False))
         return cast(Tensor, second(self.pad_input(x, columns=False)))
+
+
+def output_convs(layer: nn.Module) -> list[nn.Conv2d]:
+    """The convolutions inside a layer that produce its output channels, in their order."""
+    if isinstance(layer, CompositeConv2d):
+        return list(layer.group_convs()) if layer.join is None else [layer.join]
+    if isinstance(layer, SeparableConv2d):
+        return [layer.halves()[1]]
+    assert isinstance(layer, nn.Conv2d), f"{type(layer).__name__} is no convolution"
+    return [layer]
 
 
 def make_conv(
@@ -344,39 +395,42 @@ def make_conv(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """The module for a mix of whole filters that stands where a k×k convolution stood."""
+    """Make the layer for a mix of filters that replaces a k×k convolution.
+
+    Args:
+        in_channels: Channels of the input.
+        mix: How many filters of which shapes, and whether a second convolution follows.
+        kernel_size: Kernel size of the k×k convolution, as are the arguments after it (see `nn.Conv2d`).
+
+    Returns:
+        The simplest module for the mix: `nn.Conv2d`, `WindowConv2d`, `SeparableConv2d` or `CompositeConv2d`.
+    """
     geometry = (kernel_size, stride, padding, dilation, bias, padding_mode)
     if mix.is_separable:
         assert mix.second is not None
-        middle, out_channels = mix.groups[0].num, mix.second.num
-        return SeparableConv2d(in_channels, out_channels, *geometry, middle, device, dtype)
-    simple = padding_mode == "zeros" and padding != "tf_same"
-    if mix.is_plain and simple:
+        return SeparableConv2d(in_channels, mix.second.num, *geometry, mix.groups[0].num, device, dtype)
+    if mix.is_plain and padding_mode == "zeros" and padding != "tf_same":
         group = mix.groups[0]
-        shape, window = (group.height, group.width), kernel_size
-        if shape == _pair(window):
+        shape = (group.height, group.width)
+        if shape == _pair(kernel_size):
             return nn.Conv2d(in_channels, group.num, *geometry[:4], 1, bias, padding_mode, device, dtype)
-        return WindowConv2d(in_channels, group.num, shape, window, stride, padding, dilation, bias, device, dtype)
+        return WindowConv2d(in_channels, group.num, shape, kernel_size, stride, padding, dilation, bias, device, dtype)
     join = mix.second.num if mix.second else None
     return CompositeConv2d(in_channels, mix.groups, *geometry, join, device, dtype)
 
 
-def _explicit_padding(
-    padding: Padding, window: tuple[int, int], dilation: tuple[int, int]
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Rows before and after, columns before and after, for any way `nn.Conv2d` spells padding."""
-    if padding == "valid":
-        padding = 0
-    if padding == "same":
-        totals = [dilation[axis] * (window[axis] - 1) for axis in (0, 1)]
-        return tuple((total // 2, total - total // 2) for total in totals)  # type: ignore[return-value]
-    assert not isinstance(padding, str), f"padding is a number, a pair, valid or same; got {padding!r}"
-    rows, columns = _pair(padding)
-    return (rows, rows), (columns, columns)
-
-
 class ConvBlock(nn.Module):
-    """Convolution with "same" padding, batch norm if wanted, ReLU."""
+    """Convolution with "same" padding, then batch norm if wanted, then ReLU.
+
+    Args:
+        in_chs: Channels of the input.
+        out_chs: Number of filters.
+        kernel_size: Rows and columns of the filters.
+        stride: As in `nn.Conv2d`.
+        batch_norm: Whether a batch norm follows; the convolution then has no bias.
+        device: As in `nn.Conv2d`.
+        dtype: As in `nn.Conv2d`.
+    """
 
     def __init__(
         self,
@@ -389,16 +443,8 @@ class ConvBlock(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(
-            in_chs,
-            out_chs,
-            kernel_size,
-            stride,
-            padding=kernel_size // 2,
-            bias=not batch_norm,  # the norm's shift does what a bias would
-            device=device,
-            dtype=dtype,
-        )
+        pad, bias = kernel_size // 2, not batch_norm  # the shift of the norm replaces the bias
+        self.conv = nn.Conv2d(in_chs, out_chs, kernel_size, stride, pad, bias=bias, device=device, dtype=dtype)
         self.norm = nn.BatchNorm2d(out_chs, device=device, dtype=dtype) if batch_norm else nn.Identity()
         self.act = nn.ReLU(inplace=True)
 

@@ -1,8 +1,8 @@
-"""What stands in for a model's modules on a CPU; `lrnas.layers.accelerate` puts it there.
+"""Replacements for modules on a CPU; `lrnas.layers.accelerate` installs them.
 
-Where no gradient is wanted, maps have their channels last: the library behind PyTorch's convolutions wants them so, and
-of a map in another order it makes a copy for every group of filters. Results differ in their last digits at most; who
-takes a map apart by `view`, for which it must lie in PyTorch's own order, has to take `reshape`.
+Without gradients, maps are in the channels-last layout: the library behind PyTorch's convolutions needs it, and copies
+maps of another layout once for every group of filters. Results differ in their last digits at most. Code that takes
+such a map apart must use `reshape`, because `view` needs PyTorch's own layout.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrnas.layers.conv import CompositeConv2d, WindowConv2d, is_watched
-from lrnas.layers.join import join, joined_bias, num_positions, window
+from lrnas.layers.conv import CompositeConv2d, WindowConv2d, has_hooks, num_positions
+from lrnas.layers.fold import join_kernels, joined_bias, joined_geometry
 
 LARGE_MAP = 1 << 16
-"""Values from which on a pool of several passes is faster than one that takes them one by one."""
+"""Number of values from which on a pool in several passes is faster than PyTorch's, which goes value by value."""
 
 
-def _in_use(x: Tensor) -> bool:
-    """Whether this is a map of a model that is only used."""
+def _is_inference(x: Tensor) -> bool:
+    """Whether this is a map of a model that runs without gradients."""
     return x.ndim == 4 and x.is_floating_point() and not torch.is_grad_enabled()
 
 
-def _laid_out(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if _in_use(x) else x
+def _channels_last(x: Tensor) -> Tensor:
+    """A map in the channels-last layout in inference; unchanged otherwise."""
+    return x.contiguous(memory_format=torch.channels_last) if _is_inference(x) else x
 
 
 class _Conv2d(nn.Conv2d):
     """A matrix product where the kernel covers the whole input, as in VGG's classifier.
 
-    On some processors oneDNN takes ten times as long for the gradients of such a convolution, and forward it copies the
-    weights.
+    On some processors oneDNN takes ten times as long for the gradients of such a convolution, and it copies the weights
+    in the forward pass.
     """
 
     @staticmethod
@@ -43,13 +44,13 @@ class _Conv2d(nn.Conv2d):
         return module.groups == 1
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # PyTorch's name
-        alone = self.padding == (0, 0) and self.dilation == (1, 1)
-        if alone and input.ndim == 4 and input.shape[1:] == self.weight.shape[1:]:
+        is_simple = self.padding == (0, 0) and self.dilation == (1, 1)
+        if is_simple and input.ndim == 4 and input.shape[1:] == self.weight.shape[1:]:
             x, weight = input, self.weight
-            if not weight.is_contiguous():  # as it lies in memory, so that it is not copied
+            if not weight.is_contiguous():  # use its order in memory, so that it is not copied
                 x, weight = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
             return F.linear(x.flatten(1), weight.flatten(1), self.bias)[:, :, None, None]
-        return super().forward(_laid_out(input))
+        return super().forward(_channels_last(input))
 
 
 class _Window(WindowConv2d):
@@ -58,42 +59,41 @@ class _Window(WindowConv2d):
         return True
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(_laid_out(x))
+        return super().forward(_channels_last(x))
 
 
 class _Composite(CompositeConv2d):
-    """Groups and join as the one convolution that they are, where that has fewer products: after few channels."""
+    """Groups and join as one convolution if that needs fewer products, as after few channels."""
 
     @staticmethod
     def fits(module: CompositeConv2d) -> bool:
         return not module.pads_input
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _in_use(x):
+        if not _is_inference(x):
             return super().forward(x)
-        x = _laid_out(x)
-        if self.join is None or not self._joins_first(x) or any(map(is_watched, self.children())):
+        x = _channels_last(x)
+        if self.join is None or not self._is_faster_joined(x) or any(map(has_hooks, self.children())):
             return super().forward(x)
-        weight, ((top, bottom), (left, right)), _ = join(self)
-        bias = joined_bias(self, {"bias": self.join.bias})
+        weight, ((top, bottom), (left, right)), _ = join_kernels(self)
+        bias = joined_bias(self, self.join.bias)
         padding = (top, left)
         if top != bottom or left != right or min(padding) < 0:
             x, padding = F.pad(x, (left, right, top, bottom)), (0, 0)
         return F.conv2d(x, weight, bias, self.stride, padding, self.dilation)
 
-    def _joins_first(self, x: Tensor) -> bool:
+    def _is_faster_joined(self, x: Tensor) -> bool:
         assert self.join is not None
-        filters, (rows, cols) = self.join.in_channels, window(self)
         apart = sum(conv.weight.numel() for conv in self.group_convs()) + self.join.weight.numel()
-        as_one = self.in_channels * self.out_channels * rows * cols
+        joined = self.in_channels * self.out_channels * math.prod(joined_geometry(self)[1])
         positions = num_positions(x) // (self.stride[0] * self.stride[1])
-        return positions * as_one + filters * as_one <= positions * apart
+        return positions * joined + self.join.in_channels * joined <= positions * apart
 
 
 class _LocalResponseNorm(nn.LocalResponseNorm):
-    """By the roots that the exponent 3/4 consists of, and sums of channels that lie side by side.
+    """Local response norm by square roots, which the exponent 3/4 allows, and sums over neighbouring channels.
 
-    PyTorch takes powers one by one, which is longer than the convolution before it takes.
+    PyTorch computes powers value by value, which takes longer than the convolution before it.
     """
 
     @staticmethod
@@ -101,9 +101,9 @@ class _LocalResponseNorm(nn.LocalResponseNorm):
         return module.beta == 0.75
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not _in_use(input):
+        if not _is_inference(input):
             return super().forward(input)
-        x = _laid_out(input).permute(0, 2, 3, 1)
+        x = _channels_last(input).permute(0, 2, 3, 1)
         channels = x.shape[-1]
         squares = F.pad(x * x, (self.size // 2, (self.size - 1) // 2))
         total = squares.narrow(-1, 0, channels).clone()
@@ -114,20 +114,21 @@ class _LocalResponseNorm(nn.LocalResponseNorm):
 
 
 class _MaxPool2d(nn.MaxPool2d):
-    """Largest values of rows and then of columns: on large maps half the time of PyTorch's, which notes where they
-    stood."""
+    """Maximum over rows and then over columns.
+
+    On large maps this takes half the time of PyTorch's pool, which also records the positions of the maxima.
+    """
 
     @staticmethod
     def fits(module: nn.MaxPool2d) -> bool:
-        numbers = (module.kernel_size, module.stride, module.padding)
-        plain = module.dilation in (1, (1, 1)) and not module.return_indices and not module.ceil_mode
-        # larger strides leave out much of what PyTorch compares
-        return plain and all(isinstance(number, int) for number in numbers) and numbers in ((2, 2, 0), (3, 1, 1))
+        is_plain = module.dilation in (1, (1, 1)) and not module.return_indices and not module.ceil_mode
+        # with larger strides PyTorch compares fewer values than this would
+        return is_plain and (module.kernel_size, module.stride, module.padding) in ((2, 2, 0), (3, 1, 1))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not _in_use(input) or min(input.shape[2:]) < 2 or input.numel() < LARGE_MAP:
+        if not _is_inference(input) or min(input.shape[2:]) < 2 or input.numel() < LARGE_MAP:
             return cast(Tensor, super().forward(input))
-        x, (size, stride) = _laid_out(input), cast(tuple[int, int], (self.kernel_size, self.stride))
+        x, (size, stride) = _channels_last(input), cast(tuple[int, int], (self.kernel_size, self.stride))
         if self.padding:
             x = F.pad(x, (1, 1, 1, 1), value=-math.inf)
         for axis in (2, 3):
@@ -135,11 +136,11 @@ class _MaxPool2d(nn.MaxPool2d):
         return x
 
 
-KINDS: dict[type[nn.Module], Any] = {
+REPLACEMENTS: dict[type[nn.Module], Any] = {
     nn.Conv2d: _Conv2d,
     WindowConv2d: _Window,
     CompositeConv2d: _Composite,
     nn.LocalResponseNorm: _LocalResponseNorm,
     nn.MaxPool2d: _MaxPool2d,
 }
-"""By whose `forward` a module has, what stands in for it."""
+"""The class that replaces a module, by the class whose `forward` the module has."""

@@ -1,70 +1,76 @@
-"""The same function with fewer, larger operations: batch norms folded in, mixed-shape layers as one convolution.
+"""Layers as fewer, larger operations that compute the same: mixed-shape layers as one convolution, norms folded in.
 
 Nothing here changes what a network computes, up to rounding:
 
-- A batch norm right after a convolution, in evaluation, is a factor and a shift of its filters.
-- Groups side by side are one k×k convolution whose kernels are zero around each shape ("merged", before a join).
-- With a join, and no activation between, all of it is one k×k convolution ("dense"): the join mixes kernels as it
-  mixes their outputs.
-- A separable layer is one k×k convolution of outer products, where the two halves commute with the padding between
-  them. Zeros put around the map after a bias was added are not what a padded image would have given: with a bias in
-  the first half and zero padding of the rows the two differ at the border, and the layer stays as it is.
+- Groups side by side are one convolution whose kernels have zeros around each shape ("merged", followed by the join).
+- With a join, and no activation in between, all of it is one convolution ("dense"): the join mixes the kernels in the
+  same way as it would mix their outputs.
+- A separable layer is one convolution of outer products, except at the border: its second half pads the output of the
+  first half with zeros. If the first half has a bias, a padded image would not give zeros there, and the layer is kept.
 
 Which form is the fastest depends on where it runs: `exporting.fastest_form` measures. A `Folding` says what was
-done, so that the same can be done to a new model before weights are loaded into it.
+folded, so that the same can be done to a new model before weights are loaded into it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from timm.layers import Conv2dSame
+import torch.nn.functional as F
+from timm.layers import BatchNormAct2d, Conv2dSame
 from torch import Tensor, nn
 
 from lrnas.errors import ConversionError
-from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d
-from lrnas.layers.norms import fold_norm, rest_of
+from lrnas.layers.conv import CompositeConv2d, Margins, SeparableConv2d, WindowConv2d, concatenated_bias
+from lrnas.layers.norms import fold_norm
 
-Sides = tuple[int, int]
-"""Rows or columns before and after; negative where they are cropped."""
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """What was folded in a model, by path."""
+    """What was folded in a model, by the paths of its modules."""
 
     norms: Mapping[str, str] = field(default_factory=dict)
-    """Of convolutions, the batch norm that is in them now."""
+    """The batch norm that was folded into a convolution, by the path of the convolution."""
     forms: Mapping[str, str] = field(default_factory=dict)
-    """Of mixed-shape layers that have another form now: dense or merged."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"norms": dict(self.norms), "forms": dict(self.forms)}
+    """The new form of a mixed-shape layer, dense or merged, by the path of the layer."""
 
 
 def fold(model: nn.Module, folding: Folding) -> nn.Module:
-    """Fold a model, in place, as a folding says; the weights go along."""
+    """Fold batch norms and change forms of layers, in place and with their weights.
+
+    Args:
+        model: The model to change.
+        folding: What to fold.
+
+    Returns:
+        The model.
+    """
     for path, norm_path in folding.norms.items():
-        norm = _get(model, norm_path, "a batch norm")
-        if not isinstance(norm, nn.BatchNorm2d):
-            raise ConversionError(f"{norm_path} is a {type(norm).__name__} here, not a batch norm; fold another model")
-        fold_norm(_get(model, path, "a convolution"), norm)
-        _replace(model, norm, rest_of(norm))
+        norm = _find(model, norm_path, nn.BatchNorm2d)
+        fold_norm(_find(model, path, nn.Module), norm)
+        extra = [norm.drop, norm.act] if isinstance(norm, BatchNormAct2d) else []
+        extra = [part for part in extra if type(part) is not nn.Identity]
+        _replace(model, norm, nn.Sequential(*extra) if len(extra) > 1 else extra[0] if extra else nn.Identity())
     for path, form in folding.forms.items():
-        layer = _get(model, path, "a layer")
-        new = {"dense": dense_form, "merged": merged_form}.get(form, lambda _: None)(layer)
+        layer = _find(model, path, nn.Module)
+        new = dense_form(layer) if form == "dense" else merged_form(layer) if form == "merged" else None
         if new is None:
-            raise ConversionError(f"{path} has no form {form!r}; fold another model")
+            raise ConversionError(f"the layer {path} cannot take the form {form!r}; fold another model")
         _replace(model, layer, new)
     return model
 
 
 def foldable_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers that can be one dense convolution, or that say why not, by path."""
+    """Mixed-shape layers and single narrow filters of a model, by path.
+
+    `dense_form` makes one dense convolution of them, or `reason_to_keep` says why that is impossible.
+    """
     found: dict[str, nn.Module] = {}
     inside: set[nn.Module] = set()
     for path, module in model.named_modules():
@@ -77,172 +83,122 @@ def foldable_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def reason_to_keep(layer: nn.Module) -> str:
-    """Why a layer has no dense form; "" where it has one."""
-    if isinstance(layer, SeparableConv2d) and _shifts_the_border(layer):
-        return "its first bias and zero padding do not commute"
-    return ""
+    """The reason why a layer has no dense form; "" if it has one."""
+    if not isinstance(layer, SeparableConv2d):
+        return ""
+    first, second = layer.halves()
+    has_bias = first.bias is not None and bool(first.bias.any())
+    pads_zeros = layer.padding == "tf_same" or (not layer.pads_input and any(second.margins[0]))
+    return "its first bias and zero padding do not commute" if has_bias and pads_zeros else ""
 
 
 @torch.no_grad()
-def dense_form(layer: nn.Module) -> nn.Module | None:
-    """One convolution that computes what a layer computes; None where there is none."""
+def dense_form(layer: nn.Module) -> nn.Conv2d | None:
+    """A single convolution that computes the same as a layer; None if there is none."""
     if isinstance(layer, SeparableConv2d):
         return None if reason_to_keep(layer) else _dense_separable(layer)
+    if isinstance(layer, CompositeConv2d):
+        return _one_conv(layer, list(layer.group_convs()), layer.kernel_size, layer.join)
     if isinstance(layer, WindowConv2d):
         side = max(layer.kernel_size)
-        return _side_by_side([layer], _Place((side, side), _centred(layer, side)), None)
-    if not isinstance(layer, CompositeConv2d):
-        return None
-    return _side_by_side(list(layer.group_convs()), _window_of(layer), layer)
+        return _one_conv(layer, [layer], (side, side))
+    return None
 
 
 @torch.no_grad()
 def merged_form(layer: nn.Module) -> nn.Module | None:
-    """One convolution for the groups, then the join; None for layers without one."""
+    """One convolution for the groups of a composite layer, followed by its join; None for layers without a join."""
     if not isinstance(layer, CompositeConv2d) or layer.join is None:
         return None
-    groups = _side_by_side(list(layer.group_convs()), _window_of(layer), layer, with_join=False)
+    groups = _one_conv(layer, list(layer.group_convs()), layer.kernel_size)
     return nn.Sequential(groups, copy.deepcopy(layer.join)).train(layer.training)
 
 
-class PlainComposite(CompositeConv2d):
-    """A composite layer in PyTorch's own operations wherever it runs, for who must not meet any others."""
+class Joined(NamedTuple):
+    """The groups and the join of a composite layer as one convolution."""
 
-    def takes(self, x: Tensor) -> bool:
-        return False
-
-
-class PlainWindow(WindowConv2d):
-    """Likewise."""
-
-    def takes(self, x: Tensor) -> bool:
-        return False
+    weight: Tensor
+    """[outputs, channels, rows, columns]."""
+    margins: Margins
+    taps: tuple[int, ...]
+    """The positions of the kernel that may be nonzero, counted row by row."""
 
 
-def plain(model: nn.Module) -> nn.Module:
-    """Have a model use PyTorch's own operations alone, in place."""
-    kinds = {CompositeConv2d: PlainComposite, WindowConv2d: PlainWindow}
-    for module in model.modules():
-        if (kind := kinds.get(type(module))) is not None:
-            module.__class__ = kind
-    return model
+def joined_geometry(composite: CompositeConv2d) -> tuple[Margins, tuple[int, int], tuple[int, ...]]:
+    """Margins, size and taps of the smallest kernel that contains those of all groups."""
+    convs = list(composite.group_convs())
+    margins = _common_margins(*(conv.margins for conv in convs))
+    left, right, above, below = _zeros_around(convs[0], margins)
+    size = (above + convs[0].kernel_size[0] + below, left + convs[0].kernel_size[1] + right)
+    taps = set()
+    for conv in convs:
+        left, _, above, _ = _zeros_around(conv, margins)
+        rows, columns = (range(length) for length in conv.kernel_size)
+        taps |= {(above + row) * size[1] + left + column for row in rows for column in columns}
+    return margins, size, tuple(sorted(taps))
 
 
-def _get(model: nn.Module, path: str, what: str) -> nn.Module:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        raise ConversionError(f"the model has no {path}, where {what} is to be folded; fold another model") from None
+def join_kernels(composite: CompositeConv2d) -> Joined:
+    """The groups and the join of a composite layer as one convolution, through which gradients flow.
+
+    `joined_bias` is its bias.
+    """
+    assert composite.join is not None
+    margins, _, taps = joined_geometry(composite)
+    with torch.autocast(composite.join.weight.device.type, enabled=False):
+        kernels = _embed_kernels(list(composite.group_convs()), margins)
+        weight = torch.einsum("jf,fcyx->jcyx", composite.join.weight[:, :, 0, 0], kernels)
+    return Joined(weight, margins, taps)
 
 
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    new.train(old.training)
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if module is old:
-            model.set_submodule(name, new)
+def joined_bias(composite: CompositeConv2d, bias: Tensor | None, scale: Tensor | None = None) -> Tensor | None:
+    """The bias of the convolution that `join_kernels` returns.
+
+    Args:
+        composite: A composite layer with a join.
+        bias: What is added after the join, already scaled.
+        scale: A factor for every output, as of a batch norm after the join; needs a bias.
+
+    Returns:
+        The bias, with the share that comes from the biases of the groups.
+    """
+    assert composite.join is not None
+    group_bias = concatenated_bias(list(composite.group_convs()))
+    if group_bias is None:
+        return bias
+    with torch.autocast(group_bias.device.type, enabled=False):
+        mix = composite.join.weight[:, :, 0, 0]
+        if scale is None:
+            return F.linear(group_bias, mix, bias)
+        assert bias is not None
+        return bias + scale * (mix @ group_bias)
 
 
-# geometry: kernels in a common window
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A kernel over an input: its size, and how far the input reaches beyond it (or is cropped) on each side."""
-
-    size: tuple[int, int]
-    margins: tuple[Sides, Sides]
-    """Of rows, of columns."""
-
-
-def _place_of(conv: WindowConv2d) -> _Place:
-    rows, columns = conv.kernel_size
-    return _Place((rows, columns), conv.margins)
-
-
-def _centred(conv: WindowConv2d, side: int) -> tuple[Sides, Sides]:
-    """Margins of a window around a kernel."""
-    margins = []
-    for axis, (before, after) in enumerate(_place_of(conv).margins):
-        more = side - conv.kernel_size[axis]
-        margins.append((before + conv.dilation[axis] * (more // 2), after + conv.dilation[axis] * (more - more // 2)))
-    return (margins[0], margins[1])
-
-
-def _window_of(layer: CompositeConv2d) -> _Place:
-    """The window of the k×k layer that a composite one stands for, as its groups see it."""
-    conv = next(layer.group_convs())
-    margins = []
-    for axis, (before, after) in enumerate(_place_of(conv).margins):
-        window, kernel, step = layer.kernel_size[axis], conv.kernel_size[axis], layer.dilation[axis]
-        first = (window - 1) // 2 - (kernel - 1) // 2
-        margins.append((before + step * first, after + step * (window - kernel - first)))
-    return _Place(layer.kernel_size, (margins[0], margins[1]))
-
-
-def _side_by_side(
-    convs: list[WindowConv2d], window: _Place, layer: CompositeConv2d | None, *, with_join: bool = True
+def _one_conv(
+    layer: CompositeConv2d | WindowConv2d,
+    convs: Sequence[WindowConv2d],
+    window: tuple[int, int],
+    join: nn.Conv2d | None = None,
 ) -> nn.Conv2d:
-    """Convolutions of one input as one, in a window that all of their kernels fit into; a composite's join too."""
-    conv = convs[0]
-    step = conv.dilation
-    places = [*map(_place_of, convs), window]
-    starts = [max(place.margins[axis][0] for place in places) for axis in (0, 1)]
-    offsets = [[(starts[axis] - place.margins[axis][0]) // step[axis] for axis in (0, 1)] for place in places]
-    sizes, ends = [], []
-    for axis in (0, 1):
-        sizes.append(max(offset[axis] + place.size[axis] for offset, place in zip(offsets, places, strict=True)))
-        more = step[axis] * (sizes[axis] - window.size[axis])  # than the window has, which gave the output its size
-        ends.append(sum(window.margins[axis]) + more - starts[axis])
-    weight = conv.weight.new_zeros(
-        sum(conv.out_channels for conv in convs), conv.in_channels, *sizes, dtype=torch.float64
-    )
-    first = 0
-    for conv, (top, left) in zip(convs, offsets, strict=False):  # the window's own comes last
-        rows, columns = conv.kernel_size
-        weight[first : first + conv.out_channels, :, top : top + rows, left : left + columns] = conv.weight.double()
-        first += conv.out_channels
-    bias = None if conv.bias is None else torch.cat([cast(Tensor, conv.bias).double() for conv in convs])
-    join = layer.join if layer is not None and with_join else None
+    """The convolutions of a layer as one, whose kernel is at least as large as a window; with the join, if given."""
+    margins = _common_margins(*(conv.margins for conv in convs), _window_margins(convs[0], window))
+    weight = _embed_kernels(convs, margins).double()
+    bias = concatenated_bias(convs)
+    bias = None if bias is None else bias.double()
     if join is not None:
-        mixing = join.weight[:, :, 0, 0].double()
-        weight = torch.einsum("oj,jcyx->ocyx", mixing, weight)
-        if bias is not None:
-            bias = mixing @ bias
+        mix = join.weight[:, :, 0, 0].double()
+        weight = torch.einsum("jf,fcyx->jcyx", mix, weight)
+        bias = None if bias is None else mix @ bias
         if join.bias is not None:
             bias = join.bias.double() if bias is None else bias + join.bias.double()
-    if layer is not None and layer.pads_input:
+    if isinstance(layer, CompositeConv2d) and layer.pads_input:
         return _like(layer, weight, bias)
-    even = all(start == end >= 0 for start, end in zip(starts, ends, strict=True))
-    kind = nn.Conv2d if even else WindowConv2d
-    geometry: dict[str, Any] = {"stride": conv.stride, "dilation": conv.dilation, "bias": bias is not None}
-    geometry |= {"padding": (starts[0], starts[1])} if even else {"window": (sizes[0], sizes[1])}
-    new = kind(conv.in_channels, len(weight), (sizes[0], sizes[1]), **geometry)
-    if isinstance(new, WindowConv2d):
-        new.margins = ((starts[0], ends[0]), (starts[1], ends[1]))
-        new.margin = (starts[1], ends[1], starts[0], ends[0])
-    return _filled(new, conv, weight, bias)
-
-
-def _like(layer: CompositeConv2d | SeparableConv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
-    """The k×k convolution that a layer stands for, with these weights."""
-    assert tuple(weight.shape[2:]) == layer.kernel_size
-    geometry: dict[str, Any] = {"stride": layer.stride, "dilation": layer.dilation, "bias": bias is not None}
-    new: nn.Conv2d
-    if layer.padding == "tf_same":
-        new = Conv2dSame(layer.in_channels, len(weight), layer.kernel_size, **geometry)
-    else:
-        geometry |= {"padding": layer.padding, "padding_mode": layer.padding_mode}
-        new = nn.Conv2d(layer.in_channels, len(weight), layer.kernel_size, **geometry)
-    like = next(module for module in layer.modules() if isinstance(module, nn.Conv2d))
-    return _filled(new, like, weight, bias)
-
-
-def _filled(new: nn.Conv2d, like: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
-    new.to(like.weight.device, like.weight.dtype).train(like.training)
-    new.weight.copy_(weight)
-    if bias is not None:
-        assert new.bias is not None
-        new.bias.copy_(bias)
+    (top, bottom), (left, right) = margins
+    if top == bottom >= 0 and left == right >= 0:
+        return _new_conv(nn.Conv2d, layer, weight, bias, padding=(top, left))
+    new = _new_conv(WindowConv2d, layer, weight, bias, window=tuple(weight.shape[2:]))
+    assert isinstance(new, WindowConv2d)
+    new.margins, new.margin = margins, (left, right, top, bottom)
     return new
 
 
@@ -257,16 +213,75 @@ def _dense_separable(layer: SeparableConv2d) -> nn.Conv2d:
     return _like(layer, weight, bias)
 
 
-def _shifts_the_border(layer: SeparableConv2d) -> bool:
-    """Whether the rows of zeros around the first half's output are not what the dense layer would see there.
-
-    They are where no bias was added, and where rows are padded by copies of others, which have had theirs.
-    """
-    first, second = layer.halves()
-    if first.bias is None or not first.bias.any():
-        return False
+def _like(layer: CompositeConv2d | SeparableConv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
+    """The k×k convolution that a layer stands for, with these weights."""
+    assert tuple(weight.shape[2:]) == layer.kernel_size
     if layer.padding == "tf_same":
-        return True
-    if layer.pads_input:
-        return False
-    return any(_place_of(second).margins[0])
+        return _new_conv(Conv2dSame, layer, weight, bias)
+    return _new_conv(nn.Conv2d, layer, weight, bias, padding=layer.padding, padding_mode=layer.padding_mode)
+
+
+def _new_conv(
+    kind: type[nn.Conv2d],
+    layer: CompositeConv2d | SeparableConv2d | WindowConv2d,
+    weight: Tensor,
+    bias: Tensor | None,
+    **geometry: Any,
+) -> nn.Conv2d:
+    """A convolution with these weights, and with stride, dilation, device and type of a layer."""
+    geometry |= {"stride": layer.stride, "dilation": layer.dilation, "bias": bias is not None}
+    new = kind(layer.in_channels, len(weight), (weight.shape[2], weight.shape[3]), **geometry)
+    own = next(layer.parameters())
+    new.to(own.device, own.dtype).train(layer.training)
+    new.weight.copy_(weight)
+    if new.bias is not None and bias is not None:
+        new.bias.copy_(bias)
+    return new
+
+
+# geometry: kernels of different sizes at their places in a common kernel
+
+
+def _common_margins(*margins: Margins) -> Margins:
+    """The margins of the smallest kernel that contains the kernels with these margins."""
+    rows, columns = ((max(own[axis][0] for own in margins), max(own[axis][1] for own in margins)) for axis in (0, 1))
+    return rows, columns
+
+
+def _window_margins(conv: WindowConv2d, window: tuple[int, int]) -> Margins:
+    """The margins of a window whose middle a convolution looks at."""
+    margins = []
+    for (before, after), size, kernel, step in zip(conv.margins, window, conv.kernel_size, conv.dilation, strict=True):
+        first = (size - 1) // 2 - (kernel - 1) // 2
+        margins.append((before + step * first, after + step * (size - kernel - first)))
+    return (margins[0], margins[1])
+
+
+def _zeros_around(conv: WindowConv2d, margins: Margins) -> list[int]:
+    """Zeros to the left, right, above and below a kernel (`F.pad`'s order) that give it these margins."""
+    return [
+        (margins[axis][side] - conv.margins[axis][side]) // conv.dilation[axis] for axis in (1, 0) for side in (0, 1)
+    ]
+
+
+def _embed_kernels(convs: Sequence[WindowConv2d], margins: Margins) -> Tensor:
+    """The kernels of convolutions of one input, with zeros around them, [filters, channels, rows, columns]."""
+    return torch.cat([F.pad(conv.weight, _zeros_around(conv, margins)) for conv in convs])
+
+
+def _find(model: nn.Module, path: str, kind: type[_Module]) -> _Module:
+    try:
+        module: nn.Module | None = model.get_submodule(path)
+    except AttributeError:
+        module = None
+    if not isinstance(module, kind):
+        found = "nothing" if module is None else f"a {type(module).__name__}"
+        raise ConversionError(f"{path} must be a {kind.__name__} to be folded; got {found}; fold another model")
+    return module
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    new.train(old.training)
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module is old:
+            model.set_submodule(name, new)

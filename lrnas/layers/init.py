@@ -1,28 +1,27 @@
 """Initialisation for layers with filters of several shapes.
 
-The paper's rule (its section 3.1): every group of a composite layer is drawn from the same zero-mean
-Gaussian, whose variance makes the whole layer, as one layer, keep the variance of the gradients that
-flow back through it:
+The paper's rule (section 3.1): all groups of a composite layer are drawn from the same zero-mean Gaussian. Its variance
+is chosen so that the whole layer, seen as one layer, keeps the variance of the gradients that flow back through it:
 
     sigma = sqrt(gain / n_hat),    n_hat = sum over groups of rows * columns * filters
 
-The gain is 2 where a ReLU follows, which stops half of what flows back. Where the next convolution
-follows with no activation between (a composite before its join, the first half of a separable layer),
-nothing is stopped, the same derivation gives 1, and with 2 the gradients of a deep network with joins
-would double at every layer. With one group the rule is He's fan-out rule.
+The gain is 2 before a ReLU, which stops half of the gradients. It is 1 where the next convolution follows without an
+activation (a composite layer before its join, the first half of a separable layer): nothing is stopped there, and with
+a gain of 2 the gradients of a deep network with joins would double at every layer. With one group the rule is He's
+fan-out rule.
 
-What reads the same input side by side is one layer to the gradient, also where it is not one module: the
-first convolutions of an inception module's four branches are drawn together.
+Convolutions that read the same input side by side count as one layer, even if they are in different modules: the first
+convolutions of the four branches of an inception module are drawn together.
 
-A classifier is drawn with sigma = sqrt(1 / fan_in): its fan-out is the number of classes, and the rule
-would make the first logits the larger the fewer the classes.
+A classifier is drawn with sigma = sqrt(1 / fan_in). Its fan-out is the number of classes, so by the rule above the
+first logits would be larger for fewer classes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import nn
@@ -31,34 +30,41 @@ from lrnas.errors import LrnasError
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 
 Rule = Literal["composite", "fan_in", "fan_out", "default"]
-"""composite: the paper's. fan_in, fan_out: He's, for each group by itself. default: PyTorch's own."""
-
-
-class _Stage(NamedTuple):
-    """Convolutions side by side, as one layer, and whether an activation follows it."""
-
-    convs: tuple[nn.Conv2d, ...]
-    activated: bool
+"""composite: the paper's rule. fan_in, fan_out: He's rules, for each group by itself. default: PyTorch's rule."""
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, rule: Rule = "composite", *, generator: torch.Generator | None = None) -> None:
-    """Draw the weights of every convolution and linear layer of a model anew; batch norms start anew too.
+    """Initialise all convolutions, linear layers and batch norms of a model, in place.
 
-    Biases become zero (or the layer's own `initial_bias`), except with rule "default", which leaves every layer to
-    PyTorch. The classifiers are what `get_classifier` returns, of the model and of the heads inside it.
+    Biases become zero, or the `initial_bias` of a layer that has this attribute. With the rule "default" all layers are
+    initialised by PyTorch's own rules. Classifiers are the layers that `get_classifier` returns, for the model and for
+    the heads inside it.
+
+    Args:
+        model: Any model.
+        rule: "composite" for the paper's rule, "fan_in" or "fan_out" for He's rules on each group by itself, "default"
+            for PyTorch's rule.
+        generator: Source of the random numbers; None for PyTorch's global one.
+
+    Raises:
+        LrnasError: If the rule is unknown.
     """
     if rule not in get_args(Rule):
-        raise LrnasError(f"the initialisation is one of {', '.join(get_args(Rule))}; got {rule!r}")
+        raise LrnasError(f"the initialisation must be one of {', '.join(get_args(Rule))}; got {rule!r}; choose one")
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d) or (rule == "default" and isinstance(module, nn.Conv2d | nn.Linear)):
             module.reset_parameters()
     if rule == "default":
         return
     classifiers = find_classifiers(model)
-    for stage in _stages(model):
-        if stage.convs[0] not in classifiers:
-            _draw_stage(stage, rule, generator)
+    for convs, gain in _layers(model):
+        if convs[0] in classifiers:
+            continue
+        n_hat = sum(map(_fan_out, convs))
+        for conv in convs:
+            fan = {"composite": n_hat, "fan_out": _fan_out(conv), "fan_in": conv.weight[0].numel()}[rule]
+            _draw(conv, gain / fan, generator)
     for module in model.modules():
         if isinstance(module, nn.Linear) and module not in classifiers:
             _draw(module, 2 / (module.in_features if rule == "fan_in" else module.out_features), generator)
@@ -68,23 +74,14 @@ def initialise(model: nn.Module, rule: Rule = "composite", *, generator: torch.G
 
 
 def find_classifiers(model: nn.Module) -> list[nn.Module]:
-    """The layers that put out classes: a timm model's last layer, and those of heads inside it."""
+    """The layers whose outputs are classes: the last layer of a timm model, and those of heads inside it."""
     getters = [getattr(module, "get_classifier", None) for module in model.modules()]
     found = [getter() for getter in getters if callable(getter)]
     return [layer for layer in found if isinstance(layer, nn.Module)]
 
 
-def _draw_stage(stage: _Stage, rule: Rule, generator: torch.Generator | None) -> None:
-    gain = 2.0 if stage.activated else 1.0
-    n_hat = sum(_fan_out(conv) for conv in stage.convs)
-    for conv in stage.convs:
-        fan = {"composite": n_hat, "fan_out": _fan_out(conv), "fan_in": conv.weight[0].numel()}[rule]
-        _draw(conv, gain / fan, generator)
-
-
 def _fan_out(conv: nn.Conv2d) -> int:
-    rows, columns = conv.kernel_size
-    return rows * columns * conv.out_channels // conv.groups
+    return math.prod(conv.kernel_size) * conv.out_channels // conv.groups
 
 
 def _draw(module: nn.Conv2d | nn.Linear, variance: float, generator: torch.Generator | None) -> None:
@@ -93,22 +90,21 @@ def _draw(module: nn.Conv2d | nn.Linear, variance: float, generator: torch.Gener
         module.bias.fill_(getattr(module, "initial_bias", 0.0))
 
 
-def _stages(model: nn.Module) -> Iterator[_Stage]:
-    """Every convolution of the model once, those that are one layer to the gradient together."""
-    drawn: set[nn.Module] = set()
+def _layers(model: nn.Module) -> Iterator[tuple[list[nn.Conv2d], float]]:
+    """Every convolution of the model once, with those that count as the same layer; and the gain of the layer."""
+    seen: set[nn.Module] = set()
     for module in model.modules():
-        stages: list[_Stage] = []
+        layers: list[tuple[list[nn.Conv2d], float]] = []
         if isinstance(module, CompositeConv2d):
-            stages.append(_Stage(tuple(module.group_convs()), activated=module.join is None))
-            if module.join is not None:
-                stages.append(_Stage((module.join,), activated=True))
+            groups: list[nn.Conv2d] = list(module.group_convs())
+            layers = [(groups, 2.0)] if module.join is None else [(groups, 1.0), ([module.join], 2.0)]
         elif isinstance(module, SeparableConv2d):
             first, second = module.halves()
-            stages += [_Stage((first,), activated=False), _Stage((second,), activated=True)]
+            layers = [([first], 1.0), ([second], 2.0)]
         elif callable(side_by_side := getattr(module, "side_by_side", None)):
-            stages.append(_Stage(tuple(side_by_side()), activated=True))
-        elif isinstance(module, nn.Conv2d) and module not in drawn:
-            stages.append(_Stage((module,), activated=True))
-        for stage in stages:
-            drawn.update(stage.convs)
-            yield stage
+            layers = [(side_by_side(), 2.0)]
+        elif isinstance(module, nn.Conv2d) and module not in seen:
+            layers = [([module], 2.0)]
+        for convs, _ in layers:
+            seen.update(convs)
+        yield from layers

@@ -1,12 +1,13 @@
-"""Batch norms that follow a convolution: finding them, and folding them into it.
+"""Batch norms that follow a convolution: finding them, and folding them into the convolution.
 
-In evaluation a batch norm is a factor and a shift of every channel, which the filters before it can have themselves.
+In evaluation a batch norm multiplies every channel by a scale and adds a shift. The filters before it can do both.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -16,50 +17,51 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d
+from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d, output_convs
 
 
 @torch.no_grad()
 def find_norms(model: nn.Module, images: Tensor) -> dict[str, str]:
-    """By the path of a convolution or mixed-shape layer, the batch norm that alone takes what it puts out.
+    """Find the batch norms that can be folded into the convolution before them.
 
-    The model is run once and watched: what counts is what happens, not how modules are named.
+    The model is run once with hooks, so the result depends on what the model computes and not on names of modules. A
+    batch norm is found if it is the only use of a convolution's output, and if both run once.
+
+    Args:
+        model: Any model; it is evaluated without gradients and stays unchanged.
+        images: Input for one forward pass.
+
+    Returns:
+        The path of the batch norm by the path of the convolution or mixed-shape layer before it.
     """
-    owners: dict[int, str] = {}
-    outputs: list[Tensor] = []  # kept, so that no other tensor gets the id of one of them
-    taken: dict[str, str] = {}
-    calls: Counter[nn.Module] = Counter()
+    producers: dict[int, str] = {}
+    outputs: list[Tensor] = []  # kept alive, so that no other tensor gets the id of one of them
+    inputs_of_norms: dict[str, str] = {}
+    calls: Counter[str] = Counter()
     handles = []
 
-    def note_output(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            calls[module] += 1
-            outputs.append(output)
-            owners[id(output)] = path
+    def note_output(path: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        calls[path] += 1
+        outputs.append(output)
+        producers[id(output)] = path
 
-        return hook
+    def note_input(path: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        calls[path] += 1
+        if inputs and id(inputs[0]) in producers:
+            inputs_of_norms[path] = producers[id(inputs[0])]
 
-    def note_input(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            calls[module] += 1
-            if inputs and id(inputs[0]) in owners:
-                taken[path] = owners[id(inputs[0])]
-
-        return hook
-
-    watched = dict(model.named_modules())
-    whole = [module for module in watched.values() if isinstance(module, CompositeConv2d | SeparableConv2d)]
-    inside = {part for module in whole for part in module.modules() if part is not module}
-    for path, module in watched.items():
+    mixed = [module for module in model.modules() if isinstance(module, CompositeConv2d | SeparableConv2d)]
+    inside = {part for module in mixed for part in module.modules() if part is not module}
+    for path, module in model.named_modules():
         if module in inside or not path:
             continue
-        if _takes_a_norm(module):
-            handles.append(module.register_forward_hook(note_output(path)))
+        if _can_absorb_a_norm(module):
+            handles.append(module.register_forward_hook(functools.partial(note_output, path)))
         elif type(module) in (nn.BatchNorm2d, BatchNormAct2d) and cast(nn.BatchNorm2d, module).running_mean is not None:
-            handles.append(module.register_forward_pre_hook(note_input(path)))
+            handles.append(module.register_forward_pre_hook(functools.partial(note_input, path)))
     was_training = model.training
     model.eval()
-    uses = _Uses(owners)
+    uses = _Uses(producers)
     try:
         with uses:
             result = model(images)
@@ -68,29 +70,25 @@ def find_norms(model: nn.Module, images: Tensor) -> dict[str, str]:
         for handle in handles:
             handle.remove()
     returned = {id(leaf) for leaf in tree_leaves(result)}
-    alone = {
-        owners[id(output)] for output in outputs if uses.counts[id(output)] == 1 and id(output) not in returned
+    used_once = {
+        producers[id(output)] for output in outputs if uses.counts[id(output)] == 1 and id(output) not in returned
     }  # the one use is the norm itself
     return {
-        path: norm
-        for norm, path in taken.items()
-        if path in alone and calls[watched[path]] == calls[watched[norm]] == 1
+        path: norm for norm, path in inputs_of_norms.items() if path in used_once and calls[path] == calls[norm] == 1
     }
 
 
 @torch.no_grad()
 def fold_norm(layer: nn.Module, norm: nn.BatchNorm2d) -> None:
-    """Make a layer compute, in place, what it and the batch norm after it compute in evaluation."""
-    mean, var = norm.running_mean, norm.running_var
-    assert mean is not None and var is not None, "a batch norm without running statistics"
-    scale = (var.double() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight.double()
-    shift = -mean.double() * scale
-    if norm.bias is not None:
-        shift = shift + norm.bias.double()
+    """Change a layer in place so that it computes what it and the batch norm after it compute in evaluation.
+
+    Args:
+        layer: A convolution or mixed-shape layer.
+        norm: The batch norm that follows it, with running statistics.
+    """
+    scale, shift = scale_and_shift(norm, torch.float64)
     start = 0
-    for conv in _last_convs(layer):
+    for conv in output_convs(layer):
         part = slice(start, start + conv.out_channels)
         start += conv.out_channels
         bias = shift[part]
@@ -101,16 +99,18 @@ def fold_norm(layer: nn.Module, norm: nn.BatchNorm2d) -> None:
     assert start == norm.num_features, f"{start} channels before a batch norm of {norm.num_features}"
 
 
-def rest_of(norm: nn.BatchNorm2d) -> nn.Module:
-    """What a batch norm does besides."""
-    if not isinstance(norm, BatchNormAct2d):
-        return nn.Identity()
-    rest = [part for part in (norm.drop, norm.act) if type(part) is not nn.Identity]
-    return (rest[0] if len(rest) == 1 else nn.Sequential(*rest)) if rest else nn.Identity()
+def scale_and_shift(norm: nn.BatchNorm2d, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The factor and the summand of every channel that a batch norm applies in evaluation."""
+    assert norm.running_mean is not None and norm.running_var is not None, "a batch norm without running statistics"
+    scale = (norm.running_var.to(dtype) + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.to(dtype)
+    shift = -norm.running_mean.to(dtype) * scale
+    return scale, shift if norm.bias is None else shift + norm.bias.to(dtype)
 
 
 class _Uses(TorchFunctionMode):
-    """Counts the operations that take a tensor and put out tensors."""
+    """Counts, for some tensors, the operations that take them and return tensors."""
 
     def __init__(self, watched: Mapping[int, object]) -> None:
         super().__init__()
@@ -124,20 +124,11 @@ class _Uses(TorchFunctionMode):
         return result
 
 
-def _takes_a_norm(module: nn.Module) -> bool:
+def _can_absorb_a_norm(module: nn.Module) -> bool:
+    """Whether this is a convolution of a known kind, without hooks and parametrizations."""
     layers = (CompositeConv2d, SeparableConv2d, WindowConv2d)
     if type(module) not in (nn.Conv2d, Conv2dSame) and not isinstance(module, layers):
         return False
     parts = list(module.modules())
     hooks = [hook for part in parts for hook in (*part._forward_hooks, *part._forward_pre_hooks)]
     return not hooks and not any(parametrize.is_parametrized(part) for part in parts)
-
-
-def _last_convs(layer: nn.Module) -> Sequence[nn.Conv2d]:
-    """The convolutions that put out the channels of a layer."""
-    if isinstance(layer, CompositeConv2d):
-        return list(layer.group_convs()) if layer.join is None else [layer.join]
-    if isinstance(layer, SeparableConv2d):
-        return [layer.halves()[1]]
-    assert isinstance(layer, nn.Conv2d), f"{type(layer).__name__} is no convolution"
-    return [layer]

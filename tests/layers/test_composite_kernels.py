@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrnas import create_model, get_point
-from lrnas.layers import accelerate as fused_module
+from lrnas.layers import accelerate as accelerating
 from lrnas.layers import conv as layers
+from lrnas.layers import gpu
 from lrnas.layers.accelerate import accelerate, fused
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
-from lrnas.layers.join import Form
+from lrnas.layers.gpu import Form
 from lrnas.layers.kernels import blocks, composite, gathered, tiled
 from lrnas.layers.kernels.composite_op import composite_conv
 from lrnas.layers.kernels.layer import Layer
@@ -273,9 +274,9 @@ def test_the_operator_keeps_pytorch_s_rules() -> None:
 
 def use_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels on whatever device this runs on."""
-    monkeypatch.setattr(layers, "pays", lambda x: x.ndim == 4)
-    monkeypatch.setattr(fused_module, "usable", lambda x: isinstance(x, Tensor) and x.ndim == 4)
-    monkeypatch.setattr(fused_module, "available", lambda device: True)
+    monkeypatch.setattr(layers, "is_faster", lambda x: x.ndim == 4)
+    monkeypatch.setattr(gpu, "usable", lambda x: isinstance(x, Tensor) and x.ndim == 4)
+    monkeypatch.setattr(accelerating, "available", lambda device: True)
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
@@ -373,10 +374,10 @@ def test_in_evaluation_a_layer_takes_in_what_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if form is not None:
-        monkeypatch.setattr(fused_module, "best_form", lambda composite, positions, pools: form)
+        monkeypatch.setattr(gpu, "best_form", lambda composite, positions, pools: form)
     torch.manual_seed(0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(fused_module, "MANY_POSITIONS", 100)  # biases go into the join's on the larger maps
+    monkeypatch.setattr(gpu, "MANY_POSITIONS", 100)  # biases go into the join's on the larger maps
     model = small_network(kind, batch_norm).to(DEVICE)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -406,7 +407,7 @@ def test_in_training_a_layer_takes_in_relu_and_pool(
     kind: str, many: int, wanted: list[tuple[bool, bool, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(fused_module, "MANY_POSITIONS", many)  # from which on biases go into the join's
+    monkeypatch.setattr(gpu, "MANY_POSITIONS", many)  # from which on biases go into the join's
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = small_network(kind, False).to(DEVICE)
     x = torch.randn(2, 3, 14, 14, device=DEVICE)
@@ -435,7 +436,7 @@ def test_networks_in_half_precision(name: str, batch_norm: bool, monkeypatch: py
         half = model.to(torch.bfloat16)
         x = x.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(layers, "pays", lambda x: False)
+            patch.setattr(layers, "is_faster", lambda x: False)
             plain = half(x).float()
         ours = half(x).float()
         calls = count_calls(monkeypatch)
@@ -463,7 +464,7 @@ def test_networks_that_a_search_meets(name: str, seed: int) -> None:
         model.zero_grad()
         with pytest.MonkeyPatch.context() as patch, torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
             if not ours:
-                patch.setattr(layers, "pays", lambda x: False)
+                patch.setattr(layers, "is_faster", lambda x: False)
             model(x).float().log_softmax(1)[:, 0].sum().backward()
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
@@ -509,7 +510,7 @@ def test_a_model_may_be_exchanged_twice_and_elsewhere(monkeypatch: pytest.Monkey
     use_everywhere(monkeypatch)  # as if it had been moved to a GPU
     for _ in range(2):
         accelerate(model)
-        assert type(model[0]).__mro__[1:] == (fused_module._Separable, *SeparableConv2d.__mro__)
+        assert type(model[0]).__mro__[1:] == (gpu._Separable, *SeparableConv2d.__mro__)
         with fused(model):
             pass
     assert "lrnas.layers.cpu" not in {base.__module__ for module in model.modules() for base in type(module).__mro__}

@@ -134,7 +134,7 @@ def test_refusals() -> None:
             CompositeConv2d(3, filters, 3, join=join)
     with pytest.raises(ConversionError, match=r"larger than the .* window need zero padding"):
         CompositeConv2d(3, {(5, 1): 2}, 3, padding=1, padding_mode="circular")
-    with pytest.raises(ConversionError, match="rows and columns to separate; got a 1x3 kernel"):
+    with pytest.raises(ConversionError, match="needs a kernel of at least 2x2; got 1x3"):
         SeparableConv2d(3, 8, (1, 3))
 
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.layers import BatchNormAct2d
@@ -13,7 +14,16 @@ from torch import Tensor, nn
 from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.errors import ConversionError
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d
-from lrnas.layers.fold import Folding, dense_form, fold, foldable_layers, merged_form, plain, reason_to_keep
+from lrnas.layers.fold import (
+    Folding,
+    dense_form,
+    fold,
+    foldable_layers,
+    join_kernels,
+    joined_bias,
+    merged_form,
+    reason_to_keep,
+)
 from lrnas.layers.norms import find_norms, fold_norm
 from lrnas.models.build import create_model
 
@@ -210,21 +220,51 @@ def test_pre_activation_norms_stay() -> None:
     torch.testing.assert_close(fold(model, Folding(norms))(x), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_plain_models_compute_the_same() -> None:
-    model = nn.Sequential(CompositeConv2d(2, {(3, 1): 2, (1, 3): 2}, 3, padding=1, join=3))
-    x = torch.randn(1, 2, 5, 5)
-    expected = model(x)
-    assert plain(model) is model
-    assert not any(type(module) in (CompositeConv2d, WindowConv2d) for module in model.modules())
-    assert torch.equal(model(x), expected)
+@pytest.mark.parametrize(
+    ("filters", "window", "geometry", "taps"),
+    [
+        ({(3, 1): 4, (1, 3): 5}, 3, {"padding": 1}, (1, 3, 4, 5, 7)),
+        ({(3, 1): 4, (1, 3): 5, (3, 3): 2}, 3, {"padding": 1}, tuple(range(9))),
+        ({(5, 1): 3, (1, 3): 3}, 5, {"padding": 2, "dilation": 2}, (1, 4, 6, 7, 8, 10, 13)),
+        ({(1, 3): 3}, 3, {"padding": 1, "stride": 2}, (0, 1, 2)),
+    ],
+)
+def test_groups_and_join_are_one_convolution(
+    filters: dict[tuple[int, int], int], window: int, geometry: dict[str, int], taps: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    composite = CompositeConv2d(6, filters, window, join=7, **geometry).double()
+    x = torch.randn(2, 6, 11, 9).double()
+    joined = join_kernels(composite)
+    assert composite.join is not None
+    assert joined.taps == taps
+    (above, below), (left, right) = joined.margins
+    stride, dilation = composite.stride, composite.dilation
+    bias = joined_bias(composite, composite.join.bias)
+    out = F.conv2d(F.pad(x, (left, right, above, below)), joined.weight, bias, stride, 0, dilation)
+    torch.testing.assert_close(out, composite(x))
+    looked_at = joined.weight.flatten(2).abs().sum((0, 1)).nonzero().flatten()
+    assert tuple(looked_at.tolist()) == taps
+
+
+def test_a_bias_that_is_scaled_later_is_scaled_as_a_whole() -> None:
+    torch.manual_seed(0)
+    composite = CompositeConv2d(6, {(3, 1): 4, (1, 3): 5}, 3, padding=1, join=7)
+    scale, shift, x = torch.randn(7), torch.randn(7), torch.randn(1, 6, 5, 5)
+    assert composite.join is not None and composite.join.bias is not None
+    bias = joined_bias(composite, shift + scale * composite.join.bias, scale)
+    assert bias is not None
+    ours = F.conv2d(x, join_kernels(composite).weight, None, padding=1) * scale[:, None, None] + bias[:, None, None]
+    theirs = composite(x) * scale[:, None, None] + shift[:, None, None]
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_a_folding_that_does_not_fit() -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU())
     for folding, message in (
-        (Folding({"0": "2"}), "has no 2, where a batch norm"),
-        (Folding({"0": "1"}), "1 is a ReLU here"),
-        (Folding({}, {"0": "dense"}), "0 has no form 'dense'"),
+        (Folding({"0": "2"}), "2 must be a BatchNorm2d to be folded; got nothing"),
+        (Folding({"0": "1"}), "1 must be a BatchNorm2d to be folded; got a ReLU"),
+        (Folding({}, {"0": "dense"}), "the layer 0 cannot take the form 'dense'"),
     ):
         with pytest.raises(ConversionError, match=message):
             fold(model, folding)

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrnas import create_model, get_point
-from lrnas.layers import accelerate as fused_module
+from lrnas.layers import accelerate as accelerating
+from lrnas.layers import gpu
 from lrnas.layers.accelerate import fused
 from lrnas.layers.kernels import available, ops, usable
 from lrnas.layers.kernels.pools import Window
@@ -179,8 +180,8 @@ def test_a_window_of_minus_infinity_passes_its_gradient_to_its_first_position() 
 
 def use_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels on whatever device this runs on."""
-    monkeypatch.setattr(fused_module, "usable", lambda x: isinstance(x, Tensor) and x.ndim == 4)
-    monkeypatch.setattr(fused_module, "available", lambda device: True)
+    monkeypatch.setattr(gpu, "usable", lambda x: isinstance(x, Tensor) and x.ndim == 4)
+    monkeypatch.setattr(accelerating, "available", lambda device: True)
 
 
 def make_network(name: str, batch_norm: bool) -> nn.Module:
@@ -233,7 +234,7 @@ def test_evaluation_and_cpus_use_plain_pytorch(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(ops, name, lambda *args: pytest.fail("a kernel ran"))
     with fused(model):
         assert torch.equal(model(x), wanted)  # on a CPU
-    monkeypatch.setattr(fused_module, "available", lambda device: True)
+    monkeypatch.setattr(accelerating, "available", lambda device: True)
     with fused(model):
         assert torch.equal(model(x), wanted)  # not in training
         assert not usable(x) and not available(x.device)

@@ -46,7 +46,7 @@ def usable(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_cuda and x.ndim == 4 and x.numel() > 0 and x.dtype in _DTYPES
 
 
-def pays(x: object) -> bool:
+def is_faster(x: object) -> bool:
     """Whether the composite convolution is the faster way for a map: in half precision, on a GPU.
 
     What is traced to be taken elsewhere has PyTorch's own operations in it.

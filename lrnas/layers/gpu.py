@@ -1,0 +1,346 @@
+"""Replacements for modules on a GPU: the same layers with the fused kernels; `lrnas.layers.accelerate` installs them.
+
+A convolution also computes its epilogue, the modules that follow it: the ReLU and, after filters of different shapes,
+a 2×2 pool; in evaluation also the batch norm before them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from enum import Enum
+from typing import Any, cast
+
+import torch
+from timm.layers import BatchNormAct2d
+from torch import Tensor, nn
+
+from lrnas.layers.conv import (
+    CompositeConv2d,
+    ConvBlock,
+    SeparableConv2d,
+    WindowConv2d,
+    concatenated_bias,
+    has_hooks,
+    kernel_layer,
+    num_positions,
+    output_convs,
+)
+from lrnas.layers.fold import Joined, join_kernels, joined_bias, joined_geometry
+from lrnas.layers.kernels import FEW_CHANNELS, LONGEST_PATCH, ops, usable
+from lrnas.layers.kernels.composite_op import composite_conv
+from lrnas.layers.kernels.layer import Layer
+from lrnas.layers.kernels.pools import Window
+from lrnas.layers.norms import scale_and_shift
+
+MANY_POSITIONS = 1 << 14
+"""From this number of positions on, one more pass over a map takes longer than a few small matrix products."""
+PRODUCTS_PER_BYTE = 75
+"""Products that a GPU computes while it moves one byte, in half precision, roughly (H200: 300 TMAC/s, 4 TB/s)."""
+LIBRARY_TIME = 0.78
+"""Time per product in cuDNN's k×k convolution relative to our kernel (0.73 to 0.87 on an H200)."""
+
+
+class _Conv2d(nn.Conv2d):
+    """Matrix products for 1×1 kernels and for few input channels, with bias and ReLU in the same pass."""
+
+    @staticmethod
+    def fits(module: nn.Conv2d) -> bool:
+        long_patch = module.in_channels <= FEW_CHANNELS and math.prod(module.kernel_size) > LONGEST_PATCH
+        zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        return module.groups == 1 and zeros and not long_patch
+
+    def supports(self, x: Tensor) -> bool:
+        """Whether the kernels can compute this input. All others go to PyTorch, which may refuse them."""
+        if not usable(x) or x.shape[1] != self.in_channels:
+            return False
+        geometry = zip(x.shape[2:], cast(tuple[int, int], self.padding), self.dilation, self.kernel_size, strict=True)
+        return all(size + 2 * pad >= step * (kernel - 1) + 1 for size, pad, step, kernel in geometry)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # PyTorch's name
+        direct = self.kernel_size == (1, 1) or self.in_channels <= FEW_CHANNELS
+        return self.compute(input, relu=False) if direct and self.supports(input) else super().forward(input)
+
+    def compute(self, x: Tensor, relu: bool, **bias: Tensor | None) -> Tensor:
+        """Compute the layer with its own bias or, if given, with another one (which may be None)."""
+        shift = bias.get("bias", self.bias)
+        padding = cast(tuple[int, int], self.padding)
+        return ops.conv(x, self.weight, shift, self.stride, padding, self.dilation, relu)
+
+
+class _AnyBatchNorm(nn.BatchNorm2d):
+    """Training with statistics in one pass, and normalisation with ReLU in another."""
+
+    @staticmethod
+    def fits(module: nn.BatchNorm2d) -> bool:
+        running = module.track_running_stats and module.momentum is not None
+        return module.affine and running and module.weight.dtype == torch.float32
+
+    def supports(self, x: Tensor) -> bool:
+        return self.training and usable(x) and x.shape[1] == self.num_features and x.numel() > x.shape[1]
+
+    def compute(self, x: Tensor, relu: bool) -> Tensor:
+        out, mean, var = ops.batch_norm(x, self.weight, self.bias, self.eps, relu)
+        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(var, self.momentum)
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        return out
+
+
+class _BatchNorm2d(_AnyBatchNorm):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return self.compute(input, relu=False) if self.supports(input) else super().forward(input)
+
+
+class _BatchNormAct2d(_AnyBatchNorm, BatchNormAct2d):
+    """timm's batch norm that includes its ReLU."""
+
+    @staticmethod
+    def fits(module: Any) -> bool:
+        return type(module.act) is nn.ReLU and type(module.drop) is nn.Identity and _AnyBatchNorm.fits(module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.supports(x) and not has_hooks(self.act):
+            return self.compute(x, relu=True)
+        return cast(Tensor, super().forward(x))  # type: ignore[no-untyped-call]
+
+
+class _MaxPool2d(nn.MaxPool2d):
+    @staticmethod
+    def fits(module: nn.MaxPool2d) -> bool:
+        return module.dilation in (1, (1, 1)) and not module.return_indices and _is_square(module)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not _supports_pool(self, input):
+            return cast(Tensor, super().forward(input))
+        return ops.max_pool(input, _window(self), self.ceil_mode)
+
+
+class _AvgPool2d(nn.AvgPool2d):
+    @staticmethod
+    def fits(module: nn.AvgPool2d) -> bool:
+        return module.divisor_override is None and _is_square(module)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not _supports_pool(self, input):
+            return super().forward(input)
+        return ops.average_pool(input, _window(self), self.ceil_mode, self.count_include_pad)
+
+
+class _AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d):
+    """Maximum over the whole map."""
+
+    @staticmethod
+    def fits(module: nn.AdaptiveMaxPool2d) -> bool:
+        return module.output_size in (1, (1, 1)) and not module.return_indices
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return ops.whole_max(input) if usable(input) else cast(Tensor, super().forward(input))
+
+
+class _Composite(CompositeConv2d):
+    """A composite layer in the fastest of the forms below; the epilogue follows the join, if there is one."""
+
+    @staticmethod
+    def fits(module: CompositeConv2d) -> bool:
+        return not module.pads_input
+
+    def supports(self, x: Tensor) -> bool:
+        join_fits = self.join is None or (isinstance(self.join, _Conv2d) and not has_hooks(self.join))
+        return join_fits and super().supports(x)
+
+    def compute(self, x: Tensor, **epilogue: Any) -> Tensor:
+        if self.join is None:
+            return super().compute(x, **epilogue)
+        epilogue.setdefault("bias", self.join.bias)
+        form = best_form(self, num_positions(x), pools="pool" in epilogue)
+        if form is Form.APART and num_positions(x) < MANY_POSITIONS:
+            return self._compute_join(super().compute(x), **epilogue)
+        # a bias of the groups would need one more pass over the map backward
+        epilogue["bias"] = joined_bias(self, epilogue["bias"], epilogue.get("scale"))
+        if form is Form.APART:
+            return self._compute_join(super().compute(x, bias=None), **epilogue)
+        joined = join_kernels(self)
+        if form is Form.LIBRARY:
+            return self._compute_by_library(x, joined, **epilogue)
+        layer = kernel_layer(list(self.group_convs()), x)._replace(
+            filters=(self.out_channels,),
+            kernels=((joined.weight.shape[2], joined.weight.shape[3]),),
+            margins=((joined.margins[0][0], joined.margins[1][0]),),
+            taps=joined.taps,
+        )
+        return composite_conv(x, [joined.weight], layer=layer, **epilogue)
+
+    def _compute_join(self, mixed: Tensor, **epilogue: Any) -> Tensor:
+        assert isinstance(self.join, _Conv2d)
+        if epilogue.keys() <= {"relu", "bias"}:
+            return self.join.compute(mixed, **epilogue)
+        size = (mixed.shape[2], mixed.shape[3])
+        layer = Layer((self.out_channels,), ((1, 1),), ((0, 0),), (1, 1), (1, 1), size)
+        return composite_conv(mixed, [self.join.weight], layer=layer, **epilogue)
+
+    def _compute_by_library(
+        self, x: Tensor, joined: Joined, relu: bool = False, pool: int = 1, **epilogue: Any
+    ) -> Tensor:
+        weight = joined.weight
+        if "scale" in epilogue:
+            weight = weight * epilogue["scale"][:, None, None, None]
+        bias = None if epilogue["bias"] is None else epilogue["bias"].to(x.dtype)
+        padding = (joined.margins[0][0], joined.margins[1][0])
+        out = ops.conv(x, weight.to(x.dtype), bias, self.stride, padding, self.dilation, relu)
+        return out if pool == 1 else ops.max_pool(out, Window(pool, pool, 0), False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x, relu=False) if self.supports(x) else super().forward(x)
+
+
+class Form(Enum):
+    """Ways to compute a composite layer with a join."""
+
+    APART = "the groups by one kernel, then the join"
+    JOINED = "one convolution, by the kernel for filters of all shapes"
+    LIBRARY = "one convolution, by cuDNN"
+
+
+def best_form(composite: CompositeConv2d, positions: int, pools: bool) -> Form:
+    """The form that takes the least time by a simple count of products and of bytes moved.
+
+    In training the gradients of a convolution need twice its products, so there the groups stay apart, except after few
+    channels.
+
+    Args:
+        composite: A composite layer with a join.
+        positions: Number of positions in all maps of the batch.
+        pools: Whether the epilogue contains a 2×2 pool.
+    """
+    assert composite.join is not None
+    channels, outputs = composite.in_channels, composite.out_channels
+    if channels <= FEW_CHANNELS:
+        return Form.JOINED
+    if torch.is_grad_enabled() or composite.stride != (1, 1):
+        return Form.APART
+    groups = [(conv.out_channels, math.prod(conv.kernel_size)) for conv in composite.group_convs()]
+    mixed = sum(num for num, _ in groups)
+    products = sum((num + -num % 64) * area for num, area in groups) * channels  # filters are computed in blocks of 64
+    margins, (rows, cols), taps = joined_geometry(composite)
+    joining = mixed * outputs * channels * rows * cols / positions
+    as_one = len(taps) * channels * outputs
+    times: dict[Form, float] = {
+        Form.APART: products + mixed * outputs + 4 * mixed * PRODUCTS_PER_BYTE,
+        Form.JOINED: as_one + joining,
+    }
+    if len(taps) == rows * cols and all(before == after >= 0 for before, after in margins):
+        pool = 2.5 * outputs * PRODUCTS_PER_BYTE if pools else 0
+        times[Form.LIBRARY] = LIBRARY_TIME * as_one + joining + pool
+    return min(times, key=lambda form: times[form])
+
+
+class _Separable(SeparableConv2d):
+    """A separable layer whose second half computes the epilogue."""
+
+    @staticmethod
+    def fits(module: SeparableConv2d) -> bool:
+        return not module.pads_input
+
+    def supports(self, x: Tensor) -> bool:
+        first, second = self.halves()
+        return first.supports(x) and not has_hooks(second) and min(kernel_layer([second], x).size) > 0
+
+    def compute(self, x: Tensor, **epilogue: Any) -> Tensor:
+        first, second = self.halves()
+        return second.compute(first.compute(x), **epilogue)
+
+
+class _Sequence(nn.Module):
+    """Runs its children one after another, each convolution and batch norm together with its epilogue."""
+
+    @staticmethod
+    def fits(module: nn.Module) -> bool:
+        return True
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not usable(input):
+            return cast(Tensor, super().forward(input))
+        x = input
+        # not children(), which omits a module that occurs twice
+        modules = [
+            module
+            for module in self._modules.values()
+            if module is not None and (type(module) is not nn.Identity or has_hooks(module))
+        ]
+        while modules:
+            module = modules.pop(0)
+            epilogue, number = _find_epilogue(module, modules)
+            if number and module.supports(x):  # type: ignore[operator]
+                del modules[:number]
+                x = module.compute(x, **epilogue)  # type: ignore[operator]
+            else:
+                x = module(x)
+        return x
+
+
+def _find_epilogue(module: nn.Module, following: list[nn.Module]) -> tuple[dict[str, Any], int]:
+    """The modules after a module that it can compute itself, as arguments of its `compute`, and their number."""
+    if not isinstance(module, _WITH_EPILOGUE) or has_hooks(module):
+        return {}, 0
+    rest = list(itertools.takewhile(lambda other: not has_hooks(other), following))
+    length = len(rest)
+    epilogue: dict[str, Any] = {}
+    is_mixed = isinstance(module, CompositeConv2d | SeparableConv2d | WindowConv2d)
+    if is_mixed and rest and _is_constant(rest[0]):
+        scale, shift = scale_and_shift(cast(nn.BatchNorm2d, rest.pop(0)), torch.float32)
+        bias = concatenated_bias(output_convs(module))
+        epilogue |= {"scale": scale, "bias": shift if bias is None else shift + bias * scale}
+    if rest and type(rest[0]) is nn.ReLU:
+        epilogue["relu"] = True
+        rest.pop(0)
+    if is_mixed and rest and isinstance(rest[0], nn.MaxPool2d) and _is_halving(rest[0]):
+        epilogue["pool"] = 2
+        rest.pop(0)
+    return epilogue, length - len(rest)
+
+
+def _is_constant(module: nn.Module) -> bool:
+    """Whether this is a batch norm in evaluation that needs no gradient: then it is a scale and a shift."""
+    if not isinstance(module, nn.BatchNorm2d) or module.training or torch.is_grad_enabled():
+        return False
+    is_plain = type(module).forward in (nn.BatchNorm2d.forward, _BatchNorm2d.forward)
+    return is_plain and module.affine and module.running_var is not None
+
+
+def _window(pool: nn.MaxPool2d | nn.AvgPool2d) -> Window:
+    numbers = (pool.kernel_size, pool.stride, pool.padding)
+    return Window(*(number if isinstance(number, int) else number[0] for number in numbers))
+
+
+def _is_square(pool: nn.MaxPool2d | nn.AvgPool2d) -> bool:
+    """Whether rows and columns are pooled alike, in a window whose positions fit into one byte."""
+    numbers = (pool.kernel_size, pool.stride, pool.padding)
+    return all(isinstance(number, int) or len(set(number)) == 1 for number in numbers) and _window(pool)[0] <= 8
+
+
+def _is_halving(pool: nn.MaxPool2d) -> bool:
+    return _MaxPool2d.fits(pool) and not pool.ceil_mode and _window(pool) == (2, 2, 0)
+
+
+def _supports_pool(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:
+    size, _, padding = _window(pool)
+    return pool.training and usable(x) and min(x.shape[2:]) + 2 * padding >= size
+
+
+REPLACEMENTS: dict[type[nn.Module], Any] = {
+    nn.Conv2d: _Conv2d,
+    nn.BatchNorm2d: _BatchNorm2d,
+    BatchNormAct2d: _BatchNormAct2d,
+    nn.MaxPool2d: _MaxPool2d,
+    nn.AvgPool2d: _AvgPool2d,
+    nn.AdaptiveMaxPool2d: _AdaptiveMaxPool2d,
+    nn.Sequential: _Sequence,
+    ConvBlock: _Sequence,
+    CompositeConv2d: _Composite,
+    SeparableConv2d: _Separable,
+}
+"""The class that replaces a module, by the class whose `forward` the module has."""
+_WITH_EPILOGUE = (_Conv2d, _BatchNorm2d, _Composite, _Separable, WindowConv2d)
