@@ -1,13 +1,16 @@
-"""Ray for the time of a search: on this machine alone, or a cluster that is there."""
+"""Ray while a search runs, on this machine or on a cluster, and checks that its machines share the study's folder."""
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from pathlib import Path
 
 import ray
 import torch
@@ -15,38 +18,44 @@ from ray.exceptions import AuthenticationError, RayError
 
 from lrnas.data.names import pin_data_folder
 from lrnas.errors import LrnasError
+from lrnas.training.checkpoint import CheckpointError
+from lrnas.training.provenance import hardware
 
-
-class WorkerOptions(TypedDict, total=False):
-    """Who trains, as the command line and callers from Python say it."""
-
-    cpus_per_trial: float
-    """1 where nothing is said."""
-    gpus_per_trial: float | None
-    """Without a number, a quarter of one where there is any."""
-    concurrency: int | None
-    """Without a number, as many trials as there is room for."""
-    address: str | None
-    """Of a Ray cluster; None for this machine alone."""
+RAY_SETTINGS = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+}
+"""Environment variables that keep Ray Tune from writing, printing and handling signals: the study records all."""
+MARK_ATTEMPTS, MARK_PAUSE = 4, 1.0
+"""Attempts to see the mark of a search, and the seconds between them: shared disks show new files with a delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Who trains: shares of the machine for one trial, and how many trials at a time."""
+    """Resources of the training processes.
+
+    Args:
+        cpus: CPUs per trial.
+        gpus: GPUs per trial; may be a fraction.
+        concurrency: Number of trials at a time; None: as many as there is room for.
+        address: Address of a Ray cluster; None: this machine alone.
+        files: Modules and packages that are sent to the cluster.
+    """
 
     cpus: float = 1
     gpus: float = 0
     concurrency: int | None = None
     address: str | None = None
     files: tuple[str, ...] = ()
-    """Modules and packages that are sent to it."""
 
     def __post_init__(self) -> None:
         if self.cpus <= 0 or self.gpus < 0 or (self.concurrency is not None and self.concurrency < 1):
             raise LrnasError(
-                "a trial takes some CPU, no less than no GPU, and at least one is trained at a time; got "
-                f"{self.cpus:g}, {self.gpus:g} and {self.concurrency}; change --cpus-per-trial, --gpus-per-trial or "
-                "--concurrency"
+                "--cpus-per-trial must be above 0, --gpus-per-trial at least 0 and --concurrency at least 1; got "
+                f"{self.cpus:g}, {self.gpus:g} and {self.concurrency}; change them"
             )
 
 
@@ -57,7 +66,10 @@ def pick_workers(
     address: str | None = None,
     files: tuple[str, ...] = (),
 ) -> Workers:
-    """Workers by their options, with what this machine has where nothing is said."""
+    """Workers with the given options. The arguments are those of `Workers`.
+
+    `gpus_per_trial` None means a quarter of a GPU if this machine has one, and otherwise none.
+    """
     if gpus_per_trial is None:
         gpus_per_trial = 0.25 if torch.cuda.is_available() else 0
     return Workers(cpus_per_trial, gpus_per_trial, concurrency, address, files)
@@ -65,45 +77,83 @@ def pick_workers(
 
 @contextmanager
 def running_ray(workers: Workers) -> Iterator[Workers]:
-    """Ray for the time of a search; the workers again, no more at a time than there is room for."""
-    quiet = {
-        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-        "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-        "RAY_AIR_NEW_OUTPUT": "0",
-        "TUNE_GLOBAL_CHECKPOINT_S": "3600",
-        "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    }
+    """Context in which Ray runs; gives the workers again, with as many at a time as there is room for."""
     pin_data_folder()
-    for name, value in quiet.items():
+    for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the study has it all
-    started = not ray.is_initialized()
-    if started:
-        try:
-            ray.init(
-                address=workers.address or "local",
-                log_to_driver=False,
-                include_dashboard=False if workers.address is None else None,
-                logging_level=logging.ERROR,
-                runtime_env={"py_modules": list(workers.files)} if workers.address and workers.files else None,
-            )
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            reason = str(error).strip().splitlines()[0].rstrip(".")
-            token = isinstance(error, AuthenticationError) or "InvalidAuthToken" in repr(error.__cause__)
-            advice = "give this machine the cluster's token, as docs/cluster.md has it" if token else "check --address"
-            raise LrnasError(f"cannot reach a Ray cluster at {workers.address}: {reason}; {advice}") from None
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    is_started_here = not ray.is_initialized()
+    if is_started_here:
+        _start_ray(workers)
     try:
-        have = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        available = ray.cluster_resources()  # type: ignore[no-untyped-call]
         wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
         for kind, share in wanted.items():
-            if share > have.get(kind, 0):
+            if share > available.get(kind, 0):
+                option = f"--{kind.lower()}s-per-trial"
                 raise LrnasError(
-                    f"a trial takes {share:g} {kind}, and there are {have.get(kind, 0):g}; set "
-                    f"--{kind.lower()}s-per-trial to less"
+                    f"{option} must be at most the number of {kind}s, {available.get(kind, 0):g}; got {share:g}; "
+                    "give less"
                 )
-        room = min(int(have.get(kind, 0) / share) for kind, share in wanted.items() if share)
-        most = room if workers.concurrency is None else min(room, workers.concurrency)
-        yield replace(workers, concurrency=max(1, most))
+        room = min(int(available[kind] / share) for kind, share in wanted.items() if share)
+        yield replace(workers, concurrency=max(1, min(room, workers.concurrency or room)))
     finally:
-        if started:
+        if is_started_here:
             ray.shutdown()
+
+
+def _start_ray(workers: Workers) -> None:
+    try:
+        ray.init(
+            address=workers.address or "local",
+            log_to_driver=False,
+            include_dashboard=False if workers.address is None else None,
+            logging_level=logging.ERROR,
+            runtime_env={"py_modules": list(workers.files)} if workers.address and workers.files else None,
+        )
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        is_refused = isinstance(error, AuthenticationError) or "InvalidAuthToken" in repr(error.__cause__)
+        advice = "set the cluster's token on this machine, see docs/cluster.md" if is_refused else "check --address"
+        raise LrnasError(f"cannot reach a Ray cluster at {workers.address}: {reason}; {advice}") from None
+
+
+def worker_location() -> dict[str, str]:
+    """Hardware and Ray node, as HOST:NODE, of the worker that calls this."""
+    return {"hardware": hardware(), "node": f"{socket.gethostname()}:{ray.get_runtime_context().get_node_id()[:8]}"}
+
+
+@contextmanager
+def marked_folder(folder: Path) -> Iterator[str]:
+    """Context in which a folder has a file that workers look for; gives the name of the file."""
+    mark = folder / f".search-{uuid.uuid4().hex}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    except OSError as error:
+        raise LrnasError(f"cannot write to {folder}: {error.strerror}; give another --studies") from None
+    try:
+        yield mark.name
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def check_mark(folder: Path, mark: str) -> None:
+    """Refuse to train on a machine that does not share the search's folder: its checkpoints would be lost.
+
+    Args:
+        folder: The folder of the search, as this machine sees it.
+        mark: Name of the file that `marked_folder` left there.
+
+    Raises:
+        CheckpointError: The file is not there.
+    """
+    for attempt in range(MARK_ATTEMPTS):
+        if attempt:
+            time.sleep(MARK_PAUSE)
+        if (folder / mark).exists():
+            return
+    raise CheckpointError(
+        f"all machines must share the folder of the search; {socket.gethostname()} does not see the same {folder}; "
+        "give a shared folder as --studies"
+    )

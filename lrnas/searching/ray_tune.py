@@ -1,8 +1,8 @@
-"""`lrnas search`: Ray Tune trains the trials of a study, several at a time, on this machine or a cluster.
+"""Training of the trials of a study with Ray Tune, several at a time, on this machine or on a cluster.
 
-Tune is told what to run by a searcher that asks the study, and when to stop a trial by a scheduler that looks at the
-study's rungs; its own state is thrown away. Workers stay for the whole search and keep the data; every trial writes a
-checkpoint after each epoch, so what a lost worker or a killed search leaves behind is gone on with.
+Tune asks a searcher what to train, which asks the queue of the study, and a scheduler when to stop a trial, which looks
+at the rungs of the study. Tune's own state is thrown away. Workers live as long as the search and keep the data in
+memory. Every trial writes a checkpoint after each epoch and continues from it after a lost worker or a killed search.
 """
 
 from __future__ import annotations
@@ -27,44 +27,45 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from lrnas._messages import logger
+from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.errors import DataError, LrnasError, UnreadableImages, error_line
 from lrnas.searching.early_stopping import is_competitive
 from lrnas.searching.progress import Change
 from lrnas.searching.proposals import Proposal, Queue
-from lrnas.searching.ray_cluster import Workers
-from lrnas.searching.shared_folder import check_mark, marked, this_place
+from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, worker_location
 from lrnas.study.folder import trial_folder
 from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.manifest import StudyError
 from lrnas.study.pareto import costs_no_more
-from lrnas.study.study import METRIC, Study
+from lrnas.study.study import METRIC
 from lrnas.training.checkpoint import CheckpointError, drop_momentum, recorded_curve
 from lrnas.training.job import Job
 from lrnas.training.loop import EpochReport, evaluate
 from lrnas.training.provenance import provenance
 
-MOST_LOSSES_IN_A_ROW = 6
-"""Of trials, before it is the machine that must be looked at; twice as many as run at a time where that is more, since
-one fault of a GPU may end all that share it."""
-ONE_CTRL_C = 0.5
-"""Seconds within which a signal that comes twice, as from `timeout` to a process and its group, is one."""
+MAX_LOSSES_IN_A_ROW = 6
+"""Lost trials in a row after which a search ends, as the fault seems to be the machine's; or twice as many as run at a
+time, if that is more, because one fault of a GPU may end all trials that share it."""
+SAME_SIGNAL_SECONDS = 0.5
+"""Two signals within this time count as one: `timeout` sends one to a process and one to its group."""
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker is sent."""
+    """A training that is sent to a worker."""
 
     job: Job
-    folder: str
+    folder: Path
+    """Folder of the trial's checkpoint."""
     cpus: float
     use_gpu: bool
     mark: str
-    """A file beside the folder, by which a worker sees that it has the same disk as the search."""
-    test: bool = False
-    """Whether the network is tested when it is trained."""
+    """Name of a file beside the folder that shows whether the worker shares the search's disk."""
+    test: bool
+    """Whether to test the network at the end."""
 
 
 def run_trials(
@@ -78,65 +79,70 @@ def run_trials(
     notify: Callable[[Change], None],
     test: bool = False,
 ) -> None:
-    """Train until the study has spent its budget, or there is nothing left to train, or somebody stops it.
+    """Train until the budget is spent, nothing is left to train, or the user stops it. Ray must be running.
 
-    Ray runs. `make_job` says how a network is trained; `notify` is called when a trial starts, has one more epoch, or
-    ends. With `test`, each network is tested when its training is over: only where nothing is chosen any more.
+    Args:
+        queue: Networks to train.
+        make_job: Returns how a proposed network is trained.
+        folder: Folder of the trials' checkpoints.
+        budget: Number of trials to train, those of earlier calls included.
+        rungs: Epochs after which trials may be stopped.
+        workers: Resources of the workers.
+        notify: Called when a trial has started, has one more epoch, or has ended.
+        test: Whether to test each network at the end of its training. Only for networks that are already chosen.
     """
-    losses = _Losses()
-    with queue.ledger.alive(), marked(folder) as mark:
+    study, ledger = queue.study, queue.ledger
+    with ledger.alive(), marked_folder(folder) as mark:
+        searcher = _StudySearcher(queue, make_job, folder, mark, budget, workers, notify, test)
         while True:
-            searcher = _StudySearcher(queue, make_job, folder, mark, budget, workers, notify, test, losses)
-            scheduler = _RungScheduler(queue.study, searcher, rungs)
-            before = _standing(queue)
+            before = _count_events(queue)
             try:
                 with _stoppable(searcher):
-                    _fit(searcher, scheduler, workers)
+                    _fit(searcher, rungs)
             except Exception:
                 if searcher.failure is None:
                     raise
             finally:
-                with suppress(LrnasError):  # where the storage is gone, they are the next driver's orphans
+                with suppress(LrnasError):  # if the storage is gone, the next driver finds them as orphans
                     for number in searcher.running.values():
-                        queue.ledger.release(number)
+                        ledger.release(number)
             if searcher.failure is not None:
                 raise searcher.failure
-            queue.ledger.release_orphans()
-            # trials that were lost wait for another try: go on, unless nothing moves
-            stands = _standing(queue) == before
-            if searcher.over or searcher.interrupted or queue.spent() >= budget or stands:
+            searcher.running.clear()
+            ledger.release_orphans()
+            # lost trials wait to be tried again: another round, unless nothing happened in this one
+            is_stuck = _count_events(queue) == before
+            if searcher.end_reason or searcher.interrupted or queue.spent() >= budget or is_stuck:
                 break
     if searcher.broken:
-        raise StudyError(searcher.over)
+        raise StudyError(searcher.end_reason)
     if searcher.interrupted:
-        queue.study.interrupted = True
-        logger.info("stopped; the same command goes on with it")
-    elif searcher.over:
-        logger.info(searcher.over)
+        study.interrupted = True
+        logger.info("stopped; the same command continues it")
+    elif searcher.end_reason:
+        logger.info(searcher.end_reason)
 
 
-def _standing(queue: Queue) -> tuple[int, int, int]:
-    """What is another after a round in which anything happened: a trial that is lost once more waits as before."""
+def _count_events(queue: Queue) -> tuple[int, int, int]:
+    """Numbers that differ after a round in which anything happened. A trial that is lost again only adds a loss."""
     return queue.spent(), queue.study.waiting(), queue.study.losses()
 
 
 @contextmanager
 def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
-    """Ctrl-C ends the search after the epochs that are being trained; a second one at once."""
+    """Context in which Ctrl-C ends the search after the current epochs, and a second Ctrl-C at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
     first = 0.0
 
     def stop(number: int, frame: object) -> None:
         nonlocal first
-        if searcher.interrupted:
-            if time.monotonic() - first > ONE_CTRL_C:
-                raise KeyboardInterrupt
-            return
-        searcher.interrupted, first = True, time.monotonic()
-        logger.info("stopping when the epochs that are being trained end; Ctrl-C again to stop at once")
+        if not searcher.interrupted:
+            searcher.interrupted, first = True, time.monotonic()
+            logger.info("stopping after the current epochs; press Ctrl-C again to stop at once")
+        elif time.monotonic() - first > SAME_SIGNAL_SECONDS:
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, stop)
     try:
@@ -145,15 +151,16 @@ def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _fit(searcher: _StudySearcher, scheduler: TrialScheduler, workers: Workers) -> None:
-    trainable = tune.with_resources(_train_trial, {"cpu": workers.cpus, "gpu": workers.gpus})
+def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
+    """One round of Tune: until the searcher has nothing more to train."""
+    workers = searcher.workers
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Tune's own, about its next version
-        tuner = Tuner(
-            trainable,
+        Tuner(
+            tune.with_resources(_train_trial, {"cpu": workers.cpus, "gpu": workers.gpus}),
             tune_config=TuneConfig(
                 search_alg=searcher,
-                scheduler=scheduler,
+                scheduler=_RungScheduler(searcher, rungs),
                 num_samples=-1,
                 max_concurrent_trials=workers.concurrency,
                 reuse_actors=True,
@@ -162,30 +169,25 @@ def _fit(searcher: _StudySearcher, scheduler: TrialScheduler, workers: Workers) 
                 name="search",
                 storage_path=scratch,
                 verbose=0,
-                failure_config=FailureConfig(max_failures=0),  # the study tries again, whoever drives it then
+                failure_config=FailureConfig(max_failures=0),  # retries are the study's business
             ),
-        )
-        tuner.fit()
+        ).fit()
 
 
 @functools.lru_cache(maxsize=2)
 def _load_data(data: str, min_size: int, data_dir: str | None, image_size: int | None) -> DataSet:
-    from lrnas.data.catalog import load_set
-
     return load_set(data, data_dir, min_size=min_size, image_size=image_size)
 
 
-def _train_trial(config: dict[str, Any]) -> None:
-    """What a worker does: train one network, tell Tune after every epoch, and at the end how it went."""
-    task: Task = config["task"]
-    job = task.job
+def _train_trial(config: dict[str, Task]) -> None:
+    """Train one network in a worker: report where, then every epoch, and finally the outcome."""
+    task = config["task"]
+    job, folder, device = task.job, task.folder, "cuda" if task.use_gpu else "cpu"
     torch.set_num_threads(max(1, int(task.cpus)))
-    past = recorded_curve(Path(task.folder))  # of whoever began this trial
+    past = recorded_curve(folder)  # epochs that an earlier worker trained
     curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
-    tune.report(this_place())
-
-    def load() -> DataSet:
-        return _load_data(job.data, job.min_size, job.data_dir, job.image_size)
+    load_data = functools.partial(_load_data, job.data, job.min_size, job.data_dir, job.image_size)
+    tune.report(worker_location())
 
     def report(entry: EpochReport) -> None:
         nonlocal seconds
@@ -194,34 +196,30 @@ def _train_trial(config: dict[str, Any]) -> None:
         tune.report({"curve": curve, "seconds": seconds, "images_per_second": entry.images_per_second})
 
     try:
-        check_mark(Path(task.folder).parent, task.mark)
-        folder, device = Path(task.folder), "cuda" if task.use_gpu else "cpu"
+        check_mark(folder.parent, task.mark)
         if job.trainable is not None:
-            outcome = job.run_trainable(folder, device, load, tune.report)
+            outcome = job.run_trainable(folder, device, load_data, tune.report)
         else:
-            data = load()
+            data = load_data()
             model = job.create_model(data)
             result = job.run(model, data, folder, device, report=report)
             rate = result.images_per_second
             outcome = {"status": result.status, "curve": curve, "seconds": seconds, "images_per_second": rate}
-            if task.test and result.status == "completed":  # the one look at the test images
+            if task.test and result.status == "completed":  # the only use of the test images
                 loss, accuracy = evaluate(model, data.test(), data, job.recipe, device=device, cache=job.cache)
                 outcome |= {"test_loss": loss, "test_accuracy": accuracy}
-    except UnreadableImages as error:  # nobody's who could train it better
-        tune.report({"status": "unreadable", "reason": str(error)})
-        return
-    except (CheckpointError, DataError, OSError) as error:  # the machine's fault, not the network's
-        tune.report({"status": "lost", "reason": error_line(error)})
-        return
+    except UnreadableImages as error:  # would happen again in any other trial
+        outcome = {"status": "unreadable", "reason": str(error)}
+    except (CheckpointError, DataError, OSError) as error:  # the fault of the machine, not of the network
+        outcome = {"status": "lost", "reason": error_line(error)}
     except (LrnasError, RuntimeError, ValueError) as error:
-        if "[CUDA]" in str(error) or "CUDA error" in str(error):  # it sticks: this worker must go
+        if "[CUDA]" in str(error) or "CUDA error" in str(error):  # CUDA fails in this process from now on: end it
             tune.report({"status": "lost", "reason": error_line(error)})
             raise
-        tune.report({"status": "faulty", "reason": error_line(error)})
-        return
+        outcome = {"status": "faulty", "reason": error_line(error)}
     finally:
         if task.use_gpu:
-            with suppress(RuntimeError):  # of a GPU that failed
+            with suppress(RuntimeError):  # the GPU may have failed
                 torch.cuda.empty_cache()
     if outcome["status"] == "completed":
         drop_momentum(folder)
@@ -229,15 +227,15 @@ def _train_trial(config: dict[str, Any]) -> None:
 
 
 def _guarded(callback: Callback) -> Callback:
-    """Tune wraps or swallows what a callback raises: the first error is kept, and all that follow raise it too."""
+    """Decorator for callbacks of Tune, which hides their errors: the first one is raised again by all later calls."""
 
     @functools.wraps(callback)
-    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         searcher = self if isinstance(self, _StudySearcher) else self.searcher
         if searcher.failure is not None:
             raise searcher.failure
         try:
-            return callback(self, *arguments, **named)
+            return callback(self, *args, **kwargs)
         except LrnasError as error:
             searcher.failure = error
             raise
@@ -245,89 +243,70 @@ def _guarded(callback: Callback) -> Callback:
     return cast(Callback, call)
 
 
-@dataclass
-class _Losses:
-    """What is known of lost trials from one round of Tune's to the next."""
-
-    in_a_row: int = 0
-    reasons: set[str] = field(default_factory=set)
-    """That have been told."""
-
-
+@dataclass(eq=False, repr=False)
 class _StudySearcher(Searcher):
-    """Tune's way to ask and tell a study."""
+    """Gives networks of a queue to Tune, and records in the study what their training gives."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        make_job: Callable[[Proposal], Job],
-        folder: Path,
-        mark: str,
-        budget: int,
-        workers: Workers,
-        notify: Callable[[Change], None],
-        test: bool,
-        losses: _Losses | None = None,
-    ) -> None:
+    queue: Queue
+    make_job: Callable[[Proposal], Job]
+    folder: Path
+    mark: str
+    budget: int
+    workers: Workers
+    notify: Callable[[Change], None]
+    test: bool
+    running: dict[str, int] = field(default_factory=dict, init=False)
+    """Trial numbers in the study, by Tune's id."""
+    stop_reasons: dict[str, str] = field(default_factory=dict, init=False)
+    """Why the scheduler stopped a trial, by Tune's id."""
+    end_reason: str = field(default="", init=False)
+    """Why there is nothing left to propose."""
+    interrupted: bool = field(default=False, init=False)
+    broken: bool = field(default=False, init=False)
+    """Whether it ended because nothing can be trained here."""
+    losses_in_a_row: int = field(default=0, init=False)
+    shown_losses: set[str] = field(default_factory=set, init=False)
+    """Reasons of lost trials that were shown to the user."""
+    last_reasons: dict[str, str] = field(default_factory=dict, init=False)
+    """Why workers had to end, by Tune's id."""
+    failure: LrnasError | None = field(default=None, init=False)
+    """The error that ended the search, for example of the storage."""
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.queue = queue
-        self.ledger = queue.ledger
-        self.make_job = make_job
-        self.folder = folder
-        self.mark = mark
-        self.budget = budget
-        self.workers = workers
-        self.notify = notify
-        self.test = test
-        self.running: dict[str, int] = {}
-        """Trial of the study by Tune's name for it."""
-        self.stopped: dict[str, str] = {}
-        """Why the scheduler stopped a trial."""
-        self.over = ""
-        """Why there is nothing left to propose."""
-        self.interrupted = False
-        self.broken = False
-        """Whether it is over because nothing can be trained here."""
-        self.losses = losses or _Losses()
-        self.last_words: dict[str, str] = {}
-        """Of workers that had to go."""
-        self.failure: LrnasError | None = None
-        """What ended the search: of the storage, say."""
-        self.facts = provenance()
+        self.ledger, facts = self.queue.ledger, provenance()
+        self.facts = {name: facts[name] for name in ("commit", "versions")}
 
     @_guarded
     def suggest(self, trial_id: str) -> Any:
-        if self.over or self.interrupted or self.queue.spent() >= self.budget:
+        if self.end_reason or self.interrupted or self.queue.spent() >= self.budget:
             return Searcher.FINISHED
         try:
             proposal = self.queue.ask(self.budget)
         except StudyError as error:
-            self.over = str(error)
-            return Searcher.FINISHED
+            self.end_reason, proposal = str(error), None
         if proposal is None:
             return Searcher.FINISHED
         job = self.make_job(proposal)
-        folder = self._folder(proposal.number)
+        folder = trial_folder(self.folder, proposal.number).resolve()
         self.running[trial_id] = proposal.number
-        facts = {name: self.facts[name] for name in ("commit", "versions")}
-        self.ledger.note(proposal.number, seed=job.seed, **facts)
+        self.ledger.note(proposal.number, seed=job.seed, **self.facts)
         self.notify("started")
-        task = Task(job, str(folder.resolve()), self.workers.cpus, self.workers.gpus > 0, self.mark, self.test)
-        return {"task": task}
+        return {"task": Task(job, folder, self.workers.cpus, self.workers.gpus > 0, self.mark, self.test)}
 
     @_guarded
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Where it is trained, an epoch more, or the end."""
+        """Take in a report of a worker: where it trains, one more epoch, or the outcome."""
         if trial_id in self.running and "node" in result:
             self.ledger.note(self.running[trial_id], hardware=result["hardware"], node=result["node"])
         elif "reason" in result:
-            self.last_words[trial_id] = result["reason"]
+            self.last_reasons[trial_id] = result["reason"]
         elif trial_id in self.running and "status" not in result:
-            self._take_epoch(trial_id, result)
+            self._record_epoch(trial_id, result)
             self.notify("epoch")
 
-    def _take_epoch(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        nested = "metrics/"  # as Tune names what is in a mapping
+    def _record_epoch(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        nested = "metrics/"  # Tune's prefix for the entries of a mapping
         facts = {METRIC + k.removeprefix(nested): value for k, value in result.items() if k.startswith(nested)}
         if "images_per_second" in result:
             facts["images_per_second"] = round(result["images_per_second"], 1)
@@ -340,105 +319,92 @@ class _StudySearcher(Searcher):
         result = result or {}
         status = result.get("status")
         if "curve" in result:
-            self._take_epoch(trial_id, result)
+            self._record_epoch(trial_id, result)
         number = self.running.pop(trial_id)
-        if status == "unreadable":  # another try would meet them again: the search ends, and the trial waits
+        if status == "unreadable":  # the search ends; the trial waits until the images are repaired
             self.ledger.release(number)
             raise UnreadableImages(result["reason"])
         if error or status == "lost" or (status == "faulty" and self._is_unproven()):
-            self._lose(number, result.get("reason") or self.last_words.pop(trial_id, "its worker was lost"))
+            self._lose(number, result.get("reason") or self.last_reasons.pop(trial_id, "its worker was lost"))
             self.notify("ended")
             return
-        self.losses.in_a_row = 0
-        if trial_id in self.stopped:
-            self.ledger.prune(number, "stopped", self.stopped.pop(trial_id))
-            self._forget(number)
+        self.losses_in_a_row = 0
+        if trial_id in self.stop_reasons:
+            self._prune(number, "stopped", self.stop_reasons.pop(trial_id))
         elif status == "completed":
             if self.test:
                 self.ledger.note(number, test_loss=result["test_loss"])
             self.ledger.complete(number, result["test_accuracy"] if self.test else result["curve"][-1])
         elif status == "diverged":
-            self.ledger.prune(number, "diverged", "the loss became infinite")
-            self._forget(number)
-        elif status == "faulty" and self.test:  # what is trained again was chosen for what it came to before
+            self._prune(number, "diverged", "the loss became infinite")
+        elif status == "faulty" and self.test:  # this network could be trained before: try it again
             self._lose(number, result["reason"])
         elif status == "faulty":
-            self.ledger.prune(number, "faulty", result["reason"])
-            self._forget(number)
-        else:  # Tune was stopped in mid-trial
+            self._prune(number, "faulty", result["reason"])
+        else:  # Tune was stopped while the trial ran
             self.ledger.release(number)
         self.notify("ended")
 
     def _is_unproven(self) -> bool:
-        """Whether people's own code trains and has yet to train a network in full: errors are not a network's then."""
-        return self.queue.study.manifest.get("trainable") is not None and not self.queue.study.counts().get("completed")
+        """Whether the user's own training function has not completed any network yet: errors are probably its own."""
+        study = self.queue.study
+        return study.manifest.get("trainable") is not None and not study.counts().get("completed")
 
     def _lose(self, number: int, reason: str) -> None:
         self.ledger.lose(number, reason)
-        self.losses.in_a_row += 1
-        if reason not in self.losses.reasons:
-            self.losses.reasons.add(reason)
+        self.losses_in_a_row += 1
+        if reason not in self.shown_losses:
+            self.shown_losses.add(reason)
             logger.warning(f"a trial was lost ({reason}); it is tried again, {MOST_LOSSES} times in all")
-        if self.losses.in_a_row >= max(MOST_LOSSES_IN_A_ROW, 2 * (self.workers.concurrency or 1)):
-            self.over, self.broken = f"{self.losses.in_a_row} trials in a row were lost, the last one: {reason}", True
+        if self.losses_in_a_row >= max(MAX_LOSSES_IN_A_ROW, 2 * (self.workers.concurrency or 1)):
+            self.end_reason = f"{self.losses_in_a_row} trials in a row were lost, the last one: {reason}"
+            self.broken = True
 
-    def _folder(self, number: int) -> Path:
-        return trial_folder(self.folder, number)
-
-    def _forget(self, number: int) -> None:
-        """Remove the checkpoint of a trial that nobody will go on with."""
-        shutil.rmtree(self._folder(number), ignore_errors=True)
-
-    # the study is the only state there is
+    def _prune(self, number: int, status: str, reason: str) -> None:
+        """End a trial that nobody will continue, and remove its checkpoint."""
+        self.ledger.prune(number, status, reason)
+        shutil.rmtree(trial_folder(self.folder, number), ignore_errors=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Searcher, ()  # for Tune, which writes it into a file that nobody reads
-
-    def get_state(self) -> dict[str, Any]:
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        pass
-
-    def save(self, checkpoint_path: str) -> None:
-        pass
-
-    def restore(self, checkpoint_path: str) -> None:
-        pass
+        return Searcher, ()  # Tune pickles it into a file that nobody reads: the study is the only state
 
 
 class _RungScheduler(FIFOScheduler):
-    """Stops trials that are not competitive at a rung. Named points are trained in full."""
+    """Stops trials that are not competitive at a rung. The paper's networks are trained in full."""
 
-    def __init__(self, study: Study, searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
+    def __init__(self, searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.study = study
         self.searcher = searcher
+        self.study = searcher.queue.study
         self.rungs = rungs
         self.decided: set[tuple[int, int]] = set()
+        """Trial numbers and rungs that have been judged."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FIFOScheduler, ()  # as the searcher
 
     @_guarded
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        number = self.searcher.running.get(trial.trial_id)
+        return str(TrialScheduler.STOP if self._should_stop(trial.trial_id, result) else TrialScheduler.CONTINUE)
+
+    def _should_stop(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        number = self.searcher.running.get(trial_id)
         if number is None or "status" in result or "node" in result:
-            return str(TrialScheduler.CONTINUE)
+            return False
         if self.searcher.interrupted:
-            return str(TrialScheduler.STOP)  # for now: the trial waits in the study
-        # the last rung it has reached; that of a trial that was begun by another driver may lie behind
+            return True  # the trial waits in the study
+        # the last rung it has reached; a trial that another driver started may be past it
         epoch = max((rung for rung in self.rungs if rung <= len(result["curve"])), default=0)
         if not epoch or (number, epoch) in self.decided or self.study.is_protected(number):
-            return str(TrialScheduler.CONTINUE)
+            return False
         self.decided.add((number, epoch))
         costs, others = self.study.at_epoch(number, epoch)
         accuracy = result["curve"][epoch - 1]
         if is_competitive(accuracy, costs, others):
-            return str(TrialScheduler.CONTINUE)
-        cheaper = sum(costs_no_more(theirs, costs) for _, theirs in others)
-        self.searcher.stopped[trial.trial_id] = (
+            return False
+        rivals = sum(costs_no_more(other_costs, costs) for _, other_costs in others)
+        self.searcher.stop_reasons[trial_id] = (
             f"{100 * accuracy:.2f} % after {epoch} epoch{'s' * (epoch != 1)}, "
-            f"behind most of the {cheaper} that cost no more"
+            f"behind most of the {rivals} that cost no more"
         )
-        return str(TrialScheduler.STOP)
+        return True

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -28,7 +28,7 @@ from lrnas.models.plan import canonical_id, make_plan
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.searching.progress import SearchEvents, with_progress
 from lrnas.searching.proposals import FAULTS, Proposal, Queue
-from lrnas.searching.ray_cluster import WorkerOptions, pick_workers, running_ray
+from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.location import Whereabouts
@@ -193,9 +193,12 @@ def retrain(
     data_dir: str | Path | None = None,
     storage: str | None = None,
     studies: str | Path = "studies",
+    cpus_per_trial: float = 1,
+    gpus_per_trial: float | None = None,
+    concurrency: int | None = None,
+    address: str | None = None,
     events: SearchEvents | None = None,
-    progress: bool = True,  # see `with_progress`
-    **worker_options: Unpack[WorkerOptions],
+    progress: bool = True,
 ) -> Retraining:
     """Train networks of a search in full and test them; `read_finals` has what came of it.
 
@@ -206,7 +209,7 @@ def retrain(
     events = events or SearchEvents()
     if seeds < 1:
         raise LrnasError(f"the number of seeds is at least 1; got {seeds}; give 3, say")
-    workers = pick_workers(**worker_options)
+    workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address)
     search = open_study(name, storage=storage, studies=studies)
     where = Whereabouts(str(studies), storage)
     networks = _choose(search, trials, not trials if front is None else front, points, where)

@@ -1,5 +1,6 @@
-"""Who trains: what the command line and callers from Python may say of workers."""
+"""Options of workers, and the check that machines share a folder."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 import lrnas
 from lrnas.cli.main import main
 from lrnas.errors import LrnasError
-from lrnas.searching.ray_cluster import Workers, pick_workers
+from lrnas.searching import ray_cluster
+from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, pick_workers
+from lrnas.training.checkpoint import CheckpointError
 
 SEARCH = ["search", "--space", "nin", "--budget", "1"]
 RETRAIN = ["retrain", "nin-digits"]
@@ -31,7 +34,7 @@ def test_every_option_reaches_the_workers(command: list[str], monkeypatch: pytes
 @pytest.mark.parametrize("command", [SEARCH, RETRAIN])
 def test_impossible_workers(command: list[str], option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, option]) == 2
-    assert "a trial takes some CPU, no less than no GPU, and at least one is trained" in capsys.readouterr().err
+    assert "--cpus-per-trial must be above 0, --gpus-per-trial at least 0 and --concurrency" in capsys.readouterr().err
 
 
 def test_from_python_the_options_are_keywords() -> None:
@@ -39,3 +42,20 @@ def test_from_python_the_options_are_keywords() -> None:
         lrnas.search("nin", budget=1, gpus_per_trial=0, concurrency=-1)
     with pytest.raises(LrnasError, match=r"unknown setting 'concurency'; did you mean concurrency\?"):
         lrnas.search("nin", budget=1, concurency=1)
+
+
+def test_a_machine_with_another_disk_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ray_cluster, "MARK_PAUSE", 0.0)
+    with marked_folder(tmp_path / "trials") as mark, marked_folder(tmp_path / "trials") as another:
+        check_mark(tmp_path / "trials", mark)
+        check_mark(tmp_path / "trials", another)
+        (tmp_path / "elsewhere").mkdir()
+        with pytest.raises(CheckpointError, match=r"does not see the same .*elsewhere; give a shared folder"):
+            check_mark(tmp_path / "elsewhere", mark)
+    assert not list((tmp_path / "trials").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_ends_the_search(tmp_path: Path) -> None:
+    (tmp_path / "trials").write_text("in the way")
+    with pytest.raises(LrnasError, match=r"cannot write to .*trials: File exists; give another --studies"):
+        marked_folder(tmp_path / "trials").__enter__()

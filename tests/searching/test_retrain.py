@@ -240,7 +240,7 @@ def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path, caplog: pyte
         assert canonical_id(proposal.architecture) == failed
         searcher.running["one"] = proposal.number
         searcher.on_trial_complete("one", {"status": "faulty", "reason": "out of memory"})
-    assert not searcher.over
+    assert not searcher.end_reason
     assert caplog.messages == ["a trial was lost (out of memory); it is tried again, 3 times in all"]
     assert canonical_id(ask(runs).architecture) != failed and runs.left() == 3
     found = next(final for final in read_finals(study) if final.failed)
