@@ -20,13 +20,6 @@ from lrnas.study.objectives import Costs, Limits
 
 NUM_STARTS = 3
 """Starting points of each kind: the named networks closest to the limits, and random points."""
-WORDS = {
-    "max_macs": ("at most {:,} multiply-accumulates", "raise"),
-    "min_macs": ("at least {:,} multiply-accumulates", "lower"),
-    "max_params": ("at most {:,} parameters", "raise"),
-    "max_latency": ("at most {:,} ms", "raise"),
-}
-"""Each limit in words, and how to relax it."""
 
 Params = dict[str, Any]
 
@@ -88,11 +81,10 @@ def _reduce(space: SearchSpace, params: Params, excess: Callable[[Params], float
 
 
 def _refusal(space: SearchSpace, limits: Limits, name: str, costs: Costs) -> str:
-    given = limits.given()
-    wanted = " and ".join(WORDS[limit][0].format(value) for limit, value in given.items())
-    advice = " or ".join(f"{WORDS[limit][1]} {limit}" for limit in given)
+    wanted = " and ".join(f"{limit} {value:,}" for limit, value in limits.given().items())
+    advice = " or ".join(f"{'lower' if limit == 'min_macs' else 'raise'} {limit}" for limit in limits.given())
     latency = f" and takes {costs['latency']:.3f} ms" if "latency" in costs else ""
     return (
-        f"no network of {space.name} was found with {wanted}; the closest one, {name}, has "
+        f"no network of {space.name} was found within {wanted}; the closest one, {name}, has "
         f"{costs['macs']:,.0f} multiply-accumulates and {costs['params']:,.0f} parameters{latency}; {advice}"
     )

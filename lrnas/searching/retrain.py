@@ -1,13 +1,14 @@
-"""`lrnas retrain`: networks of a search trained in full, over several seeds, beside the paper's, and tested.
+"""Retraining: networks of a search, trained in full over several seeds, beside the paper's networks, and tested.
 
-A search chooses by validation images, after short trainings. What its networks are worth is found here: those that were
-chosen and the paper's networks of the space are trained alike, on other seeds than the search's, so that luck which
-brought one to the front is not counted again; when a training is over, the test images are looked at once. Every run
-is a trial of Ray Tune's and of an Optuna study, SEARCH@RECIPE, and survives what a search survives.
+A search chooses networks by their validation accuracy after short trainings. Here the chosen networks and the paper's
+networks of the space are trained alike, with other seeds than the search's: luck that brought a network to the front
+does not count twice. At the end of each training, the test images are used once. Every run is a trial of Ray Tune and
+of an Optuna study, SEARCH@RECIPE, and survives the same failures as a search.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,11 +22,10 @@ from optuna.trial import FrozenTrial, TrialState
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
-from lrnas.data.in_memory import DataSet
 from lrnas.data.names import SETS, is_stream, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import canonical_id, make_plan
-from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
+from lrnas.recipes import InvalidRecipe, get_recipe
 from lrnas.searching.progress import SearchEvents, with_progress
 from lrnas.searching.proposals import FAULTS, Proposal, Queue
 from lrnas.searching.ray_cluster import pick_workers, running_ray
@@ -44,12 +44,12 @@ from lrnas.training.job import Job
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A network to be trained over all seeds."""
+    """A network that is trained over all seeds."""
 
     identity: str
     architecture: Architecture
     point: str | None
-    """The name of the paper's network it is."""
+    """Its name, if it is one of the paper's networks."""
     trial: int | None
     """Its number in the search, if it is one of its trials."""
 
@@ -200,15 +200,36 @@ def retrain(
     events: SearchEvents | None = None,
     progress: bool = True,
 ) -> Retraining:
-    """Train networks of a search in full and test them; `read_finals` has what came of it.
+    """Train networks of a search in full, over several seeds, and test them.
 
-    The arguments are those of the command line, which explains them; `front` is whether the front's networks are among
-    them, by default where no trials are named. How it goes is told on stderr, or to `events` of one's own, or with
-    `progress=False` to nobody.
+    The same call continues a retraining that exists; more seeds or other networks extend it.
+
+    Args:
+        name: Name of the search.
+        trials: Numbers of trials whose networks are trained.
+        front: Whether to train the networks on the front; None: if no trials are given.
+        points: Whether to train the paper's networks of the space.
+        seeds: Number of runs of each network.
+        recipe: `paper`, `fast` or a TOML file of a recipe.
+        epochs: Number of epochs; None: the recipe's.
+        changes: Fields of the recipe to change, by name.
+        data: The search's data set, if its images have to be found again, such as `folder:PATH`.
+        data_dir: Folder for data sets; None: $LRNAS_DATA or ~/.cache/lrnas.
+        storage: Database URL or `journal:FILE` of the study; None: the file in the study's folder.
+        studies: Folder of all studies.
+        cpus_per_trial: CPUs for each run.
+        gpus_per_trial: GPUs for each run; None: a quarter if there is one.
+        concurrency: Number of runs at a time; None: as many as there is room for.
+        address: Address of a Ray cluster; None: this machine.
+        events: Receiver of what happens, instead of messages on stderr.
+        progress: Whether to show messages and progress on stderr.
+
+    Returns:
+        The retraining; `lrnas.read_finals` reads its results.
     """
     events = events or SearchEvents()
     if seeds < 1:
-        raise LrnasError(f"the number of seeds is at least 1; got {seeds}; give 3, say")
+        raise LrnasError(f"the number of seeds must be at least 1; got {seeds}; give 3, for example")
     workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address)
     search = open_study(name, storage=storage, studies=studies)
     where = Whereabouts(str(studies), storage)
@@ -216,19 +237,22 @@ def retrain(
     given = dict(changes or {}) | ({} if epochs is None else {"epochs": epochs})
     training = _Training(search.manifest, name, data, data_dir, recipe, given)
     full_name = f"{name}@{training.label}"
-    record = optuna.create_study(
+    optuna_study = optuna.create_study(
         storage=storage_of(search.optuna_study),
         study_name=full_name,
         directions=[goal.direction for goal in RETRAINED],
         load_if_exists=True,
     )
-    manifest = check_manifest(record, training.manifest(search), "give them, or another name to the recipe's file")
-    name_metrics(record, RETRAINED)
-    retraining = Retraining(Ledger(Study(full_name, record, RETRAINED, manifest)))
+    manifest = check_manifest(
+        optuna_study, training.manifest(search), "give them, or another name to the recipe's file"
+    )
+    name_metrics(optuna_study, RETRAINED)
+    retraining = Retraining(Ledger(Study(full_name, optuna_study, RETRAINED, manifest)))
     first = search.manifest["seed"] + 1
     costs = {network.identity: training.cost(network.architecture) for network in networks}
+    folder = trials_folder(studies, full_name)
     retraining.enqueue(networks, range(first, first + seeds), costs)
-    retraining.take_over(trials_folder(studies, full_name))
+    retraining.take_over(folder)
     retraining.ledger.release_orphans()
     budget = len(retraining.wanted)
     events.started(retraining, budget)
@@ -239,7 +263,7 @@ def retrain(
             run_trials(
                 retraining,
                 training.job,
-                trials_folder(studies, full_name),
+                folder,
                 budget=budget,
                 rungs=(),
                 workers=workers,
@@ -253,35 +277,45 @@ def retrain(
 def _choose(
     search: Study, trials: Sequence[int], front: bool, points: bool, where: Whereabouts | None = None
 ) -> list[Chosen]:
-    """The networks to train, the paper's first, each once under whatever names it has."""
+    """The networks to train, each once, with all its names; the paper's networks first."""
     name, manifest = search.name, search.manifest
-    look = (where or Whereabouts()).command("front", name)
+    command = (where or Whereabouts()).command("front", name)
     if manifest.get("trainable") is not None:
         raise StudyError(
-            f"networks are trained again by lrnas, which knows their test images; got {name}, trained by "
-            f"{manifest['trainable']}; take them from `{look} --json` and test them there"
+            f"only networks that lrnas trained can be retrained, because it knows their test images; {name} was "
+            f"trained by {manifest['trainable']}; list its networks with `{command} --json` and test them there"
         )
     summary = search.summary()
     by_number = {trial.number: trial for trial in summary.trials}
     if front and not summary.front:
-        raise StudyError(f"a front has networks that were trained in full; {name} has none yet; go on with it")
+        raise StudyError(f"the front has only networks that were trained in full; {name} has none yet; continue it")
     for number in trials:
         if number not in by_number:
-            there = f"networks of {len(by_number)} trials, up to {max(by_number)}" if by_number else "none yet"
-            raise StudyError(f"{name} has no network of trial {number}; it has {there}; `{look}` shows the best ones")
-    paper = {key: Architecture.from_dict(value, key) for key, value in manifest["space"]["points"].items()}
-    names = {canonical_id(network): key for key, network in reversed(paper.items())}
+            known = f"networks of {len(by_number)} trials, up to {max(by_number)}" if by_number else "none yet"
+            raise StudyError(
+                f"{name} has no network of trial {number}; it has {known}; `{command}` shows the best ones"
+            )
+    paper = {point: Architecture.from_dict(value, point) for point, value in manifest["space"]["points"].items()}
+    names = {canonical_id(network): point for point, network in reversed(paper.items())}
     numbers = {trial.identity: trial.number for trial in reversed(summary.trials) if trial.status == "completed"}
-    listed = [by_number[number] for number in trials] + (summary.front if front else [])
-    found = {canonical_id(network): network for network in paper.values()} if points else {}
-    for trial in listed:
-        found.setdefault(trial.identity, trial.architecture)
+    networks = {canonical_id(network): network for network in paper.values()} if points else {}
+    for trial in [*(by_number[number] for number in trials), *(summary.front if front else ())]:
+        networks.setdefault(trial.identity, trial.architecture)
         numbers.setdefault(trial.identity, trial.number)
-    return [Chosen(key, network, names.get(key), numbers.get(key)) for key, network in found.items()]
+    return [Chosen(key, network, names.get(key), numbers.get(key)) for key, network in networks.items()]
 
 
 class _Training:
-    """How the networks are trained: on the search's data, as `lrnas reproduce` would train them."""
+    """How the networks are trained: on the search's data, as `lrnas reproduce` would train them.
+
+    Args:
+        searched: Manifest of the search.
+        name: Name of the search.
+        data: Data set to find the search's images in; None: the one that the manifest names.
+        data_dir: Folder for data sets.
+        recipe: Name or file of the recipe.
+        changes: Fields of the recipe to change.
+    """
 
     def __init__(
         self,
@@ -297,35 +331,28 @@ class _Training:
         self.data_dir = None if data_dir is None else str(data_dir)
         if data is None and searched["data"] not in SETS:
             raise StudyError(
-                f"{name} knows its images as {data_name(searched)}, not where they are; got no --data; give that of "
-                "the search"
+                f"the study {name} does not know where its images, {data_name(searched)}, are; got no --data; give "
+                "that of the search"
             )
         self.named = data = data or searched["data"]
         self.image_size = searched["image_size"] if is_stream(data) else None
-        self.data: DataSet = load_set(data, data_dir, min_size=self.smallest, image_size=self.image_size)
+        self.data = load_set(data, data_dir, min_size=self.smallest, image_size=self.image_size)
         if self.data.identity != searched["data"]:
             raise StudyError(
-                f"networks are trained again on the images of their search, {data_name(searched)}; got other ones, "
+                f"networks must be retrained on the images of their search, {data_name(searched)}; got others, "
                 f"{shown_name(data)}; give the same --data"
             )
-        self.recipe = self._recipe(recipe, backbones[0], changes)
-        stem = re.sub(r"[^\w.+-]", "-", Path(recipe).stem)
-        self.label = ",".join([stem, *self._changed(recipe, backbones[0], changes)])
-        """The recipe's name, and what is changed in it."""
-
-    def _recipe(self, name: str, backbone: str, changes: Mapping[str, Any]) -> Recipe:
         size, number, own_crops = self.data.image_size, len(self.data.train), self.data.own_crops
-        return get_recipe(name, backbone, size, number, changes, own_crops=own_crops)
-
-    def _changed(self, name: str, backbone: str, changes: Mapping[str, Any]) -> list[str]:
-        """The fields that are not as the recipe has them, for a name."""
-        now = self.recipe.to_dict()
+        make_recipe = functools.partial(get_recipe, recipe, backbones[0], size, number, own_crops=own_crops)
+        self.recipe = make_recipe(changes)
+        fields = self.recipe.to_dict()
         try:
-            before = self._recipe(name, backbone, {}).to_dict()
-        except InvalidRecipe:  # without the changes it could not be used here at all
-            before = {key: value for key, value in now.items() if key not in changes}
-        changed = [key for key, value in now.items() if key not in before or value != before[key]]
-        return [f"{key}={str(now[key]).lower()}" for key in changed]
+            unchanged = make_recipe().to_dict()
+        except InvalidRecipe:  # the recipe fits these data only with the changes
+            unchanged = {key: value for key, value in fields.items() if key not in changes}
+        changed = [f"{key}={str(fields[key]).lower()}" for key in fields if unchanged.get(key, ...) != fields[key]]
+        self.label = ",".join([re.sub(r"[^\w.+-]", "-", Path(recipe).stem), *changed])
+        """The recipe's name, and the fields that differ from it."""
 
     def job(self, proposal: Proposal) -> Job:
         assert proposal.seed is not None
@@ -333,13 +360,13 @@ class _Training:
         return Job(network, self.named, self.recipe, seed, self.smallest, self.data_dir, self.image_size)
 
     def cost(self, architecture: Architecture) -> dict[str, int]:
-        """As it is trained, which may be on crops of another size than in the search."""
+        """Costs of a network as it is trained here, maybe on crops of another size than in the search."""
         size, classes, channels = self.recipe.crop or self.data.image_size, self.data.num_classes, self.data.channels
         cost = make_plan(architecture, size, classes, channels, check_fit=False).cost
         return {"macs": cost.macs, "params": cost.params}
 
     def manifest(self, search: Study) -> dict[str, Any]:
-        """What must stay the same for runs to be comparable."""
+        """Everything that must stay the same for runs to be comparable."""
         space = search.manifest["space"]
         named = [Architecture.from_dict(each) for part in ("points", "seeds") for each in space[part].values()]
         counts = [self.cost(network) for network in named or map(Architecture, space["choices"]["backbone"])]

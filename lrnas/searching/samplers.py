@@ -1,7 +1,8 @@
-"""Who proposes points: Optuna's samplers, set up for these spaces, and one of our own."""
+"""Samplers, which propose the points of a space: Optuna's, set up for these spaces, and `FrontSampler`."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,53 +12,46 @@ from lrnas.errors import LrnasError, UnknownName
 from lrnas.searching.front_sampler import FrontSampler
 from lrnas.searching.proposals import Proposals
 
-SAMPLERS = {
-    "front": "changes of the front's networks, by their expected gain; costs are known, accuracy is predicted",
-    "tpe": "tree-structured Parzen estimators, one parameter at a time",
-    "gp": "Gaussian processes for all objectives; seconds for each proposal",
-    "nsga2": "an evolutionary algorithm; for thousands of trials",
-    "random": "points drawn at random, to compare with",
-}
+MANY_TRIALS = 2000
+"""Trials beyond which tpe models all parameters together: this finds worse fronts, but takes a fifth of the time."""
 
-MANY = 2000
-"""Trials beyond which tpe models all parameters together: that is a worse guide, but takes a fifth of the time."""
+
+def _make_front(proposals: Proposals, seed: int) -> BaseSampler:
+    """Changes networks on the front and proposes the one with the largest expected gain."""
+    parameters, distributions = proposals.space.parameters, proposals.distributions
+    return FrontSampler(parameters, distributions, proposals.study.costs, functools.partial(_costs, proposals), seed)
+
+
+def _make_tpe(proposals: Proposals, seed: int) -> BaseSampler:
+    """Tree-structured Parzen estimators, one parameter at a time."""
+    is_large = len(proposals.study.optuna_trials()) > MANY_TRIALS
+    return TPESampler(multivariate=is_large, n_startup_trials=10, seed=seed)
+
+
+SAMPLERS: dict[str, Callable[[Proposals, int], BaseSampler]] = {
+    "front": _make_front,
+    "tpe": _make_tpe,
+    "gp": lambda _, seed: GPSampler(n_startup_trials=10, seed=seed),  # takes seconds for each proposal
+    "nsga2": lambda _, seed: NSGAIISampler(population_size=24, seed=seed),  # for thousands of trials
+    "random": lambda _, seed: RandomSampler(seed=seed),  # to compare with
+}
 
 
 def check_sampler(name: str) -> None:
+    """Raise `UnknownName` if there is no sampler of this name."""
     if name not in SAMPLERS:
         raise UnknownName("sampler", name, SAMPLERS)
 
 
 def make_sampler(name: str, seed: int, proposals: Proposals) -> BaseSampler:
-    """By name, for the proposals of a search."""
-    number = len(proposals.study.optuna_trials())
-    makers: dict[str, Callable[[], BaseSampler]] = {
-        "front": lambda: FrontSampler(
-            proposals.space.parameters,
-            proposals.distributions,
-            proposals.study.costs,
-            _known_costs(proposals),
-            seed,
-        ),
-        "tpe": lambda: TPESampler(multivariate=number > MANY, n_startup_trials=10, seed=seed),
-        "gp": lambda: GPSampler(n_startup_trials=10, seed=seed),
-        "nsga2": lambda: NSGAIISampler(population_size=24, seed=seed),
-        "random": lambda: RandomSampler(seed=seed),
-    }
-    return makers[name]()
+    """The sampler of a name in `SAMPLERS`, for the proposals of a search."""
+    return SAMPLERS[name](proposals, seed)
 
 
-def _known_costs(proposals: Proposals) -> Callable[[dict[str, Any]], tuple[float, ...] | None]:
-    """What is known of a point before it is trained: the objectives that cost, in their order."""
-    known_of = proposals.guess_of or proposals.cost_of
-
-    def costs_of(params: dict[str, Any]) -> tuple[float, ...] | None:
-        try:
-            known = known_of(proposals.space.architecture(params))
-        except LrnasError:
-            return None
-        if proposals.limits.excess(known):
-            return None
-        return tuple(float(known[name]) for name in proposals.study.costs)
-
-    return costs_of
+def _costs(proposals: Proposals, params: dict[str, Any]) -> tuple[float, ...] | None:
+    """Values of the cost objectives at a point; None if it is no valid network or breaks a limit."""
+    try:
+        costs = (proposals.guess_of or proposals.cost_of)(proposals.space.architecture(params))
+    except LrnasError:
+        return None
+    return None if proposals.limits.excess(costs) else tuple(float(costs[name]) for name in proposals.study.costs)

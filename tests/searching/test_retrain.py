@@ -62,16 +62,16 @@ def test_what_cannot_be_trained_again() -> None:
     ):
         _choose(study, (1, 9), False, True)
     study.manifest["trainable"] = "mine:train"
-    with pytest.raises(StudyError, match="got s, trained by mine:train; take them from"):
+    with pytest.raises(StudyError, match="s was trained by mine:train; list its networks with"):
         _choose(study, (), True, True)
-    with pytest.raises(StudyError, match="s has none yet; go on with it"):
+    with pytest.raises(StudyError, match="s has none yet; continue it"):
         _choose(make_proposals().study, (), True, True)
     with pytest.raises(StudyError, match="s has no network of trial 0; it has none yet"):
         _choose(make_proposals().study, (0,), False, True)
     study.manifest["data"] = "folder:0123456789abcdef"
-    with pytest.raises(StudyError, match="knows its images as folder:0123456789abcdef, not where they are"):
+    with pytest.raises(StudyError, match="does not know where its images, folder:0123456789abcdef, are"):
         training(study)
-    with pytest.raises(StudyError, match="their search, folder:0123456789abcdef; got other ones, digits; give"):
+    with pytest.raises(StudyError, match="their search, folder:0123456789abcdef; got others, digits; give"):
         _Training(study.manifest, "s", "digits", None, "fast", {})
 
 
@@ -495,7 +495,7 @@ def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.Cap
             ["s", "--trials", "1,7"],
             "s has no network of trial 7; it has networks of 4 trials, up to 3; `lrnas front s --studies /",
         ),
-        (["s", "--seeds", "0"], "the number of seeds is at least 1; got 0"),
+        (["s", "--seeds", "0"], "the number of seeds must be at least 1; got 0"),
         (["s", "--recipe", "papr"], "unknown recipe 'papr'; did you mean paper?"),
         (["s", "--set", "lr"], "--set takes FIELD=VALUE"),
     ],
