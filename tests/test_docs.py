@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lrnas
-from lrnas.cli.main import _parser
+from lrnas.cli.main import make_parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "results" / "README.md"]
@@ -35,7 +35,7 @@ def mentions(text: str) -> Iterator[list[str]]:
 
 
 def subcommands() -> dict[str, argparse.ArgumentParser]:
-    (action,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    (action,) = (action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
     return dict(action.choices)
 
 
@@ -50,7 +50,7 @@ def test_command_lines_are_understood(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for line in commands(text):
         try:
-            _parser().parse_args(shlex.split(line, comments=True)[1:])
+            make_parser().parse_args(shlex.split(line, comments=True)[1:])
         except SystemExit:  # argparse has said why
             pytest.fail(f"{page.name}: {line}")
     known = subcommands()

@@ -6,93 +6,55 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import add_settings, add_source_options
-from lrnas.cli.output import make_console, make_table, print_json
+from lrnas.cli.options import add_command, add_device, add_option, add_settings, add_source_options, call
+from lrnas.cli.output import make_console, make_table, print_result
+from lrnas.searching.settings import PATH, TEXT, WHOLE
 
 if TYPE_CHECKING:
     from lrnas.exporting.export import Export
     from lrnas.exporting.fastest_form import Choice, Fusion
 
 
-def add_export_command(commands: Any) -> argparse.ArgumentParser:
-    """Add it to the parser; it takes --json."""
-    export: argparse.ArgumentParser = commands.add_parser(
+def add_commands(commands: Any) -> None:
+    """Add the command to the program."""
+    export = add_command(
+        commands,
         "export",
-        help="write a network for use elsewhere: timm, ONNX or torch.export",
-        description="Write a network for use elsewhere, and check what was written against it (see docs/export.md).",
+        _export,
+        "write a network for use elsewhere: timm, ONNX or torch.export",
+        "Write a network for use elsewhere, and check what was written against it (see docs/export.md).",
     )
-    export.add_argument(
-        "--format", default="timm", metavar="NAME", help="timm (safetensors), onnx or torch-export (default: timm)"
-    )
-    export.add_argument("--out", metavar="PATH", help="folder (timm) or file to write (default: in exports/)")
-    export.add_argument("--force", action="store_true", help="replace what is there")
-    export.add_argument(
-        "--fuse",
-        action="store_true",
-        help="fold batch norms, and have every mixed-shape layer in the form that is measured to be the fastest",
-    )
-    export.add_argument(
-        "--device", metavar="NAME", help="where to measure: cpu or cuda (default: cuda if there is one)"
-    )
-    export.add_argument(
-        "--batch", type=int, default=1, metavar="N", help="images at a time, for measuring (default: 1)"
-    )
-    export.add_argument(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="of a CPU, for measuring (default: PyTorch's, or 1 where that is faster)",
-    )
-    add_settings(export, "data", help="Data set whose images check the result (default: the one trained on).")
-    add_settings(export, "data_dir")
-    export.add_argument(
-        "--input",
-        type=int,
-        metavar="PIXELS",
-        help="rows and columns of an image (default: as trained, or the network's own)",
-    )
-    export.add_argument("--classes", type=int, metavar="N", help="of a network that is not trained")
     add_source_options(export)
-    export.set_defaults(run=_export)
-    return export
+    add_option(export, "--format", TEXT, "NAME", "Format: timm (safetensors), onnx or torch-export", "timm")
+    add_option(export, "--out", PATH, "PATH", "Folder (timm) or file to write (default: in exports/)")
+    export.add_argument("--force", action="store_true", help="Replace what is there.")
+    text = "Fold batch norms, and give every mixed-shape layer the form that is measured to be fastest."
+    export.add_argument("--fuse", action="store_true", help=text)
+    add_device(export, "Measure times")
+    add_option(export, "--batch", WHOLE, "N", "Measure times for batches of N images", 1)
+    text = "Measure times on a CPU with N threads (default: as many as PyTorch uses, or 1 if that is faster)"
+    add_option(export, "--threads", WHOLE, "N", text)
+    text = "Data set, named as for `lrnas search`, whose images check the result (default: the one trained on)"
+    add_settings(export, "data", help=text)
+    add_settings(export, "data_dir")
+    text = "Rows and columns of an image (default: as trained, or the network's own)"
+    add_option(export, "--input", WHOLE, "PIXELS", text, dest="input_size")
+    text = "Number of classes of a network that is not trained (default: the network's own)"
+    add_option(export, "--classes", WHOLE, "N", text, dest="num_classes")
 
 
 def _export(options: argparse.Namespace) -> None:
     from lrnas.exporting.export import export
 
-    result = export(
-        options.source,
-        options.format,
-        out=options.out,
-        fuse=options.fuse,
-        device=options.device,
-        batch=options.batch,
-        threads=options.threads,
-        data=options.data,
-        data_dir=options.data_dir,
-        input_size=options.input,
-        num_classes=options.classes,
-        architecture=options.architecture,
-        studies=options.studies,
-        storage=options.storage,
-        fresh=options.fresh,
-        force=options.force,
-        say=lambda line: print(line, file=sys.stderr),
-    )
-    if options.json:
-        print_json(result.to_dict())
-        return
-    if result.fusion is not None:
-        _print_fusion(result.fusion, result)
-    _print_export(result)
+    result = call(export, options, say=lambda line: print(line, file=sys.stderr))
+    print_result(options, result.to_dict, lambda: _print_export(result))
 
 
 def _print_fusion(fusion: Fusion, result: Export) -> None:
     columns = list(dict.fromkeys(name for choice in fusion.layers for name in choice.seconds))
-    title = f"Forms of every layer, milliseconds {_conditions(result)}"
-    table = make_table(title, ["layer", "filters"], columns)
-    for column in ("chosen", ""):
-        table.add_column(column, no_wrap=True)
+    where = "onnxruntime" if result.format == "onnx" else "PyTorch"
+    title = f"Forms of every layer, milliseconds in {where} {_conditions(result)}"
+    table = make_table(title, ["layer", "filters"], columns, ["chosen", ""])
     for choice in fusion.layers:
         table.add_row(choice.name, choice.filters, *_times(choice, columns), choice.chosen, choice.remark)
     console = make_console()
@@ -109,13 +71,8 @@ def _print_fusion(fusion: Fusion, result: Export) -> None:
 
 
 def _conditions(result: Export) -> str:
-    """Under which forms were measured."""
-    where = "in onnxruntime" if result.format == "onnx" else "in PyTorch"
-    return f"{where} for {result.batch} at a time on {result.device}{_threads(result)}"
-
-
-def _threads(result: Export) -> str:
-    return f", {result.threads} thread{'s' * (result.threads != 1)}" if result.device == "cpu" else ""
+    threads = f", {result.threads} thread{'s' * (result.threads != 1)}" if result.device == "cpu" else ""
+    return f"for {result.batch} at a time on {result.device}{threads}"
 
 
 def _size(number: int) -> str:
@@ -127,6 +84,8 @@ def _times(choice: Choice, columns: list[str]) -> list[str]:
 
 
 def _print_export(result: Export) -> None:
+    if result.fusion is not None:
+        _print_fusion(result.fusion, result)
     console = make_console()
     check = result.check
     console.print(f"\n{result.name}: {result.origin}")
@@ -137,7 +96,7 @@ def _print_export(result: Export) -> None:
         f"{check.largest_output:.3g}), {check.same_class} of {check.number} in the same class"
     )
     listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in result.seconds.items())
-    console.print(f"Takes:    {listed} for {result.batch} at a time on {result.device}{_threads(result)}")
+    console.print(f"Takes:    {listed} {_conditions(result)}")
     console.print(f"Load:     {result.load}", soft_wrap=True)
     if result.also:
         console.print(f"          {result.also}", soft_wrap=True)

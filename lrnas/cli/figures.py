@@ -1,4 +1,4 @@
-"""The commands about pictures: filters, figures."""
+"""The commands that draw pictures: filters, figures."""
 
 from __future__ import annotations
 
@@ -7,80 +7,56 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import add_source_options, read_pairs
-from lrnas.cli.output import make_console, make_table, print_json
+from lrnas.cli.options import FILE, add_command, add_option, add_source_options, call
+from lrnas.cli.output import make_console, make_table, print_result
 from lrnas.errors import LrnasError, MissingExtra
+from lrnas.searching.settings import CHANGES, TEXT, WHOLE
 
 if TYPE_CHECKING:
     from lrnas.reporting.figures.filters import FilterFigure
     from lrnas.reporting.figures.panels import PanelFigure
 
 
-def add_figure_commands(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add them to the parser; they take --json."""
-    filters: argparse.ArgumentParser = commands.add_parser(
+def add_commands(commands: Any) -> None:
+    """Add the commands to the program."""
+    filters = add_command(
+        commands,
         "filters",
-        help="a picture of the filters that a layer has learned",
-        description="Draw the filters of a mixed-shape layer, and the k×k filters that their combinations are, of any "
-        "trained network (see docs/paper_figures.md).",
-    )
-    filters.add_argument("--layer", metavar="NAME", help="as in `lrnas count --layers` (default: the first mixed one)")
-    filters.add_argument(
-        "--out", type=Path, metavar="FILE", help="png, svg or pdf by its suffix (default: figures/NAME-LAYER.png)"
-    )
-    filters.add_argument("--number", type=int, default=64, metavar="N", help="of each shape, at most (default: 64)")
-    filters.add_argument(
-        "--show",
-        metavar="HOW",
-        help="what of the input channels: colour, principal, mean, or the number of one (default: colour for three "
-        "channels, the principal pattern otherwise)",
+        _filters,
+        "draw the filters that a layer has learned",
+        "Draw the filters of a mixed-shape layer, and the k×k filters that their combinations are, of any trained "
+        "network (see docs/paper_figures.md).",
     )
     add_source_options(filters)
-    filters.set_defaults(run=_filters)
+    text = "Name of the layer, as in `lrnas count --layers` (default: the first mixed-shape layer)"
+    add_option(filters, "--layer", TEXT, "NAME", text)
+    add_option(filters, "--out", FILE, "FILE", "File to write: .png, .svg or .pdf (default: figures/NAME-LAYER.png)")
+    add_option(filters, "--number", WHOLE, "N", "Draw at most N filters of each shape", 64)
+    text = "What to show of the input channels: colour, principal, mean, or the number of one channel (default: colour "
+    text += "for three channels, else the principal pattern)"
+    add_option(filters, "--show", TEXT, "HOW", text)
 
-    figures: argparse.ArgumentParser = commands.add_parser(
+    figures = add_command(
+        commands,
         "figures",
-        help="the paper's figures, with what was measured here beside what was published",
-        description="Draw the paper's figures again, with what was measured here beside what was published: table1 to "
-        "table5, other-data, times, gradients (see docs/paper_figures.md).",
+        _figures,
+        "draw the paper's figures, with what was measured here beside what was published",
+        "Draw the paper's figures again, with what was measured here beside what was published: table1 to table5, "
+        "other-data, times, gradients (see docs/paper_figures.md).",
     )
-    figures.add_argument("names", nargs="*", metavar="NAME", help="(default: all that there are numbers for)")
-    figures.add_argument("--out", type=Path, default=Path("figures"), metavar="FOLDER", help="(default: figures)")
-    figures.add_argument(
-        "--format", default="png", metavar="NAMES", help="png (default), svg, pdf, or several: png,pdf"
-    )
-    figures.add_argument(
-        "--results",
-        type=Path,
-        default=Path("results"),
-        metavar="FOLDER",
-        help="with reproduce/, composite_*.json and gradient_variance.json (default: results)",
-    )
-    figures.add_argument(
-        "--records",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="more records of `lrnas reproduce` (can be given several times)",
-    )
-    figures.add_argument(
-        "--profile",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="of `lrnas profile --json`, for times (likewise)",
-    )
-    figures.add_argument(
-        "--data",
-        action="append",
-        default=[],
-        metavar="TABLE=NAME",
-        help="what the records call the data of a table, table1=folder:1f0a… say (likewise)",
-    )
-    figures.set_defaults(run=_figures)
-    return [filters, figures]
+    figures.add_argument("names", nargs="*", metavar="NAME", help="Figures to draw (default: all that have numbers).")
+    add_option(figures, "--out", FILE, "FOLDER", "Folder for the figures", Path("figures"))
+    add_option(figures, "--format", TEXT, "NAMES", "Format: png, svg, pdf, or several, e.g. png,pdf", "png")
+    text = "Folder with reproduce/, composite_*.json and gradient_variance.json"
+    add_option(figures, "--results", FILE, "FOLDER", text, Path("results"))
+    lists: dict[str, Any] = {"action": "append", "type": Path, "default": []}
+    text = "Folder with more records of `lrnas reproduce`; may be given several times."
+    figures.add_argument("--records", metavar="FOLDER", help=text, **lists)
+    text = "File written by `lrnas profile --json`, for the figure of times; may be given several times."
+    figures.add_argument("--profile", metavar="FILE", help=text, **lists)
+    kind = CHANGES._replace(rule="TABLE=NAME", example="table1=folder:1f0a")
+    text = "Name of a table's data in the records, e.g. table1=folder:1f0a…; may be given several times"
+    add_option(figures, "--data", kind, "TABLE=NAME", text)
 
 
 def _filters(options: argparse.Namespace) -> None:
@@ -90,20 +66,11 @@ def _filters(options: argparse.Namespace) -> None:
         raise MissingExtra("a picture", error.name, "plot") from None
     from lrnas.exporting.sources import find_source
 
-    source = find_source(
-        options.source,
-        architecture=options.architecture,
-        studies=options.studies,
-        storage=options.storage,
-        fresh=options.fresh,
-    )
+    source = call(find_source, options)
     if source.weights is None:
         print(f"{source.name} has {source.origin}", file=sys.stderr)
     result = draw_filters(source, options.layer, options.out, number=options.number, show=options.show)
-    if options.json:
-        print_json(result.to_dict())
-    else:
-        _print_filters(result)
+    print_result(options, result.to_dict, lambda: _print_filters(result))
 
 
 def _figures(options: argparse.Namespace) -> None:
@@ -116,7 +83,7 @@ def _figures(options: argparse.Namespace) -> None:
     from lrnas.reporting.paper.tables import NothingToDraw, Sources
 
     formats = list(dict.fromkeys(map(check_format, options.format.split(","))))
-    data = read_pairs("--data", options.data, "TABLE=NAME", "table1=folder:1f0a…")
+    data = options.data or {}
     if other := data.keys() - {"table1", "table2", "table3", "table4"}:
         raise LrnasError(f"--data is for table1 to table4; got {min(other)!r}; write --data table1=NAME")
     sources = Sources(options.results, tuple(options.records), tuple(options.profile), data)
@@ -131,15 +98,15 @@ def _figures(options: argparse.Namespace) -> None:
     results = [(figure, [options.out / f"{figure.name}.{name}" for name in formats]) for figure in made]
     for figure, files in results:
         draw_panels(figure, files)
-    if options.json:
-        print_json([{**figure.to_dict(), "files": list(map(str, files))} for figure, files in results])
-    else:
-        _print_figures(results)
+    print_result(
+        options,
+        lambda: [{**figure.to_dict(), "files": list(map(str, files))} for figure, files in results],
+        lambda: _print_figures(results),
+    )
 
 
 def _print_figures(results: list[tuple[PanelFigure, list[Path]]]) -> None:
-    table = make_table("Figures", ["figure"], ["panels", "published", "measured"])
-    table.add_column("files")
+    table = make_table("Figures", ["figure"], ["panels", "published", "measured"], ["files"])
     for figure, files in results:
         marks = {True: 0, False: 0}
         for panel in figure.panels:
@@ -153,9 +120,8 @@ def _print_figures(results: list[tuple[PanelFigure, list[Path]]]) -> None:
 
 
 def _print_filters(result: FilterFigure) -> None:
-    table = make_table(f"Filters of {result.layer.name}", ["filters"], ["there are", "drawn", "channels"])
-    for column in ("shown as", ""):
-        table.add_column(column)
+    columns = (["filters"], ["there are", "drawn", "channels"], ["shown as", ""])
+    table = make_table(f"Filters of {result.layer.name}", *columns)
     for each, filters in zip(result.pictures, result.layer.sets, strict=True):
         numbers = (str(each.total), str(len(each.values)), str(each.channels))
         table.add_row(each.label, *numbers, each.shown_as, filters.remark)

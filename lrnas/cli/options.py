@@ -1,65 +1,145 @@
-"""Options that several commands have. Those that are settings of a search are generated from `SearchSettings`."""
+"""Building blocks of commands: parsers with errors of one line, options that check their values, calls with options."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
-from lrnas.errors import LrnasError
-from lrnas.searching.settings import FLAG, SETTINGS, describe, read_value
+from lrnas.errors import LrnasError, UnknownName
+from lrnas.searching.settings import FLAG, PATH, SETTINGS, TEXT, Kind, read_value, with_default
 
+Result = TypeVar("Result")
+
+FILE = Kind("a path", "figures/front.png", Path)
 WORKERS = ("cpus_per_trial", "gpus_per_trial", "concurrency", "address")
-"""The settings that say how much of which machine a trial gets."""
+"""Settings of a search and of a retraining: what a network in training gets, and where."""
 
 
-class _ReadSetting(argparse.Action):
-    """Reads and checks the value of a setting. Changes of a recipe's fields add up if the option is given again."""
+class Parser(argparse.ArgumentParser):
+    """Parser whose errors are one line, with the closest option where one is unknown."""
+
+    def error(self, message: str) -> NoReturn:
+        raise LrnasError(f"{message}; see `{self.prog} --help`")
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown and unknown[0].startswith("-"):
+            known = re.findall(r"--[a-z-]+", self.format_help())
+            raise UnknownName("option", unknown[0].partition("=")[0], known, f" (see `{self.prog} --help`)")
+        return options, unknown
+
+
+def add_command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int | None],
+    help: str,  # noqa: A002
+    description: str = "",
+    *,
+    json: bool = True,
+) -> Parser:
+    """Add a command to the program.
+
+    Args:
+        commands: What `add_subparsers` returned.
+        name: Name of the command.
+        run: Function that runs it and returns the exit code; None is 0.
+        help: One line for the list of commands.
+        description: Text for the help of the command (default: `help`).
+        json: Whether it has the option --json.
+
+    Returns:
+        The parser of the command.
+    """
+    command: Parser = commands.add_parser(name, help=help, description=description or f"{help}.")
+    command.set_defaults(run=run)
+    if json:
+        command.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
+    return command
+
+
+class _ReadValue(argparse.Action):
+    """Reads and checks a value; FIELD=VALUE adds up if the option is given several times."""
+
+    def __init__(self, *args: Any, kind: Kind, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.kind = kind
 
     def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
-        value = read_value(SETTINGS[self.dest], values, option or self.dest)
+        value = read_value(self.kind, values, str(option))
         if isinstance(value, dict):
             value = {**(getattr(namespace, self.dest, None) or {}), **value}
         setattr(namespace, self.dest, value)
 
 
-def add_settings(command: Any, *names: str, help: str | None = None, default: Any = None) -> None:  # noqa: A002
-    """Add the options of settings that `SearchSettings` defines.
+def add_option(
+    command: Any,
+    name: str,
+    kind: Kind,
+    metavar: str,
+    help: str,  # noqa: A002
+    default: Any = None,
+    dest: str | None = None,
+) -> None:
+    """Add an option with a value.
 
     Args:
-        command: Parser, or group of a parser, that gets the options.
-        names: Names of the settings.
+        command: Parser, or group of a parser.
+        name: Its name, as --batch.
+        kind: What values it takes.
+        metavar: Name of the value in the help.
+        help: What it does; the default is appended unless the text states it.
+        default: Its default.
+        dest: Name of the argument in Python, if it is another one.
+    """
+    how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    if kind is not FLAG:
+        how = {"action": _ReadValue, "kind": kind, "metavar": metavar, "dest": dest or name[2:].replace("-", "_")}
+    command.add_argument(name, default=default, help=with_default(help, default), **how)
+
+
+def add_settings(command: Any, *names: str, help: str = "", default: Any = None) -> None:  # noqa: A002
+    """Add options for settings of a search that another command has, too.
+
+    Args:
+        command: Parser of the command.
+        names: Names of the settings in `SearchSettings`.
         help: Help text in place of the setting's own.
-        default: Default in place of the setting's own; argparse.SUPPRESS to tell what was given from what was not.
+        default: Default in place of the setting's own; argparse.SUPPRESS to leave out what is not given.
     """
     for name in names:
         item = SETTINGS[name]
-        how: dict[str, Any] = {"action": _ReadSetting, "metavar": item.metadata["metavar"]}
-        if item.metadata["kind"] is FLAG:
-            how = {"action": argparse.BooleanOptionalAction}
-        own = None if default == argparse.SUPPRESS else default
-        how["default"] = item.default if default is None else default
-        command.add_argument(f"--{name.replace('_', '-')}", help=help or describe(item, own), **how)
+        kind, metavar, text = (item.metadata[key] for key in ("kind", "metavar", "help"))
+        value = item.default if default in (None, argparse.SUPPRESS) else default
+        text = with_default(help or text, value)
+        value = argparse.SUPPRESS if default == argparse.SUPPRESS else value
+        add_option(command, f"--{name.replace('_', '-')}", kind, metavar, text, value)
 
 
-def add_source_options(command: argparse.ArgumentParser) -> None:
-    """A network with its weights, as `lrnas.exporting.sources` finds it."""
+def add_source_options(command: Parser) -> None:
+    """Add the argument SOURCE and the options that find a network with its weights."""
     command.add_argument(
         "source",
         metavar="SOURCE",
-        help="a checkpoint (folder or file), STUDY:TRIAL (a number, a network's name, or best), STUDY@RECIPE:NETWORK "
-        "of those trained again, or, with random weights, a network as in `lrnas count`",
+        help="A checkpoint (folder or file); STUDY:TRIAL, where TRIAL is a number, the name of a network, or best; "
+        "STUDY@RECIPE:NETWORK for a network that was retrained; or, with random weights, a NETWORK of `lrnas count`.",
     )
-    command.add_argument("--architecture", metavar="FILE", help="JSON, for weights that do not say what they are of")
-    command.add_argument("--fresh", action="store_true", help="where there are no weights, take random ones")
+    text = "JSON file with the architecture, for a checkpoint that does not hold it"
+    add_option(command, "--architecture", PATH, "FILE", text)
+    command.add_argument("--fresh", action="store_true", help="Use random weights if the network has none.")
     add_settings(command, "studies", "storage")
 
 
-def read_pairs(option: str, texts: list[str], form: str, example: str) -> dict[str, str]:
-    """What an option was given that takes a name and a value, and may be given several times."""
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise LrnasError(f"{option} takes {form}; got {text!r}; write {option} {example}, say")
-        pairs[name] = value
-    return pairs
+def add_device(command: Parser, what: str) -> None:
+    """Add the option --device; `what` is done there."""
+    add_option(command, "--device", TEXT, "NAME", f"{what} on cpu or cuda (default: cuda if there is a GPU)")
+
+
+def call(function: Callable[..., Result], options: argparse.Namespace, **more: Any) -> Result:
+    """Call a function with those options whose names are the function's parameters, and with `more`."""
+    names = inspect.signature(function).parameters.keys() & vars(options).keys()
+    return function(**{name: getattr(options, name) for name in names} | more)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,25 +13,36 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 INTERRUPTED = 130
-"""Exit code of a command that somebody stopped: what is chained to it does not run."""
+"""Exit code of a command that was interrupted: commands chained to it do not run."""
 NARROW = 100
-"""Characters in a line of the terminal, below which tables leave out what matters least."""
+"""Width of the terminal, in characters, below which tables leave out the least important columns."""
 
 
-def print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2))
+def print_result(options: argparse.Namespace, data: Callable[[], Any], show: Callable[[], None]) -> None:
+    """Print `data()` as JSON with the option --json, else call `show`."""
+    if options.json:
+        print(json.dumps(data(), indent=2))
+    else:
+        show()
 
 
 def make_console() -> Console:
+    """A console on stdout. A table in a file or a pipe keeps its columns whole."""
     from rich.console import Console
 
-    # a table in a file or a pipe keeps its columns whole
     width = None if sys.stdout.isatty() else 200
     return Console(highlight=False, markup=False, width=width)
 
 
-def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = ()) -> Table:
-    """A table with columns of texts, then columns of numbers; where the terminal is too narrow, texts are broken."""
+def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = (), ends: Iterable[str] = ()) -> Table:
+    """An empty table.
+
+    Args:
+        title: Its title.
+        texts: Names of columns of text, which is folded where the terminal is too narrow.
+        numbers: Names of columns of numbers.
+        ends: Names of columns of text after the numbers.
+    """
     from rich.table import Table
 
     table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
@@ -38,4 +50,11 @@ def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = (
         table.add_column(column, overflow="fold", min_width=len(column))
     for column in numbers:
         table.add_column(column, justify="right", no_wrap=True)
+    for column in ends:
+        table.add_column(column)
     return table
+
+
+def percent(share: float | None) -> str:
+    """A share such as an accuracy in per cent; a dash for None."""
+    return "–" if share is None else f"{100 * share:.2f} %"

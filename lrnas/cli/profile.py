@@ -1,57 +1,61 @@
-"""The command about times: profile."""
+"""The command that measures times: profile."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import add_settings
-from lrnas.cli.output import make_console, make_table, print_json
+from lrnas.cli.options import FILE, add_command, add_option, add_settings, call
+from lrnas.cli.output import make_console, make_table, print_result
 from lrnas.errors import LrnasError, MissingExtra, UnknownName
+from lrnas.searching.settings import TEXT, WHOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from lrnas.arch.architecture import Architecture
     from lrnas.profiling.profile import Check, LayerTime, Profile, Profiled
     from lrnas.study.references import ImageShape
 
+SHAPE = {"input_size": "size", "in_chans": "channels", "num_classes": "classes"}
+"""The shape of images: arguments of `profile`, and the options that set them."""
 
-def add_profile_command(commands: Any) -> argparse.ArgumentParser:
-    """Add it to the parser; it takes --json."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+
+def add_commands(commands: Any) -> None:
+    """Add the command to the program."""
+    profile = add_command(
+        commands,
         "profile",
-        help="what networks and their layers take on this machine",
-        description="Measure networks and their layers on this machine, forward and in training, beside the dense "
-        "networks that they are derived from (see docs/profile.md).",
+        _profile,
+        "measure the time that networks and their layers take on this machine",
+        "Measure networks and their layers on this machine, forward and in training, beside the dense networks that "
+        "they are derived from (see docs/profile.md).",
     )
-    parser.add_argument(
-        "sources", nargs="*", metavar="NETWORK", help="as in `lrnas count`, or STUDY:TRIAL (a number, a name, or best)"
-    )
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda if there is one)")
-    parser.add_argument("--batch", type=int, metavar="N", help="images at a time (default: 128 on a GPU, 8 on a CPU)")
-    parser.add_argument(
-        "--size", type=int, metavar="PIXELS", help="rows and columns of images (default: the study's, or the paper's)"
-    )
-    parser.add_argument("--channels", type=int, metavar="N", help="of images (default: the study's, or 3)")
-    parser.add_argument("--classes", type=int, metavar="N", help="number of classes (default: as the size)")
-    parser.add_argument("--dtype", metavar="NAME", help="bf16, fp16 or fp32 (default: bf16 on a GPU, fp32 on a CPU)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of a CPU (default: as many as PyTorch takes)")
-    parser.add_argument("--compile", action="store_true", help="torch.compile everything, the baselines too")
-    parser.add_argument("--baseline", metavar="NETWORK", help="for all of them, instead of the one of their family")
-    parser.add_argument("--no-training", action="store_true", help="forward alone")
-    parser.add_argument("--no-layers", action="store_true", help="whole networks alone")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture: time against multiply-accumulates")
-    parser.add_argument(
-        "--check-table", metavar="SPACE", help="how well sums of layers, a search's latencies, tell whole networks"
-    )
-    parser.add_argument("--number", type=int, default=12, metavar="N", help="of networks for that (default: 12)")
-    add_settings(parser, "data_dir", help="Folder of the table of latencies (default: $LRNAS_DATA or ~/.cache/lrnas).")
-    add_settings(parser, "studies", "storage")
-    parser.set_defaults(run=_profile)
-    return parser
+    text = "As in `lrnas count`, or STUDY:TRIAL, where TRIAL is a number, the name of a network, or best."
+    profile.add_argument("sources", nargs="*", metavar="NETWORK", help=text)
+    add_option(profile, "--device", TEXT, "NAME", "Measure on cpu, cuda or cuda:N (default: cuda if there is a GPU)")
+    add_option(profile, "--batch", WHOLE, "N", "Measure batches of N images (default: 128 on a GPU, 8 on a CPU)")
+    text = "Rows and columns of images (default: the study's, or the paper's)"
+    add_option(profile, "--size", WHOLE, "PIXELS", text, dest="input_size")
+    add_option(profile, "--channels", WHOLE, "N", "Channels of images (default: the study's, or 3)", dest="in_chans")
+    text = "Number of classes (default: the study's, or the paper's)"
+    add_option(profile, "--classes", WHOLE, "N", text, dest="num_classes")
+    text = "Number format: bf16, fp16 or fp32 (default: bf16 on a GPU, fp32 on a CPU)"
+    add_option(profile, "--dtype", TEXT, "NAME", text)
+    add_option(profile, "--threads", WHOLE, "N", "Use N threads of a CPU (default: as many as PyTorch uses)")
+    text = "Compile all networks with torch.compile, the baselines too."
+    profile.add_argument("--compile", action="store_true", dest="compile_networks", help=text)
+    text = "Compare all networks with this one (default: each with the dense network of its family)"
+    add_option(profile, "--baseline", TEXT, "NETWORK", text)
+    profile.add_argument("--no-training", action="store_false", dest="training", help="Measure forward passes only.")
+    profile.add_argument("--no-layers", action="store_false", dest="layers", help="Measure whole networks only.")
+    text = "Draw time against multiply-accumulates into this file: .png, .svg or .pdf"
+    add_option(profile, "--plot", FILE, "FILE", text)
+    text = "Compare the latency that a search uses, a sum of measured layers, with the time of networks of this space"
+    add_option(profile, "--check-table", TEXT, "SPACE", text)
+    add_option(profile, "--number", WHOLE, "N", "With --check-table: measure N networks", 12)
+    text = "Folder that holds the table of latencies (default: $LRNAS_DATA or ~/.cache/lrnas)"
+    add_settings(profile, "data_dir", help=text)
+    add_settings(profile, "studies", "storage")
 
 
 def _profile(options: argparse.Namespace) -> None:
@@ -63,33 +67,25 @@ def _profile(options: argparse.Namespace) -> None:
             from lrnas.reporting.figures.style import check_format
         except ImportError as error:
             raise MissingExtra("--plot", error.name, "plot") from None
-        check_format(options.plot)  # not only when all is measured
+        check_format(options.plot)  # before anything is measured
     if options.check_table:
         _check(options)
         return
     from lrnas.profiling.profile import profile
 
     found = [_find(source, options) for source in (*options.sources, *filter(None, [options.baseline]))]
-    _take_shape([shape for _, _, shape in found], options)
+    _take_shape([shape for _, _, shape in found if shape is not None], options)
     networks = [(name, network) for name, network, _ in found]
-    result = profile(
-        networks[: len(options.sources)],
-        **_setting(options),
-        compile_networks=options.compile,
+    result = call(
+        profile,
+        options,
+        networks=networks[: len(options.sources)],
         baseline=networks[-1] if options.baseline else None,
-        training=not options.no_training,
-        layers=not options.no_layers,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     if options.plot is not None:
         plot_times(result, options.plot)
-    if options.json:
-        print_json(result.to_dict())
-        return
-    for network in result.networks:
-        if network.layers:
-            _print_layers(result, network)
-    _print_networks(result)
+    print_result(options, result.to_dict, lambda: _print_profile(result))
 
 
 def _find(source: str, options: argparse.Namespace) -> tuple[str, Architecture, ImageShape | None]:
@@ -98,7 +94,7 @@ def _find(source: str, options: argparse.Namespace) -> tuple[str, Architecture, 
     from lrnas.study.references import check_no_study, find_network
 
     if (found := find_network(source, options.studies, options.storage)) is not None:
-        given = None not in (options.size, options.channels, options.classes)
+        given = all(getattr(options, name) is not None for name in SHAPE)
         return found.name, found.trial.architecture, None if given else found.image_shape
     try:
         return *read_source(source), None
@@ -107,31 +103,18 @@ def _find(source: str, options: argparse.Namespace) -> tuple[str, Architecture, 
         raise
 
 
-def _take_shape(shapes: Iterable[ImageShape | None], options: argparse.Namespace) -> None:
-    """Have what no option says be as in the studies, which must agree: networks are measured side by side."""
-    for option, name in (("size", "size"), ("channels", "channels"), ("classes", "num_classes")):
-        found = {getattr(shape, name) for shape in shapes if shape is not None}
-        if getattr(options, option) is not None or not found:
+def _take_shape(shapes: list[ImageShape], options: argparse.Namespace) -> None:
+    """Set options that are not given to the shape of the studies' images, which must be one shape."""
+    for (name, option), field in zip(SHAPE.items(), ("size", "channels", "num_classes"), strict=True):
+        found = {getattr(shape, field) for shape in shapes}
+        if getattr(options, name) is not None or not found:
             continue
         if len(found) > 1:
             raise LrnasError(
                 f"networks of studies are measured as they were trained; got studies of {option} "
                 f"{' and '.join(map(str, sorted(found)))}; give --{option}"
             )
-        setattr(options, option, found.pop())
-
-
-def _setting(options: argparse.Namespace) -> dict[str, Any]:
-    """How networks are run, be it for a profile or to check the table."""
-    return {
-        "device": options.device,
-        "batch": options.batch,
-        "input_size": options.size,
-        "in_chans": options.channels,
-        "num_classes": options.classes,
-        "dtype": options.dtype,
-        "threads": options.threads,
-    }
+        setattr(options, name, found.pop())
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -139,16 +122,9 @@ def _check(options: argparse.Namespace) -> None:
     from lrnas.profiling.latency_table import table_file
     from lrnas.profiling.profile import check_table
 
-    result = check_table(
-        options.check_table,
-        number=options.number,
-        **_setting(options),
-        file=table_file(data_folder(options.data_dir)),
-    )
-    if options.json:
-        print_json(result.to_dict())
-    else:
-        _print_check(result)
+    file = table_file(data_folder(options.data_dir))
+    result = call(check_table, options, space=options.check_table, file=file)
+    print_result(options, result.to_dict, lambda: _print_check(result))
 
 
 def _share(own: float | None, base: float | None) -> str:
@@ -160,12 +136,12 @@ def _time(milliseconds: float | None) -> str:
 
 
 def _columns(trained: bool) -> list[str]:
-    """Of numbers, each with its share of the baseline's."""
+    """Names of the columns: each number is followed by its share of the baseline's."""
     return ["MACs", "share", "forward", "share", *(["training", "share"] if trained else [])]
 
 
 def _cells(own: LayerTime | Profiled, base: LayerTime | Profiled | None, trained: bool) -> list[str]:
-    """What stands in these columns."""
+    """The values of these columns."""
     cells = []
     for name in ("macs", "forward", *(("training",) if trained else ())):
         value, other = getattr(own, name), None if base is None else getattr(base, name)
@@ -192,12 +168,14 @@ def _sum(layers: list[LayerTime]) -> LayerTime:
     return LayerTime("sum of layers", "", macs, forward, sum(layer.training or 0 for layer in layers))
 
 
-def _print_networks(result: Profile) -> None:
+def _print_profile(result: Profile) -> None:
+    for network in result.networks:
+        if network.layers:
+            _print_layers(result, network)
     trained = any(network.training is not None for network in result.networks)
     compiled = ", compiled" if result.compiled else ""
     title = f"Whole networks on {result.conditions}{compiled}; times in ms for a batch"
-    table = make_table(title, ["network"], _columns(trained))
-    table.add_column("beside", no_wrap=True)
+    table = make_table(title, ["network"], _columns(trained), ["beside"])
     for network in result.networks:
         base = result.baseline(network)
         table.add_row(network.name, *_cells(network, base, trained), "" if base is network else base.name)

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import add_settings
-from lrnas.cli.output import make_console, make_table, print_json
+from lrnas.cli.options import FILE, add_command, add_option, add_settings
+from lrnas.cli.output import make_console, make_table, percent, print_result
 from lrnas.errors import LrnasError, MissingExtra
+from lrnas.searching.settings import TEXT, WHOLE
 
 if TYPE_CHECKING:
     from lrnas.reporting.report import Report
@@ -23,50 +24,45 @@ FORMS = ("png", "svg")
 """Of the figures beside a page."""
 
 
-def add_report_commands(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add them to the parser; those returned take --json."""
-    report = commands.add_parser(
+def add_commands(commands: Any) -> None:
+    """Add the commands to the program."""
+    report = add_command(
+        commands,
         "report",
-        help="studies as one HTML page, and as figures for print",
-        description="Write one HTML page that holds all it needs, and the figures as PNG and SVG (see docs/report.md).",
+        _report,
+        "studies as one HTML page, and as figures for print",
+        "Write one HTML page that holds all it needs, and the figures as PNG and SVG (see docs/report.md).",
     )
-    report.add_argument(
-        "names",
-        nargs="*",
-        metavar="STUDY",
-        help="as in `lrnas studies`; several go on one front (default: the only one)",
-    )
-    report.add_argument("--out", type=Path, metavar="FOLDER", help="default: studies/STUDY/report")
-    report.set_defaults(run=_report)
+    text = "As in `lrnas studies`; several share one front (default: the only study)."
+    report.add_argument("names", nargs="*", metavar="STUDY", help=text)
+    add_option(report, "--out", FILE, "FOLDER", "Folder for the page and the figures (default: studies/STUDY/report)")
 
-    plot = commands.add_parser(
+    plot = add_command(
+        commands,
         "plot",
-        help="one figure of a study: PDF, PNG or SVG",
-        description="One figure of a study. pareto: accuracy against cost. history: how the front grew. allocation: "
-        "what the networks along the front are made of. curves: accuracy by epoch.",
+        _plot,
+        "one figure of a study: PDF, PNG or SVG",
+        "One figure of a study. pareto: accuracy against cost. history: how the front grew. allocation: what the "
+        "networks along the front are made of. curves: accuracy by epoch.",
+        json=False,
     )
-    plot.add_argument("picture", choices=PICTURES, metavar="PICTURE", help=", ".join(PICTURES))
-    plot.add_argument("name", nargs="?", metavar="STUDY", help="as in `lrnas studies` (default: the only one)")
-    plot.add_argument(
-        "--out", type=Path, metavar="FILE", help=".pdf, .png or .svg (default: studies/STUDY/PICTURE.pdf)"
-    )
-    plot.set_defaults(run=_plot)
+    plot.add_argument("picture", choices=PICTURES, metavar="PICTURE", help=f"One of {', '.join(PICTURES)}.")
+    text = "File to write: .pdf, .png or .svg (default: studies/STUDY/PICTURE.pdf)"
+    add_option(plot, "--out", FILE, "FILE", text)
     for command in (report, plot):
-        command.add_argument("--axis", metavar="NAME", help="the cost: macs, params or latency (default: the study's)")
+        text = "Cost on the axis: macs, params or latency (default: the study's first)"
+        add_option(command, "--axis", TEXT, "NAME", text)
 
-    dashboard = commands.add_parser(
-        "dashboard",
-        help="open a study in optuna-dashboard",
-        description="Open a study in optuna-dashboard, on this machine, until Ctrl-C.",
-    )
-    dashboard.add_argument("name", nargs="?", metavar="STUDY", help="as in `lrnas studies` (default: the only one)")
-    dashboard.add_argument("--port", type=int, default=8080, metavar="N", help="default: 8080; 0 for any that is free")
-    dashboard.add_argument("--no-browser", action="store_true", help="only say where it is")
-    dashboard.set_defaults(run=_dashboard)
+    text = "Open a study in optuna-dashboard, on this machine, until Ctrl-C."
+    dashboard = add_command(commands, "dashboard", _dashboard, "open a study in optuna-dashboard", text, json=False)
+    add_option(dashboard, "--port", WHOLE, "N", "Serve on port N; 0: any free port", 8080)
+    dashboard.add_argument("--no-browser", action="store_true", help="Only print the address.")
 
     for command in (report, plot, dashboard):
+        if command is not report:
+            text = "As in `lrnas studies` (default: the only study)."
+            command.add_argument("name", nargs="?", metavar="STUDY", help=text)
         add_settings(command, "studies", "storage")
-    return [report]
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -76,9 +72,14 @@ def _report(options: argparse.Namespace) -> None:
     folder = options.out or Path(options.studies) / names[0] / "-".join(["report", *names[1:]])
     files = [_write_page(report, folder)]
     files += _write_figures(report, folder)
-    if options.json:
-        print_json({"title": report.title, "files": [str(file) for file in files], "studies": _overview(report)})
-        return
+    print_result(
+        options,
+        lambda: {"title": report.title, "files": [str(file) for file in files], "studies": _overview(report)},
+        lambda: _print_report(report, files),
+    )
+
+
+def _print_report(report: Report, files: list[Path]) -> None:
     _print_overview(report)
     console = make_console()
     for one in report.tested:
@@ -213,9 +214,7 @@ def _print_overview(report: Report) -> None:
     columns = ("trained", "stopped", "on the front", "best", "hypervolume", "hours")
     table = make_table(report.title, ["study"], columns)
     for row in _overview(report):
-        best = "–" if row["best"] is None else f"{100 * row['best']:.2f} %"
         numbers = [str(row["counts"].get(status, 0)) for status in ("completed", "stopped")]
-        table.add_row(
-            row["study"], *numbers, str(row["front"]), best, f"{row['hypervolume']:.4f}", f"{row['seconds'] / 3600:.2f}"
-        )
+        numbers += [str(row["front"]), percent(row["best"]), f"{row['hypervolume']:.4f}"]
+        table.add_row(row["study"], *numbers, f"{row['seconds'] / 3600:.2f}")
     make_console().print(table)

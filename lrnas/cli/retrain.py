@@ -6,52 +6,46 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import WORKERS, add_settings
-from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, print_json
+from lrnas.cli.options import WORKERS, add_command, add_option, add_settings, call
+from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, print_result
 from lrnas.errors import MissingExtra
+from lrnas.searching.settings import FLAG, WHOLE, Kind
 
 if TYPE_CHECKING:
-    from lrnas.searching.retrain import Retraining
     from lrnas.study.location import Whereabouts
     from lrnas.study.retrained import Final, Retrained
     from lrnas.study.study import Study
     from lrnas.study.verdicts import Verdict
 
 
-def add_retrain_command(commands: Any) -> argparse.ArgumentParser:
-    """Add it to the parser; it takes --json."""
-    retrain: argparse.ArgumentParser = commands.add_parser(
+def add_commands(commands: Any) -> None:
+    """Add the command to the program."""
+    retrain = add_command(
+        commands,
         "retrain",
-        help="train networks of a study in full, over several seeds, and test them",
-        description="Train networks of a study and the paper's networks of its space in full, over several seeds, test "
-        "each once, and say which of the paper's are beaten beyond noise (see docs/retrain.md). The same command "
-        "continues one that was stopped; more seeds extend it. STUDY@RECIPE shows what there is and trains nothing.",
+        _retrain,
+        "train networks of a study in full, over several seeds, and test them",
+        "Train networks of a study and the paper's networks of its space in full, over several seeds, test each once, "
+        "and say which of the paper's are beaten beyond noise (see docs/retrain.md). The same command continues one "
+        "that was stopped; more seeds extend it. STUDY@RECIPE shows what there is and trains nothing.",
     )
-    retrain.add_argument("study", metavar="STUDY", help="as in `lrnas studies`")
-    retrain.add_argument("--front", action="store_true", help="the networks on its front (default without --trials)")
+    retrain.add_argument("study", metavar="STUDY", help="As in `lrnas studies`.")
     retrain.add_argument(
-        "--trials", type=_numbers, default=[], metavar="N,N", help="these networks, by their numbers in the study"
+        "--front", action="store_true", help="Train the networks on the front (default unless --trials is given)."
     )
-    retrain.add_argument(
-        "--points",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="the paper's networks of its space (default: yes)",
-    )
-    retrain.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each network (default: 3)")
+    kind = Kind("numbers of trials with commas between", "12,40", _numbers)
+    add_option(retrain, "--trials", kind, "N,N", "Train these networks, by their numbers in the study", [])
+    add_option(retrain, "--points", FLAG, "", "Train the paper's networks of the space, too", True)
+    add_option(retrain, "--seeds", WHOLE, "N", "Train each network N times, with different seeds", 3)
     add_settings(retrain, "recipe", default="paper")
-    add_settings(retrain, "epochs", help="Train for N epochs (default: the recipe's).")
-    add_settings(retrain, "data", help="The study's data set, to say where its images are now (default: as searched).")
+    add_settings(retrain, "epochs", help="Train for N epochs (default: the recipe's)")
+    text = "The study's data set, if its images are now in another place (default: as in the search)"
+    add_settings(retrain, "data", help=text)
     add_settings(retrain, "set", "data_dir", "studies", "storage", *WORKERS)
-    retrain.set_defaults(run=_retrain)
-    return retrain
 
 
 def _numbers(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"numbers of trials, like 12,40; got {text!r}")
-    return list(dict.fromkeys(map(int, parts)))
+    return list(dict.fromkeys(map(int, text.split(","))))
 
 
 def _retrain(options: argparse.Namespace) -> int:
@@ -68,63 +62,44 @@ def _retrain(options: argparse.Namespace) -> int:
     where = Whereabouts(options.studies, options.storage)
     code = 0
     if "@" in options.study:
-        record = open_study(options.study, storage=options.storage, studies=options.studies, allow_retraining=True)
+        record = call(open_study, options, name=options.study, allow_retraining=True)
         retrained = read_retrained(record)
         assert retrained is not None
         left, command = retrained.left, f"`{where.command('retrain', retrained.study)}` with its options"
     else:
-        retraining = _train(options)
+        from lrnas.searching.retrain import retrain
+
+        workers = {name: getattr(options, name) for name in WORKERS}
+        front = options.front or not options.trials
+        retraining = call(retrain, options, name=options.study, front=front, changes=options.set, **workers)
         record, left = retraining.study, retraining.left()
         code = INTERRUPTED if record.interrupted else 0
         retrained, command = read_retrained(record), "the same command"
         assert retrained is not None
     verdicts = judge(retrained.finals)
-    if options.json:
-        _print_json(record, retrained, verdicts, left)
-    else:
-        _print_finals(record, retrained, verdicts, f"{left}; {command} goes on with them" if left else "", where)
+    remark = f"{left}; {command} goes on with them" if left else ""
+    print_result(
+        options,
+        lambda: _as_data(record, retrained, verdicts, left),
+        lambda: _print_finals(record, retrained, verdicts, remark, where),
+    )
     return code
 
 
-def _train(options: argparse.Namespace) -> Retraining:
-    from lrnas.searching.progress import progress_view
-    from lrnas.searching.retrain import retrain
-
-    with progress_view() as events:
-        return retrain(
-            options.study,
-            trials=options.trials,
-            front=options.front or not options.trials,
-            points=options.points,
-            seeds=options.seeds,
-            recipe=options.recipe,
-            epochs=options.epochs,
-            changes=options.set,
-            data=options.data,
-            data_dir=options.data_dir,
-            storage=options.storage,
-            studies=options.studies,
-            events=events,
-            **{name: getattr(options, name) for name in WORKERS},
-        )
-
-
-def _print_json(record: Study, retrained: Retrained, verdicts: list[Verdict], left: int) -> None:
+def _as_data(record: Study, retrained: Retrained, verdicts: list[Verdict], left: int) -> dict[str, Any]:
     from lrnas.study.retrained import final_front
     from lrnas.study.verdicts import TEST
 
-    print_json(
-        {
-            "retraining": record.name,
-            "manifest": record.manifest,
-            "counts": record.counts(),
-            "left": left,
-            "networks": [final.to_dict() for final in retrained.finals],
-            "final_front": [final.identity for final in final_front(retrained.finals)],
-            "test": TEST,
-            "verdicts": [verdict.to_dict() for verdict in verdicts],
-        }
-    )
+    return {
+        "retraining": record.name,
+        "manifest": record.manifest,
+        "counts": record.counts(),
+        "left": left,
+        "networks": [final.to_dict() for final in retrained.finals],
+        "final_front": [final.identity for final in final_front(retrained.finals)],
+        "test": TEST,
+        "verdicts": [verdict.to_dict() for verdict in verdicts],
+    }
 
 
 def _print_finals(record: Study, retrained: Retrained, verdicts: list[Verdict], left: str, where: Whereabouts) -> None:

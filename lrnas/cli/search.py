@@ -7,58 +7,50 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import add_settings
-from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, print_json
+from lrnas.cli.options import add_command, add_option, add_settings, call
+from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, percent, print_result
 from lrnas.errors import LrnasError, MissingExtra
-from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, gather_settings
+from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, gather_settings
 
 if TYPE_CHECKING:
     from lrnas.study.study import Study, Trial
 
 
-def add_search_commands(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add the commands to the parser and return them, for --json."""
-    search: argparse.ArgumentParser = commands.add_parser(
+def add_commands(commands: Any) -> None:
+    """Add the commands to the program."""
+    search = add_command(
+        commands,
         "search",
-        help="search a space for networks that are accurate for their cost",
-        description="Search a space: Optuna proposes networks, Ray Tune trains them. The same command continues a "
-        "search that was stopped; a larger budget extends one.",
+        _search,
+        "search a space for networks that are accurate for their cost",
+        "Search a space: Optuna proposes networks, Ray Tune trains them. The same command continues a search that was "
+        "stopped; a larger budget extends one.",
     )
-    search.add_argument(
-        "source",
-        nargs="?",
-        metavar="FILE",
-        help="Study file with settings, e.g. studies/nin-cifar10.toml; options win over it. Or a space, as --space.",
-    )
+    text = "Study file with settings, e.g. studies/nin-cifar10.toml; options win over it. Or a space, as --space."
+    search.add_argument("source", nargs="?", metavar="FILE", help=text)
     groups = {title: search.add_argument_group(title) for title in (PINNED, FREE, PLACE)}
     for name, item in SETTINGS.items():
         add_settings(groups[item.metadata["group"]], name, default=argparse.SUPPRESS)
-    search.set_defaults(run=_search)
 
-    studies = commands.add_parser(
+    studies = add_command(
+        commands,
         "studies",
-        help="the studies there are; or delete one",
-        description="The studies in a folder. With --delete, one of them goes, with its networks trained again, its "
-        "weights and its folder; it does not ask back, but nothing goes that a search is working on.",
+        _studies,
+        "list the studies, or delete one",
+        "The studies in a folder. With --delete, a study is deleted without confirmation, with its retrainings, "
+        "weights and folder; this is refused while a search works on it.",
     )
-    studies.add_argument("--delete", metavar="STUDY", help="delete this one, or STUDY@RECIPE, one of its retrainings")
-    add_settings(studies, "storage", help="With --delete: database URL, or journal:FILE, that holds the study.")
-    studies.set_defaults(run=_studies)
+    text = "Delete this study, or STUDY@RECIPE, one of its retrainings"
+    add_option(studies, "--delete", TEXT, "STUDY", text)
+    text = "With --delete: database URL, or journal:FILE, that holds the study (default: SQLite in its folder)"
+    add_settings(studies, "storage", help=text)
+    add_settings(studies, "studies")
 
-    front = commands.add_parser(
-        "front",
-        help="the networks of a study that no other one beats",
-        description="The front of a study: networks trained in full that none beats in every objective.",
-    )
-    front.add_argument("study", nargs="?", metavar="STUDY", help="as in `lrnas studies` (default: the only one)")
-    add_settings(front, "storage")
-    front.set_defaults(run=_front)
-
-    parsers = [search, studies, front]
-    for command in parsers:
-        if command is not search:
-            add_settings(command, "studies")
-    return parsers
+    text = "The front of a study: networks trained in full that no other one beats in every objective."
+    front = add_command(commands, "front", _front, "the networks of a study that no other one beats", text)
+    text = "As in `lrnas studies` (default: the only study)."
+    front.add_argument("study", nargs="?", metavar="STUDY", help=text)
+    add_settings(front, "studies", "storage")
 
 
 def _search(options: argparse.Namespace) -> int:
@@ -68,25 +60,20 @@ def _search(options: argparse.Namespace) -> int:
         raise MissingExtra("a search", error.name, "search") from None
     from lrnas.study.location import Whereabouts
 
-    settings = gather_settings(
-        options.source, {name: value for name, value in vars(options).items() if name in SETTINGS}
-    )
+    given = {name: value for name, value in vars(options).items() if name in SETTINGS}
+    settings = gather_settings(options.source, given)
     study = search(settings)
-    code = INTERRUPTED if study.interrupted else 0
-    if options.json:
-        print_json(_front_as_data(study))
+    print_result(options, lambda: _front_as_data(study), lambda: _print_front(study))
     files = _write_files(study, Path(settings.studies) / study.name)
-    if options.json:
-        return code
-    _print_front(study)
-    console = make_console()
-    console.print(f"Written: {', '.join(str(file) for file in files)}")
-    again = Whereabouts(settings.studies, settings.storage).command("front", study.name)
-    console.print(f"Look again: {again}", soft_wrap=True)
-    spent = study.spent()
-    more = f" with a budget above {spent}" if spent >= settings.budget else ""
-    console.print(f"Go on:      the same command{more}")
-    return code
+    if not options.json:
+        spent = study.spent()
+        more = f" with a budget above {spent}" if spent >= settings.budget else ""
+        again = Whereabouts(settings.studies, settings.storage).command("front", study.name)
+        console = make_console()
+        console.print(f"Written: {', '.join(map(str, files))}")
+        console.print(f"Look again: {again}", soft_wrap=True)
+        console.print(f"Go on:      the same command{more}")
+    return INTERRUPTED if study.interrupted else 0
 
 
 def _studies(options: argparse.Namespace) -> None:
@@ -98,23 +85,23 @@ def _studies(options: argparse.Namespace) -> None:
         return
     if options.storage is not None:
         raise LrnasError("--storage goes with --delete; got it alone; `lrnas front STUDY --storage URL` shows a study")
-    found = []
-    for name in study_names(options.studies):
+    names, found = study_names(options.studies), []
+    for name in names:
         try:
             found.append(_overview(open_study(name, studies=options.studies)))
         except LrnasError as error:
             print(f"lrnas: {error}", file=sys.stderr)
-    if options.json:
-        print_json(found)
-        return
-    if not study_names(options.studies):
+    if names or options.json:
+        print_result(options, lambda: found, lambda: _print_studies(found, options.studies))
+    else:
         print(f"There are no studies in {options.studies} yet; {FIRST_SEARCH}")
-        return
+
+
+def _print_studies(studies: list[dict[str, Any]], folder: str) -> None:
     columns = ("trained", "stopped", "on the front", "best")
-    table = make_table(f"Studies in {options.studies}", ["study", "space", "data"], columns)
-    for row in found:
-        best = "–" if row["best"] is None else f"{100 * row['best']:.2f} %"
-        numbers = (str(row["completed"]), str(row["stopped"]), str(row["front"]), best)
+    table = make_table(f"Studies in {folder}", ["study", "space", "data"], columns)
+    for row in studies:
+        numbers = (str(row["completed"]), str(row["stopped"]), str(row["front"]), percent(row["best"]))
         table.add_row(row["study"], row["space"], row["data_name"], *numbers)
     make_console().print(table)
 
@@ -122,31 +109,23 @@ def _studies(options: argparse.Namespace) -> None:
 def _delete(options: argparse.Namespace) -> None:
     from lrnas.study.folder import delete_study
 
-    deleted = delete_study(
-        options.delete,
-        storage=options.storage,
-        studies=options.studies,
-        say=lambda line: print(line, file=sys.stderr),
-    )
-    if options.json:
-        print_json(deleted.to_dict())
-        return
-    for name, number in deleted.trials.items():
-        print(f"Deleted: study {name}, {number:,} trials")
-    if deleted.folder is not None:
-        print(f"Deleted: folder {deleted.folder}")
+    deleted = call(delete_study, options, name=options.delete, say=lambda line: print(line, file=sys.stderr))
+
+    def show() -> None:
+        for name, number in deleted.trials.items():
+            print(f"Deleted: study {name}, {number:,} trials")
+        if deleted.folder is not None:
+            print(f"Deleted: folder {deleted.folder}")
+
+    print_result(options, deleted.to_dict, show)
 
 
 def _front(options: argparse.Namespace) -> None:
     from lrnas.study.folder import only_study
     from lrnas.study.open import open_study
 
-    name = options.study or only_study(options.studies, options.storage)
-    study = open_study(name, storage=options.storage, studies=options.studies)
-    if options.json:
-        print_json(_front_as_data(study))
-    else:
-        _print_front(study)
+    study = call(open_study, options, name=options.study or call(only_study, options))
+    print_result(options, lambda: _front_as_data(study), lambda: _print_front(study))
 
 
 def _overview(study: Study) -> dict[str, Any]:
@@ -206,13 +185,12 @@ def _print_front(study: Study) -> None:
     columns |= {"latency": bool(latency), "share of it": bool(latency)}
     kept = [column for column, is_kept in columns.items() if is_kept]
     beside = ", and the paper's networks beside it" if paper else ""
-    table = make_table(f"{study.name}: the front{beside}", ["network"], kept)
-    table.add_column("", no_wrap=True)
+    table = make_table(f"{study.name}: the front{beside}", ["network"], kept, [""])
     for trial in sorted({trial.number: trial for trial in (*front, *paper)}.values(), key=study.cheapest_first):
         timed = 0.0 if trial.latency is None else trial.latency
         cells = {
             "trial": str(trial.number),
-            "accuracy": f"{100 * (trial.accuracy or 0):.2f} %",
+            "accuracy": percent(trial.accuracy),
             "MACs": f"{trial.macs:,}",
             "share": f"{trial.macs / dense:.3f}" if dense else "–",
             "parameters": f"{trial.params:,}",

@@ -220,8 +220,8 @@ class SearchSettings:
     )
 
     def __post_init__(self) -> None:
-        for name, item in SETTINGS.items():
-            object.__setattr__(self, name, read_value(item, getattr(self, name), name))
+        for name in SETTINGS:
+            object.__setattr__(self, name, _read_setting(name, getattr(self, name)))
         if self.budget < 1:
             raise InvalidSettings(f"the budget is a number of networks, at least 1; got {self.budget}; for example 20")
 
@@ -242,24 +242,28 @@ SETTINGS = {item.name: item for item in dataclasses.fields(SearchSettings)}
 """The fields of `SearchSettings` by name."""
 
 
-def read_value(item: dataclasses.Field[Any], value: Any, label: str) -> Any:
-    """The value of a setting, checked and, if it is text, read.
+def read_value(kind: Kind, value: Any, label: str) -> Any:
+    """A value, checked and, if it is text, read.
 
     Args:
-        item: The setting, from `SETTINGS`.
+        kind: What values are taken.
         value: What was given.
-        label: How an error message names the setting.
+        label: How an error message names the setting or option.
 
     Raises:
-        InvalidSettings: The value is not of the setting's kind.
+        InvalidSettings: The value is not of that kind.
     """
-    kind: Kind = item.metadata["kind"]
-    if value is None and "None" in str(item.type):
-        return None
     try:
         return kind.read(value)
     except (ValueError, TypeError, OverflowError):
         raise InvalidSettings(f"{label} takes {kind.rule}; got {value!r}; for example {kind.example}") from None
+
+
+def _read_setting(name: str, value: Any, prefix: str = "") -> Any:
+    item = SETTINGS[name]
+    if value is None and "None" in str(item.type):
+        return None
+    return read_value(item.metadata["kind"], value, f"{prefix}{name}")
 
 
 def gather_settings(source: str | SearchSettings | None, given: Mapping[str, Any]) -> SearchSettings:
@@ -303,21 +307,15 @@ def _read_all(values: Mapping[str, Any], what: str, prefix: str) -> dict[str, An
     for name in values:
         if name not in SETTINGS:
             raise UnknownName(what, name, SETTINGS, " (`lrnas search --help` lists all)")
-    return {name: read_value(SETTINGS[name], value, f"{prefix}{name}") for name, value in values.items()}
+    return {name: _read_setting(name, value, prefix) for name, value in values.items()}
 
 
-def describe(item: dataclasses.Field[Any], default: Any = None) -> str:
-    """What a setting does, and its default, in one sentence.
-
-    Args:
-        item: The setting, from `SETTINGS`.
-        default: A default in place of the setting's own.
-    """
-    text, value = item.metadata["help"], item.default if default is None else default
-    if isinstance(value, tuple):
-        value = ",".join(value)
-    unsaid = value is None or value is MISSING or "(default" in text
-    return f"{text}." if unsaid else f"{text} (default: {'yes' if value is True else value})."
+def with_default(text: str, default: Any) -> str:
+    """A help text as a sentence that states the default, unless there is none or the text states it."""
+    if default is None or default is MISSING or "(default" in text:
+        return f"{text.removesuffix('.')}."
+    shown = ",".join(default) if isinstance(default, tuple) else "yes" if default is True else default
+    return f"{text} (default: {shown})."
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -330,18 +328,13 @@ def takes_settings(function: Function) -> Function:
     """
     signature = inspect.signature(function)
     first, *others = (one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD)
-    added = [
-        inspect.Parameter(
-            name,
-            first.KEYWORD_ONLY,
-            default=first.empty if item.default is MISSING else item.default,
-            annotation=item.type,
-        )
-        for name, item in SETTINGS.items()
-        if name != first.name
-    ]
-    lines = "\n".join(f"    {one.name}: {describe(SETTINGS[one.name])}" for one in added)
-    lines = re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), lines)
+    added, lines = [], []
+    for name, item in SETTINGS.items():
+        if name != first.name:
+            default = first.empty if item.default is MISSING else item.default
+            added.append(inspect.Parameter(name, first.KEYWORD_ONLY, default=default, annotation=item.type))
+            lines.append(f"    {name}: {with_default(item.metadata['help'], item.default)}")
+    text = re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), "\n".join(lines))
     vars(function)["__signature__"] = signature.replace(parameters=[first, *added, *others])
-    function.__doc__ = (inspect.getdoc(function) or "").replace("    {settings}", lines)
+    function.__doc__ = (inspect.getdoc(function) or "").replace("    {settings}", text)
     return function

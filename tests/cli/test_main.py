@@ -1,5 +1,6 @@
 """The command line, in a process of its own where that matters."""
 
+import argparse
 import json
 import re
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lrnas.cli.main import main
+from lrnas.cli.main import main, make_parser
 
 HEAVY = ("ray", "torch", "timm", "matplotlib", "pandas", "optuna")
 
@@ -94,8 +95,8 @@ def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "spaces", "nin", "--granularity", "stage")
     assert code == 0 and "left out: nin-c3\n" in out
     assert re.search(r"block3.cccp.width +1/4 to 3/2 in steps of 1/8 +cccp5", out)
-    assert "numbers of filters: multiples of 8 where widths allow" in out
-    assert "numbers of filters" not in run(capsys, "spaces", "nin", "--divisor", "1")[1]
+    assert "filter counts: multiples of 8 where widths allow" in out
+    assert "filter counts" not in run(capsys, "spaces", "nin", "--divisor", "1")[1]
     _, out, _ = run(capsys, "spaces", "--json")
     assert [(space["name"], space["dimension"]) for space in json.loads(out)] == [
         ("googlenet", 33),
@@ -124,7 +125,7 @@ def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             '{"backbone": "nin", "layers": {"conv3": {"form": "composite", "shares": {"9x9": 1}}}}',
-            "must fit the map; 9x9 meets 7×7 at input 30",
+            "must fit the map; got 9x9 on 7×7 at input 30",
         ),
     ],
 )
@@ -161,12 +162,41 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str],
     assert message in err
 
 
-def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["nonsense"], ["count"], ["count", "nin", "--input", "large"]):
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        assert caught.value.code == 2
-    assert "usage: lrnas" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND; see `lrnas --help`"),
+        (["serach"], "unknown command 'serach'; did you mean search? (see `lrnas --help`)"),
+        (["count"], "the following arguments are required: NETWORK; see `lrnas count --help`"),
+        (["count", "nin", "--input", "large"], "--input takes a whole number; got 'large'; for example 20"),
+        (["count", "nin", "--lyers=1"], "unknown option '--lyers'; did you mean --layers? (see `lrnas count --help`)"),
+        (["count", "nin", "nin"], "unrecognized arguments: nin; see `lrnas --help`"),
+        (
+            ["search", "nin", "--num-epochs", "3"],
+            "unknown option '--num-epochs'; did you mean --min-epochs or --epochs",
+        ),
+        (["plot", "parteo"], "invalid choice: 'parteo' (choose from"),
+        (["retrain", "s", "--trials", "one"], "--trials takes numbers of trials with commas between; got 'one'"),
+    ],
+)
+def test_usage_errors_get_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("lrnas: ") and message in err
+
+
+def test_every_option_says_what_it_does() -> None:
+    (commands,) = (action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    for name, command in commands.choices.items():
+        for action in command._actions:
+            if action.dest not in ("help", "json"):
+                text = action.help or ""
+                assert text[0].isupper() or text.startswith(("digits, ", "torch.")), f"{name}: {action.dest}: {text}"
+                assert text.endswith("."), f"{name}: {action.dest}: {text}"
+                has_default = action.default not in (None, False, [], argparse.SUPPRESS) and action.nargs != 0
+                assert "default" in text or not has_default, f"{name}: {action.dest}: {text}"
 
 
 def test_help_says_which_networks_a_limit_keeps_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from filled_studies import EPOCHS, SIZE, fill_study
 
 from lrnas.arch.architecture import Architecture
-from lrnas.cli.main import _parser
+from lrnas.cli.main import make_parser
 from lrnas.data.catalog import load_set
 from lrnas.models.plan import canonical_id
 from lrnas.recipes import get_recipe
@@ -31,19 +31,19 @@ def test_lines_are_commands(record: Study, tmp_path: Path) -> None:
     (file,) = tmp_path.iterdir()
     assert canonical_id(Architecture.load(file)) == trial.identity
     for line in (again, full, export):
-        assert _parser().parse_args(shlex.split(line.line)[1:])
-    options = _parser().parse_args(shlex.split(again.line)[1:])
+        assert make_parser().parse_args(shlex.split(line.line)[1:])
+    options = make_parser().parse_args(shlex.split(again.line)[1:])
     assert (options.source, options.data) == (file.name, "cifar10")
-    options = _parser().parse_args(shlex.split(full.line)[1:])
+    options = make_parser().parse_args(shlex.split(full.line)[1:])
     assert (options.study, options.trials, options.storage) == ("it's <b>", [4], "journal:a b")
-    options = _parser().parse_args(shlex.split(export.line)[1:])
+    options = make_parser().parse_args(shlex.split(export.line)[1:])
     assert (options.source, options.studies, options.storage) == ("it's <b>:4", "my studies", "journal:a b")
     assert options.fresh  # nobody kept its weights
 
 
 def test_the_recipe_is_the_study_s(record: Study) -> None:
     again = shell_lines(record, record.trials()[0], Whereabouts())[1]
-    options = _parser().parse_args(shlex.split(again.line)[1:])
+    options = make_parser().parse_args(shlex.split(again.line)[1:])
     assert options.set == {"epochs": str(EPOCHS), "batch_size": "128"}
     assert get_recipe(options.recipe, "nin", SIZE, 45_000, options.set).to_dict() == record.manifest["recipe"]
     odd = get_recipe("paper", "nin", 8, 1200, {"lr": 0.2, "nesterov": True, "mirror": False})
@@ -53,7 +53,7 @@ def test_the_recipe_is_the_study_s(record: Study) -> None:
         again = shell_lines(record, record.trials()[0], Whereabouts())[1]
     finally:
         record.manifest |= {"recipe": before, "image_size": SIZE}
-    options = _parser().parse_args(shlex.split(again.line)[1:])
+    options = make_parser().parse_args(shlex.split(again.line)[1:])
     digits = load_set("digits", min_size=8)
     assert get_recipe(options.recipe, "nin", 8, len(digits.train), options.set) == odd
 
@@ -61,7 +61,7 @@ def test_the_recipe_is_the_study_s(record: Study) -> None:
 def test_the_line_that_tests_the_front(record: Study) -> None:
     line = retrain_line(record, Whereabouts("my studies", "journal:a b"))
     assert line is not None and line.title.startswith("Train its front and the paper's networks by the paper's recipe")
-    options = _parser().parse_args(shlex.split(line.line)[1:])
+    options = make_parser().parse_args(shlex.split(line.line)[1:])
     assert (options.study, options.studies, options.storage) == ("it's <b>", "my studies", "journal:a b")
     assert (options.trials, options.points, options.recipe, options.seeds) == ([], True, "paper", 3)
     record.manifest["data"] = "folder:0123456789abcdef"

@@ -164,7 +164,7 @@ def test_a_search_says_which_classes_choose_nothing(
     shutil.rmtree(pictures / "val" / "green")
     begin(tmp_path, pictures)
     assert caplog.messages == [
-        "there are no validation images of green: validation accuracy says nothing of this class"
+        "there are no validation images of green: validation accuracy says nothing about this class"
     ]
 
 

@@ -1,0 +1,130 @@
+"""The commands about what there is to search with: recipes, data, spaces."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from lrnas.cli.options import add_command, add_settings
+from lrnas.cli.output import make_console, make_table, print_result
+
+if TYPE_CHECKING:
+    from lrnas.spaces.space import SearchSpace
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the program."""
+    add_command(commands, "recipes", _recipes, "the fields of a training recipe and their values")
+
+    data = add_command(
+        commands,
+        "data",
+        _data,
+        "download a data set, or check one of your own",
+        "Download a data set, or check one of your own: shows what it holds and opens every image. A folder has train/ "
+        "and val/ or test/, each with one folder per class. The exit code is 1 if an image cannot be read.",
+        json=False,
+    )
+    text = "digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm."
+    data.add_argument("name", metavar="NAME", help=text)
+    add_settings(data, "data_dir")
+
+    text = "The search spaces that come with lrnas; with NAME, what varies in that one (see docs/spaces.md)."
+    spaces = add_command(commands, "spaces", _spaces, "the search spaces, or the parameters of one", text)
+    text = "A space, FILE.toml, or timm:MODEL for any CNN of timm (default: list all spaces)."
+    spaces.add_argument("source", nargs="?", metavar="NAME", help=text)
+    add_settings(spaces, "granularity", "divisor")
+
+
+def _recipes(options: argparse.Namespace) -> None:
+    from lrnas.recipes import field_docs, named_recipes
+
+    recipes = named_recipes()
+
+    def show() -> None:
+        table = make_table("Recipes", ["field"], recipes, ["meaning"])
+        for field, meaning in field_docs().items():
+            values = [getattr(recipe, field) for recipe in recipes.values()]
+            shown = [str(value).lower() if isinstance(value, bool) else f"{value}" for value in values]
+            table.add_row(field, *shown, meaning)
+        make_console().print(table)
+
+    print_result(options, lambda: {name: recipe.to_dict() for name, recipe in recipes.items()}, show)
+
+
+def _spaces(options: argparse.Namespace) -> None:
+    from lrnas.spaces.space import load_space, named_spaces
+
+    spaces = [
+        load_space(name, granularity=options.granularity, divisor=options.divisor)
+        for name in ([options.source] if options.source else named_spaces())
+    ]
+    data = [{**space.to_dict(), "dimension": space.dimension, "size": space.size} for space in spaces]
+    if options.source:
+        print_result(options, lambda: data[0], lambda: _print_space(spaces[0]))
+    else:
+        print_result(options, lambda: data, lambda: _print_spaces(spaces))
+
+
+def _data(options: argparse.Namespace) -> int:
+    from lrnas.data.catalog import load_set
+    from lrnas.data.streamed import StreamSet
+    from lrnas.training.progress import download_view, reading_view
+
+    with download_view() as progress:
+        data = load_set(options.name, options.data_dir, progress=progress)
+    sizes = f"{len(data.train):,} training, {len(data.val):,} validation and {len(data.test()):,} test images"
+    pixels = "" if data.own_crops else f" of {data.image_size}×{data.image_size} pixels"
+    few = ", ".join(data.classes[:10]) + (", …" if data.num_classes > 10 else "")
+    print(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes: {few}", flush=True)
+    for line in data.remarks():
+        print(f"lrnas: {line}", file=sys.stderr)
+    if not isinstance(data, StreamSet):
+        return 0
+    with reading_view() as progress:
+        complaints = data.try_all(progress)
+    for line in complaints:
+        print(f"lrnas: {line}", file=sys.stderr)
+    return 1 if complaints else 0
+
+
+def _magnitude(number: int) -> str:
+    return f"{number:,}" if number < 100_000 else f"{number:.1e}".replace("e+", "e")
+
+
+def _print_spaces(spaces: list[SearchSpace]) -> None:
+    columns = ("dimension", "size", "points", "seeds")
+    table = make_table("Search spaces", ["space", "backbone", "granularity"], columns)
+    for space in spaces:
+        numbers = (str(space.dimension), _magnitude(space.size), str(len(space.points)), str(len(space.seeds)))
+        table.add_row(space.name, ", ".join(space.backbones), space.granularity, *numbers)
+    console = make_console()
+    console.print(table)
+    console.print("points: networks of the paper. seeds: uniform scalings. `lrnas spaces NAME` shows what varies.")
+    console.print("Also: timm:MODEL for any CNN of timm, FILE.toml for one's own (docs/spaces.md).")
+
+
+def _print_space(space: SearchSpace) -> None:
+    from lrnas.spaces.parameters import format_values
+
+    title = (
+        f"{space.name}, granularity {space.granularity}: {space.dimension} parameters, {_magnitude(space.size)} points"
+    )
+    table = make_table(title)
+    for column in ("parameter", "values", "layers"):
+        table.add_column(column, no_wrap=column == "parameter")
+    layers = {
+        parameter.name: ", ".join(dict.fromkeys(layer.name for layer in group.layers))
+        for group in space.groups
+        for parameter in group.parameters
+    }
+    for parameter in space.parameters:
+        table.add_row(parameter.name, format_values(parameter), layers.get(parameter.name, "the whole network"))
+    console = make_console()
+    console.print(table)
+    if space.divisor > 1:
+        console.print(f"filter counts: multiples of {space.divisor} where widths allow")
+    for what, names in (("points", space.points), ("seeds", space.seeds), ("left out", space.left_out)):
+        if names:
+            console.print(f"{what}: {', '.join(names)}")

@@ -1,0 +1,166 @@
+"""The commands about single networks: models, count, reproduce."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from lrnas.cli.options import add_command, add_device, add_option, add_settings, call
+from lrnas.cli.output import make_console, make_table, percent, print_result
+from lrnas.errors import InvalidArchitecture
+from lrnas.searching.settings import PATH, WHOLE
+
+if TYPE_CHECKING:
+    from lrnas.models.summary import Summary
+    from lrnas.training.reproduce import Reproduction
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the program."""
+    text = "Every network of the paper's tables 1, 3 and 4: published counts beside those counted here."
+    add_command(commands, "models", _models, "the paper's networks: published counts beside ours", text)
+
+    text = "Multiply-accumulates and parameters of one network, exact and before any training."
+    count = add_command(commands, "count", _count, "multiply-accumulates and parameters of one network", text)
+    count.add_argument(
+        "source",
+        metavar="NETWORK",
+        help="A name from `lrnas models`, a backbone (vgg16, googlenet, nin), an architecture FILE.json, or timm:MODEL "
+        "for any model of timm.",
+    )
+    text = "Rows and columns of the image (default: the paper's, or the timm model's)"
+    add_option(count, "--input", WHOLE, "PIXELS", text)
+    text = "Number of classes (default: the paper's, or the timm model's)"
+    add_option(count, "--classes", WHOLE, "N", text)
+    count.add_argument("--layers", action="store_true", help="Show every layer.")
+
+    reproduce = add_command(
+        commands,
+        "reproduce",
+        _reproduce,
+        "train a network and compare it with what was published",
+        "Train a network in full and compare it with what was published, or with the baseline of its family.",
+    )
+    reproduce.add_argument("source", metavar="NETWORK", help="As in `lrnas count`, except timm:MODEL.")
+    text = "Data set, named as for `lrnas search` (default: the paper's, if it is at hand)"
+    add_settings(reproduce, "data", help=text)
+    add_settings(reproduce, "image_size", "data_dir", "set", "address")
+    add_settings(reproduce, "recipe", default="paper")
+    add_settings(reproduce, "epochs", help="Train for N epochs (default: the recipe's)")
+    text = "Read images from files in N processes (default: one per core, at most 16)"
+    add_option(reproduce, "--loaders", WHOLE, "N", text)
+    add_option(reproduce, "--seeds", WHOLE, "N", "Train each network N times, with seeds from 0", 1)
+    add_option(reproduce, "--out", PATH, "FOLDER", "Folder for the records", "results/reproduce")
+    add_device(reproduce, "Train")
+    text = "Compile the network with torch.compile; worth it in long runs."
+    reproduce.add_argument("--compile", action="store_true", dest="compile_model", help=text)
+    add_option(reproduce, "--workers", WHOLE, "N", "Train one network on N GPUs (without a GPU: in N processes)", 1)
+
+
+def _models(options: argparse.Namespace) -> None:
+    from lrnas.models.summary import summarise_points
+
+    summaries = summarise_points()
+    print_result(options, lambda: [summary.to_dict() for summary in summaries], lambda: _print_models(summaries))
+
+
+def _count(options: argparse.Namespace) -> None:
+    from lrnas.models.summary import read_source, summarise
+
+    name, architecture = read_source(options.source)
+    try:
+        summary = summarise(name, architecture, options.input, options.classes)
+    except InvalidArchitecture as error:
+        where = f"{options.source}: " if options.source.endswith(".json") else ""
+        raise InvalidArchitecture(f"{where}{error}") from None
+    print_result(options, summary.to_dict, lambda: _print_count(summary, options.layers))
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from lrnas.training.reproduce import reproduce
+
+    changes = (options.set or {}) | ({} if options.epochs is None else {"epochs": options.epochs})
+    result = call(reproduce, options, changes=changes, say=lambda line: print(line, file=sys.stderr))
+    print_result(options, result.to_dict, lambda: _print_reproduction(result))
+
+
+def _print_models(summaries: list[Summary]) -> None:
+    console = make_console()
+    wide = console.width >= 120  # a narrow terminal shows what is published and by how much we differ
+    columns = ("published", "counted", "difference")[:: 1 if wide else 2]
+    notes = []
+    for title in dict.fromkeys(summary.point.table.title for summary in summaries if summary.point):
+        numbers = [f"{count}\n{column}" for count in ("multiply_acc", "params") for column in columns]
+        table = make_table(title, ["network"], numbers + ["MACs\nin use"] * wide)
+        for summary in summaries:
+            point = summary.point
+            if point is None or point.table.title != title:
+                continue
+            difference = summary.difference()
+            row = []
+            for count in ("multiply_acc", "params"):
+                values = (getattr(point.published, count), getattr(summary.paper, count), difference[count])
+                row += [f"{value:,}" for value in (values if wide else values[::2])]
+            table.add_row(summary.name, *row, *[f"{summary.cost.macs:,}"] * wide)
+            if any(difference.values()):
+                notes.append(f"{summary.name}: {point.note if point.explained else 'the difference is not explained'}")
+        console.print(table)
+    console.print(f"{len(summaries) - len(notes)} of {len(summaries)} networks come out exactly.")
+    for note in notes:
+        console.print(note)
+    console.print("published, counted: as the paper counts, with one more per bias (see docs/counting.md).")
+    if wide:
+        console.print("MACs in use: multiply-accumulates alone, without auxiliary heads, on the same maps per table.")
+
+
+def _print_count(summary: Summary, with_layers: bool) -> None:
+    console = make_console()
+    cost, size = summary.cost, summary.input_size
+    if with_layers:
+        texts, numbers = ("layer", "kind", "filters", "output"), ("MACs", "%", "parameters")
+        table = make_table(f"{summary.name}, layer by layer", texts, numbers)
+        for layer in summary.to_dict()["layers"]:
+            share = f"{100 * layer['macs'] / cost.macs:.1f}" if cost.macs else ""
+            output = "×".join(map(str, layer["output"]))
+            counts = (f"{layer['macs']:,}", share, f"{layer['params']:,}")
+            table.add_row(layer["name"], layer["kind"], layer["filters"] or "", output, *counts)
+        console.print(table)
+    title = f"{summary.name}, input {size}×{size}, {summary.num_classes} classes"
+    table = make_table(title, [""], ["MACs", "parameters"])
+    table.add_row("network in use", f"{cost.macs:,}", f"{cost.params:,}")
+    table.add_row("as the paper counts", f"{summary.paper.multiply_acc:,}", f"{summary.paper.params:,}")
+    if (point := summary.point) is not None:
+        difference = summary.difference()
+        table.add_row("published", f"{point.published.multiply_acc:,}", f"{point.published.params:,}")
+        table.add_row("difference", f"{difference['multiply_acc']:,}", f"{difference['params']:,}")
+    console.print(table)
+    if point is not None and point.note:
+        console.print(point.note)
+
+
+def _print_reproduction(result: Reproduction) -> None:
+    _print_count(result.summary, with_layers=False)
+    console = make_console()
+    epochs, size, counted = result.recipe.epochs, result.input_size, result.summary.input_size
+    if size != counted:
+        console.print(f"Counted at {counted}×{counted}; trained, and counted below, at {size}×{size}.")
+    trained = f"{size}×{size} pixels, recipe of {epochs} epoch{'s' * (epochs != 1)} at most"
+    title = f"Measured on the test images of {result.data}, {trained}"
+    table = make_table(title, ["network"], ("MACs", "share", "published", "measured", "sd", "n", "diverged"))
+    for network in result.networks:
+        table.add_row(
+            network.name,
+            f"{network.macs:,}",
+            f"{network.share:.3f}",
+            percent(network.published),
+            percent(network.mean if network.accuracies else None),
+            "–" if network.deviation is None else f"{100 * network.deviation:.2f}",
+            str(len(network.accuracies)),
+            str(network.diverged),
+        )
+    console.print(table)
+    if reuse := result.reuse():
+        console.print(reuse, soft_wrap=True)
+    console.print(result.verdict())
+    console.print(f"Records: {result.files[0].parent}/")
