@@ -5,12 +5,11 @@ In a terminal, one live line shows the state and messages scroll above it. Elsew
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from lrnas.searching.proposals import Queue
     from lrnas.study.study import Summary, Trial
 
-Options = ParamSpec("Options")
-Result = TypeVar("Result")
 Change = Literal["started", "epoch", "ended"]
 """What happened to a trial."""
 
@@ -45,53 +42,44 @@ class SearchEvents:
         """Called once, before the first trial.
 
         Args:
-            queue: networks to train; `queue.study` is the study that was opened.
-            budget: number of trials that the study has when it is done.
-            dense_macs: multiply-accumulates of the space's backbone with dense filters; None in a retraining.
+            queue: Networks to train; `queue.study` is the study that was opened.
+            budget: Number of trials that the study has when it is done.
+            dense_macs: Multiply-accumulates of the space's backbone with dense filters; None in a retraining.
         """
 
     def changed(self, change: Change) -> None:
         """Called when a trial was started, was trained for one more epoch, or has ended."""
 
 
-def with_progress(run: Callable[Options, Result]) -> Callable[Options, Result]:
-    """Decorator for functions with the arguments `events` and `progress`: show progress on stderr by default.
+@contextmanager
+def progress_view(events: SearchEvents | None = None, progress: bool = True) -> Iterator[SearchEvents]:
+    """Context in which progress and messages are shown on stderr, as `search` and `retrain` do by default.
 
-    With `progress=False` nothing is shown, messages of the logger included. With `events`, only these are informed,
-    and whether messages are shown depends on how logging is set up.
+    Args:
+        events: Receiver of the events, instead of stderr. Whether messages are shown then depends on the set-up of
+            logging.
+        progress: Whether to show anything; if not, messages of the logger are suppressed, too.
+
+    Returns:
+        The events to inform.
     """
-
-    @functools.wraps(run)
-    def call(*args: Options.args, **kwargs: Options.kwargs) -> Result:
-        if kwargs.get("events") is not None:
-            return run(*args, **kwargs)
-        with progress_view() if kwargs.get("progress", True) else _silence() as events:
-            kwargs["events"] = events
-            return run(*args, **kwargs)
-
-    return call
-
-
-@contextmanager
-def progress_view() -> Iterator[SearchEvents]:
-    """Context in which messages and progress are shown on stderr; gives the events to pass on."""
-    show_messages()
-    if not sys.stderr.isatty():
+    if events is not None:
+        yield events
+    elif not progress:
+        before, logger.disabled = logger.disabled, True
+        try:
+            yield SearchEvents()
+        finally:
+            logger.disabled = before
+    elif not sys.stderr.isatty():
+        show_messages()
         yield ProgressView()
-        return
-    from rich.console import Console
+    else:
+        from rich.console import Console
 
-    with Console(stderr=True, highlight=False).status("starting") as status:  # what is written to stderr goes above it
-        yield ProgressView(status)
-
-
-@contextmanager
-def _silence() -> Iterator[SearchEvents]:
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield SearchEvents()
-    finally:
-        logger.disabled = before
+        show_messages()  # rich puts what is written to stderr above the live line
+        with Console(stderr=True, highlight=False).status("starting") as status:
+            yield ProgressView(status)
 
 
 class ProgressView(SearchEvents):
@@ -206,9 +194,9 @@ def seconds_left(trained: Sequence[Work], left: Sequence[Work], pace: float) -> 
     seconds of an epoch are fitted as a constant plus a part that is proportional to the multiply-accumulates.
 
     Args:
-        trained: work that is done.
-        left: work that is left.
-        pace: seconds of training that all workers together do in one second.
+        trained: Work that is done.
+        left: Work that is left.
+        pace: Seconds of training that all workers together do in one second.
 
     Returns:
         Seconds, or None where too little is known.

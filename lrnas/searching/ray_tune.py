@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from ray import tune
-from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner
+from ray.tune import RunConfig, TuneConfig, Tuner
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
@@ -74,9 +74,9 @@ def run_trials(
     folder: Path,
     *,
     budget: int,
-    rungs: tuple[int, ...],
     workers: Workers,
     notify: Callable[[Change], None],
+    rungs: tuple[int, ...] = (),
     test: bool = False,
 ) -> None:
     """Train until the budget is spent, nothing is left to train, or the user stops it. Ray must be running.
@@ -86,9 +86,9 @@ def run_trials(
         make_job: Returns how a proposed network is trained.
         folder: Folder of the trials' checkpoints.
         budget: Number of trials to train, those of earlier calls included.
-        rungs: Epochs after which trials may be stopped.
         workers: Resources of the workers.
         notify: Called when a trial has started, has one more epoch, or has ended.
+        rungs: Epochs after which trials may be stopped.
         test: Whether to test each network at the end of its training. Only for networks that are already chosen.
     """
     study, ledger = queue.study, queue.ledger
@@ -165,12 +165,7 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
                 max_concurrent_trials=workers.concurrency,
                 reuse_actors=True,
             ),
-            run_config=RunConfig(
-                name="search",
-                storage_path=scratch,
-                verbose=0,
-                failure_config=FailureConfig(max_failures=0),  # retries are the study's business
-            ),
+            run_config=RunConfig(name="search", storage_path=scratch, verbose=0),  # no retries: the study tries again
         ).fit()
 
 

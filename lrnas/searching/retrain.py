@@ -26,7 +26,7 @@ from lrnas.data.names import SETS, is_stream, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import canonical_id, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
-from lrnas.searching.progress import SearchEvents, with_progress
+from lrnas.searching.progress import SearchEvents, progress_view
 from lrnas.searching.proposals import FAULTS, Proposal, Queue
 from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.study.folder import trial_folder, trials_folder
@@ -178,7 +178,6 @@ class Retraining(Queue):
         return False
 
 
-@with_progress
 def retrain(
     name: str,
     *,
@@ -227,51 +226,44 @@ def retrain(
     Returns:
         The retraining; `lrnas.read_finals` reads its results.
     """
-    events = events or SearchEvents()
     if seeds < 1:
         raise LrnasError(f"the number of seeds must be at least 1; got {seeds}; give 3, for example")
     workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address)
-    search = open_study(name, storage=storage, studies=studies)
-    where = Whereabouts(str(studies), storage)
-    networks = _choose(search, trials, not trials if front is None else front, points, where)
     given = dict(changes or {}) | ({} if epochs is None else {"epochs": epochs})
-    training = _Training(search.manifest, name, data, data_dir, recipe, given)
-    full_name = f"{name}@{training.label}"
-    optuna_study = optuna.create_study(
-        storage=storage_of(search.optuna_study),
-        study_name=full_name,
-        directions=[goal.direction for goal in RETRAINED],
-        load_if_exists=True,
-    )
-    manifest = check_manifest(
-        optuna_study, training.manifest(search), "give them, or another name to the recipe's file"
-    )
-    name_metrics(optuna_study, RETRAINED)
-    retraining = Retraining(Ledger(Study(full_name, optuna_study, RETRAINED, manifest)))
-    first = search.manifest["seed"] + 1
-    costs = {network.identity: training.cost(network.architecture) for network in networks}
-    folder = trials_folder(studies, full_name)
-    retraining.enqueue(networks, range(first, first + seeds), costs)
-    retraining.take_over(folder)
-    retraining.ledger.release_orphans()
-    budget = len(retraining.wanted)
-    events.started(retraining, budget)
-    if retraining.spent() < budget:
-        from lrnas.searching.ray_tune import run_trials
+    with progress_view(events, progress) as view:
+        search = open_study(name, storage=storage, studies=studies)
+        where = Whereabouts(str(studies), storage)
+        networks = _choose(search, trials, not trials if front is None else front, points, where)
+        training = _Training(search.manifest, name, data, data_dir, recipe, given)
+        retraining, folder = _open(search, training), trials_folder(studies, f"{name}@{training.label}")
+        first = search.manifest["seed"] + 1
+        costs = {network.identity: training.cost(network.architecture) for network in networks}
+        retraining.enqueue(networks, range(first, first + seeds), costs)
+        retraining.take_over(folder)
+        retraining.ledger.release_orphans()
+        budget = len(retraining.wanted)
+        view.started(retraining, budget)
+        if retraining.spent() < budget:
+            from lrnas.searching.ray_tune import run_trials
 
-        with running_ray(workers) as workers:
-            run_trials(
-                retraining,
-                training.job,
-                folder,
-                budget=budget,
-                rungs=(),
-                workers=workers,
-                notify=events.changed,
-                test=True,
-            )
-    retraining.end_duplicates()
+            with running_ray(workers) as workers:
+                run_trials(
+                    retraining, training.job, folder, budget=budget, workers=workers, notify=view.changed, test=True
+                )
+        retraining.end_duplicates()
     return retraining
+
+
+def _open(search: Study, training: _Training) -> Retraining:
+    """The retraining of a search with these settings, new or as it exists."""
+    name = f"{search.name}@{training.label}"
+    directions = [goal.direction for goal in RETRAINED]
+    storage = storage_of(search.optuna_study)
+    optuna_study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+    advice = "give them, or another name to the recipe's file"
+    manifest = check_manifest(optuna_study, training.manifest(search), advice)
+    name_metrics(optuna_study, RETRAINED)
+    return Retraining(Ledger(Study(name, optuna_study, RETRAINED, manifest)))
 
 
 def _choose(

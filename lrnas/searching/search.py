@@ -22,7 +22,7 @@ from lrnas.errors import LrnasError
 from lrnas.models.plan import TIMM
 from lrnas.searching.early_stopping import rung_epochs
 from lrnas.searching.feasible import find_feasible
-from lrnas.searching.progress import SearchEvents, with_progress
+from lrnas.searching.progress import SearchEvents, progress_view
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.searching.samplers import check_sampler, make_sampler
@@ -53,7 +53,6 @@ from lrnas.training.custom import load_trainable
 
 
 @takes_settings
-@with_progress
 def search(
     space: str | SearchSettings, *, events: SearchEvents | None = None, progress: bool = True, **settings: Any
 ) -> Study:
@@ -72,7 +71,8 @@ def search(
     Returns:
         The study, with all trials and the front.
     """
-    return _search(gather_settings(space, settings), events or SearchEvents())
+    with progress_view(events, progress) as view:
+        return _search(gather_settings(space, settings), view)
 
 
 def _search(settings: SearchSettings, events: SearchEvents) -> Study:

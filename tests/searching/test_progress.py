@@ -1,12 +1,14 @@
 """Progress of a search outside a terminal, and the estimate of the time left."""
 
+from typing import Any
+
 import optuna
 import pytest
 from small_studies import SPACE, cost, make_proposals
 
 from lrnas._messages import logger
 from lrnas.searching import progress
-from lrnas.searching.progress import MIN_NETWORKS, ProgressView, SearchEvents, Work, seconds_left, with_progress
+from lrnas.searching.progress import MIN_NETWORKS, ProgressView, SearchEvents, Work, progress_view, seconds_left
 from lrnas.searching.retrain import retrain
 from lrnas.searching.search import search
 
@@ -74,29 +76,38 @@ def test_time_left_depends_on_the_networks_that_wait() -> None:
     assert "left" not in view._state(proposals.study.summary(), now)
 
 
-def test_progress_is_shown_to_callers_from_python(
+def test_messages_are_shown_unless_progress_is_off(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logger, "handlers", [])
+    own = SearchEvents()
+    views: dict[str, dict[str, Any]] = {"off": {"progress": False}, "on": {}, "off again": {"progress": False}}
+    shown = {}
+    for name, options in (views | {"own": {"events": own}}).items():
+        with progress_view(**options) as view:
+            logger.info("started")
+        shown[name] = (type(view), *capsys.readouterr())
+    assert shown == {
+        "off": (SearchEvents, "", ""),
+        "on": (ProgressView, "", "started\n"),
+        "off again": (SearchEvents, "", ""),
+        "own": (SearchEvents, "", "started\n"),
+    }
+    assert view is own
 
-    class Own(SearchEvents):
-        pass
 
-    @with_progress
-    def run(*, events: SearchEvents | None = None, progress: bool = True) -> SearchEvents | None:
-        logger.info("started")
-        return events
+def test_a_search_and_a_retraining_show_their_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    for run, module in ((search, "search"), (retrain, "retrain")):
+        opened = []
 
-    assert type(run(progress=False)) is SearchEvents
-    assert capsys.readouterr() == ("", "")
-    assert type(run()) is ProgressView
-    assert capsys.readouterr() == ("", "started\n")
-    run(progress=False)
-    assert capsys.readouterr() == ("", "")
-    own = Own()
-    assert run(events=own) is own
-    assert capsys.readouterr() == ("", "started\n")
-    assert all(hasattr(function, "__wrapped__") for function in (search, retrain))
+        def view(*options: Any, opened: list[Any] = opened) -> None:
+            opened.append(options)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(f"lrnas.searching.{module}.progress_view", view)
+        with pytest.raises(KeyboardInterrupt):
+            run("nin", progress=False)
+        assert opened == [(None, False)]
 
 
 def test_expensive_networks_first_do_not_make_cheap_ones_long() -> None:
