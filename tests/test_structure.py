@@ -39,6 +39,7 @@ NEEDS_NO_TORCH = (
     "spaces",
     "study",
     "searching.settings",
+    "reporting.html",
     "cli",
 )
 """Modules, and packages with every module in them, that load neither torch, timm, Ray nor matplotlib."""

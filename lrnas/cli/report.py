@@ -117,7 +117,7 @@ def _dashboard(options: argparse.Namespace) -> None:
     from lrnas.reporting.dashboard import serve_dashboard
 
     record = _open(options, options.name or _only(options))
-    serve_dashboard(record, options.port, browser=not options.no_browser, say=lambda line: print(line, flush=True))
+    serve_dashboard(record, options.port, browser=not options.no_browser)
 
 
 def _only(options: argparse.Namespace) -> str:

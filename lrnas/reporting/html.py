@@ -1,4 +1,4 @@
-"""A report as one HTML page that holds all it needs: it opens offline, and from a mail."""
+"""A report as one self-contained HTML page, which opens offline and from an e-mail."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import gzip
 import html
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +17,47 @@ from lrnas.reporting.report import PALETTE, Report
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("basics.js", "charts.js", "tested.js", "card.js", "table.js", "print.js", "page.js")
-"""In the order in which they need each other."""
-PLACE = re.compile(r"@@([A-Z]+)@@")
-AT_A_TIME = 50
-"""Networks whose texts are compressed together: to show those of one, a page reads them all."""
+"""The page's scripts; each may use those before it."""
+PLACEHOLDER = re.compile(r"@@([A-Z]+)@@")
+CHUNK = 50
+"""Networks whose texts are compressed together; to show those of one network, the page unpacks the whole chunk."""
 
 
 def make_page(report: Report) -> str:
-    """The page as HTML."""
-    with _no_collection():
-        data, texts = take_apart(report.to_dict())
+    """The page as HTML.
+
+    Args:
+        report: The report to show.
+    """
+    collects = gc.isenabled()
+    gc.disable()  # a page of thousands of trials has millions of objects, and all of them are needed
+    try:
+        data, texts = split_texts(report.to_dict())
+    finally:
+        if collects:
+            gc.enable()
     parts = {
         "TITLE": html.escape(report.title),
         "SUBTITLE": html.escape(f"Made by lrnas {__version__}, {report.made}"),
         "STYLE": _asset("page.css"),
         "DATA": "\n".join(map(pack, [data | {"shades": SHADES, "palette": PALETTE}, *texts])),
         "PLOTLY": _asset("plotly-basic.min.js"),
-        "SCRIPT": "\n".join(_asset(name) for name in SCRIPTS),
+        "SCRIPT": "\n".join(map(_asset, SCRIPTS)),
     }
-    return PLACE.sub(lambda found: parts[found[1]], _asset("page.html"))
+    return PLACEHOLDER.sub(lambda found: parts[found[1]], _asset("page.html"))
 
 
-def take_apart(data: dict[str, Any]) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
-    """What a page opens with, and apart from it the texts of networks, some at a time.
+def split_texts(data: dict[str, Any]) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+    """Split the data of a report into what the page needs at once and texts that are rarely looked at.
 
-    Texts are most of the data, and few of them are looked at. What layers are is kept once, in `shapes`, for all
-    networks that have the same: these have the places there, and what each of their layers costs.
+    Args:
+        data: A report as a dict; it is changed.
+
+    Returns:
+        The data without texts, and the texts of networks in chunks. Layers that are equal in several networks are
+        stored once, in `shapes`; each network has their indices and its own costs.
     """
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     shapes: list[dict[str, Any]] = []
     texts = []
     for network in (network for study in data["studies"] for network in study["networks"]):
@@ -54,44 +65,33 @@ def take_apart(data: dict[str, Any]) -> tuple[dict[str, Any], list[list[dict[str
         layers = network["layers"]
         costs = {name: [layer.pop(name) for layer in layers] for name in ("macs", "params")}
         for layer, key in zip(layers, keys := list(map(str, layers)), strict=True):
-            if places.setdefault(key, len(shapes)) == len(shapes):
+            if indices.setdefault(key, len(shapes)) == len(shapes):
                 shapes.append(layer)
-        network["layers"] = {"shapes": [places[key] for key in keys], **costs}
-    parts = [texts[first : first + AT_A_TIME] for first in range(0, len(texts), AT_A_TIME)]
-    return data | {"shapes": shapes, "at_a_time": AT_A_TIME}, parts
+        network["layers"] = {"shapes": [indices[key] for key in keys], **costs}
+    chunks = [texts[first : first + CHUNK] for first in range(0, len(texts), CHUNK)]
+    return data | {"shapes": shapes, "at_a_time": CHUNK}, chunks
 
 
 def pack(data: object) -> str:
-    """Data as letters that mean nothing to HTML: JSON, compressed, as a page of thousands of trials would be large.
+    """Data as compressed JSON in letters that have no meaning in HTML.
 
-    Numbers that JSON does not have become null, which the page shows as not known.
+    Args:
+        data: Anything that JSON can hold; NaN and infinities become null, which the page shows as unknown.
     """
     try:
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # rarely: to look for them takes longer than to write all the rest
-        text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
+    except ValueError:  # rare: replacing such numbers takes longer than everything else
+        text = json.dumps(_replace_non_finite(data), separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without looks for garbage: a page of thousands of trials is millions of objects, none of them to be given up."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-def _finite(value: Any) -> Any:
-    """The same without infinities and what is not a number."""
+def _replace_non_finite(value: Any) -> Any:
+    """The same data with None in place of NaN and infinities."""
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value
+        return {key: _replace_non_finite(item) for key, item in value.items()}
+    return [_replace_non_finite(item) for item in value] if isinstance(value, list) else value
 
 
 def _asset(name: str) -> str:

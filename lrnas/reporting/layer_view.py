@@ -1,4 +1,4 @@
-"""A network layer by layer, for pictures: which filters each layer has, and what it costs."""
+"""The layers of a network for pictures: the filters of each layer, and what it costs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from lrnas.arch.architecture import Architecture, Filters
 from lrnas.models.plan import make_plan
 from lrnas.study.references import ImageShape
 
-KINDS = ("kx1", "1xk", "kxk", "1x1", "other")
-"""Of filters: vertical, horizontal, square, those of a single pixel, and the rest."""
-SHADES = dict(zip(KINDS, ("#3b78c4", "#e0862c", "#9a4fb0", "#a9a9a9", "#4d9c6a"), strict=True))
-"""Their colours in all pictures."""
+SHADES = {"kx1": "#3b78c4", "1xk": "#e0862c", "kxk": "#9a4fb0", "1x1": "#a9a9a9", "other": "#4d9c6a"}
+"""Colours of the kinds of filters in all pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +23,17 @@ class Layer:
     macs: int
     params: int
     output: tuple[int, ...]
+    """Shape of its output."""
     kernel: int | None = None
-    """Rows and columns of the backbone's own filters here; None where an architecture changes nothing."""
+    """Kernel size of this layer in the backbone; None if an architecture cannot change the layer."""
     groups: tuple[Filters, ...] = ()
-    """Filters side by side."""
+    """Groups of filters side by side."""
     second: Filters | None = None
-    """The join, or the k×1 half of a separable layer."""
+    """The join, or the second half of a separable layer."""
 
     @property
     def join(self) -> int | None:
-        """Channels of the 1×1 layer that follows."""
+        """Number of channels of the join; None if there is no join."""
         return self.second.num if self.second is not None and self.second.height == 1 else None
 
     @property
@@ -43,10 +42,10 @@ class Layer:
         return (self.kernel or 1) > 1
 
     def shares(self) -> dict[str, float]:
-        """Of the filters, by kind; the two halves of a separable layer count as they are."""
+        """Shares of the kinds of filters; both halves of a separable layer count."""
         filters = [*self.groups, *([self.second] if self.second is not None and self.join is None else [])]
         total = sum(group.num for group in filters)
-        found = dict.fromkeys(KINDS, 0.0)
+        found = dict.fromkeys(SHADES, 0.0)
         for group in filters:
             found[kind_of(group, self.kernel)] += group.num / total
         return {kind: share for kind, share in found.items() if share}
@@ -65,7 +64,15 @@ class Layer:
 
 
 def kind_of(filters: Filters, kernel: int | None) -> str:
-    """What filters are in a layer whose own are so large."""
+    """Kind of a filter shape relative to the layer's kernel size.
+
+    Args:
+        filters: Filters of one shape.
+        kernel: Kernel size of the layer in the backbone.
+
+    Returns:
+        A key of `SHADES`.
+    """
     height, width, _ = filters
     if height == width == 1:
         return "1x1"
@@ -77,42 +84,54 @@ def kind_of(filters: Filters, kernel: int | None) -> str:
 
 
 def lay_out(architecture: Architecture, shape: ImageShape) -> tuple[Layer, ...]:
-    """The layers in use, in order; the parameters of a norm belong to the layer before it."""
+    """The layers of a network in order, without auxiliary heads.
+
+    Args:
+        architecture: The network.
+        shape: Shape of its input images, and the number of classes.
+
+    Returns:
+        Layers with weights; the parameters of a norm are added to those of the layer before it.
+    """
     plan = make_plan(architecture, shape.size, shape.num_classes, shape.channels, check_fit=False)
     convs = {conv.name: (conv.kernel, conv.mix.groups, conv.mix.second) for conv in plan.convs}
     used = [cost for cost in plan.cost.layers if cost.role != "auxiliary"]
-    kept = [i for i, cost in enumerate(used) if cost.macs or not i]
+    starts = [i for i, cost in enumerate(used) if cost.macs or not i]
     return tuple(
         Layer(
             used[first].name,
             used[first].macs,
-            sum(cost.params for cost in used[first:after]),
+            sum(cost.params for cost in used[first:end]),
             tuple(used[first].output),
             *convs.get(used[first].name, ()),
         )
-        for first, after in zip(kept, [*kept[1:], len(used)], strict=True)
+        for first, end in zip(starts, [*starts[1:], len(used)], strict=True)
     )
 
 
 def merge_orders(orders: Iterable[Sequence[str]]) -> list[str]:
-    """Names in one order that agrees with all those given; where that leaves a choice, as the numbers in them go.
+    """Merge ordered lists of names into one order that agrees with all of them.
 
-    So layers of unlike backbones stand where they belong: conv1, conv2, conv2_1, conv2_2, conv3.
+    Layers of different backbones are then in a natural order: conv1, conv2, conv2_1, conv2_2, conv3.
+
+    Args:
+        orders: Lists of names; if they leave a choice or contradict each other, numbers in the names decide.
     """
     before: dict[str, set[str]] = {}
     for order in orders:
         for i, name in enumerate(order):
             before.setdefault(name, set()).update(order[:i])
-    found = []
+    merged = []
     while before:
         free = [name for name, others in before.items() if not others]
-        found.append(min(free or before, key=_by_numbers))  # none is free where two orders contradict each other
-        del before[found[-1]]
+        merged.append(min(free or before, key=_number_key))
+        del before[merged[-1]]
         for others in before.values():
-            others.discard(found[-1])
-    return found
+            others.discard(merged[-1])
+    return merged
 
 
-def _by_numbers(name: str) -> list[str | int]:
+def _number_key(name: str) -> list[str | int]:
+    """Sort key that compares numbers in names by value."""
     parts = re.split(r"(\d+)", name)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]

@@ -1,4 +1,4 @@
-"""What a report shows of networks that were trained again and tested: numbers over seeds, and the paper's judged."""
+"""Networks that were trained again and tested, as data for a report: numbers over seeds, and verdicts."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from lrnas.study.verdicts import Kind, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """Networks of a study that are trained again with one recipe and tested, and what that says of the paper's."""
+    """Networks of a study that were trained again with one recipe, and verdicts on the paper's networks."""
 
     retrained: Retrained
     verdicts: tuple[Verdict, ...]
     baseline: str | None = None
-    """The name of the network that shares of multiply-accumulates are of."""
+    """Name of the network whose multiply-accumulates are 100 %."""
 
     @property
     def finals(self) -> list[Final]:
-        """Those that have a mean to show."""
+        """Networks that have a mean accuracy."""
         return [final for final in self.retrained.finals if math.isfinite(final.mean)]
 
     @property
     def marks(self) -> dict[str, str]:
-        """What is said of those on the front by means, by identity."""
+        """Remarks on the networks of the front by means, by identity."""
         return front_marks(self.retrained.finals)
 
     @property
     def headline(self) -> str:
-        """How many of the paper's networks came to which verdict."""
+        """Sentence that counts the verdicts."""
         if not self.verdicts:
             why = "was trained again" if self.retrained.has_points else "is in the space"
             return f"No network of the paper {why}: there is nothing to compare with."
@@ -43,7 +43,7 @@ class Tested:
     def to_dict(self) -> dict[str, Any]:
         finals = self.retrained.finals
         marks = self.marks
-        dense = next((final.macs for final in finals if final.name == self.baseline), None)
+        baseline_macs = next((final.macs for final in finals if final.name == self.baseline), None)
         return {
             "name": self.retrained.name,
             "study": self.retrained.study,
@@ -52,37 +52,28 @@ class Tested:
             "headline": self.headline,
             "left": self.retrained.left,
             "costs": list(dict.fromkeys(name for final in finals for name in final.known_costs)),
-            "finals": [_final_as_data(final, dense, marks.get(final.identity)) for final in finals],
-            "verdicts": [_verdict_as_data(verdict) for verdict in self.verdicts],
+            "finals": [_final_to_dict(final, baseline_macs, marks.get(final.identity)) for final in finals],
+            "verdicts": [_verdict_to_dict(verdict) for verdict in self.verdicts],
         }
 
 
-def _final_as_data(final: Final, dense: int | None, mark: str | None) -> dict[str, Any]:
-    """With the multiply-accumulates of the network that its own are to be a share of, and the mark of the front."""
+def _final_to_dict(final: Final, baseline_macs: int | None, mark: str | None) -> dict[str, Any]:
+    names = ("name", "trial", "macs", "params", "recipe", "deviation", "diverged", "failed", "open", "reason")
     return {
-        "name": final.name,
+        **{name: getattr(final, name) for name in names},
+        **{name: list(getattr(final, name)) for name in ("seeds", "accuracies", "runs")},
         "is_paper": final.point is not None,
         "mark": mark,
-        "trial": final.trial,
-        "macs": final.macs,
-        "share": None if dense is None else final.macs / dense,
-        "params": final.params,
-        "recipe": final.recipe,
-        "seeds": list(final.seeds),
-        "accuracies": list(final.accuracies),
-        "runs": list(final.runs),
+        "share": None if baseline_macs is None else final.macs / baseline_macs,
         "mean": final.mean if math.isfinite(final.mean) else None,
-        "deviation": final.deviation,
-        "diverged": final.diverged,
-        "failed": final.failed,
-        "open": final.open,
-        "reason": final.reason,
     }
 
 
-def _verdict_as_data(verdict: Verdict) -> dict[str, Any]:
-    """As a sentence, and in parts for a table."""
+def _verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as a sentence, and in parts for a table."""
     rival = verdict.rival
+    over = verdict.corrected_over
+    corrected = [] if over is None else [f"p is corrected over the {over} compared"]
     return {
         "point": verdict.point,
         "kind": verdict.kind,
@@ -93,12 +84,5 @@ def _verdict_as_data(verdict: Verdict) -> dict[str, Any]:
         "difference": verdict.difference,
         "interval": None if verdict.interval is None else list(verdict.interval),
         "p": verdict.told_p,
-        "note": _note(verdict),
+        "note": "; ".join([verdict.why(), *corrected, *verdict.remarks()]),
     }
-
-
-def _note(verdict: Verdict) -> str:
-    """What its numbers do not tell."""
-    over = verdict.corrected_over
-    corrected = [] if over is None else [f"p is corrected over the {over} compared"]
-    return "; ".join([verdict.why(), *corrected, *verdict.remarks()])

@@ -62,13 +62,13 @@ def test_plots(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path,
         (["report", "s"], "unknown study 's'"),
         (
             ["report", "<s>", "--axis", "latency"],
-            "the cost axis of these studies is one of macs, params; got 'latency'",
+            "--axis must be one of macs, params for these studies; got 'latency'",
         ),
         (["report", "<s>", "--storage", "nonsense"], "a storage is a database URL"),
         (["plot", "curves", "<s>", "--out", "x.gif"], "figures are written as png, svg, pdf; got 'x.gif'"),
         (["plot", "curves", "../s"], "a study's name is that of a folder"),
         (["dashboard", "missing"], "unknown study 'missing'"),
-        (["dashboard", "<s>", "--port", "99999"], "cannot have port 99999"),
+        (["dashboard", "<s>", "--port", "99999"], "cannot use port 99999"),
     ],
 )
 def test_bad_input_gets_a_line(

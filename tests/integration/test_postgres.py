@@ -43,9 +43,9 @@ def run(folder: Path, *arguments: str) -> str:
 def check_dashboard(folder: Path, url: str) -> None:
     pytest.importorskip("optuna_dashboard")
     command = [sys.executable, "-m", "lrnas", "dashboard", "s", "--storage", url, "--no-browser", "--port", "0"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "http://" in line)
         root, _, number = re.findall(r"http://\S+", line)[0].replace("/dashboard", "/api").rpartition("/studies/")
 
         def read(path: str) -> Any:

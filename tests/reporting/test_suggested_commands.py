@@ -16,6 +16,7 @@ from lrnas.recipes import get_recipe
 from lrnas.reporting.suggested_commands import retrain_line, shell_lines
 from lrnas.study.location import Whereabouts
 from lrnas.study.study import Study
+from lrnas.training.checkpoint import RECORD
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def test_a_space_without_the_paper_s_networks_promises_none(record: Study) -> No
 def test_weights_that_are_kept_are_exported(record: Study, tmp_path: Path) -> None:
     folder = tmp_path / record.name / "trials" / "00002"
     folder.mkdir(parents=True)
-    (folder / "checkpoint.json").write_text(json.dumps({}))
+    (folder / RECORD).write_text(json.dumps({}))
     lines = [line.line for line in shell_lines(record, record.trials()[2], Whereabouts(str(tmp_path)))]
     assert len([line for line in lines if line.startswith("lrnas export")]) == 2
     assert not any("--fresh" in line for line in lines)

@@ -30,7 +30,7 @@ from lrnas.reporting.figures.style import (
     settle_layout,
     wrap_text,
 )
-from lrnas.reporting.layer_view import KINDS, SHADES, merge_orders
+from lrnas.reporting.layer_view import SHADES, merge_orders
 from lrnas.reporting.report import PALETTE
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import OBJECTIVES, Objective
@@ -246,8 +246,8 @@ def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
     thinned = "" if len(shown) == len(front) else f" ({len(shown)} of {len(front)} networks)"
     figure.supxlabel(f"{axis.label}, along the front{thinned}", fontsize=9)
     figure.legend(
-        [*(Patch(color=SHADES[kind]) for kind in KINDS), Line2D([], [], marker="o", ls="", color="k", ms=3)],
-        [*(kind.replace("x", "×") for kind in KINDS), "join"],
+        [*(Patch(color=SHADES[kind]) for kind in SHADES), Line2D([], [], marker="o", ls="", color="k", ms=3)],
+        [*(kind.replace("x", "×") for kind in SHADES), "join"],
         loc="outside upper center",
         ncols=6,
         fontsize=8,
@@ -388,7 +388,7 @@ def _draw_layer(panel: Axes, networks: Sequence[Network], name: str) -> None:
     """Draw the shares of filter shapes in the layer of a name, one bar for each network."""
     layers = [next((layer for layer in network.layers if layer.name == name), None) for network in networks]
     floor = [0.0] * len(networks)
-    for kind in KINDS:
+    for kind in SHADES:
         shares = [0.0 if layer is None else layer.shares().get(kind, 0.0) for layer in layers]
         panel.bar(range(len(networks)), shares, 0.9, floor, color=SHADES[kind])
         floor = [low + share for low, share in zip(floor, shares, strict=True)]
