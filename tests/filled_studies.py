@@ -52,6 +52,8 @@ def fill_study(
         "trainable": None,
         "data": "cifar10",
         "image_size": SIZE,
+        "channels": 3,
+        "num_classes": CLASSES,
         "recipe": recipe.to_dict(),
         "rungs": [1, 3],
         "seed": 0,

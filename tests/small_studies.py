@@ -46,6 +46,8 @@ def make_proposals(
         "space": SPACE.to_dict(),
         "data": "digits",
         "image_size": 8,
+        "channels": 1,
+        "num_classes": 10,
         "seed": 0,
         "objectives": objectives.split(","),
         "reference": {"macs": 2e7, "params": 2e6},

@@ -14,7 +14,7 @@ from lrnas.searching.settings import TEXT, WHOLE
 if TYPE_CHECKING:
     from lrnas.arch.architecture import Architecture
     from lrnas.profiling.profile import Check, LayerTime, Profile, Profiled
-    from lrnas.study.references import ImageShape
+    from lrnas.study.study import ImageShape
 
 SHAPE = {"input_size": "size", "in_chans": "channels", "num_classes": "classes"}
 """The shape of images: arguments of `profile`, and the options that set them."""
@@ -94,8 +94,7 @@ def _find(source: str, options: argparse.Namespace) -> tuple[str, Architecture, 
     from lrnas.study.references import check_no_study, find_network
 
     if (found := find_network(source, options.studies, options.storage)) is not None:
-        given = all(getattr(options, name) is not None for name in SHAPE)
-        return found.name, found.trial.architecture, None if given else found.image_shape
+        return found.name, found.trial.architecture, found.study.image_shape
     try:
         return *read_source(source), None
     except UnknownName:

@@ -177,7 +177,7 @@ def _print_front(study: Study) -> None:
     paper = _paper_trials(study, summary.trials)
     full = [trial for trial in summary.trials if trial.status == "completed"]
     whole = next((trial for trial in full if trial.point and trial.point == study.baseline), None)
-    dense = whole.macs if whole else _baseline_macs(study, front[0])
+    dense = whole.macs if whole else _baseline_macs(study)
     latency = study.manifest.get("latency")
     is_narrow = console.width < NARROW
     columns = {"trial": True, "accuracy": True, "MACs": True, "share": not (is_narrow and latency)}
@@ -207,22 +207,15 @@ def _print_front(study: Study) -> None:
     console.print("Accuracy on validation images, after the study's own training; `lrnas retrain` tests them.")
 
 
-def _baseline_macs(study: Study, trial: Trial) -> int | None:
-    """Of the network that others are compared with, where it was not trained; None where that is not known.
-
-    Any trial tells what images it would have been given.
-    """
+def _baseline_macs(study: Study) -> int | None:
+    """Multiply-accumulates of the network that others are compared with; None if the study has no such network."""
     from lrnas.arch.architecture import Architecture
     from lrnas.models.plan import make_plan
-    from lrnas.study.references import StudyNetwork
 
     named = study.manifest["space"]["points"] | study.manifest["space"]["seeds"]
     if study.baseline is None:
         return None
-    try:
-        shape = StudyNetwork(study, trial).image_shape
-    except LrnasError:  # counted by another lrnas, say
-        return None
+    shape = study.image_shape
     network = Architecture.from_dict(named[study.baseline])
     return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False).cost.macs
 

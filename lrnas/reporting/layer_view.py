@@ -9,7 +9,7 @@ from typing import Any
 
 from lrnas.arch.architecture import Architecture, Filters
 from lrnas.models.plan import make_plan
-from lrnas.study.references import ImageShape
+from lrnas.study.study import ImageShape
 
 SHADES = {"kx1": "#3b78c4", "1xk": "#e0862c", "kxk": "#9a4fb0", "1x1": "#a9a9a9", "other": "#4d9c6a"}
 """Colours of the kinds of filters in all pictures."""

@@ -25,13 +25,10 @@ from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import StudyError, data_name
 from lrnas.study.objectives import OBJECTIVES, Objective
 from lrnas.study.pareto import add_to_front, hypervolume
-from lrnas.study.references import ImageShape, find_image_shape
 from lrnas.study.retrained import Retrained
-from lrnas.study.study import Study, Summary, Trial
+from lrnas.study.study import ImageShape, Study, Summary, Trial
 from lrnas.study.verdicts import TEST, judge
 
-TRIED = 5
-"""Networks whose counts are tried to find the image shape of a study."""
 MAX_DIFFERENCES = 4
 """Differences between studies or retrainings that a remark lists."""
 MIN_NETWORKS = 20
@@ -50,15 +47,15 @@ class Network:
     trial: Trial
     is_paper: bool
     """Whether it is one of the paper's networks."""
-    shape: ImageShape | None
+    shape: ImageShape
     """Shape of the study's images."""
     lines: tuple[ShellLine, ...]
     """Suggested commands."""
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Its layers; empty if the study's counts were made by another version of lrnas."""
-        return () if self.shape is None else lay_out(self.trial.architecture, self.shape)
+        """The network's layers."""
+        return lay_out(self.trial.architecture, self.shape)
 
     @property
     def name(self) -> str:
@@ -195,8 +192,6 @@ class Report:
         for study in self.studies:
             if not study.full:
                 found.append(f"{study.name} has no network trained in full yet: there is no front to show.")
-            if any(network.shape is None for network in study.networks):
-                found.append(f"{study.name} was counted by another version: its networks are shown without layers.")
         names = [study.name for study in self.studies]
         manifests = [study.study.manifest for study in self.studies]
         conditions = [
@@ -297,11 +292,9 @@ def _format_value(value: Any) -> str:
 def _report_study(study: Study, where: Whereabouts) -> StudyReport:
     summary = study.summary()
     manifest = study.manifest
-    size = manifest["recipe"].get("crop") or manifest["image_size"]
-    shape = find_image_shape(size, [(trial.architecture, trial.macs, trial.params) for trial in summary.trials[:TRIED]])
     points = manifest["space"]["points"]
     networks = [
-        Network(trial, trial.point in points, shape, tuple(shell_lines(study, trial, where)))
+        Network(trial, trial.point in points, study.image_shape, tuple(shell_lines(study, trial, where)))
         for trial in summary.trials
     ]
     return StudyReport(

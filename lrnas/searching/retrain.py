@@ -369,6 +369,8 @@ class _Training:
             "data": self.data.identity,
             **names_of(self.named, self.data.classes),
             "image_size": self.data.image_size,
+            "channels": self.data.channels,
+            "num_classes": self.data.num_classes,
             "recipe": self.recipe.to_dict(),
             "rungs": [],
             "objectives": [goal.name for goal in RETRAINED],

@@ -7,11 +7,9 @@ record, and Ray Tune that runs the trials. The same call continues a study; a la
 from __future__ import annotations
 
 import dataclasses
-import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -32,7 +30,6 @@ from lrnas.spaces.space import load_space
 from lrnas.study.folder import (
     begin_anew,
     delete_if_empty,
-    is_there,
     study_folder,
     trials_folder,
 )
@@ -94,7 +91,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     for line in training.remarks:
         logger.info(line)
     rungs = rung_epochs(settings.min_epochs, training.recipe.epochs)
-    name = settings.name or _default_name(settings.space, training, storage, studies, logger.info)
+    name = settings.name or training.default_name()
     if "@" in name:
         raise StudyError(f"a study's name has no @, which marks networks trained again; got {name!r}; give another")
     folder = study_folder(studies, name)
@@ -178,14 +175,6 @@ def _line_up(proposals: Proposals, reachable: dict[str, Any] | None, budget: int
     done = study.spent()
     if budget < done:
         raise StudyError(f"{study.name} has spent {done} trials already; got a budget of {budget}; give {done} or more")
-
-
-def _default_name(
-    space: str, training: SearchTraining, storage: str | None, studies: str | Path, say: Callable[[str], None]
-) -> str:
-    """Of the space and the data; where it is there, the one from before folders were called by their last part."""
-    name, before = (f"{re.sub('[:@]', '-', Path(space).stem)}-{part}" for part in training.names())
-    return before if name != before and is_there(before, storage, studies, say) else name
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.arch.architecture import Architecture
@@ -84,14 +85,15 @@ class SearchTraining:
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
 
-    def names(self) -> tuple[str, str]:
-        """What a study is called after that is given no name, now and once: by the whole path of a folder."""
-        code = f"-{self.trainable.short_name}" if self.trainable and self.named != OWN_DATA else ""
-        before = re.sub("[/@]", "-", self.data.name) + code
+    def default_name(self) -> str:
+        """The name of a study that is given none: space, data and training code."""
         shown = shown_name(self.named)
-        if not is_stream(self.named) or shown == self.data.name:
-            return before, before
-        return re.sub(r"[^\w.-]+", "-", re.sub(r"^\w+[:/]", "", shown)) + code, before
+        if is_stream(self.named) and shown != self.data.name:
+            data = re.sub(r"[^\w.-]+", "-", re.sub(r"^\w+[:/]", "", shown))
+        else:
+            data = re.sub("[/@]", "-", self.data.name)
+        code = f"-{self.trainable.short_name}" if self.trainable and self.named != OWN_DATA else ""
+        return f"{re.sub('[:@]', '-', Path(self.settings.space).stem)}-{data}{code}"
 
     def job(self, architecture: Architecture) -> Job:
         seed, folder = self.settings.seed, self.settings.data_dir
@@ -168,6 +170,8 @@ class SearchTraining:
             "data": self.data.identity,
             **names_of(self.named, self.classes),
             "image_size": self.data.image_size,
+            "channels": self.data.channels,
+            "num_classes": self.data.num_classes,
             "recipe": self.recipe.to_dict(),
             "rungs": list(rungs),
             "seed": self.settings.seed,

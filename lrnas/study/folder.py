@@ -73,17 +73,6 @@ def trial_folder(trials: Path, number: int) -> Path:
     return trials / f"{number:05d}"
 
 
-def is_there(name: str, storage: str | None, studies: str | Path, say: Callable[[str], None]) -> bool:
-    """Whether there is a study of a name."""
-    if storage is None:
-        return name in study_names(studies)
-    try:
-        open_storage(storage, Path(studies), say).get_study_id_from_name(name)
-    except KeyError:
-        return False
-    return True
-
-
 def delete_study(
     name: str, *, storage: str | None = None, studies: str | Path = "studies", say: Callable[[str], None] = print
 ) -> Deleted:

@@ -11,7 +11,6 @@ from optuna.trial import TrialState
 
 from lrnas.data.names import is_stream, shown_name
 from lrnas.errors import LrnasError
-from lrnas.recipes import Recipe
 
 MANIFEST = "lrnas:manifest"
 """The study's attribute that holds it."""
@@ -70,17 +69,13 @@ def check_manifest(
     for part, key in MEASURED:
         if key in stored.get(part, {}) and key in wanted.get(part, {}):
             wanted[part][key] = stored[part][key]
-    names = {key: wanted.get(key) for key in FREE}
-    compared = {**stored, "recipe": Recipe.complete(stored["recipe"]), **names}
-    if found := list(differences(compared, wanted)):
-        if found[0][0] == "data":  # first by the alphabet
+    if found := list(differences(stored | {key: wanted.get(key) for key in FREE}, wanted)):
+        changed = {where for where, _, _ in found}
+        if "data" in changed:
             advice = f"its images, of {data_name(stored)}, were others; {advice}"
-        if RETRAINS not in stored and any(where == "space.divisor" for where, _, _ in found):
+        if RETRAINS not in stored and "space.divisor" in changed:
             advice = f"--divisor {stored['space'].get('divisor', 1)} rounds numbers of filters as it did; {advice}"
         raise OtherSettings(study.study_name, list_differences(found), advice)
-    # it may have been begun before there were any
-    if new := {key: wanted[key] for key in (DATA_NAME, CLASSES) if key in wanted and key not in stored}:
-        study.set_user_attr(MANIFEST, {**stored, **new})
     return dict(wanted)
 
 

@@ -6,14 +6,12 @@ In place of a number, a network's name as tables show it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, MissingExtra, UnknownName
-from lrnas.models.plan import TIMM, make_plan
+from lrnas.models.plan import TIMM
 
 if TYPE_CHECKING:
     from lrnas.study.study import Study, Trial
@@ -31,19 +29,6 @@ class StudyNetwork:
     @property
     def name(self) -> str:
         return f"{self.study.name}:{self.trial.number}"
-
-    @property
-    def image_shape(self) -> ImageShape:
-        """What it was trained on."""
-        manifest, trial = self.study.manifest, self.trial
-        size = manifest["recipe"].get("crop") or manifest["image_size"]
-        shape = find_image_shape(size, [(trial.architecture, trial.macs, trial.params)])
-        if shape is None:
-            raise LrnasError(
-                f"the classes and channels of a study follow from its counts; those of {self.name} are not this "
-                "lrnas's; give --size, --channels and --classes"
-            )
-        return shape
 
 
 def find_network(source: str, studies: str | Path = "studies", storage: str | None = None) -> StudyNetwork | None:
@@ -121,34 +106,3 @@ def _numbered(study: Study, trials: list[Trial], number: int, look: str) -> Tria
             return trial
     there = f"it has {len(trials)}, up to {max(trial.number for trial in trials)}" if trials else "it has none"
     raise LrnasError(f"{study.name} has no trial {number}; {there}; {look}")
-
-
-CHANNELS = (3, 1, 2, *range(4, 33))
-"""That images may have, the usual ones first."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageShape:
-    """What a network of a study is given, and tells apart."""
-
-    size: int
-    channels: int
-    num_classes: int
-
-
-def find_image_shape(size: int, counted: Iterable[tuple[Architecture, int, int]]) -> ImageShape | None:
-    """The channels and classes with which networks come to the counts that a study has of them.
-
-    A study does not name them, but every network's parameters and multiply-accumulates follow from them. None where
-    the counts are not those of this lrnas.
-    """
-    for architecture, macs, params in counted:
-        for channels in CHANNELS:
-            one, two = (make_plan(architecture, size, n, channels, check_fit=False).cost.params for n in (1, 2))
-            more, rest = divmod(params - one, two - one)
-            if rest or more < 0:
-                continue
-            cost = make_plan(architecture, size, more + 1, channels, check_fit=False).cost
-            if (cost.macs, cost.params) == (macs, params):
-                return ImageShape(size, channels, more + 1)
-    return None

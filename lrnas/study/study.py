@@ -86,6 +86,16 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageShape:
+    """Input and output of a study's networks."""
+
+    size: int
+    """Height and width of the images that networks are trained on."""
+    channels: int
+    num_classes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """The state of a study at one moment."""
 
@@ -136,6 +146,12 @@ class Study:
         space = self.manifest["space"]
         unchanged = (name for name in ("baseline", "dense-x1") if name in space.get("seeds", ()))
         return space.get("baseline") or next(unchanged, None)
+
+    @property
+    def image_shape(self) -> ImageShape:
+        """Size and channels of the images that networks are trained on, and the number of classes."""
+        size = self.manifest["recipe"].get("crop") or self.manifest["image_size"]
+        return ImageShape(size, self.manifest["channels"], self.manifest["num_classes"])
 
     def summary(self) -> Summary:
         """Trials, front, counts and hypervolume, from one reading of the storage."""

@@ -374,6 +374,8 @@ def make_study(folder: Path, data: str = "digits", **more: object) -> None:
         "space": space.to_dict(),
         "data": data,
         "image_size": 8,
+        "channels": 1,
+        "num_classes": 10,
         "objectives": ["accuracy", "macs"],
         "reference": {"macs": 2e7, "params": 2e6},
         **more,

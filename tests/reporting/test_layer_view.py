@@ -6,7 +6,7 @@ from lrnas.arch.architecture import Allocation, Architecture, FilterGroup
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import make_plan
 from lrnas.reporting.layer_view import lay_out, merge_orders
-from lrnas.study.references import ImageShape, find_image_shape
+from lrnas.study.study import ImageShape
 
 
 @pytest.mark.parametrize("name", ["nin-c3-lr", "vgg-gmp-lr-join", "googlenet", "vgg11-bn-gmp"])
@@ -32,16 +32,6 @@ def test_shares_and_joins() -> None:
     assert layers["conv3"].shares() == {"kx1": 0.5, "1xk": 0.5} and layers["conv3"].join is None
     assert layers["conv3"].is_varied and not layers["cccp1"].is_varied
     assert layers["conv1"].to_dict()["groups"] == [[5, 1, 48, "kx1"], [1, 5, 48, "1xk"], [5, 5, 96, "kxk"]]
-
-
-@pytest.mark.parametrize("shape", [ImageShape(8, 1, 10), ImageShape(32, 3, 1000), ImageShape(40, 12, 2)])
-def test_images_are_told_from_counts(shape: ImageShape) -> None:
-    networks = [Architecture("nin"), Architecture("nin_3x3", batch_norm=True)]
-    costs = [make_plan(network, shape.size, shape.num_classes, shape.channels).cost for network in networks]
-    counted = [(network, cost.macs, cost.params) for network, cost in zip(networks, costs, strict=True)]
-    assert find_image_shape(shape.size, counted) == shape
-    assert find_image_shape(shape.size, [(network, macs + 1, params) for network, macs, params in counted]) is None
-    assert find_image_shape(shape.size, []) is None
 
 
 def test_layers_of_unlike_backbones_stand_where_they_belong() -> None:

@@ -138,14 +138,6 @@ def test_hypervolumes_that_do_not_compare_are_called_that(tmp_path: Path, record
     assert "s: latency –; u: latency 3" in remark
 
 
-def test_counts_of_another_version_leave_the_layers_out(tmp_path: Path) -> None:
-    record = fill(tmp_path, 3)
-    record.manifest["image_size"] = 31
-    report = make_report([record])
-    assert "counted by another version" in report.remarks()[0]
-    assert not any(network.layers for network in report.studies[0].networks)
-
-
 def test_finals_and_verdicts_are_shown(record: Study) -> None:
     report = make_report([record], retrained=[some_finals(record)])
     data = report.to_dict()

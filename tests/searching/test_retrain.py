@@ -86,6 +86,7 @@ def test_a_recipe_s_changes_are_in_the_name(tmp_path: Path) -> None:
     assert training(study, str(file), batch_size=32).label == "my-recipe-1,batch_size=32"
     paper = training(study, "paper")
     assert paper.recipe.epochs == 160 and paper.manifest(study)["reference"]["macs"] == 13_291_008
+    assert (paper.manifest(study)["channels"], paper.manifest(study)["num_classes"]) == (1, 10)
 
 
 def test_costs_are_those_of_the_images_it_is_trained_on() -> None:

@@ -17,8 +17,9 @@ from lrnas.searching.progress import ProgressView, SearchEvents
 from lrnas.searching.proposals import Proposals, Queue
 from lrnas.searching.search import search
 from lrnas.study.folder import study_names
-from lrnas.study.manifest import MANIFEST, StudyError
+from lrnas.study.manifest import StudyError
 from lrnas.study.open import open_study
+from lrnas.study.study import ImageShape
 
 
 class Told(SearchEvents):
@@ -113,6 +114,7 @@ def test_a_study_is_called_after_the_space_and_the_folder(
     monkeypatch.chdir(pictures)
     told = begin(tmp_path, ".")
     assert told.study.name == "nin-pictures" and told.study.manifest["data_name"] == "folder:pictures"
+    assert told.study.image_shape == ImageShape(32, 3, 3)
     train(told.proposals)
     assert main(["studies", "--json", "--studies", str(tmp_path / "studies")]) == 0
     (row,) = json.loads(capsys.readouterr().out)
@@ -127,23 +129,6 @@ def test_a_study_is_called_after_the_space_and_the_folder(
     others = write_set(tmp_path / "elsewhere" / "pictures", {"train": 5, "val": 2})
     with pytest.raises(StudyError, match=r"data was .*; its images, of folder:pictures, were others; .*another --name"):
         search("nin", budget=2, data=f"folder:{others}", studies=tmp_path / "studies")
-
-
-def test_a_study_that_was_called_after_the_whole_path_goes_on(pictures: Path, tmp_path: Path) -> None:
-    once = f"nin-folder:{pictures}".replace("/", "-")
-    begun = begin(tmp_path, pictures, name=once)
-    study = begun.study
-    old = {key: value for key, value in study.manifest.items() if key != "data_name"}
-    study.optuna_study.set_user_attr(MANIFEST, old)
-    train(begun.proposals)
-    told = begin(tmp_path, pictures)
-    assert told.study.name == once and told.study.spent() == 1
-    assert open_study(once, studies=tmp_path / "studies").manifest["data_name"] == "folder:pictures"
-
-    url = f"journal:{tmp_path / 'journal.log'}"
-    begin(tmp_path, pictures, name=once, storage=url)
-    assert begin(tmp_path, pictures, storage=url).study.name == once
-    assert begin(tmp_path, pictures, storage=url, space="googlenet").study.name == "googlenet-pictures"
 
 
 def test_images_of_files_have_the_size_of_the_spaces_networks(

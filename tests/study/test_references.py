@@ -8,7 +8,8 @@ from small_studies import make_search
 
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.searching.retrain import _choose
-from lrnas.study.references import ImageShape, check_no_study, find_network
+from lrnas.study.references import check_no_study, find_network
+from lrnas.study.study import ImageShape
 
 
 def test_trials_by_number_and_by_name(tmp_path: Path) -> None:
@@ -17,7 +18,7 @@ def test_trials_by_number_and_by_name(tmp_path: Path) -> None:
     for source, number in names.items():
         found = find_network(source, tmp_path)
         assert found is not None and found.trial.number == number and found.name == f"s:{number}"
-        assert found.image_shape == ImageShape(8, 1, 10)
+        assert found.study.image_shape == ImageShape(8, 1, 10)
         again = find_network(f"s:{found.trial.identity}", tmp_path)
         assert again is not None and again.trial == found.trial
     with pytest.raises(UnknownName, match="unknown network of s 'my net/2'"):  # a space file may call one so
