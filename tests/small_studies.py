@@ -48,6 +48,7 @@ def make_proposals(
         "image_size": 8,
         "channels": 1,
         "num_classes": 10,
+        "rungs": [],
         "seed": 0,
         "objectives": objectives.split(","),
         "reference": {"macs": 2e7, "params": 2e6},
