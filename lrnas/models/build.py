@@ -1,4 +1,4 @@
-"""`create_model`: from an architecture to a module that can be trained."""
+"""Builds the model of an architecture."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from lrnas.errors import ConversionError
 from lrnas.layers.init import Rule, initialise
 from lrnas.models.backbones import GoogLeNet, NiN, VggGlobalPool, vgg_layers
 from lrnas.models.convert import replace_conv
-from lrnas.models.plan import TIMM, Plan, make_plan
-from lrnas.models.timm_config import default_cfg
+from lrnas.models.plan import TIMM, Plan, make_plan, timm_config
+
+_RESERVED = {"stem_stride", "batch_norm", "norm_layer", "conv_layer", "widths", "kernels", "hidden", "pool_padding"}
+"""Arguments of the backbones that an architecture sets."""
 
 
 def create_model(
@@ -29,58 +31,75 @@ def create_model(
     init: Rule = "composite",
     **kwargs: Any,
 ) -> nn.Module:
-    """Build an architecture and draw its weights.
+    """Build the model of an architecture, with random weights.
 
-    Further arguments are the backbone's own, as in `timm.create_model`: `drop_rate`, `global_pool`,
-    `device`, `dtype`, GoogLeNet's `aux_logits`. Of a `timm:` backbone only the layers that were replaced
-    are drawn by the rule; the others keep timm's weights, pretrained ones too.
+    Args:
+        architecture: The network.
+        num_classes: Number of classes; 0: no classifier.
+        in_chans: Channels of the images.
+        init: The rule for the initial weights. In a model of timm it applies to the layers that were replaced; the
+            others keep the weights that timm gives them, which can be pretrained.
+        kwargs: Arguments of the backbone, as in `timm.create_model`: `drop_rate`, `global_pool`, `device`, `dtype`,
+            `aux_logits` of GoogLeNet.
+
+    Returns:
+        The model. Its attribute `architecture` is the description that it was built from.
+
+    Example:
+        >>> import torch
+        >>> from lrnas import Allocation, Architecture, create_model
+        >>> half = Allocation.composite(vertical=0.5, horizontal=0.5)
+        >>> model = create_model(Architecture("nin", {"*": half}), num_classes=10)
+        >>> model(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
     """
     if kwargs.get("global_pool") in get_args(Pool):
         architecture = dataclasses.replace(architecture, pool=kwargs.pop("global_pool"))
     plan = make_plan(architecture, num_classes=max(num_classes, 1), in_chans=in_chans, check_fit=False)
-    if architecture.backbone.startswith(TIMM) and _is_timms_own(architecture, plan):
-        name = architecture.backbone.removeprefix(TIMM)
-        model = timm.create_model(name, num_classes=num_classes, in_chans=in_chans, **kwargs)
-        for path in _put_in(model, plan):
+    kwargs |= {"num_classes": num_classes, "in_chans": in_chans}
+    if architecture.backbone.startswith(TIMM) and _can_be_timms(architecture, plan):
+        model = timm.create_model(architecture.backbone.removeprefix(TIMM), **kwargs)
+        for path in _replace_convs(model, plan):
             initialise(model.get_submodule(path), init)
     else:
-        # shapes first, memory and weights once, when all shapes are final
+        # built on the meta device first, so that memory and weights are needed only for the final shapes
         device = torch.device(kwargs.pop("device", None) or torch.get_default_device())
-        model = _create_backbone(plan, num_classes=num_classes, in_chans=in_chans, device="meta", **kwargs)
-        _put_in(model, plan)
+        model = _create_backbone(plan, device="meta", **kwargs)
+        _replace_convs(model, plan)
         if device.type != "meta":
             model.to_empty(device=device)
             initialise(model, init)
-        config = default_cfg(dataclasses.replace(architecture, backbone=plan.backbone))
+        config = timm_config(dataclasses.replace(architecture, backbone=plan.backbone))
         model.pretrained_cfg = model.default_cfg = config  # type: ignore[assignment]  # as timm does it
-    model.architecture = architecture  # type: ignore[assignment]  # a plain attribute, for whoever exports it
+    model.architecture = architecture  # type: ignore[assignment]  # a plain attribute, for exports
     return model
 
 
-def _is_timms_own(architecture: Architecture, plan: Plan) -> bool:
-    """Whether timm's model with other filters in places is the network: always, but for a VGG changed beyond that."""
+def _can_be_timms(architecture: Architecture, plan: Plan) -> bool:
+    """Whether the network is a timm model with some convolutions replaced. Only a VGG can be changed in other ways."""
     if plan.choices is None:
         return True
     changed = (architecture.pool, architecture.stem_stride, architecture.batch_norm, architecture.classifier)
-    plain = make_plan(Architecture(plan.backbone)).convs
-    widths = ((own.mix.out_channels, conv.mix.out_channels) for own, conv in zip(plain, plan.convs, strict=True))
-    return plan.backbone in VGG_STAGES and not any(changed) and all(own == width for own, width in widths)
+    widths = [conv.mix.out_channels for conv in plan.convs]
+    own_widths = [conv.mix.out_channels for conv in make_plan(Architecture(plan.backbone)).convs]
+    return plan.backbone in VGG_STAGES and not any(changed) and widths == own_widths
 
 
-def _put_in(model: nn.Module, plan: Plan) -> list[str]:
-    """Replace what the plan has otherwise than the backbone; returns the paths."""
+def _replace_convs(model: nn.Module, plan: Plan) -> list[str]:
+    """Replace every convolution that differs from the backbone's; returns their paths."""
     paths = []
     for conv in plan.convs:
-        if conv.mix.is_plain and conv.mix.groups[0][:2] == (conv.kernel, conv.kernel):
+        kernel = (conv.kernel, conv.kernel)
+        if conv.mix.is_plain and conv.mix.groups[0][:2] == kernel:
             continue
         try:
             existing = model.get_submodule(conv.path)
         except AttributeError:
             existing = None
-        if not isinstance(existing, nn.Conv2d) or existing.kernel_size != (conv.kernel, conv.kernel):
+        if not isinstance(existing, nn.Conv2d) or existing.kernel_size != kernel:
             raise ConversionError(
-                f"{conv.path} is not the convolution it is in {plan.backbone}; the arguments given change the "
-                "network; leave out those that do"
+                f"{conv.path} is not the same convolution as in {plan.backbone}, because an argument changes the "
+                "network; leave this argument out"
             )
         replace_conv(model, conv.path, conv.mix)
         paths.append(conv.path)
@@ -88,26 +107,18 @@ def _put_in(model: nn.Module, plan: Plan) -> list[str]:
 
 
 def _create_backbone(plan: Plan, **kwargs: Any) -> nn.Module:
-    """The plain backbone with the plan's widths; every convolution k×k still."""
+    """The backbone with the widths of the plan, in which all convolutions are k×k."""
     choices = plan.choices
     assert choices is not None
-    for name in (
-        "stem_stride",
-        "batch_norm",
-        "norm_layer",
-        "conv_layer",
-        "widths",
-        "kernels",
-        "hidden",
-        "pool_padding",
-    ):
-        if name in kwargs:
-            raise ConversionError(f"{name} is for the architecture to say; got {kwargs[name]!r}; set it there")
+    for name in kwargs.keys() & _RESERVED:
+        raise ConversionError(
+            f"{name} must be set in the architecture; got the argument {kwargs[name]!r}; leave it out"
+        )
     if plan.backbone in VGG_STAGES:
         return _create_vgg(plan, **kwargs)
     kwargs.setdefault("global_pool", choices.pool)
-    widths = {conv.name: conv.mix.out_channels for conv in plan.convs}
     kwargs |= {"stem_stride": choices.stem_stride, "batch_norm": choices.batch_norm}
+    widths = {conv.name: conv.mix.out_channels for conv in plan.convs}
     if plan.backbone.startswith("googlenet"):
         return GoogLeNet(widths, pool_padding=int(plan.backbone == "googlenet_padded"), **kwargs)
     return NiN(widths, NIN_KERNELS[plan.backbone], **kwargs)
@@ -116,13 +127,11 @@ def _create_backbone(plan: Plan, **kwargs: Any) -> nn.Module:
 def _create_vgg(plan: Plan, **kwargs: Any) -> nn.Module:
     choices = plan.choices
     assert choices is not None
-    stages, widths = [], [conv.mix.out_channels for conv in plan.convs]
-    for own in VGG_STAGES[plan.backbone]:
-        stages.append(widths[: len(own)])
-        widths = widths[len(own) :]
+    widths = iter([conv.mix.out_channels for conv in plan.convs])
+    stages = [[next(widths) for _ in own] for own in VGG_STAGES[plan.backbone]]
     if choices.batch_norm:
         kwargs["norm_layer"] = nn.BatchNorm2d
-        # the norm's shift does what a bias would; the classifier's convolutions ask for theirs
+        # the norm has a shift, so no bias is needed; the convolutions of the classifier get theirs explicitly
         kwargs["conv_layer"] = partial(nn.Conv2d, bias=False)
     if choices.pool == "none":
         model = VGG(vgg_layers(stages, last_pool=True), **kwargs)

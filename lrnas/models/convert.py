@@ -1,11 +1,11 @@
-"""Mixed-shape filters in any CNN: find its k×k convolutions and put others in their place.
+"""Mixed-shape filters in any CNN: find its k×k convolutions and replace them.
 
     model = timm.create_model("resnet50")
-    report = lrnas.convert(model)           # half 3×1, half 1×3, everywhere
+    report = lrnas.convert(model)           # half 3×1, half 1×3 filters, everywhere
     print(report)
 
-A replacement keeps the geometry, device and dtype of what it replaces, so the rest of the model does
-not notice. What has no mixed-shape counterpart is left alone and listed with the reason.
+A replacement has the same input and output shapes, device and dtype, so the rest of the model need not change.
+Convolutions that cannot be replaced stay as they are and are listed with the reason.
 """
 
 from __future__ import annotations
@@ -24,37 +24,25 @@ from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d, ma
 from lrnas.layers.init import Rule, initialise
 
 LOW_RANK = Allocation.composite(vertical=0.5, horizontal=0.5)
-"""Half k×1, half 1×k: the paper's basic layer."""
+"""Half k×1, half 1×k filters: the basic layer of the paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What `convert` did."""
+    """The result of `convert`."""
 
     model: nn.Module
-    """The converted model: the one given, unless that was itself a convolution."""
+    """The converted model: the given one, unless that was a single convolution."""
     replaced: dict[str, Mix]
-    """By path, the filters that stand there now."""
+    """The new filters, by path."""
     left: dict[str, str]
-    """By path, why a convolution was left as it was."""
+    """The reason why a convolution was not replaced, by path."""
 
     def __str__(self) -> str:
         lines = [f"{len(self.replaced)} convolutions replaced, {len(self.left)} left as they were"]
         lines += [f"  {path}: {mix}" for path, mix in self.replaced.items()]
         lines += [f"  {path}: left, {reason}" for path, reason in self.left.items()]
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A k×k convolution that can be replaced."""
-
-    kernel: int
-    own: Mix
-    """The filters it has now."""
-    in_channels: int
-    stride: tuple[int, int]
-    bias: bool
 
 
 def convert(
@@ -64,61 +52,79 @@ def convert(
     init: Rule = "composite",
     divisor: int = 1,
 ) -> Conversion:
-    """Replace the k×k convolutions of a model, in place, and draw the new weights.
+    """Replace the k×k convolutions of a model by mixed-shape ones, in place, with new random weights.
 
-    `allocation` is for every k×k convolution, or by path, with "*" for those not named; `divisor` is an
-    architecture's. Every
-    replacement must put out as many channels as what it replaces: the layers after it expect them. All
-    new weights are trainable, also where the old ones were frozen. Methods of a model that read a
-    convolution's weight by themselves, such as timm's re-parameterisation of RepVGG, know nothing of it.
+    All new weights can be trained, even where the old ones were frozen. Methods of a model that read the weight of a
+    convolution directly, such as timm's re-parameterisation of RepVGG, do not work with the replacements.
+
+    Args:
+        model: Any model with `torch.nn.Conv2d` layers.
+        allocation: The filters of every k×k convolution, or a dict from paths to allocations, in which "*" stands for
+            the paths that are not named. Each replacement must have as many output channels as the original.
+        init: The rule for the new weights.
+        divisor: Number that filter counts are multiples of, as in `Architecture`.
+
+    Returns:
+        The model, and which convolutions were replaced or left as they were.
+
+    Raises:
+        ConversionError: If a path is not a k×k convolution, or a replacement changes the number of outputs. The model
+            is unchanged then.
+
+    Example:
+        >>> import lrnas, timm
+        >>> report = lrnas.convert(timm.create_model("resnet18"), divisor=8)
+        >>> len(report.replaced), str(report.replaced["conv1"])
+        (17, '7x1,32 || 1x7,32')
     """
-    sites, left = find_sites(model)
+    convs, left = find_convs(model)
     by_path = {"*": allocation} if isinstance(allocation, Allocation) else dict(allocation)
-    for path in by_path.keys() - sites.keys() - {"*"}:
+    for path in by_path.keys() - convs.keys() - {"*"}:
         if path in left:
-            raise ConversionError(f"{path} cannot be replaced, {left[path]}; leave it out")
-        raise ConversionError(f"the model has no k×k convolution {path!r}{closest(path, sites)}")
+            raise ConversionError(f"{path} cannot be replaced: {left[path]}; leave it out")
+        raise ConversionError(f"the model has no k×k convolution {path!r}{closest(path, convs)}")
     replaced = {}
-    for path, site in sites.items():
+    for path, conv in convs.items():
         chosen = by_path.get(path, by_path.get("*"))
         if chosen is None:
-            left[path] = "no allocation names it"
-        elif (mix := mix_at(path, site, chosen, divisor)) == site.own:
-            left[path] = "it stays as it is by the allocation"
+            left[path] = "no allocation is given for it"
+        elif (mix := mix_at(path, conv, chosen, divisor)) == own_mix(conv):
+            left[path] = "its allocation is the same as before"
         else:
             replaced[path] = mix
-    for path, mix in replaced.items():  # only now, when nothing is left to refuse
+    for path, mix in replaced.items():  # after all checks, so that an error leaves the model unchanged
         model = replace_conv(model, path, mix)
         initialise(model.get_submodule(path), init)
     return Conversion(model, replaced, left)
 
 
-def find_sites(model: nn.Module) -> tuple[dict[str, Site], dict[str, str]]:
-    """By path: the convolutions that can be replaced, and why the others cannot."""
-    sites: dict[str, Site] = {}
+def find_convs(model: nn.Module) -> tuple[dict[str, nn.Conv2d], dict[str, str]]:
+    """Find the convolutions of a model that can be replaced.
+
+    Returns:
+        By path, the k×k convolutions that can be replaced; and by path, the reason why others cannot.
+    """
+    convs: dict[str, nn.Conv2d] = {}
     left: dict[str, str] = {}
-    stand_ins: list[str] = []
+    skipped: list[str] = []
     shared = _shared_weights(model)
     for path, module in model.named_modules():
-        if any(path.startswith(prefix) for prefix in stand_ins):
+        if path.startswith(tuple(skipped)):
             continue
         if isinstance(module, CompositeConv2d | SeparableConv2d):
             left[path] = "it has mixed-shape filters already"
-            stand_ins.append(path + "." if path else "")
+            skipped.append(path + "." if path else "")
         elif (reason := reason_to_leave(module)) is not None:
             left[path] = reason
         elif isinstance(module, nn.Conv2d) and id(module.weight) in shared:
             left[path] = "it shares its weight with another layer"
         elif isinstance(module, nn.Conv2d):
-            k = module.kernel_size[0]
-            own = Mix((Filters(k, k, module.out_channels),))
-            bias = module.bias is not None
-            sites[path] = Site(k, own, module.in_channels, (module.stride[0], module.stride[1]), bias)
-    return sites, left
+            convs[path] = module
+    return convs, left
 
 
 def _shared_weights(model: nn.Module) -> set[int]:
-    """Parameters that more than one module holds."""
+    """The ids of parameters that belong to more than one module."""
     seen: set[int] = set()
     shared: set[int] = set()
     for module in model.modules():
@@ -128,7 +134,7 @@ def _shared_weights(model: nn.Module) -> set[int]:
 
 
 def reason_to_leave(module: nn.Module) -> str | None:
-    """Why a convolution cannot be replaced; None for one that can, and for what is no convolution."""
+    """The reason why a convolution cannot be replaced; None if it can be, and for other modules."""
     if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
         return "it is transposed"
     if isinstance(module, nn.Conv1d | nn.Conv3d):
@@ -155,23 +161,37 @@ def reason_to_leave(module: nn.Module) -> str | None:
     return None
 
 
-def mix_at(path: str, site: Site, allocation: Allocation, divisor: int = 1) -> Mix:
-    """The whole filters of an allocation at a site, whose number of output channels must stay."""
-    width = site.own.out_channels
-    mix = allocation.at(site.kernel, width, divisor)
-    if mix.out_channels != width:
+def kernel_of(conv: nn.Conv2d) -> int:
+    """The kernel size of a k×k convolution."""
+    return conv.kernel_size[0]
+
+
+def own_mix(conv: nn.Conv2d) -> Mix:
+    """The filters that a k×k convolution has now."""
+    return Mix((Filters(kernel_of(conv), kernel_of(conv), conv.out_channels),))
+
+
+def mix_at(path: str, conv: nn.Conv2d, allocation: Allocation, divisor: int = 1) -> Mix:
+    """The whole filters of an allocation in place of a convolution, whose number of outputs must stay the same."""
+    mix = allocation.at(kernel_of(conv), conv.out_channels, divisor)
+    if mix.out_channels != conv.out_channels:
         raise ConversionError(
-            f"{path} must keep its {width} output channels, which the next layers expect; the allocation gives "
+            f"{path} must keep its {conv.out_channels} output channels, because the next layers need them; got "
             f"{mix.out_channels}; set width to 1, or add a join of 1"
         )
     return mix
 
 
 def replace_conv(model: nn.Module, path: str, mix: Mix) -> nn.Module:
-    """Put a mix of filters where a convolution stands, wherever the model uses that convolution.
+    """Replace one convolution wherever the model uses it; the caller initialises the new weights.
 
-    Returns the model, which is another one only where `path` is "", the model itself. The weights are
-    PyTorch's default; the caller draws them.
+    Args:
+        model: The model, which is changed in place.
+        path: Path of the convolution; "" if the model itself is one.
+        mix: The new filters.
+
+    Returns:
+        The model; the new layer if `path` is "".
     """
     conv = model.get_submodule(path)
     assert isinstance(conv, nn.Conv2d) and reason_to_leave(conv) is None, f"{path} cannot be replaced"
@@ -179,8 +199,8 @@ def replace_conv(model: nn.Module, path: str, mix: Mix) -> nn.Module:
     new = make_conv(
         conv.in_channels,
         mix,
-        conv.kernel_size[0],
-        conv.stride,  # type: ignore[arg-type]  # a pair, though typed as a tuple of any length
+        kernel_of(conv),
+        conv.stride,  # type: ignore[arg-type]  # a pair, but typed as a tuple of any length
         padding,  # type: ignore[arg-type]
         conv.dilation,  # type: ignore[arg-type]
         conv.bias is not None,

@@ -1,121 +1,130 @@
-"""Counts a built model: one forward pass without numbers, layer by layer.
+"""Counts MACs and parameters of a built model, layer by layer, with one forward pass of shapes.
 
-The pass runs on PyTorch's meta device, so it needs neither time nor memory for weights. Each layer's
-MACs follow from its weights and the size of its output; PyTorch's own `FlopCounterMode` counts the same
-pass at the level of operators. What that finds beyond the layers (attention, weights applied by a
-function) is listed as one more layer, so that the total leaves nothing out.
+The pass runs on PyTorch's meta device, so it takes neither time nor memory for weights. The MACs of a layer follow from
+its weights and the size of its output. PyTorch's `FlopCounterMode` counts the same pass by operators. What it finds
+outside layers (attention, weights that a function uses) is listed as one more layer, so the total is complete.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import timm
 import torch
-from timm.models import get_deprecated_models, get_pretrained_cfg
+from timm.models import PretrainedCfg, get_deprecated_models, get_pretrained_cfg
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from lrnas.arch.architecture import Mix
 from lrnas.arch.cost import Cost, LayerCost, Role, mix_cost
-from lrnas.errors import LrnasError, UnknownName
+from lrnas.errors import LrnasError, UnknownName, error_line
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 from lrnas.layers.init import find_classifiers
-from lrnas.models.convert import Site, find_sites
+from lrnas.models.convert import find_convs
 
 OUTSIDE = "(outside layers)"
 Shape = tuple[int, ...]
 
 
 class _Call(NamedTuple):
-    """The sizes a module met in one call for one image; windows of it may lie along the batch axis."""
+    """The shapes of input and output in one call of a module, including the batch axis, which can hold windows."""
 
     input: Shape
     output: Shape
 
 
 @dataclass(frozen=True, slots=True)
-class TracedSite:
-    """A replaceable convolution of a traced model, with the maps it sees."""
+class TracedConv:
+    """A convolution of a timm model that can be replaced, and the shapes of its inputs and outputs."""
 
-    site: Site
+    conv: nn.Conv2d
     calls: tuple[_Call, ...]
 
     def cost(self, layer: LayerCost, mix: Mix) -> LayerCost:
-        """The layer's cost with other filters in its place."""
+        """The cost of the layer with other filters."""
         macs = 0
         for call in self.calls:
             number, _, rows, columns = call.output
-            cost = mix_cost(mix, self.site.in_channels, call.input[2], rows, columns, self.site.bias)
+            cost = mix_cost(mix, self.conv.in_channels, call.input[2], rows, columns, self.conv.bias is not None)
             macs += number * cost.macs
         return layer._replace(kind=mix.kind, macs=macs, params=cost.params, biases=cost.biases)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A timm model as data: what each layer costs, and which can be replaced."""
+    """The cost of every layer of a timm model, and the convolutions that can be replaced."""
 
     costs: tuple[LayerCost, ...]
-    sites: dict[str, TracedSite]
+    sites: dict[str, TracedConv]
     left: dict[str, str]
-    """By path, why a convolution cannot be replaced."""
+    """The reason why a convolution cannot be replaced, by path."""
 
 
 def count_model(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -> Cost:
-    """MACs and parameters of a model in use (`model.eval()`), per layer and in all.
+    """Count the MACs and parameters of a model in evaluation mode, per layer and in total.
 
-    The input is one image, by default of the size in the model's timm configuration. The model itself
-    is neither run nor changed.
+    Args:
+        model: Any model that takes one image. It is neither run nor changed.
+        input_size: Rows and columns of the image, or its whole shape without the batch axis; by default the size in the
+            model's timm configuration.
+
+    Returns:
+        The cost of every layer; what is computed outside layers is the layer `(outside layers)`.
+
+    Example:
+        >>> import lrnas, timm
+        >>> cost = lrnas.count_model(timm.create_model("resnet18"))
+        >>> cost.macs, cost.params
+        (1814073344, 11689512)
     """
     return Cost(_count(model, _image_shape(model, input_size))[0])
 
 
+@lru_cache(maxsize=64)
 def trace_timm(name: str, input_size: int, num_classes: int, in_chans: int = 3) -> Trace:
-    """Count a timm model by name and find what can be replaced in it, without building its weights."""
+    """Count a timm model and find the convolutions that can be replaced, without memory for weights.
+
+    Args:
+        name: Name of the model in timm.
+        input_size: Rows and columns of the image.
+        num_classes: Number of classes.
+        in_chans: Channels of the image.
+    """
     model = create_on_meta(name, num_classes=num_classes, in_chans=in_chans)
     costs, calls = _count(model, (in_chans, input_size, input_size))
-    sites, left = find_sites(model)
-    for path in sites.keys() - calls.keys():
-        left[path] = "the model does not call it"
-    traced = {path: TracedSite(site, tuple(calls[path])) for path, site in sites.items() if path in calls}
+    convs, left = find_convs(model)
+    left |= dict.fromkeys(convs.keys() - calls.keys(), "the model does not call it")
+    traced = {path: TracedConv(conv, tuple(calls[path])) for path, conv in convs.items() if path in calls}
     return Trace(tuple(costs), traced, left)
 
 
 def current_name(name: str) -> str:
-    """The name timm has for a model today; our own networks are not timm's."""
+    """The present name of a timm model, which can have been renamed; networks of lrnas are refused."""
     if not timm.is_model(name):
-        raise UnknownName("timm model", name, timm.list_models(), "; timm.list_models() lists them")
+        raise UnknownName("timm model", name, timm.list_models(), "; timm.list_models() lists all")
     if timm.model_entrypoint(name).__module__ == "lrnas.models.timm_registry":
-        raise LrnasError(f"timm:NAME is for timm's own models; {name} is ours; write {name.replace('_', '-')}")
-    renamed = get_deprecated_models().get(name)
-    return renamed.split(".")[0] if renamed else name
+        raise LrnasError(f"timm:NAME must be a model of timm; {name} is one of lrnas; write {name.replace('_', '-')}")
+    return get_deprecated_models().get(name, name).split(".")[0]
 
 
-def native_input_size(name: str) -> int:
-    """The input size a timm model is made for."""
-    config = get_pretrained_cfg(name)
-    return int(config.input_size[-1]) if config is not None else 224
-
-
-def native_num_classes(name: str) -> int:
-    """The number of classes a timm model has where nobody says otherwise."""
-    config = get_pretrained_cfg(name)
-    return int(config.num_classes) if config is not None and config.num_classes else 1000
+def timm_sizes(name: str) -> tuple[int, int]:
+    """The input size and the number of classes of a timm model by default."""
+    config = get_pretrained_cfg(name) or PretrainedCfg()
+    return int(config.input_size[-1]), int(config.num_classes or 1000)
 
 
 def create_on_meta(name: str, **kwargs: Any) -> nn.Module:
-    """A timm model without weights: shapes only."""
+    """A timm model without memory for weights; `kwargs` are those of `timm.create_model`."""
     with torch.device("meta"):
         try:
             return timm.create_model(name, **kwargs)
         except (TypeError, RuntimeError, AssertionError) as error:
-            raise LrnasError(f"timm:{name} cannot be built with {kwargs}: {_first_line(error)}") from None
+            raise LrnasError(f"timm:{name} cannot be built with {kwargs}: {error_line(error)}") from None
 
 
 def _image_shape(model: nn.Module, input_size: int | tuple[int, ...] | None) -> Shape:
@@ -141,11 +150,9 @@ def _count(model: nn.Module, image: Shape) -> tuple[list[LayerCost], dict[str, l
     for path, module in layers.items():
         own = [parameter for parameter in module.parameters() if id(parameter) not in claimed]
         claimed.update(map(id, own))
-        role: Role = "body"
+        role: Role = "classifier" if module in classifiers else "body"
         if path.startswith(training_only):
             role = "auxiliary"
-        elif module in classifiers:
-            role = "classifier"
         output = calls[path][-1].output[1:] if path in calls else ()
         params = sum(parameter.numel() for parameter in own)
         costs.append(LayerCost(path, _kind(module), _macs(module, path, calls), params, _biases(module), output, role))
@@ -157,9 +164,9 @@ def _count(model: nn.Module, image: Shape) -> tuple[list[LayerCost], dict[str, l
 
 
 def _run(model: nn.Module, layers: dict[str, nn.Module], image: Shape, calls: dict[str, list[_Call]]) -> int:
-    """One pass on the meta device; notes what every layer saw and returns PyTorch's FLOPs."""
+    """Run one pass on the meta device, add the shapes of every layer to `calls`, and return PyTorch's FLOPs."""
     watched = dict(layers)
-    for path, module in layers.items():  # a stand-in's parts have maps of their own
+    for path, module in layers.items():  # the parts of a composite or separable layer have shapes of their own
         watched |= {f"{path}.{name}": part for name, part in module.named_children()}
 
     def note(path: str, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -173,43 +180,30 @@ def _run(model: nn.Module, layers: dict[str, nn.Module], image: Shape, calls: di
         )
         for path, module in watched.items()
     ]
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    weights = {name: tensor.detach().to("meta") for name, tensor in tensors}
-    dtype = next((w.dtype for w in weights.values() if w.is_floating_point()), torch.float32)
+    modes = {module: module.training for module in model.modules()}
+    weights = {name: x.detach().to("meta") for name, x in [*model.named_parameters(), *model.named_buffers()]}
+    dtype = next((weight.dtype for weight in weights.values() if weight.is_floating_point()), torch.float32)
     try:
-        with _evaluating(model), torch.no_grad(), warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
+        model.eval()
+        with torch.no_grad(), warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
             warnings.simplefilter("ignore")
             torch.func.functional_call(model, weights, (torch.empty(1, *image, device="meta", dtype=dtype),))
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         shape = "×".join(map(str, image))
         raise LrnasError(
-            f"the model cannot be counted with an input of {shape}: {_first_line(error)}; give images of a size that "
-            "it takes, or another model"
+            f"the model cannot be counted with an input of {shape}: {error_line(error)}; choose another input size or "
+            "another model"
         ) from None
     finally:
         for hook in hooks:
             hook.remove()
+        for module, training in modes.items():
+            module.training = training
     return int(counter.get_total_flops())
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
 def _find_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """What is counted as one layer: stand-ins whole, and whatever else holds all its parameters itself."""
+    """The modules that count as one layer: composite, separable, and those that own all their parameters."""
     layers: dict[str, nn.Module] = {}
     inside: set[nn.Module] = set()
     for path, module in model.named_modules():
@@ -241,7 +235,7 @@ def _macs(module: nn.Module, path: str, calls: dict[str, list[_Call]]) -> int:
         return sum(_macs(part, f"{path}.{name}", calls) for name, part in module.named_children())
     macs = 0
     for call in calls.get(path, ()):
-        if isinstance(module, _ConvTransposeNd):  # every input value meets every weight of its channel
+        if isinstance(module, _ConvTransposeNd):  # every input value is multiplied by every weight of its channel
             macs += module.weight.numel() * math.prod(call.input) // module.in_channels
         elif isinstance(module, _ConvNd):
             macs += module.weight.numel() * math.prod(call.output) // module.out_channels

@@ -1,7 +1,7 @@
-"""The paper's networks by name, and what it published about them.
+"""The networks of the paper by name, with the published numbers.
 
-The networks are points of the search spaces (`search_spaces/*.toml`); the published numbers are the
-paper's tables (`results/paper/*.csv`).
+The networks are points of the search spaces (`search_spaces/*.toml`); the published numbers are in the paper's tables
+(`results/paper/*.csv`).
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ import dataclasses
 import tomllib
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from lrnas._resources import PAPER_TABLES, SEARCH_SPACES
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import VGG_STAGES
-from lrnas.arch.cost import Convention
+from lrnas.arch.cost import Convention, Cost
 from lrnas.errors import UnknownName
 from lrnas.models.plan import canonical_id, make_plan
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One of the paper's tables, and how it counts."""
+    """A table of the paper, and the way in which it counts."""
 
     title: str
     file: str
     input_size: int
     num_classes: int
     baseline: str
-    """The network of this family that the others are compared with."""
+    """The network with which the other networks of the table are compared."""
     data: str
-    """What its accuracies were measured on."""
+    """The data set of its accuracies."""
     convention: Convention
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A row of one of the paper's tables."""
+    """A row of a table of the paper."""
 
     multiply_acc: int
     params: int
     accuracy: float
-    """Top-1, one run."""
+    """Top-1 accuracy of one training."""
     top5: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A network counted the way its table counts."""
+class Counted(NamedTuple):
+    """The counts of a network in the way of a table of the paper."""
 
     multiply_acc: int
     params: int
@@ -63,38 +63,35 @@ class Point:
     table: Table
     published: Published
     counted_on: str | None = None
-    """Another backbone, on whose maps the paper counted it."""
+    """Another backbone, whose maps the paper used for its count; None: its own."""
     note: str = ""
     explained: bool = False
-    """Whether the published counts are known not to be of the network that the paper describes."""
+    """Whether the published counts are known to belong to another network than the one described."""
 
     def count(self) -> Counted:
-        """Count it as its table does: at the paper's input size, in the paper's convention."""
+        """Count the network as its table does: with the same input size, classes and convention."""
         architecture = self.architecture
         if self.counted_on is not None:
             architecture = dataclasses.replace(architecture, backbone=self.counted_on)
         cost = make_plan(architecture, self.table.input_size, self.table.num_classes).cost
-        convention = self.table.convention
-        return Counted(cost.paper_multiply_acc(convention), cost.paper_params(convention))
+        return count_as(cost, self.table.convention)
+
+
+def count_as(cost: Cost, convention: Convention) -> Counted:
+    """The counts of a network in the way of a table of the paper."""
+    return Counted(cost.paper_multiply_acc(convention), cost.paper_params(convention))
 
 
 @cache
 def paper_points() -> dict[str, Point]:
-    """The 14 networks of tables 1, 3 and 4, by name, in the order of the tables."""
+    """The 14 networks of tables 1, 3 and 4 of the paper, by name, in the order of the tables."""
     points = {}
     for space in ("vgg11", "googlenet", "nin"):
         data = tomllib.loads((SEARCH_SPACES / f"{space}.toml").read_text(encoding="utf-8"))
         paper = data["paper"]
         convention = Convention(paper.get("auxiliary_macs", False), paper.get("classifier_params", True))
-        table = Table(
-            title=paper["title"],
-            file=paper["table"],
-            input_size=paper["input"],
-            num_classes=paper["num_classes"],
-            baseline=paper["baseline"],
-            data=paper["data"],
-            convention=convention,
-        )
+        columns = (paper[key] for key in ("title", "table", "input", "num_classes", "baseline", "data"))
+        table = Table(*columns, convention=convention)
         published = _read_table(table.file)
         for name, entry in data["points"].items():
             extra = {key: entry.pop(key) for key in ("counted_on", "note", "explained") if key in entry}
@@ -104,7 +101,7 @@ def paper_points() -> dict[str, Point]:
 
 
 def named_networks() -> dict[str, Architecture]:
-    """Every network that has a name: the paper's, and the VGGs with global max pooling."""
+    """All networks with a name: those of the paper, and the VGGs with global max pooling."""
     networks = {name: point.architecture for name, point in paper_points().items()}
     for backbone in VGG_STAGES:
         networks[f"{backbone}-gmp"] = Architecture(backbone, pool="max")
@@ -113,7 +110,23 @@ def named_networks() -> dict[str, Architecture]:
 
 
 def get_point(name: str) -> Point:
-    """A network of the paper by its name, with - or _ between the parts."""
+    """Get a network of the paper by its name.
+
+    Args:
+        name: The name, with - or _ between its parts; `lrnas models` lists all.
+
+    Returns:
+        The network: its architecture, and the numbers that the paper published.
+
+    Raises:
+        UnknownName: If the paper has no network with this name.
+
+    Example:
+        >>> import lrnas
+        >>> point = lrnas.get_point("nin-c3-lr")
+        >>> point.architecture.backbone, point.published.params
+        ('nin_3x3', 438282)
+    """
     points = paper_points()
     key = name.replace("_", "-")
     if key not in points:
@@ -122,27 +135,20 @@ def get_point(name: str) -> Point:
 
 
 def find_point(architecture: Architecture) -> Point | None:
-    """The network of the paper that an architecture is, under whatever description."""
+    """The network of the paper that is the same as an architecture; None if there is none."""
     wanted = canonical_id(architecture)
     return next((point for point in paper_points().values() if canonical_id(point.architecture) == wanted), None)
 
 
 def family_table(backbone: str) -> Table | None:
-    """The table of the paper that a backbone's networks are in."""
-    return next(
-        (
-            point.table
-            for point in paper_points().values()
-            if backbone in (point.architecture.backbone, point.counted_on)
-        ),
-        None,
-    )
+    """The table of the paper with networks on a backbone; None if there is none."""
+    points = paper_points().values()
+    return next((p.table for p in points if backbone in (p.architecture.backbone, p.counted_on)), None)
 
 
 @cache
 def _read_table(file: str) -> dict[str, Published]:
-    with (PAPER_TABLES / file).open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
+    rows = csv.DictReader((PAPER_TABLES / file).read_text(encoding="utf-8").splitlines())
     return {
         row["network"]: Published(
             multiply_acc=int(row["multiply_acc"]),

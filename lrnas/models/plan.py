@@ -1,8 +1,8 @@
-"""From a description to the network it means: whole filters, exact costs and one canonical id.
+"""From a description to the network that it means: whole filters, exact costs and one canonical id.
 
-`make_plan` follows a backbone's walk (`lrnas.arch.backbone_shapes`) with an architecture's allocations and builds
-nothing: counting an architecture this way takes some tens of microseconds. For a `timm:` backbone the
-layers are read off the model itself, once, without memory for its weights.
+`make_plan` follows the walk of a backbone (`lrnas.arch.backbone_shapes`) with the allocations of an architecture. It
+builds nothing, so counting an architecture takes about 0.1 ms. For a `timm:` backbone the layers are read from the
+model itself, once, without memory for its weights.
 """
 
 from __future__ import annotations
@@ -11,33 +11,39 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
-from lrnas.arch.architecture import Architecture, Mix, parse_classifier
-from lrnas.arch.backbone_shapes import BACKBONES, Choices, PlannedConv, Step, Walk, check_kernels
+from lrnas.arch.architecture import Architecture, parse_classifier
+from lrnas.arch.backbone_shapes import BACKBONES, Choices, PlannedConv, Step, Walk, check_kernels, smallest_input
 from lrnas.arch.cost import Cost, LayerCost
 from lrnas.errors import InvalidArchitecture, UnknownName, closest
 
-if TYPE_CHECKING:
-    from lrnas.models.count import Trace
-
 TIMM = "timm:"
 _VGG_HIDDEN = 4096
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "crop_pct": 0.875}
+_CIFAR10 = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "crop_pct": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An architecture made concrete, at one input size and number of classes."""
+    """An architecture with whole numbers of filters, at one input size and number of classes."""
 
     backbone: str
     choices: Choices | None
-    """None for a `timm:` backbone, which keeps its own."""
+    """The settings of the whole network; None for a `timm:` backbone, which keeps its own."""
     convs: tuple[PlannedConv, ...]
-    """Every convolution an architecture may change, in order."""
+    """Every convolution that an architecture can change, in order."""
     cost: Cost
     steps: tuple[Step, ...] = ()
-    """What takes time in a forward pass, in order; none for a `timm:` backbone."""
+    """The parts of the forward pass that take time, in order; empty for a `timm:` backbone."""
+
+    @property
+    def canonical_id(self) -> str:
+        """The id of the network; see `canonical_id`."""
+        convs = [(conv.path, conv.mix.groups, conv.mix.second, conv.stride) for conv in self.convs]
+        facts = [self.backbone, self.choices, convs]
+        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+        return f"{self.backbone.removeprefix(TIMM)}-{digest}"
 
 
 def make_plan(
@@ -48,79 +54,104 @@ def make_plan(
     *,
     check_fit: bool = True,
 ) -> Plan:
-    """The whole filters and the cost of every layer.
+    """Compute the whole filters and the exact cost of every layer, without building the network.
 
-    The input is square; its size and the number of classes are by default the paper's. Kernels larger
-    than the backbone's own must fit the maps they meet, unless `check_fit` is off.
+    Args:
+        architecture: The network.
+        input_size: Rows and columns of the image; by default those of the backbone in the paper.
+        num_classes: Number of classes; by default that of the backbone in the paper.
+        in_chans: Channels of the image.
+        check_fit: Whether to refuse kernels that are larger than the backbone's and than the map they are used on.
+
+    Returns:
+        The plan, with the filters in `convs` and the cost in `cost`.
+
+    Raises:
+        InvalidArchitecture: If the backbone does not have a layer or a setting that the architecture names.
+
+    Example:
+        >>> from lrnas import Architecture, make_plan
+        >>> plan = make_plan(Architecture("nin"), input_size=32)
+        >>> str(plan.convs[0].mix), plan.cost.macs
+        ('5x5,192', 222486528)
     """
     backbone, batch_norm = resolve_backbone(architecture)
     size = native_input_size(backbone) if input_size is None else input_size
     num_classes = native_num_classes(backbone) if num_classes is None else num_classes
     for what, value in (("input size", size), ("number of classes", num_classes), ("in_chans", in_chans)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidArchitecture(f"the {what} is a whole number above 0; got {value!r}")
+            raise InvalidArchitecture(f"the {what} must be a whole number above 0; got {value!r}")
     if backbone.startswith(TIMM):
         return _plan_timm(architecture, backbone, size, num_classes, in_chans, check_fit)
     choices = _resolve_choices(architecture, backbone, batch_norm)
     walk = Walk(architecture, choices, (in_chans, size, size), num_classes, check_fit)
     BACKBONES[backbone].walk(walk)
-    named = architecture.layers.keys() - {"*"}
-    if len(walk.used) < len(named):
-        _refuse_unknown_layers(named - walk.used, [conv.name for conv in walk.convs], walk.costs, backbone)
+    if unknown := architecture.layers.keys() - walk.used - {"*"}:
+        _refuse_layer(min(unknown), [conv.name for conv in walk.convs], walk.costs, backbone)
     return Plan(backbone, choices, tuple(walk.convs), Cost(walk.costs), tuple(walk.steps))
 
 
 def canonical_id(architecture: Architecture) -> str:
-    """One id for all descriptions of the same network, whatever their order, spelling and rounding.
+    """The id of a network: the same for all descriptions of one network, whatever their order, spelling and rounding.
 
-    It is taken from the whole filters of every layer and from the choices that concern the whole
-    network, so it depends neither on the input size nor on the number of classes.
+    Args:
+        architecture: A description of the network.
+
+    Returns:
+        The backbone and a hash of the filters of every layer and the settings of the whole network. It does not depend
+        on the input size and the number of classes.
+
+    Example:
+        >>> from lrnas import Allocation, Architecture, canonical_id
+        >>> canonical_id(Architecture("vgg11"))
+        'vgg11-7d7a72984580'
+        >>> canonical_id(Architecture("vgg11", {"*": Allocation("dense")}, pool="none"))
+        'vgg11-7d7a72984580'
     """
-    plan = make_plan(architecture, check_fit=False)
-    facts = [
-        plan.backbone,
-        plan.choices,
-        [(conv.path, conv.mix.groups, conv.mix.second, conv.stride) for conv in plan.convs],
-    ]
-    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
-    return f"{plan.backbone.removeprefix(TIMM)}-{digest}"
+    return make_plan(architecture, check_fit=False).canonical_id
 
 
 def native_input_size(backbone: str) -> int:
-    """The input size a backbone is counted at where nobody says otherwise."""
-    if backbone.startswith(TIMM):
-        from lrnas.models import count as tracing
-
-        return tracing.native_input_size(backbone.removeprefix(TIMM))
-    return BACKBONES[backbone].input_size
-
-
-def training_size(backbones: Iterable[str]) -> int:
-    """What images that are read from files are brought to where nobody says: the backbones' own size, 32 at least."""
-    return max(32, *map(native_input_size, backbones))  # NiN is counted on crops of 30 out of 32
+    """The input size of a backbone in the paper, or of a timm model."""
+    return _native_sizes(backbone)[0]
 
 
 def native_num_classes(backbone: str) -> int:
-    """The number of classes a backbone is counted with where nobody says otherwise."""
-    if backbone.startswith(TIMM):
-        from lrnas.models import count as tracing
+    """The number of classes of a backbone in the paper, or of a timm model."""
+    return _native_sizes(backbone)[1]
 
-        return tracing.native_num_classes(backbone.removeprefix(TIMM))
-    return BACKBONES[backbone].num_classes
+
+def _native_sizes(backbone: str) -> tuple[int, int]:
+    if backbone.startswith(TIMM):
+        from lrnas.models.count import timm_sizes  # loads torch and timm, which the paper's backbones do not need
+
+        return timm_sizes(backbone.removeprefix(TIMM))
+    return BACKBONES[backbone].input_size, BACKBONES[backbone].num_classes
+
+
+def training_size(backbones: Iterable[str]) -> int:
+    """The size that images from files are resized to by default: the largest of the backbones' own, at least 32."""
+    return max(32, *map(native_input_size, backbones))  # NiN is counted on 30×30 crops of 32×32 images
 
 
 def resolve_backbone(architecture: Architecture) -> tuple[str, bool]:
-    """The backbone's one name and whether batch norm is on: vgg11_bn is vgg11 with it."""
+    """The unique name of the backbone, and whether it has batch norm.
+
+    vgg11_bn is vgg11 with batch norm, and a timm model can have an old name or the tag of its weights.
+    """
     name, batch_norm = architecture.backbone, architecture.batch_norm
     if name.startswith(TIMM):
-        model = name.removeprefix(TIMM).split(".")[0]  # a tag names weights, not another network
-        name = model if model in BACKBONES else _current_timm_name(model)
+        name = name.removeprefix(TIMM).split(".")[0]
+        if name not in BACKBONES:
+            from lrnas.models.count import current_name
+
+            return TIMM + current_name(name), bool(batch_norm)
     elif name.endswith("_bn") and name.removesuffix("_bn") in BACKBONES:
         if batch_norm is False:
-            raise InvalidArchitecture(f"{name} has batch norm; got batch_norm false; name {name[:-3]} instead")
+            raise InvalidArchitecture(f"{name} has batch norm; got batch_norm false; use {name[:-3]} instead")
         name, batch_norm = name.removesuffix("_bn"), True
-    if not name.startswith(TIMM) and name not in BACKBONES:
-        raise UnknownName("backbone", name, BACKBONES, " (timm:NAME takes any CNN of timm)")
+    if name not in BACKBONES:
+        raise UnknownName("backbone", name, BACKBONES, " (timm:NAME is any CNN of timm)")
     return name, bool(batch_norm)
 
 
@@ -130,82 +161,79 @@ def _resolve_choices(architecture: Architecture, backbone: str, batch_norm: bool
     kind, hidden = parse_classifier(architecture.classifier or own.classifiers[0])
     for name, value, known in (("pool", pool, own.pools), ("classifier", kind, own.classifiers)):
         if value not in known:
-            raise InvalidArchitecture(f"{backbone} has {name} {' or '.join(known)}; got {value!r}; choose one")
-    if pool == "none" and kind == "linear":
-        raise InvalidArchitecture(
-            f"{backbone} with pool none needs its mlp classifier; got linear; set pool to max or avg"
-        )
+            raise InvalidArchitecture(f"{name} of {backbone} must be {' or '.join(known)}; got {value!r}; choose one")
     if kind == "mlp" and hidden is None:
         hidden = _VGG_HIDDEN
     if pool == "none" and hidden != _VGG_HIDDEN:
         raise InvalidArchitecture(
-            f"{backbone} with pool none keeps its {_VGG_HIDDEN} hidden units; got {hidden}; set pool to max or avg"
+            f"{backbone} with pool none must have its classifier mlp:{_VGG_HIDDEN}; got {architecture.classifier!r}; "
+            "set pool to max or avg"
         )
     stride = architecture.stem_stride or own.stem_stride
     return Choices(pool, stride, batch_norm, kind, hidden)  # type: ignore[arg-type]  # checked above
 
 
-def _refuse_unknown_layers(unknown: set[str], known: list[str], costs: Sequence[LayerCost], backbone: str) -> None:
-    name = min(unknown)
-    if any(layer.name == name for layer in costs) and backbone.startswith(TIMM):
-        raise InvalidArchitecture(f"{backbone}: {name} is no k×k convolution and stays as it is; remove it")
-    if any(layer.name == name for layer in costs):
-        raise InvalidArchitecture(
-            f"{backbone}: {name} belongs to the classifier and stays as it is; set classifier instead, "
-            "or remove the layer"
-        )
-    listed = closest(name, known) or f"; it has {', '.join(known[:6])}, …"
-    raise InvalidArchitecture(f"{backbone} has no layer {name!r}{listed}")
+def _refuse_layer(name: str, known: Sequence[str], costs: Sequence[LayerCost], backbone: str) -> None:
+    """Raise the error for a layer that an architecture names and that cannot be changed."""
+    if not any(layer.name == name for layer in costs):
+        listed = closest(name, known) or f"; it has {', '.join(known[:6])}, …"
+        raise InvalidArchitecture(f"{backbone} has no layer {name!r}{listed}")
+    if backbone.startswith(TIMM):
+        raise InvalidArchitecture(f"{backbone}: {name} is not a k×k convolution and cannot be changed; remove it")
+    raise InvalidArchitecture(
+        f"{backbone}: {name} is part of the classifier; set classifier instead, or remove the layer"
+    )
 
 
 def _plan_timm(
     architecture: Architecture, backbone: str, input_size: int, num_classes: int, in_chans: int, check_fit: bool
 ) -> Plan:
+    from lrnas.models.convert import kernel_of, mix_at, own_mix
+    from lrnas.models.count import trace_timm
+
     for choice in ("pool", "stem_stride", "batch_norm", "classifier"):
         if (value := getattr(architecture, choice)) is not None:
             raise InvalidArchitecture(f"{backbone} keeps its own {choice}; got {value!r}; leave it out")
-    trace = _trace(backbone.removeprefix(TIMM), input_size, num_classes, in_chans)
-    mixes = _timm_mixes(architecture, trace, backbone)
-    for path, mix in mixes.items() if check_fit else ():
-        traced = trace.sites[path]
-        for call in traced.calls:
-            check_kernels(path, mix, traced.site.kernel, call.input[2], call.input[3], input_size)
-    costs = []
-    for layer in trace.costs:
-        chosen = mixes.get(layer.name)
-        costs.append(layer if chosen is None else trace.sites[layer.name].cost(layer, chosen))
-    convs = tuple(
-        PlannedConv(path, path, traced.site.kernel, mixes.get(path, traced.site.own), traced.site.stride[0])
-        for path, traced in trace.sites.items()
-    )
-    return Plan(backbone, None, convs, Cost(costs))
-
-
-def _current_timm_name(model: str) -> str:
-    from lrnas.models import count as tracing  # it needs torch and timm, which our own backbones do without
-
-    return TIMM + tracing.current_name(model)
-
-
-@lru_cache(maxsize=64)
-def _trace(model: str, input_size: int, num_classes: int, in_chans: int) -> Trace:
-    from lrnas.models import count as tracing
-
-    return tracing.trace_timm(model, input_size, num_classes, in_chans)
-
-
-def _timm_mixes(architecture: Architecture, trace: Trace, backbone: str) -> dict[str, Mix]:
-    """The filters of every layer that the architecture speaks of."""
-    from lrnas.models.convert import mix_at
-
+    trace = trace_timm(backbone.removeprefix(TIMM), input_size, num_classes, in_chans)
     layers = architecture.layers
     for path in sorted(layers.keys() - trace.sites.keys() - {"*"}):
         if path in trace.left:
-            raise InvalidArchitecture(f"{backbone}: {path} cannot be replaced, {trace.left[path]}; remove it")
-        _refuse_unknown_layers({path}, list(trace.sites), trace.costs, backbone)
-    chosen = {path: layers.get(path, layers.get("*")) for path in trace.sites}
+            raise InvalidArchitecture(f"{backbone}: {path} cannot be replaced: {trace.left[path]}; remove it")
+        _refuse_layer(path, list(trace.sites), trace.costs, backbone)
+    costs = {layer.name: layer for layer in trace.costs}
+    convs = []
+    for path, site in trace.sites.items():
+        allocation = layers.get(path, layers.get("*"))
+        mix, kernel = own_mix(site.conv), kernel_of(site.conv)
+        if allocation is not None:
+            mix = mix_at(path, site.conv, allocation, architecture.divisor or 1)
+            costs[path] = site.cost(costs[path], mix)
+            for call in site.calls if check_fit else ():
+                check_kernels(path, mix, kernel, call.input[2], call.input[3], input_size)
+        convs.append(PlannedConv(path, path, kernel, mix, site.conv.stride[0]))
+    return Plan(backbone, None, tuple(convs), Cost(tuple(costs.values())))
+
+
+def timm_config(architecture: Architecture) -> dict[str, Any]:
+    """The `default_cfg` of timm for a network on one of our own backbones: its input, first and last layers."""
+    backbone = architecture.backbone
+    size, classifier, pixels = 224, ("head.fc",), _IMAGENET
+    if backbone.startswith("nin"):
+        size, classifier, pixels = 32, ("cccp6",), _CIFAR10
+    elif backbone.startswith("googlenet"):
+        classifier = ("fc", "aux_4a.fc2", "aux_4d.fc2")  # type: ignore[assignment]
+    plan = make_plan(architecture, size, check_fit=False)
+    stem, last = plan.convs[0], plan.convs[-1].name
+    parts = () if stem.mix.is_plain else tuple(f"{stem.path}.conv{group.shape}" for group in stem.mix.groups)
+    map_size = next(layer.output[1] for layer in plan.cost.layers if layer.name == last)
     return {
-        path: mix_at(path, trace.sites[path].site, allocation, architecture.divisor or 1)
-        for path, allocation in chosen.items()
-        if allocation is not None
+        "url": "",
+        "num_classes": native_num_classes(plan.backbone),
+        "input_size": (3, size, size),
+        "min_input_size": (3, *2 * (smallest_input(backbone),)),
+        "pool_size": (map_size, map_size),
+        "interpolation": "bilinear",
+        "first_conv": parts or stem.path,
+        "classifier": classifier if len(classifier) > 1 else classifier[0],
+        **pixels,
     }

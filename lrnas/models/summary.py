@@ -1,4 +1,4 @@
-"""What `lrnas count` and `lrnas models` tell: a network's cost beside what the paper published."""
+"""The cost of a network beside the published numbers, for `lrnas count` and `lrnas models`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,13 @@ from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import BACKBONES
 from lrnas.arch.cost import Convention, Cost
 from lrnas.errors import UnknownName
-from lrnas.models.paper import Counted, Point, family_table, find_point, named_networks, paper_points
-from lrnas.models.plan import (
-    TIMM,
-    Plan,
-    canonical_id,
-    make_plan,
-    native_input_size,
-    native_num_classes,
-    resolve_backbone,
-)
+from lrnas.models.paper import Counted, Point, count_as, family_table, find_point, named_networks, paper_points
+from lrnas.models.plan import TIMM, Plan, make_plan, native_input_size, native_num_classes, resolve_backbone
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A network counted at one input size and number of classes."""
+    """The counts of a network at one input size and number of classes."""
 
     name: str
     architecture: Architecture
@@ -32,22 +24,24 @@ class Summary:
     num_classes: int
     plan: Plan
     paper: Counted
-    """Counted as the paper counts its family."""
+    """The counts in the way of the paper's table for this backbone."""
     point: Point | None
-    """The paper's network that this is, if it is counted under the paper's conditions."""
+    """The network of the paper that this is; None for others, and at another input size or number of classes."""
 
     @property
     def cost(self) -> Cost:
+        """The cost of the network."""
         return self.plan.cost
 
     def to_dict(self) -> dict[str, Any]:
+        """The counts as a JSON object."""
         filters = {conv.name: str(conv.mix) for conv in self.plan.convs}
         layers = self.cost.layers_as_dicts()
         for layer in layers:
             layer["filters"] = filters.get(layer["name"])
         data = {
             "name": self.name,
-            "id": canonical_id(self.architecture),
+            "id": self.plan.canonical_id,
             "input": self.input_size,
             "num_classes": self.num_classes,
             "macs": self.cost.macs,
@@ -67,17 +61,21 @@ class Summary:
         return data
 
     def difference(self) -> dict[str, int]:
-        """Our count, made the paper's way, less the published one."""
+        """The counts of this program minus the published ones, by column."""
         assert self.point is not None
         published = self.point.published
-        return {
-            "multiply_acc": self.paper.multiply_acc - published.multiply_acc,
-            "params": self.paper.params - published.params,
-        }
+        return {name: value - getattr(published, name) for name, value in self.paper._asdict().items()}
 
 
 def read_source(source: str) -> tuple[str, Architecture]:
-    """A network by name of the paper's or of a backbone, as timm:MODEL, or from a JSON file."""
+    """Find a network by name or read it from a file.
+
+    Args:
+        source: A network of the paper, a backbone, timm:MODEL, or a JSON file.
+
+    Returns:
+        The name and the architecture of the network.
+    """
     if source.startswith(TIMM):
         return source, Architecture(source)
     networks = named_networks()
@@ -94,7 +92,17 @@ def read_source(source: str) -> tuple[str, Architecture]:
 def summarise(
     name: str, architecture: Architecture, input_size: int | None = None, num_classes: int | None = None
 ) -> Summary:
-    """Count an architecture, by default under the paper's conditions for its backbone."""
+    """Count an architecture in our way and in the way of the paper.
+
+    Args:
+        name: The name to show.
+        architecture: The network.
+        input_size: Rows and columns of the image; by default those of the backbone in the paper.
+        num_classes: Number of classes; by default that of the backbone in the paper.
+
+    Returns:
+        The counts.
+    """
     backbone, _ = resolve_backbone(architecture)
     input_size = native_input_size(backbone) if input_size is None else input_size
     num_classes = native_num_classes(backbone) if num_classes is None else num_classes
@@ -102,15 +110,12 @@ def summarise(
     point = find_point(architecture)
     if point is not None and (input_size, num_classes) != (point.table.input_size, point.table.num_classes):
         point = None
-    if point is not None:
-        paper = point.count()
-    else:
-        table = family_table(backbone)
-        convention = table.convention if table is not None else Convention()
-        paper = Counted(plan.cost.paper_multiply_acc(convention), plan.cost.paper_params(convention))
+    table = family_table(backbone)
+    convention = Convention() if table is None else table.convention
+    paper = count_as(plan.cost, convention) if point is None else point.count()
     return Summary(name, architecture, input_size, num_classes, plan, paper, point)
 
 
 def summarise_points() -> list[Summary]:
-    """Every network of the paper, under the paper's conditions."""
+    """The counts of every network of the paper, at the paper's input sizes and numbers of classes."""
     return [summarise(name, point.architecture) for name, point in paper_points().items()]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -22,7 +21,7 @@ from lrnas.arch.cost import mix_cost
 from lrnas.layers.accelerate import fused
 from lrnas.layers.conv import make_conv
 from lrnas.models.build import create_model
-from lrnas.models.count import TracedSite, create_on_meta, trace_timm
+from lrnas.models.count import trace_timm
 from lrnas.models.plan import TIMM, make_plan
 from lrnas.profiling.timing import Call
 
@@ -71,22 +70,13 @@ def steps_of(
     plan = make_plan(architecture, input_size, num_classes, in_chans, check_fit=False)
     if plan.choices is not None:
         return [step for step in plan.steps if training or step.role != "auxiliary"]
-    sites = _timm_sites(plan.backbone.removeprefix(TIMM), input_size, num_classes, in_chans)
-    return [_timm_step(conv, call, *sites[conv.path]) for conv in plan.convs for call in sites[conv.path][0].calls]
+    sites = trace_timm(plan.backbone.removeprefix(TIMM), input_size, num_classes, in_chans).sites
+    return [_timm_step(conv, call, sites[conv.path].conv) for conv in plan.convs for call in sites[conv.path].calls]
 
 
-@lru_cache(maxsize=8)
-def _timm_sites(
-    model: str, input_size: int, num_classes: int, in_chans: int
-) -> dict[str, tuple[TracedSite, nn.Conv2d]]:
-    built = create_on_meta(model, num_classes=num_classes, in_chans=in_chans)
-    sites = trace_timm(model, input_size, num_classes, in_chans).sites
-    return {path: (traced, cast(nn.Conv2d, built.get_submodule(path))) for path, traced in sites.items()}
-
-
-def _timm_step(conv: PlannedConv, call: Any, traced: TracedSite, own: nn.Conv2d) -> Step:
+def _timm_step(conv: PlannedConv, call: Any, own: nn.Conv2d) -> Step:
     number, _, rows, columns = call.output
-    cost = mix_cost(conv.mix, own.in_channels, call.input[2], rows, columns, traced.site.bias)
+    cost = mix_cost(conv.mix, own.in_channels, call.input[2], rows, columns, own.bias is not None)
     padding = "tf_same" if isinstance(own, Conv2dSame) else own.padding
     settings = (conv.mix, conv.kernel, own.stride, padding, own.dilation, own.bias is not None, own.padding_mode)
     out = (cost.out_channels, rows, columns)

@@ -1,7 +1,7 @@
-"""Which layers of a search space vary together: a definition's names and patterns meet the backbones.
+"""Decides which layers of a search space share their parameters, by combining a definition with the backbones.
 
-At granularity layer every layer is by itself, at stage those of one stage, at network all, each time
-within one `[[space.vary]]`; `[space.tied]` binds layers at any granularity.
+At granularity `layer` every layer has its own parameters, at `stage` the layers of one stage share them, at `network`
+all layers do, in each case within one `[[space.vary]]` table. Layers in `[space.tied]` share them at every granularity.
 """
 
 from __future__ import annotations
@@ -14,41 +14,42 @@ from lrnas.arch.architecture import Architecture
 from lrnas.errors import closest
 from lrnas.models.plan import TIMM, make_plan
 from lrnas.spaces.parameters import NEUTRAL, Group, Layer, Parameter
-from lrnas.spaces.toml_file import Definition, Entry
+from lrnas.spaces.toml_file import Definition, Entry, Key
 
 
-def tie_layers(definition: Definition, backbones: Sequence[str], granularity: str) -> tuple[Group, ...]:
-    """The groups of layers that share their parameters, in the order of their first layers."""
+def make_groups(definition: Definition, backbones: Sequence[str], granularity: str) -> tuple[Group, ...]:
+    """The groups of layers that share their parameters, in the order of their first layers.
+
+    Args:
+        definition: The space as described in its file.
+        backbones: The names of its backbones.
+        granularity: Which layers vary together: `network`, `stage` or `layer`.
+    """
     layers = [
         Layer(backbone, conv.name, conv.kernel, conv.mix.out_channels)
         for backbone in backbones
         for conv in make_plan(Architecture(backbone)).convs
     ]
-    return _Tying(definition, layers).groups(granularity)
+    return _Grouping(definition, layers).groups(granularity)
 
 
-class _Tying:
+class _Grouping:
     def __init__(self, definition: Definition, layers: list[Layer]) -> None:
         self.definition = definition
-        self.source = definition.source
+        self.fail = definition.source.fail
         self.layers = layers
-        self.known = list(dict.fromkeys(layer.name for layer in layers))
+        self.kernels = {layer.name: layer.kernel for layer in layers}
         self.entries = self.assign_entries()
-        self.tied = self.assign("tied", definition.tied)
-        self.stages = self.assign("stages", definition.stages)
+        self.tied = self.assign_lists("tied", definition.tied)
+        self.stages = self.assign_lists("stages", definition.stages)
         self.check_tied()
-        if definition.stages:
-            for name in self.entries:
-                if name not in self.stages:
-                    raise self.source.error(
-                        f"the stages have every layer that varies; {name} is in none; add it to one", "space", "stages"
-                    )
+        for name in self.entries if definition.stages else ():
+            if name not in self.stages:
+                self.fail(f"every layer that varies must be in a stage; {name} is in none; add it", "space", "stages")
 
     def groups(self, granularity: str) -> tuple[Group, ...]:
         if granularity == "stage" and not self.definition.stages:
-            raise self.source.error(
-                'granularity stage needs stages; got none; add [space.stages] or choose "layer"', "space"
-            )
+            self.fail('granularity stage needs stages; got none; add [space.stages] or choose "layer"', "space")
         members: dict[tuple[int, str], list[Layer]] = {}
         for layer in self.layers:
             if layer.name in self.entries:
@@ -57,10 +58,9 @@ class _Tying:
         groups: dict[str, Group] = {}
         for (i, name), layers in members.items():
             if name in groups:
-                message = f"entries that vary layers of one stage have names; {name!r} stands for two; add name = …"
-                raise self.source.error(message, "space", "vary", i)
-            entry = self.definition.vary[i]
-            axes = {axis: _parameter(name, axis, entry.axes) for axis in NEUTRAL}
+                message = f"entries with layers in one stage need different names; {name!r} is used twice; add name = …"
+                self.fail(message, "space", "vary", i)
+            axes = {axis: _make_parameter(name, axis, self.definition.vary[i].axes) for axis in NEUTRAL}
             groups[name] = Group(name, tuple(layers), axes, self.definition.divisor)
             self.check_timm(groups[name], i)
         return tuple(groups.values())
@@ -74,93 +74,80 @@ class _Tying:
         return own or "all"
 
     def assign_entries(self) -> dict[str, int]:
-        """Which entry varies a layer. A name counts for more than a pattern, as does a layer for "*"."""
-        found: dict[str, int] = {}
+        """The index of the entry that varies each layer. An entry with the layer's name is preferred to a pattern."""
+        entries: dict[str, int] = {}
         named: set[str] = set()
         for exact in (True, False):
             for i, entry in enumerate(self.definition.vary):
                 for pattern in entry.layers:
-                    if (pattern in self.known) != exact:
-                        continue
-                    for name in self.matching(pattern, entry, i):
-                        if found.get(name, i) == i:
-                            found[name] = i
+                    for name in self.match(pattern, entry, i) if (pattern in self.kernels) == exact else ():
+                        if entries.get(name, i) == i:
+                            entries[name] = i
                         elif exact or name not in named:
-                            message = f"a layer varies by one entry; {name} is in two; remove it from one"
-                            raise self.source.error(message, "space", "vary", i, "layers")
-            named |= found.keys()
+                            message = f"a layer can be in one entry; {name} is in two; remove it from one"
+                            self.fail(message, "space", "vary", i, "layers")
+            named |= entries.keys()
         for i in range(len(self.definition.vary)):
-            if i not in found.values():
-                message = "an entry varies k×k layers, or the width of 1×1 ones; it has none; change its layers"
-                raise self.source.error(message, "space", "vary", i, "layers")
-        return found
+            if i not in entries.values():
+                message = "an entry needs k×k layers, or varies only the width of 1×1 layers; got none; add layers"
+                self.fail(message, "space", "vary", i, "layers")
+        return entries
 
-    def matching(self, pattern: str, entry: Entry, i: int) -> list[str]:
-        """The layers that a name or a pattern means; a pattern passes over 1×1 layers that cannot have it all."""
-        kernels = {layer.name: layer.kernel for layer in self.layers}
-        names = self.expand(pattern, "space", "vary", i, "layers")
+    def match(self, pattern: str, entry: Entry, i: int) -> list[str]:
+        """The layers of a name or pattern. If more than the width varies, a pattern does not match 1×1 layers."""
+        where = ("space", "vary", i, "layers")
+        names = self.expand(pattern, *where)
         if entry.widths_only:
             return names
-        if pattern in self.known and kernels[pattern] == 1:
-            raise self.source.error(
-                f"{pattern} is a 1×1 convolution, of which only the width varies; got {', '.join(entry.axes)}; give it "
-                "an entry of its own",
-                "space",
-                "vary",
-                i,
-                "layers",
-            )
-        return [name for name in names if kernels[name] > 1]
+        if self.kernels.get(pattern) == 1:
+            message = f"{pattern} is a 1×1 convolution, in which only the width can vary; got {', '.join(entry.axes)}"
+            self.fail(f"{message}; give it an entry of its own", *where)
+        return [name for name in names if self.kernels[name] > 1]
 
-    def expand(self, pattern: str, *where: str | int) -> list[str]:
-        names = [name for name in self.known if name == pattern or fnmatchcase(name, pattern)]
+    def expand(self, pattern: str, *where: Key) -> list[str]:
+        known = list(self.kernels)
+        names = [name for name in known if name == pattern or fnmatchcase(name, pattern)]
         if not names:
             backbones = " and ".join(dict.fromkeys(layer.backbone for layer in self.layers))
-            few = ", ".join(self.known[:6]) + (", …" if len(self.known) > 6 else "")
-            guess = closest(pattern, self.known) or f"; it has {few}"
-            raise self.source.error(f"{backbones} has no layer {pattern!r}{guess}", *where)
+            hint = closest(pattern, known) or f"; it has {', '.join(known[:6])}, …"
+            self.fail(f"{backbones} has no layer {pattern!r}{hint}", *where)
         return names
 
-    def assign(self, key: str, lists: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-        found: dict[str, str] = {}
+    def assign_lists(self, key: str, lists: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+        """The name of the list in `[space.tied]` or `[space.stages]` that contains each layer."""
+        owners: dict[str, str] = {}
         for group, patterns in lists.items():
             for pattern in patterns:
                 for name in self.expand(pattern, "space", key, group):
-                    if found.setdefault(name, group) != group:
-                        message = f"a layer stands once in [space.{key}]; {name} is in two; remove it from one"
-                        raise self.source.error(message, "space", key, group)
-        return found
+                    if owners.setdefault(name, group) != group:
+                        message = f"a layer can be in one list of [space.{key}]; {name} is in two; remove it from one"
+                        self.fail(message, "space", key, group)
+        return owners
 
     def check_tied(self) -> None:
         for group in self.definition.tied:
             names = [name for name, own in self.tied.items() if own == group]
             if len({(self.entries.get(name), self.stages.get(name)) for name in names}) > 1:
-                raise self.source.error(
-                    f"tied layers are of one entry and one stage; {', '.join(names)} are not; change one of them",
-                    "space",
-                    "tied",
-                    group,
+                message = f"tied layers must be in one entry and one stage; {', '.join(names)} are not; change one"
+                self.fail(message, "space", "tied", group)
+            if group in self.kernels and group not in names:
+                message = (
+                    f"tied layers need a new name or the name of one of them; {group!r} is another layer; rename it"
                 )
-            if group in self.known and group not in names:
-                raise self.source.error(
-                    f"tied layers have a name of their own or one of theirs; {group!r} is another layer; rename it",
-                    "space",
-                    "tied",
-                    group,
-                )
+                self.fail(message, "space", "tied", group)
 
     def check_timm(self, group: Group, i: int) -> None:
-        """A timm model's layers keep their numbers of channels, which other parts count on."""
+        """Refuse other numbers of channels for the layers of a timm model, because its other layers need them."""
         if not any(layer.backbone.startswith(TIMM) for layer in group.layers):
             return
         for axis, allowed in (("width", {1.0}), ("join", {"none", "1"})):
-            others = set(group.axes[axis].values) - allowed
-            if others:
-                message = f"layers of a timm model keep their channels: width is 1, join none or 1; got {axis} "
-                raise self.source.error(f"{message}{min(map(str, others))}; remove it", "space", "vary", i, axis)
+            if others := set(group.axes[axis].values) - allowed:
+                message = "layers of a timm model keep their channels: width must be 1, join none or 1; got"
+                self.fail(f"{message} {axis} {min(map(str, others))}; remove it", "space", "vary", i, axis)
 
 
-def _parameter(group: str, axis: str, given: Mapping[str, tuple[Any, ...]]) -> Parameter:
+def _make_parameter(group: str, axis: str, given: Mapping[str, tuple[Any, ...]]) -> Parameter:
+    """The parameter of an axis; it is ordered if its values are numbers in even steps."""
     values = given.get(axis, (NEUTRAL[axis],))
     ordered = len(values) > 1 and all(isinstance(value, float) for value in values)
     if ordered:

@@ -1,9 +1,9 @@
-"""Tied layers of a search space: what varies in them, as allocations and back.
+"""The parameters of a search space, and the groups of layers that share them.
 
-Every group has the same five axes. `form` is mixed or separable; a mixed layer has a share of k×k
-filters (`square`; 1 is a dense layer), of the rest a share of k×1 ones (`vertical`; the others are 1×k)
-and possibly a `join`; `width` is the number of filters. Widths and joins are multiples of the
-backbone's width. An axis with one value is fixed, one with more is a parameter of the space.
+Every group has the same five axes. `form` is mixed or separable. In a mixed layer, `square` is the share of k×k filters
+(1 is a dense layer), `vertical` the share of k×1 filters among the others (the rest is 1×k), and `join` the width of a
+1×1 join. `width` is the number of filters. Widths and joins are multiples of the backbone's width. An axis with one
+value is fixed, an axis with several values is a parameter of the space.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from lrnas.errors import OutsideSpace
 Values = tuple[float, ...] | tuple[str, ...] | tuple[int, ...]
 
 NEUTRAL: dict[str, float | str] = {"form": "mixed", "square": 1.0, "vertical": 0.5, "join": "none", "width": 1.0}
-"""The axes of a group, each with the value that leaves a layer as the backbone has it."""
+"""The axes of a group, with the values that leave a layer as in the backbone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One thing that varies."""
+    """A setting with a finite number of allowed values."""
 
     name: str
     values: Values
-    """All that are allowed, in order."""
+    """All allowed values, in order."""
     ordered: bool
-    """Numbers in even steps; otherwise a choice."""
+    """Whether the values are numbers in even steps; otherwise they are a choice without order."""
 
     def match(self, value: object) -> Any:
-        """The allowed value that is meant, up to floating point; None if there is none."""
+        """The allowed value that equals `value` up to rounding errors; None if there is none."""
         if isinstance(value, str):
             return value if value in self.values else None
         if isinstance(value, bool) or not isinstance(value, Real):
@@ -47,18 +47,19 @@ class Parameter:
 
     @property
     def neutral(self) -> Any:
-        """The value to give where nothing depends on it: the backbone's own, or the nearest to it."""
+        """The value for layers to which the parameter makes no difference: the backbone's own, or the nearest to it."""
         wanted = NEUTRAL.get(self.name.rpartition(".")[2])
         if isinstance(wanted, float):
             return min(self.values, key=lambda value: abs(float(value) - wanted))
         return wanted if wanted in self.values else self.values[0]
 
     def to_dict(self) -> dict[str, Any]:
+        """The parameter as a JSON object."""
         return {"name": self.name, "values": list(self.values), "ordered": self.ordered}
 
 
 class Layer(NamedTuple):
-    """A convolution of a backbone, as the backbone has it."""
+    """A convolution of a backbone."""
 
     backbone: str
     name: str
@@ -68,108 +69,102 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that share their parameters; they may be of several backbones."""
+    """Layers that share their parameters; they can belong to several backbones."""
 
     name: str
     layers: tuple[Layer, ...]
     axes: Mapping[str, Parameter]
-    """By the names in `NEUTRAL`, all of them, also those with one value."""
+    """All axes by the names in `NEUTRAL`, including those with one value."""
     divisor: int = 1
-    """Of numbers of filters, as in an architecture."""
+    """Number that filter counts are multiples of, as in an architecture."""
 
     @property
     def parameters(self) -> list[Parameter]:
+        """The axes with more than one value."""
         return [axis for axis in self.axes.values() if len(axis.values) > 1]
 
     def allocation(self, params: Mapping[str, Any]) -> Allocation:
-        """What the layers are made of, for values of the space's parameters."""
-        values = [params.get(axis.name, axis.values[0]) for axis in self.axes.values()]
-        return _allocation(*values)
+        """The filters of the layers for given values of the space's parameters."""
+        return _make_allocation(*(params.get(axis.name, axis.values[0]) for axis in self.axes.values()))
 
     def params_of(self, mixes: Sequence[tuple[Layer, Mix]]) -> dict[str, Any]:
-        """The parameters that give layers these filters."""
+        """The values of the parameters for which the layers have the given filters.
+
+        Raises:
+            OutsideSpace: If there are no such values.
+        """
         values = self._solve(mixes)
         if values is None:
             for layer, mix in mixes:
-                self._refuse_alone(layer, mix)
+                if self._solve([(layer, mix)]) is None:
+                    raise OutsideSpace(f"{layer.name}: {self._explain(layer, mix)}")
             first, second = next(
                 (mixes[0], other) for i, other in enumerate(mixes) if self._solve(mixes[: i + 1]) is None
             )
             raise OutsideSpace(
                 f"{first[0].name} and {second[0].name} share their parameters in this space; got {first[1]} and "
-                f"{second[1]}; choose a finer granularity or make them alike"
+                f"{second[1]}; choose a finer granularity or make them equal"
             )
         return {axis.name: values[name] for name, axis in self.axes.items() if len(axis.values) > 1}
 
     def _solve(self, mixes: Sequence[tuple[Layer, Mix]]) -> dict[str, Any] | None:
-        """A value of every axis; what makes no difference is neutral. None if there is no solution."""
-        kept: dict[str, list[Any]] = {}
+        """A value of every axis, neutral where it makes no difference; None if there is no solution."""
+        candidates = []
         for name, axis in self.axes.items():
-            kept[name] = [value for value in axis.values if all(self._fits(name, value, *pair) for pair in mixes)]
-            kept[name].sort(key=lambda value, own=axis.neutral: value != own)  # type: ignore[misc]
-        for values in product(*kept.values()):
-            allocation = _allocation(*values)
+            values = [value for value in axis.values if all(self._fits(name, value, *pair) for pair in mixes)]
+            candidates.append(sorted(values, key=lambda value, neutral=axis.neutral: value != neutral))  # type: ignore[misc]
+        for solution in product(*candidates):
+            allocation = _make_allocation(*solution)
             if all(allocation.at(layer.kernel, layer.width, self.divisor) == mix for layer, mix in mixes):
-                return dict(zip(self.axes, values, strict=True))
+                return dict(zip(self.axes, solution, strict=True))
         return None
 
-    def _refuse_alone(self, layer: Layer, mix: Mix) -> None:
-        """Raise what is wrong with a single layer, if anything is."""
-        if self._solve([(layer, mix)]) is not None:
-            return
-        got: dict[str, Any] = {
-            "form": "separable" if mix.is_separable else "mixed",
-            "join": "none" if mix.second is None else mix.second.num / layer.width,
-            "width": _num_filters(mix) / layer.width,
-        }
-        for name in ("form", "width") if mix.is_separable else ("form", "width", "join"):
-            axis = self.axes[name]
-            if not any(self._fits(name, value, layer, mix) for value in axis.values):
-                raise OutsideSpace(f"{layer.name}: {name} {format_value(got[name])}; allowed: {format_values(axis)}")
-        k = layer.kernel
-        counts = {(group.height, group.width): group.num for group in mix.groups}
-        total, square, vertical, horizontal = (
-            sum(counts.values()),
-            *(counts.pop(shape, 0) for shape in ((k, k), (k, 1), (1, k))),
-        )
-        if counts or mix.is_separable:
-            raise OutsideSpace(
-                f"{layer.name}: {mix}; allowed: filters of {k}×{k}, {k}×1 and 1×{k}"
-                + (f", or 1×{k} and then as many {k}×1" if "separable" in self.axes["form"].values else "")
-            )
-        shares = {"square": square / total, "vertical": vertical / max(1, vertical + horizontal)}
-        for name, share in shares.items():
-            if self.axes[name].match(share) is None:
-                raise OutsideSpace(
-                    f"{layer.name}: {name} {format_value(share)}; allowed: {format_values(self.axes[name])}"
-                )
-        whole = "whole filters" if self.divisor == 1 else f"multiples of {self.divisor} filters"
-        raise OutsideSpace(f"{layer.name}: {mix}; allowed: the shares of this space, rounded to {whole}")
-
     def _fits(self, axis: str, value: Any, layer: Layer, mix: Mix) -> bool:
-        """Whether a layer's filters speak for a value of an axis, or at least not against it."""
+        """Whether a layer can have this value of an axis. Shares are not looked at."""
         if axis == "form":
             return bool((value == "separable") == mix.is_separable)
         if axis == "width":
-            return _filters(value, layer.width, self.divisor) == _num_filters(mix)
-        if axis == "join":
-            num = None if value == "none" else _filters(float(Fraction(value)), layer.width, self.divisor)
-            return mix.is_separable or num == (mix.second.num if mix.second else None)
+            return _scale_width(value, layer.width, self.divisor) == _num_filters(mix)
+        if axis == "join" and not mix.is_separable:
+            num = None if value == "none" else _scale_width(float(Fraction(value)), layer.width, self.divisor)
+            return num == (mix.second.num if mix.second else None)
         return True
 
+    def _explain(self, layer: Layer, mix: Mix) -> str:
+        """The reason why no values of the parameters give a layer these filters."""
+        k, counts = layer.kernel, {(group.height, group.width): group.num for group in mix.groups}
+        square, vertical, horizontal = (counts.pop(shape, 0) for shape in ((k, k), (k, 1), (1, k)))
+        found: dict[str, Any] = {
+            "form": "separable" if mix.is_separable else "mixed",
+            "width": _num_filters(mix) / layer.width,
+            "join": "none" if mix.second is None else mix.second.num / layer.width,
+        }
+        for name, value in found.items():
+            axis = self.axes[name]
+            if not any(self._fits(name, own, layer, mix) for own in axis.values):
+                return f"{name} {format_value(value)}; allowed: {format_values(axis)}"
+        if counts or mix.is_separable:
+            separable = f", or 1×{k} and then as many {k}×1" if "separable" in self.axes["form"].values else ""
+            return f"{mix}; allowed: filters of {k}×{k}, {k}×1 and 1×{k}{separable}"
+        shares = {"square": square / _num_filters(mix), "vertical": vertical / max(1, vertical + horizontal)}
+        for name, share in shares.items():
+            axis = self.axes[name]
+            if axis.match(share) is None:
+                return f"{name} {format_value(share)}; allowed: {format_values(axis)}"
+        unit = "whole filters" if self.divisor == 1 else f"multiples of {self.divisor} filters"
+        return f"{mix}; allowed: the shares of this space, rounded to {unit}"
+
     def to_dict(self) -> dict[str, Any]:
+        """The group as a JSON object."""
         layers: dict[str, list[str]] = {}
         for layer in self.layers:
             layers.setdefault(layer.backbone, []).append(layer.name)
-        return {
-            "name": self.name,
-            "layers": layers,
-            "axes": {name: list(axis.values) for name, axis in self.axes.items()},
-        }
+        axes = {name: list(axis.values) for name, axis in self.axes.items()}
+        return {"name": self.name, "layers": layers, "axes": axes}
 
 
 @lru_cache(maxsize=1 << 14)
-def _allocation(form: str, square: float, vertical: float, join: str, width: float) -> Allocation:
+def _make_allocation(form: str, square: float, vertical: float, join: str, width: float) -> Allocation:
     if form == "separable":
         return Allocation("separable", width=width)
     multiple = None if join == "none" else float(Fraction(join))
@@ -182,18 +177,18 @@ def _allocation(form: str, square: float, vertical: float, join: str, width: flo
 
 
 @lru_cache(maxsize=1 << 14)
-def _filters(multiple: float, width: int, divisor: int) -> int:
-    """A multiple of a width in whole filters, by the rule that allocations round by."""
+def _scale_width(multiple: float, width: int, divisor: int) -> int:
+    """A multiple of a width in whole filters, rounded as in an allocation."""
     return Allocation(width=multiple).at(1, width, divisor).out_channels
 
 
 def _num_filters(mix: Mix) -> int:
-    """The filters that a width counts: the k×1 ones of a separable layer, all before the join of others."""
+    """The number of filters that `width` sets: the k×1 filters of a separable layer, all filters before a join."""
     return mix.out_channels if mix.is_separable else sum(group.num for group in mix.groups)
 
 
 def format_value(value: object) -> str:
-    """A value as people write it: 3/8 rather than 0.375."""
+    """A value as text, with a fraction where it is exact: 3/8 instead of 0.375."""
     if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
     fraction = Fraction(value).limit_denominator(64)
@@ -201,7 +196,7 @@ def format_value(value: object) -> str:
 
 
 def format_values(parameter: Parameter) -> str:
-    """What a parameter allows, in words."""
+    """The allowed values of a parameter as text, such as "0 to 1 in steps of 1/8"."""
     values = parameter.values
     if parameter.ordered and len(values) > 3:
         step = (float(values[-1]) - float(values[0])) / (len(values) - 1)

@@ -1,12 +1,12 @@
-"""Search spaces: what may vary in a network, and the networks that come of it.
+"""Search spaces: what can vary in a network, and the networks that follow from it.
 
     space = load_space("nin")                     # or "timm:resnet18", or "mine.toml"
     params = space.params_of(space.points["nin-c3-lr"])
     architecture = space.architecture({**params, "conv1.square": 0.25})
 
-Every combination of allowed values is a network. Some parameters make no difference to some networks
-(a join to a separable layer, a layer to a backbone without it); then several points mean one
-architecture, and `canonical_id` tells. Nothing here needs torch, but for spaces of timm models.
+Every combination of allowed values is a network. Some parameters make no difference to some networks (a join to a
+separable layer, a layer to a backbone that does not have it); several points are then the same architecture, which
+`canonical_id` shows. This module needs no torch, except for spaces of timm models.
 """
 
 from __future__ import annotations
@@ -25,76 +25,94 @@ from lrnas._resources import SEARCH_SPACES
 from lrnas.arch.architecture import DENSE, Architecture, check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, LrnasError, OutsideSpace, UnknownName, closest
 from lrnas.models.plan import TIMM, Plan, canonical_id, make_plan, resolve_backbone
-from lrnas.spaces.layer_groups import tie_layers
+from lrnas.spaces.layer_groups import make_groups
 from lrnas.spaces.parameters import Group, Parameter, format_value, format_values
 from lrnas.spaces.toml_file import CHOICES, GRANULARITIES, Definition, Entry, Source, read_definition
 
 VERSION = 1
-"""Version of what `SearchSpace.to_dict` gives."""
+"""Version of the format of `SearchSpace.to_dict`."""
 SEED_WIDTHS = (1.0, 0.5, 0.25)
-"""Uniform scalings to begin a search with, and to compare its result with."""
+"""Widths of the seeds: simple networks that a search starts with and that its results are compared with."""
 DIVISOR = 8
-"""Of numbers of filters in spaces that are derived, as in those that come with lrnas."""
+"""Number that filter counts are multiples of in spaces that are derived from a timm model."""
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What may vary, with the networks that have a name in it. `load_space` makes them."""
+    """A search space, created by `load_space`."""
 
     name: str
     parameters: tuple[Parameter, ...]
     granularity: str
     choices: Mapping[str, Parameter]
-    """What concerns the whole network, for what the space speaks of; with one value where it is fixed."""
+    """The settings of the whole network that the space defines, including those with one value."""
     groups: tuple[Group, ...]
     batch_norm: bool | None = None
-    """Of every network in the space; None is without, or as a timm model has it."""
+    """Whether the networks have batch norm; None: without, or as in a timm model."""
     points: Mapping[str, Architecture] = field(default_factory=dict)
-    """The paper's networks of this space, or those of one's own file."""
+    """The networks with a name: those of the paper, or those in the user's file."""
     seeds: Mapping[str, Architecture] = field(default_factory=dict)
-    """Uniform scalings: the dense baseline and half k×1, half 1×k, where the space has them."""
+    """The baseline and the network of half k×1, half 1×k filters, at several widths, if they are in the space."""
     baseline: str | None = None
-    """The point that others are compared with."""
+    """The point with which other networks are compared."""
     left_out: tuple[str, ...] = ()
-    """Points of the file that lie outside at a granularity other than the file's own."""
+    """Points of the file that are not in the space at a granularity other than the file's."""
 
     @property
     def dimension(self) -> int:
-        """The number of parameters, the same for every point."""
+        """The number of parameters."""
         return len(self.parameters)
 
     @property
     def size(self) -> int:
-        """The number of points; architectures may be fewer."""
+        """The number of points; several of them can be the same architecture."""
         return math.prod(len(parameter.values) for parameter in self.parameters)
 
     @property
     def divisor(self) -> int:
-        """Of numbers of filters, as in an architecture."""
+        """Number that filter counts are multiples of, as in an architecture."""
         return next((group.divisor for group in self.groups), 1)
 
     @property
     def backbones(self) -> tuple[str, ...]:
+        """The names of the backbones."""
         return tuple(map(str, self.choices["backbone"].values))
 
     def architecture(self, params: Mapping[str, Any]) -> Architecture:
-        """The network that a value of every parameter means."""
-        values = self._checked(params)
+        """The network of a point.
+
+        Args:
+            params: A value of every parameter, by name.
+
+        Raises:
+            OutsideSpace: If a parameter is missing or unknown, or a value is not allowed.
+        """
+        values = self._check(params)
         choices = {name: values.get(name, choice.values[0]) for name, choice in self.choices.items()}
-        backbone = choices["backbone"]
         layers = {}
-        for group, names in self._names[backbone]:
+        for group in self.groups:
             allocation = group.allocation(values)
             if allocation != DENSE:
-                layers.update(dict.fromkeys(names, allocation))
-        return _network(choices, layers, self.batch_norm, self.divisor)
+                backbone = choices["backbone"]
+                layers.update({layer.name: allocation for layer in group.layers if layer.backbone == backbone})
+        return _make_architecture(choices, layers, self.batch_norm, self.divisor)
 
     def draw(self, chance: random.Random) -> dict[str, Any]:
-        """A value of every parameter, at random."""
+        """A random point: a value of every parameter, drawn uniformly."""
         return {parameter.name: chance.choice(parameter.values) for parameter in self.parameters}
 
     def params_of(self, architecture: Architecture) -> dict[str, Any]:
-        """The parameters of a network, under whatever description; OutsideSpace if it has none here."""
+        """The point of a network.
+
+        Args:
+            architecture: Any description of the network.
+
+        Returns:
+            A value of every parameter, by name.
+
+        Raises:
+            OutsideSpace: If the network is not in the space.
+        """
         plan = make_plan(architecture, check_fit=False)
         params = self._choices_of(plan)
         mixes = {conv.name: conv.mix for conv in plan.convs}
@@ -104,11 +122,11 @@ class SearchSpace:
         for name, mix in mixes.items():
             own = next(conv.mix for conv in make_plan(Architecture(plan.backbone)).convs if conv.name == name)
             if mix != own:
-                raise OutsideSpace(f"{name}: {mix}; allowed: {own}, for it does not vary in this space")
+                raise OutsideSpace(f"{name}: {mix}; allowed: {own}, because this layer does not vary in this space")
         return {parameter.name: params[parameter.name] for parameter in self.parameters}
 
     def to_dict(self) -> dict[str, Any]:
-        """All there is to know, for JSON: two spaces are the same if and only if these are equal."""
+        """The space as a JSON object; two spaces are the same if and only if these are equal."""
         return {
             "version": VERSION,
             "name": self.name,
@@ -124,23 +142,22 @@ class SearchSpace:
             "left_out": list(self.left_out),
         }
 
-    def _checked(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """A value of every parameter, as the space spells it."""
+    def _check(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The allowed value of every parameter that is meant by a given one."""
         values = {}
-        for name, parameter in self._by_name.items():
-            if name not in params:
-                raise OutsideSpace(f"every parameter has a value; {name} has none; allowed: {format_values(parameter)}")
-            value = parameter.match(params[name])
-            if value is None:
-                raise OutsideSpace(f"{name}: {format_value(params[name])}; allowed: {format_values(parameter)}")
-            values[name] = value
+        for parameter in self.parameters:
+            name = parameter.name
+            values[name] = parameter.match(params.get(name))
+            if values[name] is None:
+                got = format_value(params[name]) if name in params else "no value"
+                raise OutsideSpace(f"{name}: {got}; allowed: {format_values(parameter)}")
         if len(params) > len(values):
             unknown = min(params.keys() - values.keys())
             raise OutsideSpace(f"{self.name} has no parameter {unknown!r}{closest(unknown, values)}")
         return values
 
     def _choices_of(self, plan: Plan) -> dict[str, Any]:
-        """The parameters that concern the whole network."""
+        """The values of the parameters for the whole network."""
         if plan.backbone not in self.backbones:
             raise OutsideSpace(f"backbone {plan.backbone}; allowed: {format_values(self.choices['backbone'])}")
         found = self._combinations.get((plan.backbone, plan.choices))
@@ -152,31 +169,15 @@ class SearchSpace:
             allowed = list(dict.fromkeys(str(getattr(choices, name)) for choices in known))
             if str(value) not in allowed:
                 raise OutsideSpace(f"{name} {value}; allowed: {' or '.join(allowed)}")
-        raise OutsideSpace(f"{plan.choices} is no combination of this space's choices")
-
-    @cached_property
-    def _by_name(self) -> dict[str, Parameter]:
-        return {parameter.name: parameter for parameter in self.parameters}
-
-    @cached_property
-    def _names(self) -> dict[str, list[tuple[Group, list[str]]]]:
-        """By backbone, the groups that have layers in it, with these layers."""
-        return {
-            backbone: [
-                (group, names)
-                for group in self.groups
-                if (names := [layer.name for layer in group.layers if layer.backbone == backbone])
-            ]
-            for backbone in self.backbones
-        }
+        raise OutsideSpace(f"{plan.choices} is not a combination of this space's settings")
 
     @cached_property
     def _combinations(self) -> dict[Any, dict[str, Any]]:
-        """Every combination of the choices, by backbone and what it resolves to."""
+        """Every combination of the choices, by the backbone and the settings that it gives."""
         found: dict[Any, dict[str, Any]] = {}
         for values in product(*(choice.values for choice in self.choices.values())):
             choices = dict(zip(self.choices, values, strict=True))
-            plan = make_plan(_network(choices, {}, self.batch_norm))
+            plan = make_plan(_make_architecture(choices, {}, self.batch_norm))
             found.setdefault((plan.backbone, plan.choices), choices)
         return found
 
@@ -184,13 +185,33 @@ class SearchSpace:
 def load_space(
     source: str, *, granularity: str | None = None, batch_norm: bool | None = None, divisor: int | None = None
 ) -> SearchSpace:
-    """A space by its name, from a TOML file, or derived from a timm model (`timm:resnet18`).
+    """Load a search space.
 
-    `granularity` is network, stage or layer, in place of the space's own, and so is `divisor`, of numbers of filters;
-    `batch_norm` is for every network that the space hands out, its named points included.
+    Args:
+        source: The name of a space that is part of lrnas (`lrnas spaces` lists them), a TOML file, or timm:MODEL for a
+            space derived from a timm model.
+        granularity: Which layers vary together: `network`, `stage` or `layer`; by default as in the file.
+        batch_norm: Whether all networks of the space have batch norm, including its points; by default as in the file.
+        divisor: Number that filter counts are multiples of; by default as in the file.
+
+    Returns:
+        The space.
+
+    Raises:
+        UnknownName: If there is no space with this name.
+        InvalidSpace: If the file or an argument is not valid.
+
+    Example:
+        >>> from lrnas import load_space
+        >>> space = load_space("nin")
+        >>> params = space.params_of(space.points["nin-c3-lr"])
+        >>> params["backbone"], params["conv1.square"]
+        ('nin_3x3', 0.0)
+        >>> space.architecture({**params, "conv1.width": 0.5}).layers["conv1"].width
+        0.5
     """
     if granularity is not None and granularity not in GRANULARITIES:
-        raise InvalidSpace(f"granularity is one of {', '.join(GRANULARITIES)}; got {granularity!r}; choose one")
+        raise InvalidSpace(f"granularity must be one of {', '.join(GRANULARITIES)}; got {granularity!r}; choose one")
     if source.startswith(TIMM):
         definition = _derive(source)
     elif source in named_spaces():
@@ -208,7 +229,7 @@ def load_space(
 
 
 def named_spaces() -> list[str]:
-    """The spaces that come with lrnas."""
+    """The names of the spaces that are part of lrnas."""
     return sorted(path.stem for path in SEARCH_SPACES.glob("*.toml"))
 
 
@@ -222,17 +243,17 @@ def _make_space(definition: Definition, granularity: str, batch_norm: bool | Non
         raise InvalidSpace(f"{definition.name}: a timm model keeps its own norm; got batch_norm {got}; leave it out")
     values = {**definition.choices, "backbone": backbones}
     choices = {name: Parameter(name, values[name], ordered=False) for name in CHOICES if name in values}
-    groups = tie_layers(definition, backbones, granularity)
+    groups = make_groups(definition, backbones, granularity)
     parameters = [choice for choice in choices.values() if len(choice.values) > 1]
     parameters += [parameter for group in groups for parameter in group.parameters]
     space = SearchSpace(definition.name, tuple(parameters), granularity, choices, groups, batch_norm)
     if not parameters:
-        raise definition.source.error("every value is fixed; got nothing that varies; give a list or a range", "space")
+        definition.source.fail("a space needs a parameter; got only fixed values; give a list or a range", "space")
     try:
-        space._combinations  # noqa: B018  # every combination must be a network
+        space._combinations  # noqa: B018  # raises an error unless every combination is a network
     except LrnasError as error:
         named = next((name for name in CHOICES[1:] if name in choices and name in str(error)), "backbone")
-        raise definition.source.error(str(error), "space", named) from None
+        definition.source.fail(str(error), "space", named)
     points, left_out = _place_points(space, definition)
     baseline = definition.baseline if definition.baseline in points else None
     space = dataclasses.replace(space, points=points, left_out=left_out, baseline=baseline)
@@ -245,25 +266,25 @@ def _resolve_backbones(definition: Definition) -> tuple[str, ...]:
         try:
             name, with_norm = resolve_backbone(Architecture(given))
         except LrnasError as error:
-            raise definition.source.error(str(error), "space", "backbone") from None
+            definition.source.fail(str(error), "space", "backbone")
         if with_norm:
-            message = f"batch norm is the study's choice; got backbone {given!r}; write {name!r} and batch_norm = true"
-            raise definition.source.error(message, "space", "backbone")
+            message = f"batch norm is a separate setting; got backbone {given!r}; write {name!r} and batch_norm = true"
+            definition.source.fail(message, "space", "backbone")
         names.append(name)
     return tuple(dict.fromkeys(names))
 
 
-def _network(
+def _make_architecture(
     choices: Mapping[str, Any], layers: Mapping[str, Any], batch_norm: bool | None, divisor: int = 1
 ) -> Architecture:
     choices = dict(choices)
-    if choices.get("pool") == "none":  # a VGG that keeps its map keeps its classifier, which is made for it
+    if choices.get("pool") == "none":  # a VGG without global pool keeps its own classifier, which is made for its map
         choices.pop("classifier", None)
     return Architecture(layers=layers, batch_norm=batch_norm, divisor=divisor, **choices)
 
 
 def _place_points(space: SearchSpace, definition: Definition) -> tuple[dict[str, Architecture], tuple[str, ...]]:
-    """The named points that lie in the space, with the study's batch norm, and the names of the others."""
+    """The named points that are in the space, with its batch norm, and the names of the others."""
     points: dict[str, Architecture] = {}
     left_out = []
     for name, point in definition.points.items():
@@ -272,19 +293,17 @@ def _place_points(space: SearchSpace, definition: Definition) -> tuple[dict[str,
             point = _inside(space, dataclasses.replace(point, backbone=backbone, batch_norm=space.batch_norm))
         except OutsideSpace as error:
             if space.granularity == definition.granularity:
-                raise definition.source.error(
-                    f"point {name} is outside its own space: {error}", "points", name
-                ) from None
+                definition.source.fail(f"point {name} is outside its own space: {error}", "points", name)
             left_out.append(name)
         except LrnasError as error:
-            raise definition.source.error(f"point {name}: {error}", "points", name) from None
+            definition.source.fail(f"point {name}: {error}", "points", name)
         else:
             points[name] = point
     return points, tuple(left_out)
 
 
 def _inside(space: SearchSpace, point: Architecture) -> Architecture:
-    """A point as it is where the space has it so, else with the space's divisor; OutsideSpace where it has neither."""
+    """The point as written, or else with the divisor of the space; OutsideSpace if neither is in the space."""
     try:
         space.params_of(point)
     except OutsideSpace:
@@ -296,7 +315,7 @@ def _inside(space: SearchSpace, point: Architecture) -> Architecture:
 
 
 def _make_seeds(space: SearchSpace) -> dict[str, Architecture]:
-    """Uniform scalings that are no points already: of the baseline, and of half k×1, half 1×k."""
+    """The baseline and the network of half k×1, half 1×k filters, at several widths, unless they are points already."""
     seeds: dict[str, Architecture] = {}
     known = {canonical_id(point) for point in space.points.values()}
     base: dict[str, Any] = {parameter.name: parameter.neutral for parameter in space.parameters}
@@ -312,14 +331,14 @@ def _make_seeds(space: SearchSpace) -> dict[str, Architecture]:
             continue
         known.add(key)
         name = f"{mix}-x{width:g}"
-        if backbone.startswith(TIMM) or space.name.startswith(TIMM):  # where widths stay
+        if backbone.startswith(TIMM) or space.name.startswith(TIMM):  # whose widths do not vary
             name = "baseline" if mix == "dense" else mix
         seeds[name if backbone == home else f"{backbone}-{name}"] = seed
     return seeds
 
 
 def _uniform(space: SearchSpace, base: Mapping[str, Any], wanted: Mapping[str, Any]) -> Architecture | None:
-    """The network in which all that varies has the same value, if the space has it."""
+    """The network in which all groups have the same values; None if it is not in the space."""
     params = dict(base)
     for group in space.groups:
         for parameter in group.parameters:
@@ -330,9 +349,9 @@ def _uniform(space: SearchSpace, base: Mapping[str, Any], wanted: Mapping[str, A
 
 
 def _derive(source: str) -> Definition:
-    """The space of a timm model: shares and joins of every k×k convolution that can be replaced.
+    """The definition of the space of a timm model: shares and joins of every k×k convolution that can be replaced.
 
-    Widths stay, since other parts of a model count on its numbers of channels.
+    Widths do not vary, because other parts of the model need the same numbers of channels.
     """
     try:
         plan = make_plan(Architecture(source))
@@ -341,8 +360,8 @@ def _derive(source: str) -> Definition:
     layers = [conv.name for conv in plan.convs if conv.kernel > 1]
     if not layers:
         raise InvalidSpace(
-            f"{source} has no convolution that can be replaced (they are 1×1, grouped, or do more than convolve); "
-            "got nothing that varies; choose another model"
+            f"a space needs a convolution that can be replaced; all of {source} are 1×1, grouped or of a special type; "
+            "choose another model"
         )
     stages: dict[str, list[str]] = {}
     for layer in layers:
@@ -361,9 +380,9 @@ def _derive(source: str) -> Definition:
 
 
 def _stage_of(path: str) -> str:
-    """The part of a timm model that a layer is in: layer1, s1, blocks.0, stages.1, features.denseblock1, stem.
+    """The stage of a layer of a timm model: layer1, s1, blocks.0, stages.1, features.denseblock1, stem.
 
-    It goes up to the first part of the path that counts, that is, has a digit.
+    It is the path up to the first part with a digit.
     """
     parts: Sequence[str] = path.split(".")
     if "stem" in parts[0]:

@@ -146,14 +146,14 @@ def test_bad_files_get_one_line_and_exit_code_2(
         (["count", "vgg-gmp-lrr"], "unknown network 'vgg-gmp-lrr'; did you mean vgg-gmp-lr"),
         (["count", "timm:resnet81"], "unknown timm model 'resnet81'; did you mean resnet"),
         (["count", "x" * 5000], "unknown network"),
-        (["count", "timm:nin_c3"], "nin_c3 is ours; write nin-c3"),
+        (["count", "timm:nin_c3"], "nin_c3 is one of lrnas; write nin-c3"),
         (["spaces", "vgg-11"], "unknown space 'vgg-11'; did you mean vgg11?"),
         (["spaces", "missing.toml"], "cannot read missing.toml: No such file or directory"),
         (["spaces", "--divisor", "0"], "divisor must be a whole number from 1 to 64; got 0"),
-        (["spaces", "--granularity", "block"], "granularity is one of network, stage, layer; got 'block'"),
+        (["spaces", "--granularity", "block"], "granularity must be one of network, stage, layer; got 'block'"),
         (["count", "vgg-gmp", "--input", "8"], "choose a larger input"),
-        (["count", "vgg-gmp", "--input", "-1"], "the input size is a whole number above 0; got -1"),
-        (["count", "vgg-gmp", "--classes", "0"], "the number of classes is a whole number above 0; got 0"),
+        (["count", "vgg-gmp", "--input", "-1"], "the input size must be a whole number above 0; got -1"),
+        (["count", "vgg-gmp", "--classes", "0"], "the number of classes must be a whole number above 0; got 0"),
     ],
 )
 def test_bad_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

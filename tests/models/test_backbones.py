@@ -128,12 +128,12 @@ def test_default_cfg_knows_the_last_map() -> None:
 
 
 def test_what_the_architecture_says_is_not_an_argument() -> None:
-    with pytest.raises(ConversionError, match="stem_stride is for the architecture to say; got 2"):
+    with pytest.raises(ConversionError, match="stem_stride must be set in the architecture; got argument 2"):
         make("nin", stem_stride=2)
-    with pytest.raises(ConversionError, match="norm_layer is for the architecture to say"):
+    with pytest.raises(ConversionError, match="norm_layer must be set in the architecture"):
         make("vgg_gmp_lr", norm_layer=nn.BatchNorm2d)
     half = Allocation.composite(vertical=0.5, horizontal=0.5)
-    with pytest.raises(ConversionError, match="conv1 is not the convolution it is in timm:resnet18"):
+    with pytest.raises(ConversionError, match="conv1 is not the same convolution as in timm:resnet18"):
         create_model(Architecture("timm:resnet18", {"*": half}), stem_type="deep", stem_width=32)
     assert create_model(Architecture("vgg11", pool="max"), global_pool="avg").architecture.pool == "avg"
 

@@ -162,7 +162,7 @@ def test_allocations_by_path() -> None:
     assert set(report.replaced) == {"conv1", "layer1.0.conv1"}
     assert isinstance(model.conv1, SeparableConv2d)
     assert torch.equal(model.layer2[0].conv1.weight, weight)  # what is not named keeps its weights
-    assert report.left["layer2.0.conv1"] == "it stays as it is by the allocation"
+    assert report.left["layer2.0.conv1"] == "its allocation is the same as before"
     again = convert(model)
     assert again.left["conv1"] == "it has mixed-shape filters already"
     assert not any(path.startswith("conv1.") for path in [*again.left, *again.replaced])
@@ -171,7 +171,7 @@ def test_allocations_by_path() -> None:
 def test_only_what_is_named_is_replaced() -> None:
     report = convert(timm.create_model("resnet18"), {"conv1": HALF})
     assert set(report.replaced) == {"conv1"}
-    assert report.left["layer1.0.conv1"] == "no allocation names it"
+    assert report.left["layer1.0.conv1"] == "no allocation is given for it"
 
 
 def test_a_convolution_by_itself() -> None:
@@ -192,10 +192,10 @@ def test_new_weights_follow_the_rule() -> None:
     [
         (
             Allocation(width=2),
-            "dense must keep its 8 output channels, which the next layers expect; the allocation gives 16",
+            "dense must keep its 8 output channels, because the next layers need them; got 16",
         ),
         ({"dnese": HALF}, "no k×k convolution 'dnese'; did you mean dense?"),
-        ({"up": HALF}, "up cannot be replaced, it is transposed"),
+        ({"up": HALF}, "up cannot be replaced: it is transposed"),
     ],
 )
 def test_refusals(allocation: object, message: str) -> None:

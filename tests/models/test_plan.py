@@ -173,13 +173,17 @@ def test_id_survives_json(architecture: Architecture) -> None:
     ("architecture", "size", "message"),
     [
         (Architecture("vgg11", {"conv9_1": HALF}), None, "vgg11 has no layer 'conv9_1'; did you mean"),
-        (Architecture("vgg11", {"fc6": HALF}), None, "fc6 belongs to the classifier"),
+        (Architecture("vgg11", {"fc6": HALF}), None, "fc6 is part of the classifier"),
         (Architecture("nin", {"cccp1": HALF}), None, "cccp1 is a 1×1 convolution, in which only the width"),
         (Architecture("nin", {"conv1": HALF, "conv1.conv": HALF}), None, "are the same layer"),
-        (Architecture("vgg11", classifier="linear"), None, "with pool none needs its mlp"),
-        (Architecture("vgg11", classifier="mlp:64"), None, "keeps its 4096 hidden units"),
-        (Architecture("nin", classifier="mlp"), None, "nin has classifier conv; got 'mlp'"),
-        (Architecture("googlenet", pool="none"), None, "googlenet has pool avg or max; got 'none'"),
+        (
+            Architecture("vgg11", classifier="linear"),
+            None,
+            "pool none must have its classifier mlp:4096; got 'linear'",
+        ),
+        (Architecture("vgg11", classifier="mlp:64"), None, "must have its classifier mlp:4096; got 'mlp:64'"),
+        (Architecture("nin", classifier="mlp"), None, "classifier of nin must be conv; got 'mlp'"),
+        (Architecture("googlenet", pool="none"), None, "pool of googlenet must be avg or max; got 'none'"),
         (Architecture("vgg11_bn", batch_norm=False), None, "vgg11_bn has batch norm; got batch_norm false"),
         (
             Architecture("vgg11", {"conv5_1": Allocation("composite", (FilterGroup("7x1", 1),))}, "max"),
@@ -187,11 +191,11 @@ def test_id_survives_json(architecture: Architecture) -> None:
             "conv5_1: a kernel larger than the backbone's 3×3 must fit the map; got 7x1 on 2×2 at input 32",
         ),
         (Architecture("vgg11"), 16, "a 2×2 pool needs a map of at least this size; got 1×1 at input 16"),
-        (Architecture("nin"), 0, "the input size is a whole number above 0; got 0"),
+        (Architecture("nin"), 0, "the input size must be a whole number above 0; got 0"),
         (Architecture("googlenet_padded"), 128, "googlenet_padded needs input 224"),
         (Architecture("timm:resnet18", pool="max"), None, "timm:resnet18 keeps its own pool"),
         (Architecture("timm:resnet18", {"layer1.0.conv": HALF}), None, "has no layer 'layer1.0.conv'; did you mean"),
-        (Architecture("timm:resnet50", {"layer1.0.conv1": HALF}), None, "cannot be replaced, it is 1×1"),
+        (Architecture("timm:resnet50", {"layer1.0.conv1": HALF}), None, "cannot be replaced: it is 1×1"),
         (
             Architecture("timm:resnet18", {"*": Allocation("composite", (FilterGroup("99x1", 1),))}),
             32,
@@ -214,12 +218,12 @@ def test_unknown_backbones_get_the_closest_names() -> None:
 
 
 def test_our_own_networks_are_not_timms() -> None:
-    with pytest.raises(LrnasError, match="vgg_gmp_lr is ours; write vgg-gmp-lr"):
+    with pytest.raises(LrnasError, match="vgg_gmp_lr is one of lrnas; write vgg-gmp-lr"):
         make_plan(Architecture("timm:vgg_gmp_lr"))
 
 
 def test_timm_layers_keep_their_width() -> None:
-    with pytest.raises(ConversionError, match=r"must keep its 64 output channels.*gives 128"):
+    with pytest.raises(ConversionError, match=r"must keep its 64 output channels.*got 128"):
         make_plan(Architecture("timm:resnet18", {"layer1.0.conv1": Allocation(width=2)}))
 
 

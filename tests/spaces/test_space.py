@@ -142,7 +142,7 @@ def test_values_are_met_up_to_floating_point_and_others_refused() -> None:
         with pytest.raises(OutsideSpace, match=re.escape(message)):
             space.architecture({**params, **change})
     del params["cccp1.width"]
-    with pytest.raises(OutsideSpace, match=r"every parameter has a value; cccp1.width has none"):
+    with pytest.raises(OutsideSpace, match=r"cccp1.width: no value; allowed: 1/4 to 3/2"):
         space.architecture(params)
 
 
@@ -183,7 +183,7 @@ def test_what_is_outside_is_told_by_layer_and_value(architecture: Architecture, 
 
 def test_what_does_not_vary_is_outside_too(tmp_path: Path) -> None:
     space = load(tmp_path, OWN)
-    with pytest.raises(OutsideSpace, match=r"cccp1: 1x1,80; allowed: 1x1,160, for it does not vary"):
+    with pytest.raises(OutsideSpace, match=r"cccp1: 1x1,80; allowed: 1x1,160, because this layer does not vary"):
         space.params_of(Architecture("nin", {"cccp1": Allocation(width=0.5)}))
     with pytest.raises(OutsideSpace, match="conv1: form separable; allowed: mixed"):
         space.params_of(Architecture("nin", {"conv1": Allocation("separable")}))
@@ -276,12 +276,12 @@ def test_timm_spaces() -> None:
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("timm:resnetv2_50x1_bit", {}, "has no convolution that can be replaced"),
+        ("timm:resnetv2_50x1_bit", {}, "a space needs a convolution that can be replaced"),
         ("timm:resnet81", {}, "unknown timm model 'resnet81'; did you mean resnet18"),
         ("timm:resnet18", {"batch_norm": True}, "a timm model keeps its own norm; got batch_norm true; leave it out"),
         ("timm:resnet18", {"batch_norm": False}, "got batch_norm false"),
-        ("timm:nin_c3", {}, "nin_c3 is ours"),
-        ("nin", {"granularity": "block"}, "granularity is one of network, stage, layer; got 'block'"),
+        ("timm:nin_c3", {}, "nin_c3 is one of lrnas"),
+        ("nin", {"granularity": "block"}, "granularity must be one of network, stage, layer; got 'block'"),
     ],
 )
 def test_bad_sources(source: str, options: dict[str, Any], message: str) -> None:
@@ -400,59 +400,64 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
         ("layers.conv1 =", "layers.conv9 =", 9, "point mine: nin has no layer 'conv9'"),
         ('"conv2"]', '"conv22"]', 5, "nin has no layer 'conv22'; did you mean conv2"),
         ('"conv2"]', '"convolution*"]', 5, "nin has no layer 'convolution*'; known: conv1, cccp1"),
-        ('"conv2"]', '"cccp1"]', 5, "cccp1 is a 1×1 convolution, of which only the width varies; got square, width"),
-        ('["conv1", "conv2"]', '["cccp*"]', 5, "an entry varies k×k layers, or the width of 1×1 ones; it has none"),
-        ('["conv1", "conv2"]', "[]", 5, "layers are listed by name or pattern"),
-        ('layers = ["conv1", "conv2"]\n', "", 4, "layers are listed by name or pattern, like"),
-        ('step = "1/8"', 'step = "2/3"', 6, "whole steps, 1000 values at most; got 0 to 1 in steps of 2/3"),
-        ('step = "1/8"', 'step = "1/8000"', 6, "1000 values at most"),
-        ('step = "1/8"', 'step = "1/0"', 6, "a number or a fraction like \"3/8\" is expected; got '1/0'"),
-        ("to = 1,", "to = 2,", 6, "square is a share from 0 to 1; got 9/8"),
-        (', step = "1/8"', "", 6, "a range has from, to and step; got from, to"),
-        ('["1/2", 1, 2]', '["1/2", 0.5]', 7, "each value is given once; 1/2 is repeated"),
-        ('["1/2", 1, 2]', "[]", 7, "width has a value or several; got an empty list"),
-        ('["1/2", 1, 2]', "[0, 1]", 7, "width is a multiple of the backbone's width, above 0 and at most 64; got 0"),
+        ('"conv2"]', '"cccp1"]', 5, "cccp1 is a 1×1 convolution, in which only the width can vary; got square, width"),
+        (
+            '["conv1", "conv2"]',
+            '["cccp*"]',
+            5,
+            "an entry needs k×k layers, or varies only the width of 1×1 layers; got none",
+        ),
+        ('["conv1", "conv2"]', "[]", 5, "layers must be a list of names or patterns"),
+        ('layers = ["conv1", "conv2"]\n', "", 4, "layers must be a list of names or patterns, such as"),
+        ('step = "1/8"', 'step = "2/3"', 6, "whole steps, with at most 1000 values; got 0 to 1 in steps of 2/3"),
+        ('step = "1/8"', 'step = "1/8000"', 6, "at most 1000 values"),
+        ('step = "1/8"', 'step = "1/0"', 6, "a number or a fraction such as \"3/8\" is needed; got '1/0'"),
+        ("to = 1,", "to = 2,", 6, "square must be a share from 0 to 1; got 9/8"),
+        (', step = "1/8"', "", 6, "a range needs from, to and step; got from, to"),
+        ('["1/2", 1, 2]', '["1/2", 0.5]', 7, "each value can be given once; 1/2 is repeated"),
+        ('["1/2", 1, 2]', "[]", 7, "width needs at least one value; got an empty list"),
+        ('["1/2", 1, 2]', "[0, 1]", 7, "width must be a multiple of the backbone's width, above 0, at most 64; got 0"),
         ('["1/2", 1, 2]', "[true]", 7, "a number or a fraction"),
         ('["1/2", 1, 2]', '["9e999999999"]', 7, "a number or a fraction"),
-        ("width = [", 'form = "dense"\nwidth = [', 7, "form is mixed or separable; got 'dense'"),
+        ("width = [", 'form = "dense"\nwidth = [', 7, "form must be mixed or separable; got 'dense'"),
         ('backbone = "nin"\n\n', 'backbone = "min"\n\n', 2, "unknown backbone 'min'; did you mean nin"),
         ('backbone = "nin"\n\n', 'backbone = "vgg11_bn"\n\n', 2, "write 'vgg11' and batch_norm = true"),
-        ('backbone = "nin"\n\n', "backbone = 3\n\n", 2, "backbone is a name or a list of names; got 3"),
-        ('backbone = "nin"\n\n', "\n\n", 1, "a space names its backbone; got none"),
-        ('"nin"\n\n', '"nin"\npool = ["avg", "none"]\n\n', 3, "nin has pool avg or max; got 'none'"),
+        ('backbone = "nin"\n\n', "backbone = 3\n\n", 2, "backbone must be a name or a list of names; got 3"),
+        ('backbone = "nin"\n\n', "\n\n", 1, "a space needs a backbone; got none"),
+        ('"nin"\n\n', '"nin"\npool = ["avg", "none"]\n\n', 3, "pool of nin must be avg or max; got 'none'"),
         ('"nin"\n\n', '"nin"\nstem_stride = 3\n\n', 3, "stem_stride must be one of 1, 2, 4; got 3"),
         (
             '"nin"\n\n',
             '"nin"\ngranularity = "block"\n\n',
             3,
-            "granularity is one of network, stage, layer; got 'block'",
+            "granularity must be one of network, stage, layer; got 'block'",
         ),
         ('"nin"\n\n', '"nin"\ngranularity = "stage"\n\n', 1, "granularity stage needs stages; got none"),
-        ('"nin"\n\n', '"nin"\nbatch_norm = 1\n\n', 3, "batch_norm is true or false, for all networks; got 1"),
+        ('"nin"\n\n', '"nin"\nbatch_norm = 1\n\n', 3, "batch_norm must be true or false, for all networks; got 1"),
         (
             '"nin"\n\n',
             '"nin"\nbaseline = "yours"\n\n',
             3,
-            "the baseline is one of the points; got 'yours'; known: mine",
+            "the baseline must be one of the points; got 'yours'; known: mine",
         ),
         (
             '"nin"\n\n',
             '"nin"\nstages.a = ["conv1"]\n\n',
             3,
-            "the stages have every layer that varies; conv2 is in none",
+            "every layer that varies must be in a stage; conv2 is in none",
         ),
         (
             '"nin"\n\n',
             '"nin"\nstages = { a = "conv*", b = "conv1" }\n',
             3,
-            "stands once in [space.stages]; conv1 is in two",
+            "can be in one list of [space.stages]; conv1 is in two",
         ),
         ('"nin"\n\n', '"nin"\ntied.conv3 = ["conv1", "conv2"]\n', 3, "'conv3' is another layer"),
         (
             '"nin"\n\n',
             '"nin"\ntied.both = ["conv1", "conv3"]\n',
             3,
-            "tied layers are of one entry and one stage; conv1, conv3",
+            "tied layers must be in one entry and one stage; conv1, conv3",
         ),
         (
             "[points.mine]",
@@ -460,7 +465,7 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
             10,
             "conv1 is in two; remove it",
         ),
-        ("[points.mine]\n", '[points]\nmine = "nin"\n[points.other]\n', 10, "is a table; got 'nin'"),
+        ("[points.mine]\n", '[points]\nmine = "nin"\n[points.other]\n', 10, "must be a table; got 'nin'"),
     ],
 )
 def test_bad_files_are_told_by_file_and_line(tmp_path: Path, old: str, new: str, line: int, message: str) -> None:
@@ -472,18 +477,18 @@ def test_bad_files_are_told_by_file_and_line(tmp_path: Path, old: str, new: str,
 
 
 def test_files_that_are_no_spaces(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSpace, match=r"own.toml: not TOML, .*line 1"):
+    with pytest.raises(InvalidSpace, match=r"own.toml: not valid TOML: .*line 1"):
         load(tmp_path, "space = 1 2\n")
-    with pytest.raises(InvalidSpace, match=r"own.toml: a space has a table \[space\]; got none"):
+    with pytest.raises(InvalidSpace, match=r"own.toml: a space needs a table \[space\]; got none"):
         load(tmp_path, "")
-    with pytest.raises(InvalidSpace, match="a space varies something; got nothing"):
+    with pytest.raises(InvalidSpace, match="a space needs something that varies; got nothing"):
         load(tmp_path, '[space]\nbackbone = "nin"\n')
-    with pytest.raises(InvalidSpace, match="every value is fixed"):
+    with pytest.raises(InvalidSpace, match="a space needs a parameter; got only fixed values"):
         load(tmp_path, '[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\nsquare = 0\n')
     with pytest.raises(InvalidSpace, match="varies form, square, vertical, join, width; got none"):
         load(tmp_path, '[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\n')
     entries = '[[space.vary]]\nlayers = "conv1"\nwidth = [1, 2]\n[[space.vary]]\nlayers = "conv2"\nsquare = [0, 1]\n'
-    with pytest.raises(InvalidSpace, match=r"line 6: entries .* have names; 'all' stands for two"):
+    with pytest.raises(InvalidSpace, match=r"line 6: entries .* need different names; 'all' is used twice"):
         load(tmp_path, f'[space]\nbackbone = "nin"\n{entries}', granularity="network")
 
 
