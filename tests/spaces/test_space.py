@@ -405,7 +405,7 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
             '["conv1", "conv2"]',
             '["cccp*"]',
             5,
-            "an entry needs k×k layers, or varies only the width of 1×1 layers; got none",
+            "or varies only the width of 1×1 layers; got none",
         ),
         ('["conv1", "conv2"]', "[]", 5, "layers must be a list of names or patterns"),
         ('layers = ["conv1", "conv2"]\n', "", 4, "layers must be a list of names or patterns, such as"),
