@@ -90,8 +90,8 @@ def paper_points() -> dict[str, Point]:
         data = tomllib.loads((SEARCH_SPACES / f"{space}.toml").read_text(encoding="utf-8"))
         paper = data["paper"]
         convention = Convention(paper.get("auxiliary_macs", False), paper.get("classifier_params", True))
-        settings = [paper[key] for key in ("title", "table", "input", "num_classes", "baseline", "data")]
-        table = Table(*settings, *[convention])
+        columns = [paper[key] for key in ("title", "table", "input", "num_classes", "baseline", "data")]
+        table = Table(*[*columns, convention])
         published = _read_table(table.file)
         for name, entry in data["points"].items():
             extra = {key: entry.pop(key) for key in ("counted_on", "note", "explained") if key in entry}
