@@ -101,18 +101,15 @@ class FrontSampler(BaseSampler):
         others = [self._observe(other) for other in study.get_trials(deepcopy=False) if other.number != trial.number]
         seen = [entry for entry in others if entry is not None]
         full = [entry for entry in seen if entry.is_full]
-        if len(full) < MIN_COMPLETED:
-            return self._explore(seen)
         front = [full[i] for i in front_indices([[-entry.curve[-1], *entry.costs] for entry in full])]
-        candidates = self._candidates([entry.params for entry in front], seen)
+        candidates = self._candidates([entry.params for entry in front], seen) if len(full) >= MIN_COMPLETED else []
         if not candidates:
             return self._explore(seen)
         costs = np.log([cost for _, cost in candidates])
         points = np.array([self._encode(params) for params, _ in candidates])
         mean, deviation = self._predict(front, seen, costs, points)
-        gains = expected_gain(
-            mean, deviation, costs, np.array([entry.curve[-1] for entry in front]), np.log([e.costs for e in front])
-        )
+        accuracies, front_costs = np.array([entry.curve[-1] for entry in front]), np.log([e.costs for e in front])
+        gains = expected_gain(mean, deviation, costs, accuracies, front_costs)
         return candidates[int(np.argmax(gains))][0]
 
     # --- what is known
@@ -131,11 +128,9 @@ class FrontSampler(BaseSampler):
         if not (attributes.get("trained") or "imported_from" in attributes) or trial.state == TrialState.FAIL:
             return None
         costs = tuple(float(attributes[name]) for name in self.cost_names)
-        is_full = trial.state == TrialState.COMPLETE
-        curve = tuple(attributes.get("curve", ()))
-        if attributes.get("status") in ("diverged", "faulty"):
-            curve = (0.0,)
-        return _Observation(trial.params, self._key(trial.params), costs, curve, is_full and bool(curve))
+        curve = (0.0,) if attributes.get("status") in ("diverged", "faulty") else tuple(attributes.get("curve", ()))
+        is_full = trial.state == TrialState.COMPLETE and bool(curve)
+        return _Observation(trial.params, self._key(trial.params), costs, curve, is_full)
 
     def _key(self, params: Params) -> tuple[Any, ...]:
         return tuple(params[parameter.name] for parameter in self.parameters)
@@ -163,14 +158,13 @@ class FrontSampler(BaseSampler):
         center, scale = known_costs.mean(axis=0), known_costs.std(axis=0) + 1e-6
 
         def stack(entries: list[_Observation]) -> tuple[Array, Array]:
-            own = np.log(np.array([entry.costs for entry in entries]).reshape(-1, costs.shape[1]))
-            return (own - center) / scale, np.array([self._encode(entry.params) for entry in entries]).reshape(
-                -1, points.shape[1]
-            )
+            scaled = (np.log([entry.costs for entry in entries]) - center) / scale
+            return scaled, np.array([self._encode(entry.params) for entry in entries])
 
         process = fit(*stack(measured), np.array(values), np.array(variances), self.random, self._settings)
         self._settings = process.settings
-        process = process.with_expected(*stack([entry for entry in seen if not entry.curve]))
+        if started := [entry for entry in seen if not entry.curve]:
+            process = process.with_expected(*stack(started))
         return process.predict((costs - center) / scale, points)
 
     # --- what could be next
@@ -214,12 +208,9 @@ class FrontSampler(BaseSampler):
 
 def _final_accuracy(entry: _Observation, full: list[_Observation]) -> tuple[float, float]:
     """A network's accuracy after all epochs, measured or extrapolated by what others gained, and its variance."""
-    if entry.is_full:
-        return entry.curve[-1], 0.0
     epoch = len(entry.curve)
-    gains = np.array([other.curve[-1] - other.curve[epoch - 1] for other in full if len(other.curve) >= epoch])
-    if not len(gains):
-        return entry.curve[-1], 0.0
+    longer = [] if entry.is_full else [other.curve for other in full if len(other.curve) >= epoch]
+    gains = np.array([curve[-1] - curve[epoch - 1] for curve in longer] or [0.0])
     return entry.curve[-1] + float(gains.mean()), float(gains.var())
 
 

@@ -89,12 +89,9 @@ def running_ray(workers: Workers) -> Iterator[Workers]:
         available = ray.cluster_resources()  # type: ignore[no-untyped-call]
         wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
         for kind, share in wanted.items():
-            if share > available.get(kind, 0):
+            if share > (most := available.get(kind, 0)):
                 option = f"--{kind.lower()}s-per-trial"
-                raise LrnasError(
-                    f"{option} must be at most the number of {kind}s, {available.get(kind, 0):g}; got {share:g}; "
-                    "give less"
-                )
+                raise LrnasError(f"{option} must be at most the number of {kind}s, {most:g}; got {share:g}; give less")
         room = min(int(available[kind] / share) for kind, share in wanted.items() if share)
         yield replace(workers, concurrency=max(1, min(room, workers.concurrency or room)))
     finally:

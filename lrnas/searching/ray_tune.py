@@ -60,8 +60,7 @@ class Task:
     job: Job
     folder: Path
     """Folder of the trial's checkpoint."""
-    cpus: float
-    use_gpu: bool
+    workers: Workers
     mark: str
     """Name of a file beside the folder that shows whether the worker shares the search's disk."""
     test: bool
@@ -177,8 +176,8 @@ def _load_data(data: str, min_size: int, data_dir: str | None, image_size: int |
 def _train_trial(config: dict[str, Task]) -> None:
     """Train one network in a worker: report where, then every epoch, and finally the outcome."""
     task = config["task"]
-    job, folder, device = task.job, task.folder, "cuda" if task.use_gpu else "cpu"
-    torch.set_num_threads(max(1, int(task.cpus)))
+    job, folder, device = task.job, task.folder, "cuda" if task.workers.gpus else "cpu"
+    torch.set_num_threads(max(1, int(task.workers.cpus)))
     past = recorded_curve(folder)  # epochs that an earlier worker trained
     curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
     load_data = functools.partial(_load_data, job.data, job.min_size, job.data_dir, job.image_size)
@@ -213,7 +212,7 @@ def _train_trial(config: dict[str, Task]) -> None:
             raise
         outcome = {"status": "faulty", "reason": error_line(error)}
     finally:
-        if task.use_gpu:
+        if device == "cuda":
             with suppress(RuntimeError):  # the GPU may have failed
                 torch.cuda.empty_cache()
     if outcome["status"] == "completed":
@@ -287,7 +286,7 @@ class _StudySearcher(Searcher):
         self.running[trial_id] = proposal.number
         self.ledger.note(proposal.number, seed=job.seed, **self.facts)
         self.notify("started")
-        return {"task": Task(job, folder, self.workers.cpus, self.workers.gpus > 0, self.mark, self.test)}
+        return {"task": Task(job, folder, self.workers, self.mark, self.test)}
 
     @_guarded
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -319,12 +318,12 @@ class _StudySearcher(Searcher):
         if status == "unreadable":  # the search ends; the trial waits until the images are repaired
             self.ledger.release(number)
             raise UnreadableImages(result["reason"])
-        if error or status == "lost" or (status == "faulty" and self._is_unproven()):
+        is_lost = error or status == "lost" or (status == "faulty" and self._is_unproven())
+        if not is_lost:
+            self.losses_in_a_row = 0
+        if is_lost:
             self._lose(number, result.get("reason") or self.last_reasons.pop(trial_id, "its worker was lost"))
-            self.notify("ended")
-            return
-        self.losses_in_a_row = 0
-        if trial_id in self.stop_reasons:
+        elif trial_id in self.stop_reasons:
             self._prune(number, "stopped", self.stop_reasons.pop(trial_id))
         elif status == "completed":
             if self.test:
