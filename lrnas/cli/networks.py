@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import add_command, add_device, add_option, add_settings, call
@@ -81,7 +80,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     from lrnas.training.reproduce import reproduce
 
     changes = (options.set or {}) | ({} if options.epochs is None else {"epochs": options.epochs})
-    result = call(reproduce, options, changes=changes, say=lambda line: print(line, file=sys.stderr))
+    result = call(reproduce, options, changes=changes)
     print_result(options, result.to_dict, lambda: _print_reproduction(result))
 
 

@@ -9,6 +9,7 @@ and chosen.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +17,18 @@ import numpy.typing as npt
 import torch
 
 from lrnas.data.cifar10 import CLASSES, load_cifar10
-from lrnas.data.folders import find_folders, hash_files
+from lrnas.data.folders import find_folders
 from lrnas.data.formats import find_hfds, find_tfds, find_wds
 from lrnas.data.in_memory import DataSet, ImageSet, Split
 from lrnas.data.names import SETS, STREAMS, Progress, data_folder, parse_name, with_absolute_paths
 from lrnas.data.splits import Indices, stratified
-from lrnas.data.streamed import StreamSet, make_stream
-from lrnas.data.workers import STREAM_SIZE
+from lrnas.data.streamed import make_stream
+from lrnas.data.workers import STREAM_SIZE, Found
 from lrnas.errors import DataError, MissingExtra, UnknownName
+
+Finder = Callable[[str, str | None, Progress | None], Found]
+"""Function of the rest of a name, the data folder and a progress callback."""
+FINDERS: dict[str, Finder] = {"folder": find_folders, "hfds": find_hfds, "wds": find_wds, "tfds": find_tfds}
 
 
 def load_set(
@@ -59,7 +64,7 @@ def load_set(
             raise DataError(f"images have at least {min_size} pixels here; got {size}; give a larger --image-size")
         if not rest:
             raise DataError(f"the name of a {kind} data set is {STREAMS[kind]}; got {name!r}; add the missing part")
-        return _load_stream(kind, rest, place, size, loaders, progress)
+        return make_stream(FINDERS[kind](rest, place, progress), size, loaders)
     if name not in SETS:
         if Path(name).is_dir():
             raise UnknownName("data set", name, (), f"; did you mean folder:{Path(name)}?")
@@ -67,27 +72,6 @@ def load_set(
     if image_size is not None:
         raise DataError(f"the images of {name} have a fixed size; got --image-size {image_size}; leave it out")
     return _load_digits(min_size) if name == "digits" else _load_cifar10(data_folder(place), min_size, progress)
-
-
-def _load_stream(
-    kind: str, rest: str, folder: str | None, image_size: int, loaders: int | None, progress: Progress | None
-) -> StreamSet:
-    given, cache = None if folder is None else Path(folder), data_folder(folder)
-    name, bytes_hash = f"{kind}/{rest}", ""
-    if kind == "hfds":
-        classes, sources = find_hfds(rest, given)
-    elif kind == "tfds":
-        classes, sources = find_tfds(rest, given, cache, progress)
-    elif kind == "wds":
-        root = ((given or Path()) / Path(rest).expanduser()).resolve()
-        name = f"wds/{root}"
-        classes, sources = find_wds(root, cache, progress)
-    else:
-        root = Path(rest).expanduser().resolve()
-        name = f"folder:{root}"
-        classes, splits = find_folders(root)
-        sources, bytes_hash = dict(splits), hash_files(splits)
-    return make_stream(name, kind, classes, sources, image_size, loaders, bytes_hash)
 
 
 def _load_digits(min_size: int) -> ImageSet:

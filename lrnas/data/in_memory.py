@@ -78,17 +78,13 @@ class DataSet(ABC):
         return []
 
     @property
-    def unreadable(self) -> list[str]:
-        """The images that could not be read so far, with the reasons."""
-        return []
-
-    def unreadable_state(self) -> Unreadable:
-        """Return the images that could not be read so far, to be saved in a checkpoint."""
+    def unreadable(self) -> Unreadable:
+        """The images that could not be read so far, which a checkpoint stores."""
         return {}
 
-    def restore_unreadable(self, state: Unreadable) -> None:
-        """Take over what `unreadable_state` returned in an earlier run, or in another worker."""
-        assert not state
+    def restore_unreadable(self, unreadable: Unreadable) -> None:
+        """Take over the images that could not be read in an earlier run, or in another worker."""
+        assert not unreadable
 
     @abstractmethod
     def joined(self) -> DataSet:

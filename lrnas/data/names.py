@@ -10,11 +10,8 @@ from pathlib import Path
 Progress = Callable[[str, int, int], None]
 """Progress callback: what is being done, how many bytes or images are done, and how many there are (0: unknown)."""
 
-SETS = {
-    "digits": "scikit-learn's 1,797 handwritten digits; comes with the package, trains in seconds",
-    "cifar10": "60,000 photographs of 32×32 pixels in 10 classes",
-}
-"""Data sets that are loaded into memory, and their descriptions."""
+SETS = ("digits", "cifar10")
+"""Data sets that are loaded into memory."""
 
 STREAMS = {"folder": "folder:PATH", "hfds": "hfds/NAME", "wds": "wds/FOLDER", "tfds": "tfds/NAME"}
 """Kinds of data sets whose images are read from files during training, and how their names are written."""

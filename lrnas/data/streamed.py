@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,18 +24,19 @@ from torch import Tensor
 from lrnas._distributed import gather_objects, rank, world_size
 from lrnas._messages import logger
 from lrnas.data.in_memory import DataSet, Unreadable, normalise
-from lrnas.data.names import Progress, first_few
+from lrnas.data.names import Progress, first_few, parse_name
 from lrnas.data.splits import Indices, stratified
 from lrnas.data.workers import (
     TRIES,
-    BatchReader,
+    Found,
     Order,
     Pictures,
     Problem,
     Source,
+    corner,
     evaluation_transform,
-    find_unreadable,
     make_loader,
+    read_batches,
     training_transform,
 )
 from lrnas.errors import DataError, UnreadableImages
@@ -46,8 +46,6 @@ MOST_UNREADABLE = 0.01
 MOST_LOADERS = 16
 EVAL_BATCH = 256
 VALIDATION_SHARE = 0.1
-BLOCK = 64
-"""Number of images that a thread tries to read at a time."""
 
 
 @dataclass(slots=True)
@@ -65,8 +63,8 @@ class Stream:
         return len(self.where)
 
     def report(self, problems: Iterable[Problem]) -> None:
-        """Note images that could not be read, by position in the split. Raises UnreadableImages if too many."""
-        if self.note((int(self.where[index]), reason) for index, reason in problems):
+        """Note images that could not be read. Raises UnreadableImages if there are too many."""
+        if self.note(problems):
             self.check()
 
     def share(self, device: torch.device) -> None:
@@ -75,7 +73,7 @@ class Stream:
         self.check()
 
     def note(self, problems: Iterable[Problem]) -> bool:
-        """Log images, by number in the source, that are not known yet as unreadable; return whether there were any."""
+        """Log images that are not known yet as unreadable; return whether there were any."""
         new = {number: reason for number, reason in problems if number not in self.unreadable}
         self.unreadable.update(new)
         for number in new:
@@ -83,27 +81,21 @@ class Stream:
         return bool(new)
 
     def check(self) -> None:
-        own = self._unreadable_here()
-        if len(own) > MOST_UNREADABLE * len(self):
-            raise UnreadableImages(
-                f"at most {MOST_UNREADABLE:.0%} of the {len(self):,} {self.title} images may be unreadable; got "
-                f"{len(own):,} so far: {self._few(own)}; repair or remove them"
-            )
+        """Raise UnreadableImages if too many images of this split could not be read."""
+        if self._unreadable_here().size > MOST_UNREADABLE * len(self):
+            raise UnreadableImages(self.complaint())
 
     def complaint(self) -> str:
         """Return a line about the unreadable images of this split; "" if there are none."""
-        if not len(own := self._unreadable_here()):
-            return ""
-        too_many = len(own) > MOST_UNREADABLE * len(self)
+        own = self._unreadable_here()
+        few = "; ".join(self.describe(int(number)) for number in own[:3]) + ("; …" if own.size > 3 else "")
+        too_many = own.size > MOST_UNREADABLE * len(self)
         result = f"more than {MOST_UNREADABLE:.0%} end a run" if too_many else "a run leaves them out"
-        unreadable = f"{len(own):,} of {len(self):,} {self.title} images cannot be read"
-        return f"{unreadable}, {result}: {self._few(own)}; repair or remove them"
+        unreadable = f"{own.size:,} of {len(self):,} {self.title} images cannot be read"
+        return f"{unreadable}, {result}: {few}; repair or remove them" if own.size else ""
 
     def _unreadable_here(self) -> Indices:
         return np.intersect1d(np.array(list(self.unreadable), dtype=np.int64), self.where)
-
-    def _few(self, numbers: Indices) -> str:
-        return "; ".join(self.describe(int(number)) for number in numbers[:3]) + ("; …" if len(numbers) > 3 else "")
 
     def describe(self, number: int) -> str:
         return f"{self.source.name(number)} ({self.unreadable[number]})"
@@ -134,10 +126,6 @@ class StreamSet(DataSet):
         where = np.sort(np.concatenate([self.train.where, self.val.where]))
         return replace(self, train=replace(self.train, where=where))
 
-    @property
-    def unreadable(self) -> list[str]:
-        return [stream.describe(number) for stream in self._streams().values() for number in stream.unreadable]
-
     def remarks(self) -> list[str]:
         found = []
         for stream in (self.val, self._test):
@@ -160,14 +148,21 @@ class StreamSet(DataSet):
             One line for each split with images that cannot be read.
         """
         for stream in self._streams().values():
-            stream.unreadable.update(_try_source(stream.source, progress))
+            numbers = np.arange(len(stream.source.labels))
+            blocks = torch.from_numpy(numbers).split(EVAL_BATCH)
+            pictures = Pictures(stream.source, numbers, corner, replace=False)
+            loader = make_loader(pictures, Order(blocks, blocks), self.loaders, torch.device("cpu"), keep=False)
+            for block, batch in zip(blocks, read_batches(loader), strict=True):
+                stream.unreadable.update(batch.problems)
+                progress("reading images", int(block[-1]) + 1, len(numbers))
         return [line for stream in (self.train, self.val, self._test) if (line := stream.complaint())]
 
-    def unreadable_state(self) -> Unreadable:
+    @property
+    def unreadable(self) -> Unreadable:
         return {name: list(stream.unreadable.items()) for name, stream in self._streams().items() if stream.unreadable}
 
-    def restore_unreadable(self, state: Unreadable) -> None:
-        for name, problems in state.items():
+    def restore_unreadable(self, unreadable: Unreadable) -> None:
+        for name, problems in unreadable.items():
             self._streams()[name].note((number, reason) for number, reason in problems)
 
     def _streams(self) -> dict[str, Stream]:
@@ -191,32 +186,21 @@ class StreamSet(DataSet):
         return _EvalStream(split, self.image_size, self.loaders, device)
 
 
-def make_stream(
-    name: str,
-    kind: str,
-    classes: tuple[str, ...],
-    sources: Mapping[str, Source],
-    image_size: int,
-    loaders: int | None = None,
-    bytes_hash: str = "",
-) -> StreamSet:
+def make_stream(found: Found, image_size: int, loaders: int | None = None) -> StreamSet:
     """Make a data set from its sources.
 
     With both val and test, val chooses between networks and test is kept for the end. If there is only one of them, it
     is kept for the end, and a fixed tenth of every class of train chooses.
 
     Args:
-        name: Name of the data set.
-        kind: Kind of the data set, one of `STREAMS`.
-        classes: The names of the classes.
-        sources: The sources by split: train, and val or test or both.
+        found: Its name, classes and sources.
         image_size: Rows and columns of the images after cropping.
         loaders: Number of processes that read images (default: one per core, at most 16).
-        bytes_hash: Hash of the files' bytes, for sources whose `contents` are only names.
 
     Returns:
-        The data set; its identity is a hash of the sources' contents, followed by `bytes_hash`.
+        The data set; its identity is a hash of the sources' contents, followed by the hash of the files' bytes.
     """
+    name, classes, sources, bytes_hash = found
     digest = hashlib.sha256("\n".join(classes).encode())
     for title in sorted(sources):
         for part in sources[title].contents():
@@ -245,7 +229,7 @@ def make_stream(
         loaders = min(MOST_LOADERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
     return StreamSet(
         name,
-        f"{kind}:{digest.hexdigest()[:16]}{bytes_hash and '+'}{bytes_hash}",
+        f"{parse_name(name)[0]}:{digest.hexdigest()[:16]}{bytes_hash and '+'}{bytes_hash}",
         classes,
         image_size,
         training,
@@ -253,20 +237,6 @@ def make_stream(
         Stream("test", test, np.arange(len(test.labels))),
         loaders,
     )
-
-
-def _try_source(source: Source, progress: Progress) -> dict[int, str]:
-    """Return the numbers of images that cannot be read, and the reasons."""
-    total = len(source.labels)
-    found: dict[int, str] = {}
-    blocks = [range(start, min(start + BLOCK, total)) for start in range(0, total, BLOCK)]
-    with warnings.catch_warnings(), ThreadPoolExecutor(2 * MOST_LOADERS) as pool:
-        warnings.simplefilter("ignore")  # for all threads at once: they would undo each other's settings
-        results = pool.map(lambda numbers: find_unreadable(source, numbers), blocks)
-        for block, problems in zip(blocks, results, strict=True):
-            found.update(problems)
-            progress("reading images", block.stop, total)
-    return found
 
 
 class _TrainStream:
@@ -296,19 +266,22 @@ class _TrainStream:
         self.order.positions, self.order.seeds = (
             part.view(self.steps, self.batch_size)[:, self.columns].unbind() for part in (order, seeds)
         )
-        self.reader = BatchReader(self.loader)
+        self.batches = read_batches(self.loader)
 
     def load(self, step: int) -> None:
         """Copy the next batch to where the step expects it; from pinned memory, so that nothing waits for the copy."""
-        batch = self.reader.next()
-        assert batch is not None
-        with self.reader.stopping_on_error():
+        batch = next(self.batches)
+        try:
             self.stream.report(batch.problems)
             if len(batch.labels) < len(self.labels):
                 first = self.stream.describe(next(iter(self.stream.unreadable)))
                 raise UnreadableImages(f"{TRIES} images in a row cannot be read, from {first}; repair or remove them")
             if step == self.steps - 1:
+                next(self.batches, None)  # ends the pass, but not the processes
                 self.stream.share(self.device)
+        except DataError:
+            self.batches.close()  # the traceback would keep the loader processes alive
+            raise
         self.images.copy_(batch.images, non_blocking=True)
         self.labels.copy_(batch.labels, non_blocking=True)
 
@@ -330,13 +303,13 @@ class _EvalStream:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         mine = torch.arange(len(self.stream))[rank() :: world_size()].split(EVAL_BATCH)
         order = Order(mine, [torch.zeros_like(part) for part in mine])
-        reader = BatchReader(make_loader(self.pictures, order, min(self.loaders, len(order)), self.device, keep=False))
-        while (batch := reader.next()) is not None:
-            with reader.stopping_on_error():
+        loader = make_loader(self.pictures, order, min(self.loaders, len(order)), self.device, keep=False)
+        with closing(read_batches(loader)) as batches:  # after an error too: tracebacks keep loader processes alive
+            for batch in batches:
                 self.stream.report(batch.problems)
-            if len(batch.labels):
-                images = batch.images.to(self.device, non_blocking=True)
-                yield normalise(images, self.shift, self.scale, torch.float32), batch.labels.to(self.device)
+                if len(batch.labels):
+                    images = batch.images.to(self.device, non_blocking=True)
+                    yield normalise(images, self.shift, self.scale, torch.float32), batch.labels.to(self.device)
         self.stream.share(self.device)
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lrnas.data.splits import Indices
 from lrnas.errors import DataError
@@ -27,7 +28,7 @@ TRIES = 100
 
 Transform = Callable[[Image.Image], Image.Image]
 Problem = tuple[int, str]
-"""The number of an image that cannot be read, and the reason."""
+"""The number of an image in its source, and the reason why it cannot be read."""
 
 
 class Source(Protocol):
@@ -43,6 +44,18 @@ class Source(Protocol):
 
     def contents(self) -> Iterable[bytes]:
         """Yield what distinguishes this source from others."""
+
+
+class Found(NamedTuple):
+    """A data set found in files."""
+
+    name: str
+    """Its name, with absolute paths."""
+    classes: tuple[str, ...]
+    sources: Mapping[str, Source]
+    """The splits: train, and val or test or both."""
+    bytes_hash: str = ""
+    """Hash of the files' bytes, for sources whose `contents` are only names."""
 
 
 def read_rgb(file: BinaryIO) -> Image.Image:
@@ -69,8 +82,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image if mode == "RGB" else image.convert("RGB")  # L, 1, P, CMYK, YCbCr, HSV; PIL refuses LAB
 
 
-class Order:
-    """Batch sampler: for every batch the positions of its images, each with the seed of its crop and reflection."""
+class Order(Sampler[list[tuple[int, int]]]):
+    """For every batch the positions of its images in the split, each with the seed of its crop and reflection."""
 
     def __init__(self, positions: Sequence[Tensor] = (), seeds: Sequence[Tensor] = ()) -> None:
         self.positions, self.seeds = positions, seeds
@@ -90,23 +103,16 @@ class Batch(NamedTuple):
     """uint8 [number, rows, columns, 3]."""
     labels: Tensor
     problems: list[Problem]
-    """Images that could not be read, by position in the split."""
+    """Images that could not be read."""
 
 
-class _Sample(NamedTuple):
-    pixels: Any
-    """uint8 [rows, columns, 3], or None."""
-    label: int
-    problems: list[Problem]
-
-
-class Pictures(Dataset[_Sample]):
-    """Reads, crops and mirrors the images of a split. Never raises: problems travel with the batch.
+class Pictures(Dataset[Batch]):
+    """Reads, crops and mirrors the images of a split, a batch at a time. Never raises: problems travel with the batch.
 
     Args:
         source: The encoded images.
         where: The images of the split, by number in the source.
-        transform: Resizes and crops an image.
+        transform: Makes images of equal size.
         replace: Whether the next image takes the place of one that cannot be read.
     """
 
@@ -115,32 +121,23 @@ class Pictures(Dataset[_Sample]):
         self.transform = transform
         self.tries = min(TRIES, len(where)) if replace else 1
 
-    def __getitem__(self, key: tuple[int, int]) -> _Sample:
-        index, seed = key
+    def __getitem__(self, keys: list[tuple[int, int]]) -> Batch:
+        pixels: list[npt.NDArray[np.uint8]] = []
+        labels: list[int] = []
         problems: list[Problem] = []
-        for _ in range(self.tries):
-            position = int(self.where[index])
-            try:
-                with self.source.open(position) as file:
-                    image = read_rgb(file)
-                with _seeded(seed):
-                    return _Sample(np.asarray(self.transform(image)), int(self.source.labels[position]), problems)
-            except Exception as error:  # decoders raise all kinds of errors
-                problems.append((index, _reason(error)))
-            index = (index + 1) % len(self.where)
-        return _Sample(None, 0, problems)
-
-
-def find_unreadable(source: Source, numbers: Iterable[int]) -> dict[int, str]:
-    """Try to read images; return the numbers of those that cannot be read, and the reasons."""
-    found = {}
-    for number in numbers:
-        try:
-            with source.open(number) as file:
-                read_rgb(file)
-        except Exception as error:  # decoders raise all kinds of errors
-            found[number] = _reason(error)
-    return found
+        for index, seed in keys:
+            for number in (self.where[(index + i) % len(self.where)] for i in range(self.tries)):
+                try:
+                    with self.source.open(int(number)) as file:
+                        image = read_rgb(file)
+                    with _seeded(seed):
+                        pixels.append(np.asarray(self.transform(image)))
+                    labels.append(int(self.source.labels[number]))
+                    break
+                except Exception as error:  # decoders raise all kinds of errors
+                    problems.append((int(number), _reason(error)))
+        images = torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0)
+        return Batch(images, torch.tensor(labels, dtype=torch.int64), problems)
 
 
 def _reason(error: Exception) -> str:
@@ -149,54 +146,31 @@ def _reason(error: Exception) -> str:
     return re.sub(r"(: '.*'| <_io\..*>)$", "", str(text).splitlines()[0])
 
 
-def _collate(samples: list[_Sample]) -> Batch:
-    good = [sample for sample in samples if sample.pixels is not None]
-    images = torch.from_numpy(np.stack([sample.pixels for sample in good])) if good else torch.empty(0)
-    labels = torch.tensor([sample.label for sample in good], dtype=torch.int64)
-    return Batch(images, labels, [problem for sample in samples for problem in sample.problems])
-
-
-def make_loader(pictures: Pictures, order: Order, loaders: int, device: torch.device, keep: bool) -> DataLoader[Any]:
+def make_loader(pictures: Pictures, order: Order, loaders: int, device: torch.device, keep: bool) -> DataLoader[Batch]:
     """Make the DataLoader of a split; with `keep`, its processes stay from one pass to the next."""
     return DataLoader(
         pictures,
-        batch_sampler=order,  # pairs of a position and a seed
+        batch_size=None,  # `order` has whole batches
+        sampler=order,
         num_workers=loaders,
-        collate_fn=_collate,
         pin_memory=device.type == "cuda",
         persistent_workers=keep and loaders > 0,
         generator=torch.Generator(),  # its own, so that dropout's random numbers do not change
     )
 
 
-class BatchReader:
-    """The batches of one pass over a split; reading starts at once."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader = loader
-        self.batches: Iterator[Batch] = iter(loader)
-
-    def next(self) -> Batch | None:
-        """Return the next batch, or None after the last one."""
-        try:
-            return next(self.batches, None)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            reason = str(error).splitlines()[0]
-            raise DataError(
-                f"a process that reads images died ({reason}); use fewer, for example --loaders 1"
-            ) from None
-
-    @contextmanager
-    def stopping_on_error(self) -> Iterator[None]:
-        """End the loader processes if the block raises: the traceback would keep them alive and waiting."""
-        try:
-            yield
-        except DataError:
-            self.batches = iter(())
-            self.loader._iterator = None
+def read_batches(loader: DataLoader[Batch]) -> Generator[Batch]:
+    """Yield the batches of one pass over a split. Closing the generator early ends the loader processes."""
+    try:
+        yield from loader
+    except GeneratorExit:
+        loader._iterator = None
+        raise
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
             raise
+        reason = str(error).splitlines()[0]
+        raise DataError(f"a process that reads images died ({reason}); use fewer, for example --loaders 1") from None
 
 
 @contextmanager
@@ -229,3 +203,8 @@ def evaluation_transform(size: int) -> Transform:
 
     composed = create_transform(size, is_training=False, crop_pct=CROP_SHARE, interpolation="bilinear", normalize=False)
     return transforms.Compose(composed.transforms[:-1])  # type: ignore[no-any-return]  # without the one to tensors
+
+
+def corner(image: Image.Image) -> Image.Image:
+    """Return one pixel of an image, for reading images without using them."""
+    return image.crop((0, 0, 1, 1))

@@ -1,7 +1,7 @@
-"""Checkpoints: tensors as safetensors, everything else as a small JSON; never a pickle, never half of one.
+"""Checkpoints: tensors as safetensors, everything else as a small JSON file; never a pickle.
 
-The tensors go first, under a name of their own; then the JSON that names them takes its place in one step. Whatever
-happens in between, the JSON on disk names tensors that are whole.
+The tensors are written first, under a name of their own; then the JSON file that names them is replaced in one step.
+Whatever happens in between, the JSON file on disk names a complete file of tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ class CheckpointError(LrnasError):
 
 
 def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Put a checkpoint in the place of the last one, which survives if this one cannot be written."""
+    """Replace the checkpoint in a folder. If the new one cannot be written, the old one stays.
+
+    Args:
+        folder: The folder of the run.
+        epoch: Number of epochs trained.
+        tensors: Weights as `model.NAME`, and whatever else training needs to continue.
+        record: Everything else, as JSON values.
+    """
     name = f"epoch-{epoch}.safetensors"
     text = json.dumps({"version": VERSION, "epoch": epoch, "tensors": name, **record}, indent=1)
     try:
@@ -39,7 +46,7 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], rec
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(
-            f"cannot write a checkpoint to {folder}: {reason}; the one before is intact: make room and run the same "
+            f"cannot write a checkpoint to {folder}: {reason}; the previous one is intact: make room and run the same "
             "command again"
         ) from None
     for old in folder.glob("epoch-*.safetensors*"):  # also the temporary file of a run that was killed
@@ -47,8 +54,26 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], rec
             old.unlink(missing_ok=True)
 
 
-def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and the record of the last checkpoint; None where there is none."""
+def save_model(
+    folder: Path, epoch: int, model: nn.Module, tensors: Mapping[str, Tensor], record: Mapping[str, Any]
+) -> None:
+    """Replace the checkpoint in a folder by a model's weights and architecture, and more tensors and JSON values."""
+    weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    save_checkpoint(folder, epoch, {**weights, **tensors}, {**described(model), **record})
+
+
+def load_checkpoint(
+    folder: Path, identity: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Load the checkpoint in a folder.
+
+    Args:
+        folder: The folder of the run.
+        identity: What the checkpoint must have been made with; None to take any.
+
+    Returns:
+        Its tensors and its record; None if there is no checkpoint.
+    """
     path = folder / RECORD
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -56,35 +81,44 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | 
             raise CheckpointError(
                 f"{path}: this lrnas reads checkpoints up to version {VERSION}; got {record['version']}; upgrade lrnas"
             )
+        if identity is not None and (other := difference(record["identity"], identity)):
+            raise CheckpointError(f"{folder} holds another run: {other}; choose another folder")
         return load_file(folder / record["tensors"]), record
     except FileNotFoundError:
         if not path.exists():
             return None
-        raise CheckpointError(f"{path} names tensors that are not there; remove the folder to start anew") from None
+        raise CheckpointError(
+            f"{path} names a file of tensors that is missing; delete the folder to start over"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); remove the folder to start anew") from None
+        raise CheckpointError(f"{path} cannot be read ({error}); delete the folder to start over") from None
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put the weights of a checkpoint into a model."""
+    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    model.load_state_dict(weights)
 
 
 def described(model: nn.Module) -> dict[str, Any]:
-    """What a record says of a network, so that nothing but the checkpoint is needed to build it again."""
+    """Return what a record needs to build the network again: its architecture, if it has one."""
     architecture = getattr(model, "architecture", None)
     return {"architecture": architecture.to_dict()} if isinstance(architecture, Architecture) else {}
 
 
 def drop_momentum(folder: Path) -> None:
-    """Keep the weights alone of a run that is over: half the size."""
-    found = load_checkpoint(folder)
-    if found is not None:
-        tensors, record = found
-        kept = {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
-        rest = {key: value for key, value in record.items() if key not in ("version", "epoch", "tensors")}
-        save_checkpoint(folder, record["epoch"], kept, rest)
+    """Reduce the checkpoint of a finished run to its weights, which halves its size."""
+    checkpoint = load_checkpoint(folder)
+    if checkpoint is not None:
+        tensors, record = checkpoint
+        weights = {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
+        save_checkpoint(folder, record.pop("epoch"), weights, record)
 
 
 def recorded_curve(folder: Path) -> list[dict[str, Any]]:
-    """The epochs that the checkpoint in a folder tells of; none where there is no checkpoint."""
+    """Return the epochs recorded by the checkpoint in a folder; none if there is no checkpoint."""
     try:
-        record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     curve: list[dict[str, Any]] = record["state"]["curve"]
@@ -92,17 +126,17 @@ def recorded_curve(folder: Path) -> list[dict[str, Any]]:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What is not the same in the identities of two runs, in words; "" where nothing is.
+    """Describe the first difference between the identities of two runs; "" if there is none.
 
-    A record may be older than a field: it then has the field's default, which is how things were.
+    Fields that a recorded recipe does not have yet count as their defaults, which is how that run was made.
     """
-    for key in sorted(before.keys() | now.keys()):
+    for key in sorted({**before, **now}):
         old, new = before.get(key), now.get(key)
-        if key == "recipe" and isinstance(old, Mapping) and isinstance(new, Mapping):
+        if key == "recipe" and old and new:
             old, new = Recipe.complete(old), Recipe.complete(new)
-            other = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-            if other:
-                listed = ", ".join(f"{name} {old.get(name)!r}, not {new.get(name)!r}" for name in other)
+            changed = [name for name in sorted({**old, **new}) if old.get(name) != new.get(name)]
+            if changed:
+                listed = ", ".join(f"{name} {old.get(name)!r}, not {new.get(name)!r}" for name in changed)
                 return f"its recipe has {listed}"
         elif old != new:
             return f"its {key} is {old!r}, not {new!r}"

@@ -1,8 +1,8 @@
-"""Other people's training code: `--trainable package.module:function` takes the place of lrnas's own loop.
+"""Training functions of your own: `--trainable package.module:function` replaces the training loop of lrnas.
 
-The function is called as `function(model, run)`. The `Run` says for how long to train, keeps what a stopped trial needs
-to go on, and takes a report after every epoch; the function needs to know nothing of Ray, Optuna or checkpoints. See
-docs/own_training.md.
+The function is called as `function(model, run)`. The `Run` says how long to train, saves what a stopped trial needs to
+continue, and takes a report after every epoch; the function needs to know nothing about Ray, Optuna or checkpoints.
+See docs/own_training.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,30 +32,53 @@ from torch import Tensor, nn
 from lrnas.data.in_memory import DataSet, epoch_generator
 from lrnas.errors import DataError, LrnasError, closest, error_line
 from lrnas.recipes import Recipe
-from lrnas.training.checkpoint import CheckpointError, described, difference, load_checkpoint, save_checkpoint
+from lrnas.training.checkpoint import CheckpointError, load_checkpoint, load_weights, save_model
 from lrnas.training.loop import Status, is_finite
 
 OBJECTS = "objects"
-"""The tensor of a checkpoint that holds the state of what a function keeps."""
+"""Name of the tensor in a checkpoint that holds the states of the objects passed to `Run.keep`."""
 
 
 class TrainableError(LrnasError):
-    """Training code that cannot be loaded, fails, or does not keep to the rules of a run."""
+    """A training function that cannot be loaded, fails, or breaks a rule of `Run`."""
 
 
 class Diverged(LrnasError):
-    """Ends a training whose numbers are no longer finite; raised by a report."""
+    """Raised by `Run.report` to end a training whose numbers are no longer finite."""
 
 
+@runtime_checkable
 class Stateful(Protocol):
-    """What a run can keep: optimisers, schedules, models, and anything else with these two."""
+    """An object that `Run.keep` can save: an optimiser, a schedule, a model, or anything else with these methods."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 class Run:
-    """One training, as the function that trains sees it. To try a function by itself, make one."""
+    """One training, as the training function sees it. Make one yourself to try a function without a search.
+
+    Args:
+        model: The network to train, on `device`.
+        epochs: Number of epochs to train, including those before a stop.
+        folder: Where checkpoints are written.
+        seed: Seed of the random numbers of every epoch.
+        device: Where the model is.
+        recipe: The study's recipe, for functions that want its learning rate, batch size and the like.
+        identity: What a checkpoint in the folder must have been made with to be used.
+        load_data: Function that returns the study's data set; None if the function loads data of its own.
+        tell: Callback after every epoch, with what `progress` returns.
+
+    Example:
+        >>> def train(model, run):
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        ...     run.keep(optimizer=optimizer)
+        ...     for epoch in range(run.epochs_done, run.epochs):
+        ...         loss = train_one_epoch(model, optimizer)
+        ...         run.report(validation_accuracy(model), loss=loss)
+        >>> model = lrnas.create_model(lrnas.get_point("nin").architecture, num_classes=10, in_chans=1)
+        >>> train(model, Run(model, epochs=1, folder="scratch"))
+    """
 
     def __init__(
         self,
@@ -72,64 +95,72 @@ class Run:
     ) -> None:
         self.model = model
         self.epochs = epochs
-        """To train, those before a stop included."""
         self.seed = seed
         self.device = torch.device(device)
-        """Where the model is."""
         self.recipe = recipe or Recipe(epochs=epochs)
-        """The study's; its learning rate, batch size and the like are there for a function that wants them."""
         self.diverged = False
-        self._place = Path(folder)
+        self._run_folder = Path(folder)
         self._identity = dict(identity or {})
         self._load_data = load_data
         self._tell = tell
         self._objects: dict[str, Stateful] | None = None
         self._curve: list[dict[str, Any]] = []
-        self._checked = False
-        self._clock = time.perf_counter()
+        self._epoch_started = time.perf_counter()
 
     @property
     def epochs_done(self) -> int:
-        """Epochs that were reported; those before a stop count once `keep` has restored what they came to."""
+        """Number of epochs reported; epochs before a stop count once `keep` has restored them."""
         return len(self._curve)
 
     @property
     def folder(self) -> Path:
-        """A folder for files of your own; it is there again when a stopped trial goes on."""
-        folder = self._place / "own"
+        """A folder for files of your own, which is still there when a stopped trial continues."""
+        folder = self._run_folder / "own"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     @functools.cached_property
     def data(self) -> DataSet:
-        """The study's data set, loaded when it is first asked for."""
+        """The study's data set, loaded when it is first used."""
         if self._load_data is None:
-            raise TrainableError("the study has no data set of lrnas's; got run.data; load your own, or give --data")
+            raise TrainableError(
+                "run.data is the data set of --data; this study has none; load your own, or give --data"
+            )
         return self._load_data()
 
     def keep(self, **objects: Stateful) -> int:
-        """Save objects with the model at every report; restore them, and the model, if the trial was stopped before.
+        """Save objects together with the model at every report, and restore them if the trial was stopped before.
 
-        It takes anything with `state_dict` and `load_state_dict`, and returns the number of epochs that are done.
+        Call it once, before the first report. The model is saved in any case.
+
+        Args:
+            objects: Anything with `state_dict` and `load_state_dict`, for example `optimizer=optimizer`.
+
+        Returns:
+            The number of epochs that are done: 0, or those before a stop.
         """
         if self._objects is not None or self._curve:
             raise TrainableError("run.keep is called once, before the first report; got a later call; move it up")
-        for name, kept in objects.items():
-            if not all(callable(getattr(kept, method, None)) for method in ("state_dict", "load_state_dict")):
+        for name, value in objects.items():
+            if not isinstance(value, Stateful):
                 raise TrainableError(
-                    f"run.keep takes what has state_dict and load_state_dict; got {name} of type "
-                    f"{type(kept).__name__}; leave it out, or give it both"
+                    f"run.keep takes objects with state_dict and load_state_dict; got {name} of type "
+                    f"{type(value).__name__}; leave it out, or add both methods"
                 )
-        self._objects = {name: kept for name, kept in objects.items() if kept is not self.model}
+        self._objects = {name: value for name, value in objects.items() if value is not self.model}
         self._restore(self._objects)
         self._start_epoch()
         return self.epochs_done
 
     def report(self, accuracy: float, **metrics: float) -> None:
-        """One more epoch is trained. The accuracy is the validation images', from 0 to 1; other numbers are kept.
+        """Report that one more epoch is trained, and save a checkpoint.
 
-        A number or a weight that is not finite means that the network diverged, and ends the training. So does a
-        search that stops the trial.
+        If a number or a weight is not finite, the network has diverged, and `Diverged` ends the training. A search that
+        stops the trial early also does so here.
+
+        Args:
+            accuracy: Accuracy on the validation images, from 0 to 1.
+            metrics: Other numbers to record, for example `loss=loss`.
         """
         if self.epochs_done >= self.epochs:
             raise TrainableError(
@@ -138,13 +169,13 @@ class Run:
         accuracy, *values = (_number(name, value) for name, value in {"accuracy": accuracy, **metrics}.items())
         if self.diverged or not all(map(math.isfinite, (accuracy, *values))) or not is_finite(self.model):
             self.diverged = True
-            raise Diverged("a number that was reported, or a weight of the network, is not finite")
+            raise Diverged("a reported number or a weight of the network is not finite")
         if not 0 <= accuracy <= 1:
-            raise TrainableError(f"the accuracy lies from 0 to 1; got {accuracy:g}; report the share of right answers")
+            raise TrainableError(f"the accuracy is from 0 to 1; got {accuracy:g}; report the share of correct answers")
         entry = {
             "epoch": self.epochs_done + 1,
             "val_accuracy": accuracy,
-            "seconds": time.perf_counter() - self._clock,
+            "seconds": time.perf_counter() - self._epoch_started,
             "metrics": dict(zip(metrics, values, strict=True)),
         }
         self._curve.append(entry)
@@ -154,7 +185,7 @@ class Run:
         self._start_epoch()
 
     def progress(self) -> dict[str, Any]:
-        """What there is to tell so far: the curve, the seconds, the last metrics."""
+        """Return the accuracies of all epochs (`curve`), the seconds they took and the last `metrics`."""
         return {
             "curve": [entry["val_accuracy"] for entry in self._curve],
             "seconds": sum(entry["seconds"] for entry in self._curve),
@@ -162,56 +193,48 @@ class Run:
         }
 
     def _start_epoch(self) -> None:
-        """Have what an epoch draws at random follow from the seed and its number, so that a stop changes nothing."""
+        """Seed all random numbers by the seed and the number of the epoch, so that a stop changes nothing."""
         number = int(torch.randint(2**31, (1,), generator=epoch_generator(self.seed, self.epochs_done)))
         torch.manual_seed(number)
         random.seed(number)
         np.random.seed(number)
-        self._clock = time.perf_counter()
+        self._epoch_started = time.perf_counter()
 
     def _save(self) -> None:
-        """Model, objects and curve, in one step: they always belong together."""
-        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        if self._objects:
-            tensors[OBJECTS] = self._packed(self._objects)
+        """Save model, objects and curve as one checkpoint."""
+        tensors = {OBJECTS: self._pack(self._objects)} if self._objects else {}
         names = None if self._objects is None else sorted(self._objects)
-        record = {"identity": self._identity, **described(self.model), "kept": names, "state": {"curve": self._curve}}
-        save_checkpoint(self._place, self.epochs_done, tensors, record)
+        record = {"identity": self._identity, "kept": names, "state": {"curve": self._curve}}
+        save_model(self._run_folder, self.epochs_done, self.model, tensors, record)
 
-    def _packed(self, objects: Mapping[str, Stateful]) -> Tensor:
-        """The objects' states as bytes, which must be such that they can be read without running any code."""
+    def _pack(self, objects: Mapping[str, Stateful]) -> Tensor:
+        """Return the states of objects as bytes that can be read again without running any code."""
         stream = io.BytesIO()
         try:
-            torch.save({name: kept.state_dict() for name, kept in objects.items()}, stream)
+            torch.save({name: value.state_dict() for name, value in objects.items()}, stream)
             packed = torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
-            if not self._checked:
+            if self.epochs_done == 1:  # once is enough
                 _unpack(packed)
-                self._checked = True
         except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
             raise TrainableError(
-                f"what run.keep is given has a state of tensors, numbers and text; got something else in "
+                f"objects passed to run.keep have states of tensors, numbers and text; got something else in "
                 f"{', '.join(objects)}: {error_line(error)}; change its state_dict"
             ) from None
         return packed
 
     def _restore(self, objects: Mapping[str, Stateful]) -> None:
-        found = load_checkpoint(self._place)
-        if found is None:
+        checkpoint = load_checkpoint(self._run_folder, self._identity)
+        if checkpoint is None or checkpoint[1]["kept"] != sorted(objects):  # saved by other code: start over
             return
-        tensors, record = found
-        if other := difference(record["identity"], self._identity):
-            raise CheckpointError(f"{self._place} holds another run: {other}; choose another folder")
-        if record["kept"] != sorted(objects):  # by another state of the code: it cannot go on from there
-            return
+        tensors, record = checkpoint
         try:
-            self.model.load_state_dict({k.removeprefix("model."): t for k, t in tensors.items() if k != OBJECTS})
-            states = _unpack(tensors[OBJECTS]) if OBJECTS in tensors else {}  # a run that was complete has none
+            load_weights(self.model, tensors)
+            states = _unpack(tensors[OBJECTS]) if OBJECTS in tensors else {}  # a completed run has none
             for name, state in states.items():
                 objects[name].load_state_dict(state)
         except (pickle.PickleError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{self._place} cannot be gone on with ({error_line(error)}); remove the folder to start anew"
-            ) from None
+            problem = f"the checkpoint in {self._run_folder} does not fit ({error_line(error)})"
+            raise CheckpointError(f"{problem}; delete the folder to start over") from None
         self._curve = record["state"]["curve"]
 
 
@@ -224,33 +247,33 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError):
-        raise TrainableError(f"what is reported are numbers; got {name}={value!r:.60}; leave it out") from None
+        raise TrainableError(f"run.report takes numbers; got {name}={value!r:.60}; leave it out") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Trainable:
-    """A function that trains, and how workers elsewhere come by it."""
+    """A training function, and how workers on other machines find it."""
 
     name: str
-    """package.module:function, which is what a study knows it by."""
+    """package.module:function; studies store this name."""
     folder: str
-    """Where the search was started: what the function reads and writes by relative paths is there."""
+    """Current folder of the search; relative paths in the function start there."""
     root: str | None = None
-    """Where its module is found; None for one that is installed."""
+    """Folder in which its module is found; None for an installed module."""
     function: Callable[[nn.Module, Run], object] | None = None
-    """Where it cannot be imported by its name, from a notebook, say."""
+    """The function itself, if it cannot be imported by its name, for example in a notebook."""
 
     def load(self) -> Callable[[nn.Module, Run], object]:
         return self.function or _find(self.name, self.root)
 
     @property
     def short_name(self) -> str:
-        """That of its module, for the names of studies."""
+        """Name of its module without the package, for the names of studies."""
         return self.name.partition(":")[0].rpartition(".")[2]
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What machines must be sent that do not see the folder: the module, or the package it is in."""
+        """The module, or the package that contains it, to be sent to machines that do not see the folder."""
         if self.root is None:
             return ()
         path = Path(self.root, self.name.partition(":")[0].partition(".")[0])
@@ -258,28 +281,42 @@ class Trainable:
 
 
 def load_trainable(given: str | Callable[..., object]) -> Trainable:
-    """A function by its name, package.module:function, or itself; checked as far as it can be without calling it."""
+    """Find a training function, and check it as far as possible without calling it.
+
+    Args:
+        given: Its name, `package.module:function`, or the function itself.
+
+    Returns:
+        The function with all that workers need to load it.
+    """
     folder = str(Path.cwd())
     if isinstance(given, str):
-        _check_call(given, _find(given, folder))
+        _check_signature(given, _find(given, folder))
         return Trainable(given, folder, _root(given))
-    module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
-    if not callable(given) or module is None or name is None:
-        raise TrainableError(f"a trainable is a function or its name; got {given!r:.80}; write a def")
-    _check_call(name, given)
-    if module == "__main__":  # workers have another one
+    module, path = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
+    if not callable(given) or module is None or path is None:
+        raise TrainableError(f"a trainable is a function or its name; got {given!r:.80}; define it with def")
+    _check_signature(path, given)
+    name = f"{module}:{path}"
+    if module == "__main__":  # workers have another __main__ module
         script = getattr(sys.modules[module], "__file__", None)
-        return Trainable(f"{Path(script).stem if script else module}:{name}", folder, function=given)
-    whole = f"{module}:{name}"
-    with contextlib.suppress(AttributeError):
-        found: object = functools.reduce(getattr, name.split("."), sys.modules[module])
-        if found is given:
-            return Trainable(whole, folder, _root(whole))
-    return Trainable(whole, folder, function=given)
+        return Trainable(f"{Path(script).stem}:{path}" if script else name, folder, function=given)
+    with contextlib.suppress(TrainableError):
+        if _find(name, None) is given:
+            return Trainable(name, folder, _root(name))
+    return Trainable(name, folder, function=given)
 
 
 def train_with(trainable: Trainable, run: Run) -> Status:
-    """Have a function train a run's model to the end."""
+    """Train a run's model with a function.
+
+    Args:
+        trainable: The function.
+        run: The run that it is called with.
+
+    Returns:
+        Whether all epochs were trained, or the network diverged. Other failures of the function raise TrainableError.
+    """
     if Path(trainable.folder).is_dir():
         os.chdir(trainable.folder)
     function = trainable.load()
@@ -289,11 +326,10 @@ def train_with(trainable: Trainable, run: Run) -> Status:
     except (DataError, CheckpointError, OSError, MemoryError):  # the machine's fault
         raise
     except Exception as error:
-        if run.diverged or isinstance(error, Diverged):
-            return "diverged"
-        if isinstance(error, TrainableError):
-            raise
-        raise TrainableError(error_line(error) + _where(error, function)) from error
+        if not run.diverged:
+            if isinstance(error, TrainableError):
+                raise
+            raise TrainableError(error_line(error) + _failing_line(error, function)) from error
     if run.diverged:
         return "diverged"
     if run.epochs_done < run.epochs:
@@ -305,10 +341,12 @@ def train_with(trainable: Trainable, run: Run) -> Status:
 
 
 def _find(name: str, root: str | None) -> Callable[[nn.Module, Run], object]:
-    """Import a function by its name, from a folder or from what is installed."""
+    """Import a function by its name, from a folder or from the installed packages."""
     module_name, _, path = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
-        raise TrainableError(f"a trainable is given as package.module:function; got {name!r}; write my_code:train, say")
+        raise TrainableError(
+            f"a trainable is given as package.module:function; got {name!r}; write for example my_code:train"
+        )
     if root is not None and root not in sys.path:
         sys.path.insert(0, root)
     importlib.invalidate_caches()
@@ -318,10 +356,10 @@ def _find(name: str, root: str | None) -> Callable[[nn.Module, Run], object]:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
             where = f"in {root} or " if root is not None else ""
             raise TrainableError(
-                f"a trainable's module is {where}installed; got {module_name!r}, which is not; change the folder or "
-                "the name"
+                f"the module of a trainable is {where}installed; got {module_name!r}, which is not; change the folder "
+                "or the name"
             ) from None
-        raise TrainableError(f"{module_name} fails when it is imported: {error_line(error)}; mend it") from error
+        raise TrainableError(f"{module_name} fails when it is imported: {error_line(error)}; correct it") from error
     try:
         function = functools.reduce(getattr, path.split("."), module)
     except AttributeError:
@@ -332,21 +370,19 @@ def _find(name: str, root: str | None) -> Callable[[nn.Module, Run], object]:
     return function
 
 
-def _check_call(name: str, function: Callable[..., object]) -> None:
-    try:
+def _check_signature(name: str, function: Callable[..., object]) -> None:
+    with contextlib.suppress(ValueError):  # some built-in functions have no signature
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # one that does not tell
-        return
-    try:
-        signature.bind("model", "run")
-    except TypeError:
-        raise TrainableError(
-            f"a trainable is called with the model and the run; got {name}{signature}; write def train(model, run)"
-        ) from None
+        try:
+            signature.bind("model", "run")
+        except TypeError:
+            raise TrainableError(
+                f"a trainable is called with the model and the run; got {name}{signature}; write def train(model, run)"
+            ) from None
 
 
 def _root(name: str) -> str | None:
-    """The folder that a module was found from; None for what is installed."""
+    """Return the folder that a module was imported from; None for an installed module."""
     module_name = name.partition(":")[0]
     file = getattr(sys.modules[module_name], "__file__", None)
     if file is None:
@@ -357,8 +393,8 @@ def _root(name: str) -> str | None:
     return None if root in installed else str(root)
 
 
-def _where(error: Exception, function: Callable[..., object]) -> str:
-    """The last line of the function's own file that an error passed through."""
+def _failing_line(error: Exception, function: Callable[..., object]) -> str:
+    """Return the last line of the function's own file in an error's traceback, for a message."""
     try:
         file = Path(inspect.getfile(inspect.unwrap(function))).resolve()
     except TypeError:

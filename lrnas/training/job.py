@@ -1,7 +1,7 @@
-"""One training run as data: an architecture, a data set, a recipe, a seed.
+"""One training run as data: an architecture, a data set, a recipe and a seed.
 
-A reproduction runs such jobs one after another; with several workers each of them runs the same job on its share of
-every batch (`lrnas.training.multi_gpu`).
+A reproduction runs such jobs one after another. With several workers, each runs the same job on its share of every
+batch (`lrnas.training.multi_gpu`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lrnas.training.custom import Run, Trainable, train_with
 from lrnas.training.loop import EpochReport, Result, train
 
 OWN_DATA = "own data"
-"""In place of a set's name, where a function brings its own."""
+"""Replaces the name of the data set if the training function loads data of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What a network is given, as far as a search must know it."""
+    """The facts about a data set that a search needs, without its images."""
 
     name: str
     identity: str
@@ -44,23 +44,25 @@ class Images:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that decides what a run comes to. It pickles, and loads its data where it runs."""
+    """Everything that decides the outcome of a run. It can be pickled, and loads its data where it runs."""
 
     architecture: Architecture
     data: str
+    """Name of the data set, with absolute paths."""
     recipe: Recipe
     seed: int
     min_size: int = 1
-    """Smaller images are enlarged to this."""
+    """Images in memory that are smaller are enlarged to at least this size."""
     data_dir: str | None = None
+    """Where data sets are kept, as an absolute path."""
     image_size: int | None = None
-    """What images that are read as needed are brought to."""
+    """Rows and columns of images that are read from files."""
     loaders: int | None = None
-    """Processes that read them; this changes nothing but the time it takes."""
+    """Number of processes that read them; it does not change the outcome."""
     trainable: Trainable | None = None
-    """What trains, if not lrnas."""
+    """The training function; None for lrnas's own."""
     images: Images | None = None
-    """With it: what the network is given, so that no data set need be loaded to tell."""
+    """With a trainable: what its images are like, so that no data set has to be loaded."""
 
     def __post_init__(self) -> None:
         data, data_dir = with_absolute_paths(self.data, self.data_dir)
@@ -68,10 +70,9 @@ class Job:
         object.__setattr__(self, "data_dir", data_dir)
 
     def identity(self, data: DataSet | Images) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be this job's."""
-        trainable = {} if self.trainable is None else {"trainable": self.trainable.name}
+        """Return what a checkpoint must have been made with to belong to this job."""
         return {
-            **trainable,
+            **({} if self.trainable is None else {"trainable": self.trainable.name}),
             "architecture": canonical_id(self.architecture),
             "data": data.identity,
             "image_size": self.image_size,
@@ -86,8 +87,8 @@ class Job:
         )
 
     def create_model(self, data: DataSet | Images) -> nn.Module:
-        """The network with the weights it starts from, which follow from the seed."""
-        from lrnas.models.build import create_model  # with timm: seconds that who only drives a search need not wait
+        """Return the network with its initial weights, which follow from the seed."""
+        from lrnas.models.build import create_model  # imports timm, which takes seconds
 
         torch.manual_seed(self.seed)
         return create_model(
@@ -99,7 +100,7 @@ class Job:
         )
 
     def macs(self, data: DataSet) -> int:
-        """Multiply-accumulates for one image as the network is trained on it."""
+        """Return the multiply-accumulates for one image of the size that the network is trained on."""
         size = self.recipe.crop or data.image_size
         return make_plan(self.architecture, size, data.num_classes, data.channels, check_fit=False).cost.macs
 
@@ -117,7 +118,19 @@ class Job:
         compile_model: bool = False,
         report: Callable[[EpochReport], None] | None = None,
     ) -> Result:
-        """Train the model in this process, or go on from the checkpoint in `folder`."""
+        """Train a model in this process, or continue from the checkpoint in the folder.
+
+        Args:
+            model: What `create_model` returned.
+            data: What `load_data` returned.
+            folder: Where checkpoints are written; None for none.
+            device: Where to train.
+            compile_model: Whether to use `torch.compile`.
+            report: Callback after every epoch.
+
+        Returns:
+            The outcome.
+        """
         return train(
             model,
             data,
@@ -138,7 +151,17 @@ class Job:
         load_data: Callable[[], DataSet],
         tell: Callable[[dict[str, Any]], object],
     ) -> dict[str, Any]:
-        """Have the job's own function train, or go on; `tell` hears of every epoch. What came of it is returned."""
+        """Train with the job's own training function, or continue from the checkpoint in the folder.
+
+        Args:
+            folder: Where checkpoints are written.
+            device: Where to train.
+            load_data: Function that returns the data set, called if the training function wants it.
+            tell: Callback after every epoch.
+
+        Returns:
+            The status, the accuracies of all epochs, the seconds they took and the last metrics.
+        """
         assert self.trainable is not None and self.images is not None
         run = Run(
             self.create_model(self.images).to(device),
@@ -151,5 +174,4 @@ class Job:
             load_data=None if self.data == OWN_DATA else load_data,
             tell=tell,
         )
-        status = train_with(self.trainable, run)
-        return {"status": status, **run.progress()}
+        return {"status": train_with(self.trainable, run), **run.progress()}

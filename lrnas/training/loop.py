@@ -1,15 +1,15 @@
-"""Trains one network. Knows no tuner: it reports after every epoch through a callback.
+"""The training loop for one network. It knows no tuner: it reports after every epoch through a callback.
 
-On a GPU the whole step (gather, forward, backward, update) is one CUDA graph in bf16, replayed once per batch with
-no work left to Python; on a CPU it is the same step, eager and in float32. Everything random is drawn from the seed
-and the epoch, so a run continued from a checkpoint ends, on a CPU, in the same bits as one that was never stopped.
+On a GPU the whole step (gather, forward, backward, update) is one CUDA graph in bf16 that is replayed for every batch,
+without any work in Python; on a CPU it is the same step, eager and in float32. Everything random is drawn from the seed
+and the epoch, so on a CPU a run continued from a checkpoint ends in the same bits as one that was never stopped.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,40 +22,42 @@ from torch import Tensor, nn
 from lrnas._distributed import rank, world_size
 from lrnas.data.in_memory import Batches, DataSet, Evaluation, Unreadable, epoch_generator
 from lrnas.recipes import Recipe
-from lrnas.training.checkpoint import CheckpointError, described, difference, load_checkpoint, save_checkpoint
+from lrnas.training.checkpoint import load_checkpoint, load_weights, save_model
 
 Status = Literal["completed", "diverged"]
 
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """What one epoch came to."""
+    """The results of one epoch."""
 
     epoch: int
-    """From 1."""
+    """Counted from 1."""
     epochs: int
     lr: float
+    """Learning rate of the last step."""
     train_loss: float
     train_accuracy: float
     val_loss: float | None
-    """None, and so the accuracy, where the validation images were trained on."""
+    """None, like the accuracy, if the validation images were trained on."""
     val_accuracy: float | None
     images_per_second: float
-    """Of the training steps alone."""
+    """Speed of the training steps, without evaluation."""
     seconds: float
     note: str = ""
+    """A message for the user, for example about lack of memory."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What training came to."""
+    """The outcome of a training."""
 
     status: Status
     curve: list[EpochReport]
-    seconds: float
     start_seconds: float
-    """Until the first step ran: moving the data, capturing the graph."""
+    """Time until the first step: moving the data, reading the checkpoint."""
     micro_batches: int
+    """Parts that every batch was split into for lack of memory; 1 if it fitted."""
 
     @property
     def val_accuracy(self) -> float | None:
@@ -63,14 +65,14 @@ class Result:
 
     @property
     def images_per_second(self) -> float:
-        """The median epoch's."""
+        """Speed of the median epoch."""
         rates = sorted(report.images_per_second for report in self.curve)
         return rates[len(rates) // 2] if rates else 0.0
 
 
 @dataclass(slots=True)
 class _State:
-    """What, besides weights and momentum, an epoch hands to the next."""
+    """What one epoch passes to the next, besides weights and momentum."""
 
     epoch: int = 0
     best: float = -1.0
@@ -89,36 +91,49 @@ def train(
     seed: int,
     device: torch.device | str = "cpu",
     folder: Path | None = None,
-    identity: dict[str, Any] | None = None,
+    identity: Mapping[str, Any] | None = None,
     cache: Path | None = None,
     compile_model: bool = False,
     report: Callable[[EpochReport], None] | None = None,
 ) -> Result:
-    """Train a model, in place, on the training split; the validation split steers and is reported.
+    """Train a model in place.
 
-    With `folder`, a checkpoint is written there after every epoch, and a run that finds one goes on from it, if its
-    `identity` (architecture, data, recipe, seed) is the same. `cache` keeps what preprocessing computes.
+    Args:
+        model: The network, which is moved to the device.
+        data: The data set. Training images train; validation images steer the schedule and are reported.
+        recipe: How to train.
+        seed: Seed of order, crops, reflections and dropout.
+        device: Where to train.
+        folder: Where a checkpoint is written after every epoch. If one is there already, training continues from it.
+        identity: What a checkpoint must have been made with to be used: architecture, data, recipe and seed.
+        cache: Folder for the results of preprocessing.
+        compile_model: Whether to use `torch.compile`.
+        report: Callback after every epoch.
+
+    Returns:
+        The outcome, with the results of all epochs, also those before a stop.
     """
+    from lrnas.layers.accelerate import fused  # imports timm, which takes seconds
+
     started = time.perf_counter()
     device = torch.device(device)
     if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # graphs and kernels run on the current one
+        torch.cuda.set_device(device)  # CUDA graphs and kernels run on the current device
     recipe.check_fits(data.image_size, len(data.train))
     data = data.joined() if recipe.all_images else data
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     batches, validation = data.batches(recipe, device, cache)
     optimizer = _make_optimizer(model, recipe, device)
-    state = _State()
-    if folder is not None:
-        state = _resume(folder, model, optimizer, identity or {}) or state
-        data.restore_unreadable(state.unreadable)
-    run = _wrap(model, compile_model)
-    step = _Step(run, batches, optimizer, recipe)
-    from lrnas.layers.accelerate import fused  # with timm, like what builds a model
-
+    state = _State() if folder is None else _resume(folder, model, optimizer, identity or {})
+    data.restore_unreadable(state.unreadable)
+    wrapped = cast(nn.Module, torch.compile(model)) if compile_model else model
+    if dist.is_initialized():
+        wrapped = nn.parallel.DistributedDataParallel(wrapped)
+    step = _Step(wrapped, batches, optimizer, recipe)
     ready = time.perf_counter()
 
+    status: Status = "completed"
     while state.epoch < recipe.epochs and not state.finished:
         epoch_started = time.perf_counter()
         generator = epoch_generator(seed, state.epoch)
@@ -127,51 +142,26 @@ def train(
         rates = _learning_rates(recipe, state, batches.steps)
         model.train()
         with fused(model):
-            loss, accuracy, note = step.run_epoch(rates)
-        trained = time.perf_counter()
-        if not (math.isfinite(loss) and is_finite(model)):
-            return Result("diverged", state.curve, time.perf_counter() - started, ready - started, step.parts)
-        if dist.is_initialized():  # the running means of batch norm are rank 0's, as in the checkpoint
+            train_loss, train_accuracy, note = step.run_epoch(rates)
+        train_seconds = time.perf_counter() - epoch_started - step.capture_seconds
+        if not (math.isfinite(train_loss) and is_finite(model)):
+            status = "diverged"
+            break
+        if dist.is_initialized():  # all workers use the running means of rank 0, as in the checkpoint
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
         val_loss, val_accuracy = (None, None) if recipe.all_images else _evaluate(model, validation)
-        _steer(recipe, state, val_accuracy)
+        _follow_plateaus(recipe, state, val_accuracy)
         state.epoch += 1
-        state.unreadable = data.unreadable_state()
-        images = batches.steps * batches.batch_size
-        state.curve.append(
-            EpochReport(
-                epoch=state.epoch,
-                epochs=recipe.epochs,
-                lr=rates[-1],
-                train_loss=loss,
-                train_accuracy=accuracy,
-                val_loss=val_loss,
-                val_accuracy=val_accuracy,
-                images_per_second=images / (trained - epoch_started - step.capture_seconds),
-                seconds=time.perf_counter() - epoch_started,
-                note=note,
-            )
-        )
+        state.unreadable = data.unreadable
+        losses = (train_loss, train_accuracy, val_loss, val_accuracy)
+        speed, seconds = batches.steps * batches.batch_size / train_seconds, time.perf_counter() - epoch_started
+        state.curve.append(EpochReport(state.epoch, recipe.epochs, rates[-1], *losses, speed, seconds, note))
         if folder is not None and rank() == 0:
             _save(folder, model, optimizer, state, identity or {})
         if report is not None and rank() == 0:
             report(state.curve[-1])
-    return Result("completed", state.curve, time.perf_counter() - started, ready - started, step.parts)
-
-
-def evaluate(
-    model: nn.Module,
-    split: Sized,
-    data: DataSet,
-    recipe: Recipe,
-    *,
-    device: torch.device | str = "cpu",
-    cache: Path | None = None,
-) -> tuple[float, float]:
-    """Loss and accuracy of a model on a split, preprocessed as in training."""
-    data = data.joined() if recipe.all_images else data
-    return _evaluate(model, data.eval_batches(split, recipe, torch.device(device), cache))
+    return Result(status, state.curve, ready - started, step.micro_batches)
 
 
 def _make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.SGD:
@@ -180,117 +170,140 @@ def _make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> t
     on_gpu = device.type == "cuda"
     return torch.optim.SGD(
         [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": free, "weight_decay": 0.0}],
-        lr=torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr,  # a graph reads it where it lies
+        lr=torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr,  # a CUDA graph reads it from the tensor
         momentum=recipe.momentum,
         nesterov=recipe.nesterov and recipe.momentum > 0,
         fused=on_gpu,
     )
 
 
+def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity: Mapping[str, Any]) -> _State:
+    """Restore weights, momentum and state from the checkpoint in a folder, if there is one."""
+    checkpoint = load_checkpoint(folder, identity)
+    if checkpoint is None:
+        return _State()
+    tensors, record = checkpoint
+    load_weights(model, tensors)
+    for name, parameter in model.named_parameters():
+        if (buffer := tensors.get(f"momentum.{name}")) is not None:
+            optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer).detach()
+    saved = record["state"]
+    return _State(**{**saved, "curve": [EpochReport(**entry) for entry in saved["curve"]]})
+
+
+def _save(
+    folder: Path, model: nn.Module, optimizer: torch.optim.SGD, state: _State, identity: Mapping[str, Any]
+) -> None:
+    buffers = {name: optimizer.state[value].get("momentum_buffer") for name, value in model.named_parameters()}
+    momentum = {f"momentum.{name}": buffer for name, buffer in buffers.items() if buffer is not None}
+    save_model(folder, state.epoch, model, momentum, {"identity": identity, "state": asdict(state)})
+
+
 def _learning_rates(recipe: Recipe, state: _State, steps: int) -> list[float]:
-    """The learning rate of every step of the coming epoch."""
-    first, total = state.epoch * steps, recipe.epochs * steps
-    times = range(first, first + steps)
+    """Return the learning rate of every step of the next epoch."""
+    total = recipe.epochs * steps
+    times = range(state.epoch * steps, (state.epoch + 1) * steps)
     if recipe.schedule == "paper":
         if recipe.drop_at:
-            parts = [recipe.drop_at + (1 - recipe.drop_at) * i / recipe.drops for i in range(recipe.drops)]
-            state.drops = sum(state.epoch >= round(part * recipe.epochs, 6) for part in parts)
+            shares = [recipe.drop_at + (1 - recipe.drop_at) * i / recipe.drops for i in range(recipe.drops)]
+            state.drops = sum(state.epoch >= round(share * recipe.epochs, 6) for share in shares)
         dropped = recipe.lr * 0.1**state.drops
         return [dropped / (1 + recipe.lr * recipe.weight_decay * t) for t in times]
     if recipe.schedule == "polynomial":
         return [recipe.lr * (1 - t / total) ** recipe.power for t in times]
     rising = max(1.0, recipe.warmup * total)
+    falling = max(1.0, total - rising)
     return [
-        recipe.lr
-        * min((t + 1) / rising, 0.5 * (1 + math.cos(math.pi * max(0.0, t - rising) / max(1.0, total - rising))))
-        for t in times
+        recipe.lr * min((t + 1) / rising, 0.5 * (1 + math.cos(math.pi * max(0.0, t - rising) / falling))) for t in times
     ]
 
 
-def _steer(recipe: Recipe, state: _State, val_accuracy: float | None) -> None:
-    """The paper's rule: a tenth of the learning rate whenever validation accuracy levels off."""
+def _follow_plateaus(recipe: Recipe, state: _State, val_accuracy: float | None) -> None:
+    """Apply the paper's rule: divide the learning rate by 10 when validation accuracy stops improving."""
     if not recipe.watches_validation:
         return
     assert val_accuracy is not None
+    state.stale += 1
     if val_accuracy > state.best:
         state.best, state.stale = val_accuracy, 0
-        return
-    state.stale += 1
-    if state.stale >= recipe.patience:
+    elif state.stale >= recipe.patience:
         state.stale = 0
         state.drops += 1
         state.finished = state.drops > recipe.drops
 
 
 class _Step:
-    """One step of SGD over part of the epoch's plan, captured as a CUDA graph where there is a GPU."""
+    """One step of SGD on the next batch, captured as a CUDA graph if there is a GPU."""
 
     def __init__(self, model: nn.Module, batches: Batches, optimizer: torch.optim.SGD, recipe: Recipe) -> None:
         self.model = model
         self.batches = batches
         self.optimizer = optimizer
         self.recipe = recipe
-        self.device = batches.device
-        self.parts = 1
-        """Micro-batches per step: more than 1 after running out of memory."""
+        self.on_gpu = batches.device.type == "cuda"
+        self.micro_batches = 1
+        """Parts of every batch: more than 1 after running out of memory."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.capture_seconds = 0.0
         share = batches.batch_size // world_size()
-        self.columns = torch.arange(share, device=self.device) + rank() * share
-        self.position = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.rates = torch.zeros(batches.steps, device=self.device)
-        self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        device = batches.device
+        self.columns = torch.arange(share, device=device) + rank() * share
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        """Number of the step within the epoch."""
+        self.rates = torch.zeros(batches.steps, device=device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.correct = torch.zeros((), dtype=torch.int64, device=device)
 
     def run_epoch(self, rates: list[float]) -> tuple[float, float, str]:
-        """Mean loss, accuracy, and what there is to say; a loss that is not finite ends the epoch."""
+        """Return mean loss, accuracy and a note for the user; a loss that is not finite ends the epoch early."""
         note = ""
         self.capture_seconds = 0.0
         self.rates.copy_(torch.tensor(rates))
         for total in (self.position, self.loss, self.correct):
             total.zero_()
-        for i in range(self.batches.steps):
+        for i, rate in enumerate(rates):
             self.batches.load(i)
             while True:
                 try:
-                    self._advance(rates[i])
+                    self._advance(rate)
                     break
                 except torch.OutOfMemoryError:
-                    note = self._split()
-            if i % 128 == 127 and world_size() == 1 and not math.isfinite(float(self.loss)):  # workers stay together
+                    if 2 * self.micro_batches > len(self.columns):
+                        raise
+                    self._halve_micro_batches()
+                    note = f"out of memory: every step now takes {self.micro_batches} micro-batches"
+            # with several workers, all of them go on to the end
+            if i % 128 == 127 and world_size() == 1 and not math.isfinite(float(self.loss)):
                 break
-        totals = torch.stack([self.loss, self.correct.double()])  # on the device, where NCCL wants them
+        totals = torch.stack([self.loss, self.correct.double()])  # on the device, as NCCL requires
         if dist.is_initialized():
             dist.all_reduce(totals)
         images = self.batches.steps * len(self.columns) * world_size()
         return float(totals[0]) / images, float(totals[1]) / images, note
 
     def _advance(self, rate: float) -> None:
-        if self.device.type != "cuda":
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self._step()
-        elif dist.is_initialized():  # the exchange of gradients stays outside of graphs
-            self._step()
-        else:
+        if self.on_gpu and not dist.is_initialized():  # gradients are exchanged outside of graphs
             if self.graph is None:
-                self._capture()
-            assert self.graph is not None
+                self.graph = self._capture()
             self.graph.replay()
+        else:
+            self._step(rate)
 
-    def _step(self) -> None:
-        on_gpu = self.device.type == "cuda"
+    def _step(self, rate: float = 0.0) -> None:
+        """Make one step; on a GPU the learning rate comes from `self.rates`, where a graph can read it."""
         columns = self.position * self.batches.batch_size + self.columns
-        if on_gpu:
-            for group in self.optimizer.param_groups:
+        for group in self.optimizer.param_groups:
+            if self.on_gpu:
                 group["lr"].copy_(self.rates.index_select(0, self.position)[0])
+            else:
+                group["lr"] = rate
         plan = self.batches.plan[:, columns]
         self.optimizer.zero_grad(set_to_none=True)
-        for part in plan.chunk(self.parts, dim=1):
-            images, labels = self.batches.take(part, torch.bfloat16 if on_gpu else torch.float32)
-            with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu, cache_enabled=False):
+        for part in plan.chunk(self.micro_batches, dim=1):
+            images, labels = self.batches.take(part, torch.bfloat16 if self.on_gpu else torch.float32)
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.on_gpu, cache_enabled=False):
                 outputs = self.model(images)
-            loss, logits = self._losses(outputs, labels)
+            loss, logits = _loss(outputs, labels, self.recipe)
             (loss * (len(labels) / len(columns))).backward()
             self.loss += loss.detach().double() * len(labels)
             self.correct += (logits.argmax(1) == labels).sum()
@@ -299,16 +312,8 @@ class _Step:
         self.optimizer.step()
         self.position += 1
 
-    def _losses(self, outputs: Tensor | tuple[Tensor, ...], labels: Tensor) -> tuple[Tensor, Tensor]:
-        logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
-        logits = logits.float()
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
-        for head in auxiliary:
-            loss = loss + self.recipe.aux_weight * F.cross_entropy(head.float(), labels)
-        return loss, logits.detach()
-
-    def _capture(self) -> None:
-        """Record the step once. The steps that warm it up are undone."""
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Record a step as a graph, and undo the steps that this takes."""
         started = time.perf_counter()
         touched = [*self.model.state_dict(keep_vars=True).values(), self.position, self.loss, self.correct]
         saved = [tensor.detach().clone() for tensor in touched]
@@ -322,28 +327,66 @@ class _Step:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # loaders may pin memory meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # loader threads may pin memory meanwhile
             self._step()
         with torch.no_grad():
             for tensor, before in zip(touched, saved, strict=True):
                 tensor.copy_(before)
             for parameter, values in self.optimizer.state.items():
                 buffer = values.get("momentum_buffer")
-                if buffer is not None:  # a first step from zero is a first step
+                if buffer is not None:  # without momentum before, zero gives the same first step
                     buffer.copy_(momentum[parameter]) if parameter in momentum else buffer.zero_()
         torch.cuda.synchronize()
-        self.graph = graph
         self.capture_seconds = time.perf_counter() - started
+        return graph
 
-    def _split(self) -> str:
-        """Twice as many micro-batches, the same step."""
-        if 2 * self.parts > len(self.columns):
-            raise
-        self.parts *= 2
+    def _halve_micro_batches(self) -> None:
+        """Split every batch into twice as many parts; the gradients stay the same."""
+        self.micro_batches *= 2
         self.graph = None
         self.optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
-        return f"out of memory: every step now takes {self.parts} micro-batches"
+
+
+def _loss(outputs: Tensor | tuple[Tensor, ...], labels: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Return the loss, with those of auxiliary heads, and the logits."""
+    logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
+    logits = logits.float()
+    loss = F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
+    for head in auxiliary:
+        loss = loss + recipe.aux_weight * F.cross_entropy(head.float(), labels)
+    return loss, logits.detach()
+
+
+def is_finite(model: nn.Module) -> bool:
+    """Return whether all weights are finite; a ReLU can hide from the loss that some are not."""
+    return all(bool(norm.isfinite()) for norm in torch._foreach_norm([p.detach() for p in model.parameters()]))
+
+
+def evaluate(
+    model: nn.Module,
+    split: Sized,
+    data: DataSet,
+    recipe: Recipe,
+    *,
+    device: torch.device | str = "cpu",
+    cache: Path | None = None,
+) -> tuple[float, float]:
+    """Evaluate a model on a split, with the preprocessing of its training.
+
+    Args:
+        model: The network, on the device.
+        split: A split of the data set, for example `data.test()`.
+        data: The data set.
+        recipe: The recipe of the training.
+        device: Where the model is.
+        cache: Folder for the results of preprocessing.
+
+    Returns:
+        Loss and accuracy.
+    """
+    data = data.joined() if recipe.all_images else data
+    return _evaluate(model, data.eval_batches(split, recipe, torch.device(device), cache))
 
 
 @torch.no_grad()
@@ -357,44 +400,8 @@ def _evaluate(model: nn.Module, batches: Evaluation) -> tuple[float, float]:
         correct += int((logits.argmax(1) == labels).sum())
         number += len(labels)
     totals = torch.tensor([loss, correct, number], dtype=torch.float64)
-    if dist.is_initialized():  # every worker had its share, or all; either way they agree on what came of it
+    if dist.is_initialized():  # workers may have different shares; the sums are the same for all
         totals = totals.to(next(model.parameters()).device)
         dist.all_reduce(totals)
     loss, correct, number = totals.tolist()
     return loss / number, correct / number
-
-
-def is_finite(model: nn.Module) -> bool:
-    """Whether all weights are numbers; a ReLU can hide from the loss that some are not."""
-    return all(bool(norm.isfinite()) for norm in torch._foreach_norm([p.detach() for p in model.parameters()]))
-
-
-def _wrap(model: nn.Module, compile_model: bool) -> nn.Module:
-    if compile_model:
-        model = cast(nn.Module, torch.compile(model))
-    if dist.is_initialized():
-        model = nn.parallel.DistributedDataParallel(model)
-    return model
-
-
-def _save(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, state: _State, identity: dict[str, Any]) -> None:
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        if (buffer := optimizer.state[parameter].get("momentum_buffer")) is not None:
-            tensors[f"momentum.{name}"] = buffer
-    save_checkpoint(folder, state.epoch, tensors, {"identity": identity, **described(model), "state": asdict(state)})
-
-
-def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity: dict[str, Any]) -> _State | None:
-    found = load_checkpoint(folder)
-    if found is None:
-        return None
-    tensors, record = found
-    if other := difference(record["identity"], identity):
-        raise CheckpointError(f"{folder} holds another run: {other}; choose another folder")
-    model.load_state_dict({k.removeprefix("model."): t for k, t in tensors.items() if k.startswith("model.")})
-    for name, parameter in model.named_parameters():
-        if (buffer := tensors.get(f"momentum.{name}")) is not None:
-            optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer).detach()
-    saved = record["state"]
-    return _State(**{**saved, "curve": [EpochReport(**entry) for entry in saved["curve"]]})

@@ -1,8 +1,8 @@
-"""One network on several GPUs, or machines: Ray Train's TorchTrainer runs a job on every worker.
+"""Training of one network on several GPUs or machines: Ray Train runs the same job on every worker.
 
 Each worker takes its share of every batch, so the global batch, and with it the loss curve, is that of one worker.
-Rank 0 writes the checkpoints; the folder must be one that all machines see. What the workers do is read off that
-folder, which is also how a run goes on after workers were lost.
+Rank 0 writes the checkpoints into a folder that all machines must see. Progress is read from that folder, and a run
+that lost its workers continues from it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import logging
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lrnas.data.names import pin_data_folder
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, MissingExtra
 from lrnas.training.checkpoint import recorded_curve
 from lrnas.training.job import Job
 from lrnas.training.loop import EpochReport, Status
@@ -33,49 +34,58 @@ def run_on_workers(
     use_gpu: bool,
     address: str | None = None,
     compile_model: bool = False,
-    report: Callable[[EpochReport], None] | None = None,
+    report: Callable[[EpochReport], None] = lambda entry: None,
 ) -> Status:
-    """Train a job on several workers, to the end; its checkpoint is then in `folder`.
+    """Train a job to its end on several workers; its checkpoint is then in `folder`.
 
-    `address` joins a running Ray cluster; without it, one is started on this machine for the time being.
+    Args:
+        job: What to train.
+        folder: The folder of the run, which all workers must see.
+        workers: Number of workers; the batch size must be a multiple of it.
+        use_gpu: Whether each worker gets a GPU.
+        address: Address of a running Ray cluster; None to start one on this machine for this training.
+        compile_model: Whether to use `torch.compile`.
+        report: Callback after every epoch.
+
+    Returns:
+        Whether the training was completed or diverged.
     """
-    if workers > job.recipe.batch_size or job.recipe.batch_size % workers:
+    if job.recipe.batch_size % workers:
         raise LrnasError(
-            f"the batch is shared out evenly; got {job.recipe.batch_size} images for {workers} workers; change "
-            "batch_size or --workers"
+            f"the batch size is a multiple of the number of workers; got {job.recipe.batch_size} images for {workers} "
+            "workers; change batch_size or --workers"
         )
     try:
         import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchTrainer
     except ImportError:
-        raise LrnasError("several workers need Ray; got none; pip install 'lrnas[workers]'") from None
+        raise MissingExtra("--workers", "Ray", "workers") from None
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / OUTCOME).unlink(missing_ok=True)
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as scratch, _Watch(folder, report):
-        warnings.simplefilter("ignore")  # Ray's own, about its next version
-        started = not ray.is_initialized()
-        if started:
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as scratch, _watching(folder, report):
+        warnings.simplefilter("ignore")  # Ray's announcements of its next version
+        start_ray = not ray.is_initialized()
+        if start_ray:
             pin_data_folder()
             ray.init(
                 address=address or "local", log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR
             )
         try:
-            trainer = TorchTrainer(
+            TorchTrainer(
                 _work,
                 train_loop_config={"job": job, "folder": str(folder), "compile_model": compile_model},
                 scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
-                # Ray's own state is disposable: it goes with the scratch folder, unless a cluster has to share it
+                # Ray's own state is not needed later; the machines of a cluster have to share it, though
                 run_config=RunConfig(
                     storage_path=str(folder.parent) if address else scratch,
                     name=f"{folder.name}-ray",
                     failure_config=FailureConfig(max_failures=3),
                 ),
-            )
-            trainer.fit()
+            ).fit()
         finally:
-            if started:
+            if start_ray:
                 ray.shutdown()
     outcome = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     if "error" in outcome:
@@ -85,14 +95,13 @@ def run_on_workers(
 
 
 def _work(config: dict[str, Any]) -> None:
-    """What every worker does."""
-    import ray.train
+    """Train the job in one worker."""
     import ray.train.torch
     import torch.distributed as dist
 
     job: Job = config["job"]
     folder = Path(config["folder"])
-    if (folder / OUTCOME).exists():  # another attempt would meet the same error
+    if (folder / OUTCOME).exists():  # a new attempt would meet the same error
         return
     try:
         data = job.load_data()
@@ -106,31 +115,27 @@ def _work(config: dict[str, Any]) -> None:
     dist.barrier()
 
 
-class _Watch:
-    """Reports the epochs that appear in a folder's checkpoint."""
+@contextmanager
+def _watching(folder: Path, report: Callable[[EpochReport], None]) -> Iterator[None]:
+    """Report new epochs in the checkpoint of a folder, from a thread, until the block ends."""
+    reported = len(recorded_curve(folder))  # epochs of an earlier run
+    ended = threading.Event()
 
-    def __init__(self, folder: Path, report: Callable[[EpochReport], None] | None) -> None:
-        self.folder = folder
-        self.report = report
-        self.told = 0
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._watch, daemon=True)
+    def report_new() -> None:
+        nonlocal reported
+        for entry in recorded_curve(folder)[reported:]:
+            report(EpochReport(**entry))
+            reported += 1
 
-    def __enter__(self) -> None:
-        self.told = len(recorded_curve(self.folder))  # what an earlier run told already
-        self.thread.start()
+    def watch() -> None:
+        while not ended.wait(0.5):
+            report_new()
 
-    def __exit__(self, *error: object) -> None:
-        self.over.set()
-        self.thread.join()
-        self._tell()
-
-    def _watch(self) -> None:
-        while not self.over.wait(0.5):
-            self._tell()
-
-    def _tell(self) -> None:
-        curve = recorded_curve(self.folder)
-        for entry in curve[self.told :] if self.report is not None else ():
-            self.report(EpochReport(**entry))  # type: ignore[misc]
-        self.told = max(self.told, len(curve))
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        report_new()

@@ -1,150 +1,91 @@
-"""What people see while a network trains: a bar in a terminal, plain lines elsewhere. Both on stderr."""
+"""Progress of trainings, downloads and checks: a bar in a terminal, log messages elsewhere."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from lrnas._messages import logger
 from lrnas.data.names import Progress
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from lrnas.training.loop import EpochReport
 
 
-class _Report(Protocol):
-    def __call__(self, report: EpochReport) -> None: ...
-
-
 @contextmanager
-def training_view(label: str) -> Iterator[_Report]:
-    """Gives the callback for `train`."""
-    if sys.stderr.isatty():
-        with _bar(label) as report:
-            yield report
-    else:
-        yield _Lines(label)
+def training_view(label: str) -> Iterator[Callable[[EpochReport], None]]:
+    """Yield the `report` callback for `train`, which shows the epochs of one network.
 
+    Args:
+        label: Name of the network and whatever else tells the training from others.
+    """
+    with _view(pause=2, unit="epoch ", first=label) as show:
 
-class _Lines:
-    """A line per epoch, but no more than one every two seconds."""
+        def report(entry: EpochReport) -> None:
+            validation = "" if entry.val_accuracy is None else f"validation {100 * entry.val_accuracy:.2f} %  "
+            numbers = f"loss {entry.train_loss:.3f}  {validation}{entry.images_per_second:,.0f} images/s"
+            show(label, entry.epoch, entry.epochs, numbers)
+            if entry.note:
+                logger.warning("%s: %s", label, entry.note)
 
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self.last = 0.0
-
-    def __call__(self, report: EpochReport) -> None:
-        now = time.monotonic()
-        if now - self.last < 2 and report.epoch < report.epochs and not report.note:
-            return
-        self.last = now
-        print(f"{self.label}  epoch {report.epoch}/{report.epochs}  {_numbers(report)}", file=sys.stderr, flush=True)
-        if report.note:
-            print(f"{self.label}  {report.note}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _bar(label: str) -> Iterator[_Report]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[numbers]}"),
-        TimeRemainingColumn(),
-    )
-    with RichProgress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(label, total=None, numbers="starting")
-
-        def show(report: EpochReport) -> None:
-            progress.update(task, total=report.epochs, completed=report.epoch, numbers=_numbers(report))
-            if report.note:
-                progress.console.print(f"{label}: {report.note}")
-
-        yield show
-
-
-def _numbers(report: EpochReport) -> str:
-    validation = "" if report.val_accuracy is None else f"validation {100 * report.val_accuracy:.2f} %  "
-    return f"loss {report.train_loss:.3f}  {validation}{report.images_per_second:,.0f} images/s"
+        yield report
 
 
 @contextmanager
 def download_view() -> Iterator[Progress]:
-    """Gives the callback for `load_set`."""
-    if sys.stderr.isatty():
-        with _download_bar() as told:
-            yield told
-    else:
-        yield _DownloadLines()
+    """Yield the `progress` callback for `load_set`, which shows bytes."""
+    with _view(pause=1, in_bytes=True) as show:
+        yield show
 
 
 @contextmanager
 def reading_view() -> Iterator[Progress]:
-    """Gives the callback for who reads many images."""
-    if sys.stderr.isatty():
-        with _download_bar(of_bytes=False) as told:
-            yield told
-    else:
-        yield _ReadingLines()
-
-
-class _ReadingLines:
-    """Says how far it is, every ten seconds."""
-
-    def __init__(self) -> None:
-        self.last = time.monotonic()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self.last >= 10:
-            self.last = now
-            print(f"{what}  {done:,} of {total:,}", file=sys.stderr, flush=True)
-
-
-class _DownloadLines:
-    """Says what is being fetched, once a second at most."""
-
-    def __init__(self) -> None:
-        self.last = 0.0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self.last < 1 and done < total:
-            return
-        self.last = now
-        amount = f"  {done:,} of {total:,}" if total else ""
-        print(f"{what}{amount}", file=sys.stderr, flush=True)
+    """Yield the `progress` callback for `StreamSet.try_all`, which shows images, but nothing if it takes no time."""
+    with _view(pause=10, quiet=True) as show:
+        yield show
 
 
 @contextmanager
-def _download_bar(of_bytes: bool = True) -> Iterator[Progress]:
+def _view(
+    pause: float, *, in_bytes: bool = False, unit: str = "", first: str = "", quiet: bool = False
+) -> Iterator[Callable[..., None]]:
+    """Yield a function that shows what is being done, how much is done, the total (0: unknown) and more text.
+
+    Args:
+        pause: Seconds between log messages; the last one, of a complete total, comes at once unless `quiet`.
+        in_bytes: Whether amounts are bytes.
+        unit: Word before amounts in log messages.
+        first: What is being done at the start; shown as a bar before there is any progress.
+        quiet: Whether the first log message also waits for the pause.
+    """
+    if not sys.stderr.isatty():
+        last = time.monotonic() if quiet else -math.inf
+
+        def log(what: str, done: int, total: int, text: str = "") -> None:
+            nonlocal last
+            if time.monotonic() - last >= pause or (done >= total and not quiet):
+                last = time.monotonic()
+                amount = f"{unit}{done:,} of {total:,}" if total else ""
+                logger.info("  ".join(part for part in (what, amount, text) if part))
+
+        yield log
+        return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.progress import Progress as RichProgress
 
-    amounts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), *amounts, TimeRemainingColumn())
-    with RichProgress(*columns, console=Console(stderr=True)) as progress:
-        tasks: dict[str, TaskID] = {}
+    amounts = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if in_bytes else (rich.MofNCompleteColumn(),)
+    name, text = rich.TextColumn("{task.description}"), rich.TextColumn("{task.fields[text]}")
+    columns = (name, rich.BarColumn(bar_width=24), *amounts, text, rich.TimeRemainingColumn())
+    with rich.Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks = {first: bars.add_task(first, total=None, text="starting")} if first else {}
 
-        def show(what: str, done: int, total: int) -> None:
+        def draw(what: str, done: int, total: int, text: str = "") -> None:
             if what not in tasks:
-                tasks[what] = progress.add_task(what, total=None)
-            progress.update(tasks[what], total=total or None, completed=done)
+                tasks[what] = bars.add_task(what, total=None, text="")
+            bars.update(tasks[what], total=total or None, completed=done, text=text)
 
-        yield show
+        yield draw

@@ -1,4 +1,4 @@
-"""Where a number comes from: the command, commit, versions and hardware that stand beside it."""
+"""Provenance of results: the command, commit, versions and hardware that produced them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +17,14 @@ _PACKAGES = ("lrnas", "torch", "timm", "numpy", "triton", "optuna", "ray")
 
 
 def provenance(**facts: Any) -> dict[str, Any]:
-    """What to write beside a result; `facts` are seeds, n and the like."""
+    """Return the provenance of a result, to be stored with it.
+
+    Args:
+        facts: Anything else to be stored, for example seeds and the number of runs.
+
+    Returns:
+        Command, commit, date, versions, hardware and the facts, as JSON values.
+    """
     return {
         "command": _command(),
         "commit": _commit(),
@@ -28,56 +36,50 @@ def provenance(**facts: Any) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """As one would type it; of this machine's paths only the last part is told."""
+    """Return the command as a user would type it, with paths on this machine reduced to their last part."""
     program = Path(sys.argv[0])
+    name = f"python {program.parent.name}/{program.name}" if program.suffix == ".py" else program.name
     if program.name == "__main__.py":
         name = "lrnas"
-    elif program.suffix == ".py":
-        name = f"python {program.parent.name}/{program.name}"
-    else:
-        name = program.name
-    return " ".join([name, *map(_without_place, sys.argv[1:])])
+    return " ".join([name, *map(_without_folders, sys.argv[1:])])
 
 
-def _without_place(part: str) -> str:
-    """/data/images and folder:/data/images without the folders they lie in."""
+def _without_folders(argument: str) -> str:
+    """Remove the folders from an absolute path: `folder:/data/images` becomes `folder:images`."""
     return re.sub(
-        r"^(folder:|[a-z]+ds/|--?[a-z-]+=(?:folder:|[a-z]+ds/)?)?(?:~[^/]*)?/(?:.*/)?", r"\1", part.rstrip("/")
+        r"^(folder:|[a-z]+ds/|--?[a-z-]+=(?:folder:|[a-z]+ds/)?)?(?:~[^/]*)?/(?:.*/)?", r"\1", argument.rstrip("/")
     )
 
 
 def _commit() -> str:
-    """The commit of the checkout this package runs from; marked where the package differs from it.
+    """Return the commit of the checkout this package runs from, with "-dirty" if the package differs from it.
 
-    A copy without its history says where it comes from through $LRNAS_COMMIT.
+    A copy without the git history gives its commit as $LRNAS_COMMIT.
     """
-    if given := os.environ.get("LRNAS_COMMIT"):
-        return given
+    if commit := os.environ.get("LRNAS_COMMIT"):
+        return commit
+    commit = _git("rev-parse", "--verify", "--quiet", "HEAD")
+    return (commit + ("-dirty" if _git("status", "--porcelain", "--", "lrnas") else "")) if commit else "unknown"
+
+
+def _git(*arguments: str) -> str:
+    """Return the output of a git command in the checkout; "" if it fails."""
     root = Path(__file__).parents[2]
-    commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
-    return (commit + ("-dirty" if _git(root, "status", "--porcelain", "--", "lrnas") else "")) if commit else "unknown"
-
-
-def _git(root: Path, *arguments: str) -> str:
-    try:
-        result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return result.stdout.strip()
+    with suppress(OSError):
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 def _versions() -> dict[str, str]:
     found = {}
     for name in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def hardware() -> str:
-    """Of this machine, as far as it matters for a result."""
+    """Return a description of this machine: the GPU, if there is one, and the CPU."""
     cpu = f"{platform.machine()}, {os.cpu_count()} CPU cores"
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():

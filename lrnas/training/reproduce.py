@@ -1,15 +1,14 @@
-"""`lrnas reproduce`: a network trained in full and set beside what was published.
+"""`lrnas reproduce`: a network trained in full and compared with published results.
 
-Counting comes first and is exact. Then the network is trained on the data of the published number where that is at
-hand, and otherwise on another set together with the paper's baseline of its family, so that the comparison (which
-accuracy at which share of the multiply-accumulates) still means something. Every run leaves one JSON file with all
-it takes to repeat it; a run whose file is there is not trained again.
+Counting comes first and is exact. Then the network is trained on the data of the published result, if they are
+available, and otherwise on another data set together with the paper's baseline of its family, so that the comparison
+(which accuracy at which share of the multiply-accumulates) is still meaningful. Every run leaves one JSON file with
+everything that is needed to repeat it; a run whose file exists is not trained again.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 
 from lrnas._files import write_atomically
+from lrnas._messages import logger
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
@@ -38,17 +38,19 @@ from lrnas.training.seed_stats import OverSeeds
 
 @dataclass(frozen=True, slots=True)
 class Measured(OverSeeds):
-    """One network under one recipe, over its seeds."""
+    """The test accuracies of one network trained with one recipe."""
 
     name: str
     macs: int
-    """At the input size it was trained at."""
+    """Multiply-accumulates at the input size of the training."""
     share: float
-    """Of the baseline's multiply-accumulates."""
+    """Share of the baseline's multiply-accumulates."""
     accuracies: tuple[float, ...]
     """On the test images, one per seed."""
     diverged: int
+    """Number of runs that diverged."""
     published: float | None
+    """Published accuracy; None if it was measured on other data."""
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), **self.numbers()}
@@ -56,46 +58,46 @@ class Measured(OverSeeds):
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """What came of it."""
+    """The result of `reproduce`."""
 
     summary: Summary
     data: str
     is_published_data: bool
+    """Whether the published accuracies were measured on these data."""
     recipe: Recipe
     input_size: int
-    """Rows and columns of the images as networks are given them."""
+    """Rows and columns of the network's input."""
     networks: list[Measured]
-    """The one asked for, then the baseline."""
+    """The network asked for, then the baseline."""
     files: list[Path]
+    """The records of all runs."""
     reused: list[Mapping[str, Any]] = field(default_factory=list)
-    """Where each run comes from that was there already, and was not trained again."""
+    """Provenance of the runs that existed already and were not trained again."""
 
     def reuse(self) -> str:
-        """That, in a sentence; empty where all runs are new."""
+        """Return a sentence about the runs that existed already; "" if all runs are new."""
         if not self.reused:
             return ""
         places = dict.fromkeys(
             f"on {facts.get('hardware', 'an unknown machine')} at {str(facts.get('commit', 'an unknown commit'))[:10]}"
             for facts in self.reused
         )
-        number, total = len(self.reused), len(self.files)
-        were = "was" if total == 1 else "were"
-        runs = f"{number} of {total} run{'s' * (total != 1)} {were} there already"
+        total = len(self.files)
+        runs = f"{len(self.reused)} of {total} {'run was' if total == 1 else 'runs were'} there already"
         return f"{runs}, made {' and '.join(places)}; --out FOLDER trains anew."
 
     def verdict(self) -> str:
-        """The comparison in a sentence."""
-        network = self.networks[0]
+        """Return the comparison as a sentence."""
+        network, *baselines = self.networks
         if not network.accuracies:
             return f"{network.name} diverged in every run: try a lower learning rate, --set lr=…"
         if network.published is not None:
             points = 100 * (network.mean - network.published)
             return f"{network.name} is {points:+.2f} points from the published {100 * network.published:.2f} %."
-        if len(self.networks) == 1 or not self.networks[1].accuracies:
-            return f"{network.name} has nothing to be compared with."
-        baseline = self.networks[1]
-        points = 100 * (network.mean - baseline.mean)
-        return f"{network.name}: {points:+.2f} points against {baseline.name}, at {network.share:.1%} of its MACs."
+        if not baselines or not baselines[0].accuracies:
+            return f"There is nothing to compare {network.name} with."
+        points = 100 * (network.mean - baselines[0].mean)
+        return f"{network.name}: {points:+.2f} points against {baselines[0].name}, at {network.share:.1%} of its MACs."
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -109,6 +111,15 @@ class Reproduction:
             "files": [str(file) for file in self.files],
             "reused": [dict(facts) for facts in self.reused],
         }
+
+
+class _Execution(NamedTuple):
+    """How runs are executed, which does not change their outcome."""
+
+    device: str
+    workers: int
+    address: str | None
+    compile_model: bool
 
 
 def reproduce(
@@ -126,188 +137,166 @@ def reproduce(
     compile_model: bool = False,
     workers: int = 1,
     address: str | None = None,
-    say: Any = print,
 ) -> Reproduction:
-    """Train a named network, or an architecture from a JSON file, over some seeds and compare."""
+    """Train a network in full over several seeds, and compare it with its published accuracy or its baseline.
+
+    Args:
+        source: Name of a network, or a JSON file with an architecture.
+        data: Name of the data set (default: the published one if it is CIFAR-10 and there is a GPU; else CIFAR-10 with
+            a GPU and digits without).
+        data_dir: Where data sets are kept (default: $LRNAS_DATA or ~/.cache/lrnas).
+        image_size: Rows and columns of images read from files (default: the network's own).
+        loaders: Number of processes that read images from files (default: one per core, at most 16).
+        recipe: Name of the recipe, or a TOML file.
+        changes: Fields of the recipe to change.
+        seeds: Number of seeds, from 0 on.
+        out: Folder for the records and checkpoints of the runs.
+        device: Where to train (default: a GPU if there is one).
+        compile_model: Whether to use `torch.compile`.
+        workers: Number of workers that train one network together.
+        address: Address of a Ray cluster for the workers (default: this machine).
+
+    Returns:
+        The accuracies of the network and of its baseline, and the files with all records.
+    """
     for what, number in (("seeds", seeds), ("workers", workers)):
         if number < 1:
-            raise LrnasError(f"the number of {what} is at least 1; got {number}")
+            raise LrnasError(f"the number of {what} is at least 1; got {number}; give a larger one")
     name, architecture = read_source(source)
     summary = summarise(name, architecture)
     backbone, with_norm = resolve_backbone(architecture)
+    table = family_table(backbone)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if image_size is None and data is not None and is_stream(data):
+    data = data or _default_data(table.data if table is not None else None, device)
+    is_published = table is not None and data == table.data
+    if image_size is None and is_stream(data):
         image_size = training_size([backbone])
-    reading = {"image_size": image_size, "loaders": loaders}
-    image_set, is_published = _choose_data(summary, data, data_dir, reading, device, backbone, say)
+    smallest = smallest_input(backbone)
+    with download_view() as progress:
+        image_set = load_set(
+            data, data_dir, min_size=smallest, image_size=image_size, loaders=loaders, progress=progress
+        )
     chosen = get_recipe(
         recipe, backbone, image_set.image_size, len(image_set.train), changes, own_crops=image_set.own_crops
     )
     networks = {name: architecture}
-    table = family_table(backbone)
-    baseline = table.baseline if table is not None else None
-    if baseline is not None and not (is_published and summary.point is not None):
-        # in the form of the network: batch norm on one side alone would be compared instead of the filters
-        dense = replace(get_point(baseline).architecture, batch_norm=with_norm or None)
+    if table is not None and not (is_published and summary.point is not None):
+        # with batch norm like the network: otherwise the comparison would show batch norm instead of the filters
+        dense = replace(get_point(table.baseline).architecture, batch_norm=with_norm or None)
+        label = f"{table.baseline}-bn" if with_norm else table.baseline
         if dense != architecture:
-            label = f"{baseline}-bn" if with_norm else baseline
-            baseline = f"{label}-dense" if label == name else label
-            networks[baseline] = dense
+            networks[f"{label}-dense" if label == name else label] = dense
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"cannot write to {out}: {error.strerror}; give another --out") from None
 
-    def job(label: str, seed: int) -> Job:
-        where = None if data_dir is None else str(data_dir)
-        smallest = smallest_input(backbone)
-        return Job(networks[label], image_set.name, chosen, seed, smallest, where, image_size, loaders)
-
-    how = _How(recipe, device, workers, address, compile_model)
+    where = None if data_dir is None else str(data_dir)
+    jobs = {
+        label: Job(network, image_set.name, chosen, 0, smallest, where, image_size, loaders)
+        for label, network in networks.items()
+    }
+    base_macs = [*jobs.values()][-1].macs(image_set)
+    execution = _Execution(device, workers, address, compile_model)
     measured: list[Measured] = []
     files: list[Path] = []
     reused: list[Mapping[str, Any]] = []
-    base_macs = job(baseline if baseline in networks else name, 0).macs(image_set)
-    for label in networks:
-        runs = []
+    for label, job in jobs.items():
+        accuracies = []
         for seed in range(seeds):
-            files.append(out / f"{label}-{short_name(image_set.name)}-{Path(recipe).stem}-seed{seed}.json")
-            if files[-1].exists():
-                runs.append(_finished(files[-1], job(label, seed).identity(image_set)))
-                reused.append(runs[-1].get("provenance", {}))
+            run = replace(job, seed=seed)
+            file = out / f"{label}-{short_name(image_set.name)}-{Path(recipe).stem}-seed{seed}.json"
+            files.append(file)
+            if file.exists():
+                record = _read_record(file, run.identity(image_set))
+                reused.append(record.get("provenance", {}))
             else:
-                runs.append(_run(files[-1], label, job(label, seed), image_set, how))
-        measured.append(_measured(label, job(label, 0), runs, image_set, base_macs, is_published))
+                record = {"network": label, "recipe_name": recipe, **_run(label, run, image_set, file, execution)}
+                _write_record(file, record)
+            accuracies.append(record["test_accuracy"])
+        tested = tuple(accuracy for accuracy in accuracies if accuracy is not None)
+        point = find_point(job.architecture) if is_published else None
+        published = point.published.accuracy if point is not None else None
+        macs = job.macs(image_set)
+        measured.append(Measured(label, macs, macs / base_macs, tested, seeds - len(tested), published))
     size = chosen.crop or image_set.image_size
     return Reproduction(summary, image_set.name, is_published, chosen, size, measured, files, reused)
 
 
-class _How(NamedTuple):
-    """What does not change the outcome of a run, only how it comes about."""
-
-    recipe_name: str
-    device: str
-    workers: int
-    address: str | None
-    compile_model: bool
-
-
-def _choose_data(
-    summary: Summary,
-    wanted: str | None,
-    data_dir: str | Path | None,
-    reading: dict[str, int | None],
-    device: str,
-    backbone: str,
-    say: Any,
-) -> tuple[DataSet, bool]:
-    smallest = smallest_input(backbone)
-    table = family_table(backbone)
-    published = table.data if table is not None else None
-
-    def load(name: str) -> DataSet:
-        with download_view() as progress:
-            return load_set(name, data_dir, min_size=smallest, progress=progress, **reading)
-
-    if wanted is not None:
-        return load(wanted), wanted == published
+def _default_data(published: str | None, device: str) -> str:
+    """Return the data set to train on, and say so if it is not the published one."""
     if device == "cpu":
         if published is not None:
-            say(f"{published} is more than a CPU can train on: comparing with the baseline on digits instead")
-        return load("digits"), False
-    if published == "cifar10":
-        return load("cifar10"), True
-    say(f"{published or 'the data of its paper'} is not at hand: comparing with the baseline on cifar10 instead")
-    return load("cifar10"), False
+            logger.info("%s is too large for a CPU: comparing with the baseline on digits instead", published)
+        return "digits"
+    if published != "cifar10":
+        missing = published or "the data set of its paper"
+        logger.info("%s is not available: comparing with the baseline on cifar10 instead", missing)
+    return "cifar10"
 
 
-def _run(file: Path, label: str, job: Job, data: DataSet, how: _How) -> dict[str, Any]:
-    """Train and test one job."""
+def _run(label: str, job: Job, data: DataSet, file: Path, execution: _Execution) -> dict[str, Any]:
+    """Train and test one job, and return its record."""
     model = job.create_model(data)
     with training_view(f"{label}, seed {job.seed}") as report:
-        result = _train(job, model, data, file.with_suffix(""), how, report)
+        result = _train(job, model, data, file.with_suffix(""), execution, report)
     accuracy = loss = None
-    if result.status == "completed":  # the one look at the test images
-        loss, accuracy = evaluate(model, data.test(), data, job.recipe, device=how.device, cache=job.cache)
-    record = {
-        "network": label,
+    if result.status == "completed":  # the only look at the test images
+        loss, accuracy = evaluate(model, data.test(), data, job.recipe, device=execution.device, cache=job.cache)
+    return {
         "architecture": job.architecture.to_dict(),
         "identity": job.identity(data),
-        "recipe_name": how.recipe_name,
         "status": result.status,
         "test_accuracy": accuracy,
         "test_loss": loss,
         "val_accuracy": result.val_accuracy,
         "macs": job.macs(data),
-        "workers": how.workers,
-        "unreadable_images": len(data.unreadable),
-        **_timings(result),
-        "provenance": provenance(seed=job.seed, n=1),
-        "curve": [asdict(entry) for entry in result.curve],
-    }
-    _write(file, record)
-    return record
-
-
-def _train(
-    job: Job, model: nn.Module, data: DataSet, folder: Path, how: _How, report: Callable[[EpochReport], None]
-) -> Result:
-    if how.workers == 1:
-        return job.run(model, data, folder, how.device, compile_model=how.compile_model, report=report)
-    from lrnas.training.multi_gpu import run_on_workers
-
-    started = time.perf_counter()
-    status = run_on_workers(
-        job,
-        folder,
-        how.workers,
-        use_gpu=how.device.startswith("cuda"),
-        address=how.address,
-        compile_model=how.compile_model,
-        report=report,
-    )
-    if status == "diverged":
-        return Result("diverged", [], time.perf_counter() - started, 0.0, 1)
-    result = job.run(model, data, folder, how.device)  # nothing is left to train: this reads what the workers wrote
-    result.seconds = time.perf_counter() - started
-    return result
-
-
-def _timings(result: Result) -> dict[str, Any]:
-    return {
+        "workers": execution.workers,
+        "unreadable_images": sum(map(len, data.unreadable.values())),
         "epochs": len(result.curve),
-        "seconds": round(sum(entry.seconds for entry in result.curve), 3),  # also of those before a stop
+        "seconds": round(sum(entry.seconds for entry in result.curve), 3),  # including epochs before a stop
         "start_seconds": round(result.start_seconds, 3),
         "images_per_second": round(result.images_per_second, 1),
         "micro_batches": result.micro_batches,
+        "provenance": provenance(seed=job.seed, n=1),
+        "curve": [asdict(entry) for entry in result.curve],
     }
 
 
-def _finished(file: Path, identity: dict[str, Any]) -> dict[str, Any]:
+def _train(
+    job: Job,
+    model: nn.Module,
+    data: DataSet,
+    folder: Path,
+    execution: _Execution,
+    report: Callable[[EpochReport], None],
+) -> Result:
+    device, workers, address, compile_model = execution
+    if workers == 1:
+        return job.run(model, data, folder, device, compile_model=compile_model, report=report)
+    from lrnas.training.multi_gpu import run_on_workers
+
+    options: dict[str, Any] = {"address": address, "compile_model": compile_model, "report": report}
+    if run_on_workers(job, folder, workers, use_gpu=device.startswith("cuda"), **options) == "diverged":
+        return Result("diverged", [], 0.0, 1)
+    return job.run(model, data, folder, device)  # nothing is left to train: this reads the workers' checkpoint
+
+
+def _read_record(file: Path, identity: dict[str, Any]) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         before = record["identity"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} is no record of a run ({error}); move it away") from None
+        raise DataError(f"{file} is not the record of a run ({error}); move it away") from None
     if other := difference(before, identity):
         raise DataError(f"{file} holds another run: {other}; give another --out")
     return record
 
 
-def _write(file: Path, record: dict[str, Any]) -> None:
+def _write_record(file: Path, record: dict[str, Any]) -> None:
     try:
         with write_atomically(file) as part:
             part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write {file}: {error.strerror}; give another --out") from None
-
-
-def _measured(
-    label: str, job: Job, runs: list[dict[str, Any]], data: DataSet, base_macs: int, is_published: bool
-) -> Measured:
-    macs = job.macs(data)
-    accuracies = tuple(run["test_accuracy"] for run in runs if run["test_accuracy"] is not None)
-    point = find_point(job.architecture) if is_published else None
-    published = point.published.accuracy if point is not None else None
-    return Measured(label, macs, macs / base_macs, accuracies, len(runs) - len(accuracies), published)

@@ -1,4 +1,4 @@
-"""Test accuracies of one network over seeds: their mean and how far they lie apart."""
+"""Mean and deviation of test accuracies over seeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class OverSeeds:
-    """What those have in common that hold such accuracies, whatever else they know of the network."""
+    """Mixin: mean and deviation of the test accuracies of one network over seeds."""
 
     __slots__ = ()
 
@@ -17,16 +17,16 @@ class OverSeeds:
 
     @property
     def mean(self) -> float:
-        """Not a number where no seed was tested."""
+        """Mean accuracy; NaN if no seed was tested."""
         return statistics.mean(self.accuracies) if self.accuracies else float("nan")
 
     @property
     def deviation(self) -> float | None:
-        """Between seeds; None for a single one, or where one is not a number."""
+        """Standard deviation between seeds; None for a single seed, or if an accuracy is NaN."""
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 and math.isfinite(self.mean) else None
 
     def numbers(self) -> dict[str, Any]:
-        """For JSON, which has no NaN."""
+        """Return mean, deviation and number of seeds for JSON, which has no NaN."""
         return {
             "mean": self.mean if math.isfinite(self.mean) else None,
             "sd": self.deviation,

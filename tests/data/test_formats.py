@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import types
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -168,12 +169,12 @@ def test_splits_without_images_are_none(tmp_path: Path) -> None:
 
     labels = {"train": np.zeros(3, np.int64), "val": np.zeros(0, np.int64), "test": np.zeros(1, np.int64)}
     sources = {split: readers.HfSplit(split, None, numbers, "") for split, numbers in labels.items()}
-    assert readers._with_labels("hfds/x", sources).keys() == {"train", "test"}
+    assert readers._with_labels("hfds/x", "ab", sources).sources.keys() == {"train", "test"}
     del sources["test"]
     with pytest.raises(
         DataError, match=r"in the splits train and validation or test; got train for hfds/x; rename the splits"
     ):
-        readers._with_labels("hfds/x", sources)
+        readers._with_labels("hfds/x", "ab", sources)
 
 
 def test_columns_that_are_not_there() -> None:
@@ -193,13 +194,13 @@ def test_a_record_that_is_no_example_is_one_line(tmp_path: Path, monkeypatch: py
     file = tmp_path / "small-train.tfrecord-00000-of-00001"
     file.write_bytes(struct.pack("<Q", 4) + bytes(4) + b"\xff" * 4 + bytes(4))
     with pytest.raises(DataError, match=r"00001 cannot be read \(a record is not an example: .*\); fetch it again"):
-        readers._index([file], readers._RecordEntries("label"), "tfrecord label", tmp_path, None)
+        readers._index([file], partial(readers._record_entries, label="label"), "tfrecord label", tmp_path, None)
 
 
 @pytest.mark.parametrize(("kind", "package"), [("hfds", "datasets"), ("tfds", "tensorflow-datasets")])
 def test_a_missing_package_is_named(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    message = rf"a data set {kind}/NAME needs {package}; it is not installed; pip install 'lrnas\[readers\]'"
+    message = rf"a data set {kind}/NAME needs {package}, which is not installed; run pip install 'lrnas\[readers\]'"
     with pytest.raises(MissingExtra, match=message):
         load_set(f"{kind}/anything")
 

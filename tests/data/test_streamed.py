@@ -217,7 +217,7 @@ def test_an_unreadable_image_is_named_once_and_replaced(
     assert result.status == "completed"
     file = tmp_path / "train" / "green" / "010.png"
     assert caplog.messages == [f"left out, cannot be read: {file} (image file is truncated)"]
-    assert data.unreadable == [f"{file} (image file is truncated)"]
+    assert data.unreadable == {"train": [(44, "image file is truncated")]}
     again = make_model()
     train(again, load(tmp_path), RECIPE, seed=0)
     assert same(model, again)
@@ -236,10 +236,10 @@ def test_what_training_on_all_images_cannot_read_is_known(tmp_path: Path) -> Non
     spoil(tmp_path / "train" / "green" / "010.png")
     data = load(tmp_path)
     train(make_model(), data, RECIPE.changed({"all_images": True, "batch_size": 19}), seed=0)
-    assert data.unreadable == [f"{tmp_path / 'train' / 'green' / '010.png'} (image file is truncated)"]
+    assert data.unreadable == {"train": [(48, "image file is truncated")]}
     list(data.eval_batches(data.train, RECIPE, CPU, None))
     list(data.eval_batches(data.val, RECIPE, CPU, None))
-    assert len(data.unreadable) == 1  # whichever split it is in
+    assert len(data.unreadable["train"]) == 1  # whichever split it is in
 
 
 def test_a_run_that_goes_on_knows_what_could_not_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -250,16 +250,17 @@ def test_a_run_that_goes_on_knows_what_could_not_be_read(tmp_path: Path, caplog:
     logged = [*caplog.messages]
     again = load(tmp_path / "set")
     train(make_model(), again, RECIPE.changed({"epochs": 1}), seed=0, folder=tmp_path / "run")  # it is complete
-    assert again.unreadable == data.unreadable != [] and caplog.messages == logged * 2
+    assert again.unreadable == data.unreadable != {} and caplog.messages == logged * 2
 
 
 def test_what_other_workers_cannot_read_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = large(tmp_path, 1, "val")
     monkeypatch.setattr("lrnas.data.streamed.gather_objects", lambda mine, device: [mine, {44: "as here"}])
     list(data.eval_batches(data.val, RECIPE, CPU, None))
-    assert len(data.unreadable) == 1  # the same image
+    assert len(data.unreadable["val"]) == 1  # the same image
     monkeypatch.setattr("lrnas.data.streamed.gather_objects", lambda mine, device: [mine, {45: "not as here"}])
-    with pytest.raises(DataError, match=r"got 2 so far: .*green/010.png .*green/011.png \(not as here\)"):
+    message = r"2 of 102 validation images cannot be read, .*green/010.png .*green/011.png \(not as here\)"
+    with pytest.raises(DataError, match=message):
         list(data.eval_batches(data.val, RECIPE, CPU, None))
 
 
@@ -282,7 +283,7 @@ def test_the_rule_holds_over_all_workers(tmp_path: Path) -> None:
     large(tmp_path / "set", 2, "val")
     torch.multiprocessing.spawn(work, (tmp_path,), nprocs=2)
     first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in range(2))
-    assert first == second and "of the 102 validation images may be unreadable; got 2 so far" in first
+    assert first == second and "2 of 102 validation images cannot be read, more than 1% end a run" in first
 
 
 @pytest.mark.slow
@@ -296,7 +297,7 @@ def test_what_any_worker_could_not_read_comes_back(tmp_path: Path) -> None:
     assert run_on_workers(job, tmp_path / "run", 2, use_gpu=False) == "completed"
     data = job.load_data()
     job.run(job.create_model(data), data, tmp_path / "run", "cpu")
-    assert len(data.unreadable) == 1
+    assert len(data.unreadable["train"]) == 1
 
 
 @pytest.mark.parametrize(("loaders", "split"), [(0, "train"), (2, "train"), (0, "val")])
@@ -306,13 +307,13 @@ def test_more_than_one_in_a_hundred_end_the_run(loaders: int, split: str, tmp_pa
         train(make_model(), load(tmp_path, loaders), RECIPE, seed=0)
     message = str(caught.value)
     title = {"train": "training", "val": "validation"}[split]
-    assert message.startswith(f"at most 1% of the 102 {title} images may be unreadable; got 2 so far: {tmp_path}")
+    assert message.startswith(f"2 of 102 {title} images cannot be read, more than 1% end a run: {tmp_path}")
     assert message.endswith("; repair or remove them") and "\n" not in message
 
 
 def test_in_a_small_split_a_single_one_does(pictures: Path) -> None:
     spoil(pictures / "train" / "red" / "003.png")
-    with pytest.raises(DataError, match="of the 36 training images may be unreadable; got 1 so far"):
+    with pytest.raises(DataError, match="1 of 36 training images cannot be read, more than 1% end a run"):
         train(make_model(), load(pictures), RECIPE, seed=0)
 
 

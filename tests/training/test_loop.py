@@ -18,12 +18,12 @@ from lrnas.training import checkpoint
 from lrnas.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from lrnas.training.loop import (
     EpochReport,
+    _follow_plateaus,
     _learning_rates,
+    _loss,
     _make_optimizer,
     _resume,
     _State,
-    _steer,
-    _Step,
     evaluate,
     train,
 )
@@ -125,11 +125,11 @@ def test_the_papers_learning_rates() -> None:
     rates = _learning_rates(recipe, state, 5)
     assert rates == [0.1 / (1 + 0.1 * 0.01 * t) for t in range(15, 20)]
     for accuracy in (0.5, 0.6, 0.6, 0.55):
-        _steer(recipe, state, accuracy)
+        _follow_plateaus(recipe, state, accuracy)
     assert (state.drops, state.finished) == (1, False)
     assert _learning_rates(recipe, state, 5)[0] == pytest.approx(rates[0] / 10)
     for accuracy in (0.61, 0.6, 0.6):
-        _steer(recipe, state, accuracy)
+        _follow_plateaus(recipe, state, accuracy)
     assert (state.drops, state.finished) == (2, True)
 
 
@@ -173,11 +173,9 @@ def test_out_of_memory_splits_the_step_and_changes_nothing_else(monkeypatch: pyt
 
 def test_auxiliary_losses_are_added() -> None:
     recipe = Recipe(aux_weight=0.3)
-    step = _Step.__new__(_Step)
-    step.recipe = recipe
     logits, head = torch.randn(4, 10), torch.randn(4, 10)
     labels = torch.arange(4)
-    loss, _ = step._losses((logits, head), labels)
+    loss, _ = _loss((logits, head), labels, recipe)
     expected = nn.functional.cross_entropy(logits, labels) + 0.3 * nn.functional.cross_entropy(head, labels)
     torch.testing.assert_close(loss, expected)
 
@@ -196,7 +194,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(CheckpointError, match="No space left on device; the one before is intact"):
+    with pytest.raises(CheckpointError, match="No space left on device; the previous one is intact"):
         save_checkpoint(tmp_path, 2, {"w": torch.zeros(3)}, {"state": 2})
     found = load_checkpoint(tmp_path)
     assert found is not None and found[1]["state"] == 1 and torch.equal(found[0]["w"], torch.ones(3))
@@ -210,7 +208,7 @@ def test_broken_checkpoints_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_checkpoint(tmp_path)
     (tmp_path / "epoch-1.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="names tensors that are not there"):
+    with pytest.raises(CheckpointError, match="names a file of tensors that is missing"):
         load_checkpoint(tmp_path)
     (tmp_path / "checkpoint.json").write_text('{"version": 9, "tensors": "x"}')
     with pytest.raises(CheckpointError, match="up to version 1; got 9; upgrade"):
@@ -265,7 +263,7 @@ def test_momentum_comes_back_in_the_layout_of_its_weights(tmp_path: Path) -> Non
     train(make_model(), DIGITS, dataclasses.replace(RECIPE, epochs=1), seed=0, folder=tmp_path)
     model = make_model().to(memory_format=torch.channels_last)
     optimizer = _make_optimizer(model, RECIPE, torch.device("cpu"))
-    assert _resume(tmp_path, model, optimizer, {}) is not None
+    assert _resume(tmp_path, model, optimizer, {}).epoch == 1
     buffers = [(parameter, optimizer.state[parameter]["momentum_buffer"]) for parameter in model.parameters()]
     assert all(buffer.stride() == parameter.stride() and buffer.any() for parameter, buffer in buffers)
 

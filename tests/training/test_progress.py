@@ -8,14 +8,13 @@ import pytest
 from lrnas.training.progress import download_view
 
 
-def test_downloads_are_lines_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_downloads_are_lines_in_a_file(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lrnas")
     with download_view() as told:
         for done in range(0, 1001, 100):
             told("downloading CIFAR-10", done, 1000)
         told("reading it", 0, 0)
-    assert capsys.readouterr().err == (
-        "downloading CIFAR-10  0 of 1,000\ndownloading CIFAR-10  1,000 of 1,000\nreading it\n"
-    )
+    assert caplog.messages == ["downloading CIFAR-10  0 of 1,000", "downloading CIFAR-10  1,000 of 1,000", "reading it"]
 
 
 def test_downloads_are_bars_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,16 +81,16 @@ def test_the_baseline_has_batch_norm_where_the_network_has(thin: Path, tmp_path:
         assert f"points against {name}, at" in result.verdict() and result.networks[0].share < 1
 
 
-def test_without_a_gpu_it_says_what_it_trains_on(thin: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    result = reproduce(str(thin), recipe="fast", changes=FAST, out=tmp_path / "out", device="cpu", say=said.append)
+def test_without_a_gpu_it_says_what_it_trains_on(thin: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lrnas")
+    result = reproduce(str(thin), recipe="fast", changes=FAST, out=tmp_path / "out", device="cpu")
     assert result.data == "digits"
-    assert said == ["cifar10 is more than a CPU can train on: comparing with the baseline on digits instead"]
+    assert caplog.messages[0] == "cifar10 is too large for a CPU: comparing with the baseline on digits instead"
 
 
 def test_divergence_is_reported(thin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverge(*args: object, **kwargs: object) -> Result:
-        return Result("diverged", [], 0.0, 0.0, 1)
+        return Result("diverged", [], 0.0, 1)
 
     monkeypatch.setattr(Job, "run", diverge)
     monkeypatch.setattr(module, "evaluate", None)  # what diverged is not worth a look at the test images
@@ -110,7 +110,7 @@ def test_the_command(thin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         captured.out.split()
     )
     assert "points against nin" in captured.out
-    assert "thin, seed 0  epoch 1/1  loss" in captured.err and "already" not in captured.out
+    assert "thin, seed 0  epoch 1 of 1  loss" in captured.err and "already" not in captured.out
     assert main([*arguments, "--set", "batch_size=64"]) == 0
     assert "2 of 2 runs were there already, made on" in capsys.readouterr().out
     assert main([*arguments, "--set", "batch_size=64", "--json"]) == 0
@@ -123,7 +123,7 @@ def test_the_command(thin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (["--seeds", "0"], "the number of seeds is at least 1"),
         (["--workers", "0"], "the number of workers is at least 1"),
-        (["--workers", "3"], "the batch is shared out evenly; got 32 images for 3 workers"),
+        (["--workers", "3"], "the batch size is a multiple of the number of workers; got 32 images for 3 workers"),
         (["--set", "lr"], "--set takes FIELD=VALUE; got 'lr'"),
         (["--set", "lrr=1"], "no field 'lrr'; did you mean lr?"),
         (["--epochs", "0"], "epochs must be from 1"),
