@@ -259,9 +259,9 @@ def named_recipes() -> dict[str, Recipe]:
     return {"fast": _FAST, **{f"paper, {family}": recipe for family, recipe in _PAPER.items()}}
 
 
-def field_docs() -> dict[str, str]:
-    """The description of each field of a recipe: the line under it in the class."""
-    body = ast.parse(inspect.getsource(Recipe)).body[0]
+def field_docs(described: type = Recipe) -> dict[str, str]:
+    """The description of each field of a class, by default of a recipe: the text under it in the class."""
+    body = ast.parse(inspect.getsource(described)).body[0]
     assert isinstance(body, ast.ClassDef)
     docs = {}
     for node, after in zip(body.body, body.body[1:], strict=False):

@@ -99,7 +99,9 @@ def add_option(
     how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if kind is not FLAG:
         how = {"action": _ReadValue, "kind": kind, "metavar": metavar, "dest": dest or name[2:].replace("-", "_")}
-    command.add_argument(name, default=default, help=with_default(help, default), **how)
+    command.add_argument(
+        name, default=default, help=with_default(help, None if default == argparse.SUPPRESS else default), **how
+    )
 
 
 def add_settings(command: Any, *names: str, help: str = "", default: Any = None) -> None:  # noqa: A002
@@ -113,11 +115,10 @@ def add_settings(command: Any, *names: str, help: str = "", default: Any = None)
     """
     for name in names:
         item = SETTINGS[name]
-        kind, metavar, text = (item.metadata[key] for key in ("kind", "metavar", "help"))
         value = item.default if default in (None, argparse.SUPPRESS) else default
-        text = with_default(help or text, value)
+        text = with_default(help or item.help, value)
         value = argparse.SUPPRESS if default == argparse.SUPPRESS else value
-        add_option(command, f"--{name.replace('_', '-')}", kind, metavar, text, value)
+        add_option(command, f"--{name.replace('_', '-')}", item.kind, item.metavar, text, value)
 
 
 def add_source_options(command: Parser) -> None:

@@ -30,7 +30,7 @@ def add_commands(commands: Any) -> None:
     search.add_argument("source", nargs="?", metavar="FILE", help=text)
     groups = {title: search.add_argument_group(title) for title in (PINNED, FREE, PLACE)}
     for name, item in SETTINGS.items():
-        add_settings(groups[item.metadata["group"]], name, default=argparse.SUPPRESS)
+        add_settings(groups[item.group], name, default=argparse.SUPPRESS)
 
     studies = add_command(
         commands,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from lrnas.errors import LrnasError, UnknownName
+from lrnas.recipes import field_docs
 
 PINNED = "what is searched (pinned: the same whenever the study continues)"
 FREE = "how it is searched (may change when the study continues)"
@@ -38,17 +39,27 @@ class Kind(NamedTuple):
     """Returns the value, given as text or as itself; raises ValueError, TypeError or OverflowError."""
 
 
-def setting(kind: Kind, metavar: str, help: str, default: Any = None, *, group: str = PINNED) -> Any:  # noqa: A002
-    """A field of `SearchSettings`.
+def setting(kind: Kind, metavar: str, default: Any = None, *, group: str = PINNED) -> Any:
+    """A field of `SearchSettings`; the text under the field is its help.
 
     Args:
         kind: What values it takes.
-        metavar: Name of its value in the help of the command line.
-        help: What it does, for people; the default is appended unless the text states it.
+        metavar: Name of its value in the help.
         default: Its default; MISSING if it is required.
         group: PINNED, FREE or PLACE.
     """
-    return dataclasses.field(default=default, metadata={"kind": kind, "metavar": metavar, "help": help, "group": group})
+    return dataclasses.field(default=default, metadata={"kind": kind, "metavar": metavar, "group": group})
+
+
+class Setting(NamedTuple):
+    """What is known of a field of `SearchSettings`."""
+
+    type: str
+    default: Any
+    help: str
+    kind: Kind
+    metavar: str
+    group: str
 
 
 def _text(value: Any) -> str:
@@ -129,95 +140,73 @@ FUNCTION = Kind("MODULE:FUNCTION, or from Python a function", "my_code:train", _
 class SearchSettings:
     """All settings of a search. Values are checked, and read from text where they are given as text."""
 
-    space: str = setting(
-        TEXT, "NAME", "Search space: a name from `lrnas spaces`, FILE.toml, or timm:MODEL for any CNN of timm", MISSING
-    )
-    budget: int = setting(WHOLE, "N", "Train N networks in all, those named in the space included", MISSING, group=FREE)
-    data: str | None = setting(
-        TEXT,
-        "NAME",
-        "Data set: digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm (default: cifar10 with "
-        "a GPU, digits without)",
-    )
-    image_size: int | None = setting(
-        WHOLE,
-        "PIXELS",
-        "Rows and columns of images that are read from files (default: the network's own; 32 for nin, 224 for vgg11 "
-        "and googlenet)",
-    )
-    recipe: str = setting(TEXT, "NAME", "Training recipe: fast, paper or FILE.toml", "fast")
-    epochs: int | None = setting(
-        WHOLE, "N", "Train a network for N epochs unless it is stopped early (default: the recipe's; 3 on digits)"
-    )
-    set: Mapping[str, Any] | None = setting(
-        CHANGES,
-        "FIELD=VALUE",
-        "Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); repeat it for more; in a study file a "
-        "table, in Python a mapping",
-    )
-    min_epochs: int | None = setting(
-        WHOLE,
-        "N",
-        "Train every network for at least N epochs before early stopping (default: one ninth of --epochs)",
-    )
-    batch_norm: bool | None = setting(FLAG, "", "Put batch norm into every network", True)
-    granularity: str | None = setting(
-        TEXT,
-        "NAME",
-        "Let layers vary together: network, stage, or layer for each on its own (default: set by the space)",
-    )
-    divisor: int | None = setting(
-        WHOLE, "N", "Round filter counts to multiples of N; 1: no rounding (default: set by the space)"
-    )
-    objectives: tuple[str, ...] = setting(
-        NAMES, "A,B", "What to optimise: accuracy and one or more of macs, params, latency", ("accuracy", "macs")
-    )
-    latency_device: str | None = setting(
-        TEXT, "NAME", "Measure latency on cpu or cuda (default: cuda if there is a GPU)"
-    )
-    latency_batch: int = setting(WHOLE, "N", "Measure latency for batches of N images", 1)
-    seed: int = setting(WHOLE, "N", "Seed of the sampler and of every training", 0)
-    trainable: str | Callable[..., object] | None = setting(  # noqa: RUF009
-        FUNCTION, "MODULE:FUNCTION", "Train with a function of your own (see docs/own_training.md)"
-    )
-    input: tuple[int, int, int] | None = setting(
-        SHAPE, "CxHxW", "With --trainable that loads its own images: their channels, rows and columns"
-    )
-    classes: int | None = setting(WHOLE, "N", "With --input: number of classes of these images")
-    sampler: str = setting(TEXT, "NAME", "What proposes networks: front, tpe, gp, nsga2 or random", "front", group=FREE)
-    max_macs: int | None = setting(
-        QUANTITY, "N", "Skip networks with more than N multiply-accumulates, e.g. 120M", group=FREE
-    )
-    min_macs: int | None = setting(
-        QUANTITY, "N", "Skip networks with fewer than N multiply-accumulates, e.g. 120M", group=FREE
-    )
-    max_params: int | None = setting(QUANTITY, "N", "Skip networks with more than N parameters, e.g. 2M", group=FREE)
-    max_latency: float | None = setting(
-        MILLISECONDS, "MS", "Skip networks that take more than MS milliseconds for a batch, e.g. 2.5", group=FREE
-    )
-    warm_start: str | None = setting(
-        TEXT, "STUDY", "Take over the networks that another study trained in full", group=FREE
-    )
-    concurrency: int | None = setting(
-        WHOLE, "N", "Train at most N networks at a time (default: as many as fit)", group=FREE
-    )
-    cpus_per_trial: float = setting(NUMBER, "N", "Reserve N CPU cores for each network in training", 1, group=FREE)
-    gpus_per_trial: float | None = setting(
-        NUMBER, "N", "Reserve N GPUs for each network in training (default: 0.25 with a GPU, else 0)", group=FREE
-    )
-    name: str | None = setting(
-        TEXT, "STUDY", "Name of the study (default: the space's name and the data's)", group=PLACE
-    )
-    studies: str = setting(PATH, "FOLDER", "Folder that holds the studies", "studies", group=PLACE)
-    storage: str | None = setting(
-        TEXT, "URL", "Database URL, or journal:FILE, that holds the study (default: SQLite in its folder)", group=PLACE
-    )
-    data_dir: str | None = setting(
-        PATH, "FOLDER", "Folder that holds data sets (default: $LRNAS_DATA or ~/.cache/lrnas)", group=PLACE
-    )
-    address: str | None = setting(
-        TEXT, "ADDRESS", "Address of a Ray cluster (default: this machine alone)", group=PLACE
-    )
+    space: str = setting(TEXT, "NAME", MISSING)
+    """Search space: a name from `lrnas spaces`, FILE.toml, or timm:MODEL for any CNN of timm."""
+    budget: int = setting(WHOLE, "N", MISSING, group=FREE)
+    """Train N networks in all, those named in the space included."""
+    data: str | None = setting(TEXT, "NAME")
+    """Data set: digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm (default: cifar10 with a
+    GPU, digits without)."""
+    image_size: int | None = setting(WHOLE, "PIXELS")
+    """Rows and columns of images that are read from files (default: the network's own; 32 for nin, 224 for vgg11 and
+    googlenet)."""
+    recipe: str = setting(TEXT, "NAME", "fast")
+    """Training recipe: fast, paper or FILE.toml."""
+    epochs: int | None = setting(WHOLE, "N")
+    """Train a network for N epochs unless it is stopped early (default: the recipe's; 3 on digits)."""
+    set: Mapping[str, Any] | None = setting(CHANGES, "FIELD=VALUE")
+    """Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); repeat it for more; in a study file a table, in
+    Python a mapping."""
+    min_epochs: int | None = setting(WHOLE, "N")
+    """Train every network for at least N epochs before early stopping (default: one ninth of --epochs)."""
+    batch_norm: bool | None = setting(FLAG, "", True)
+    """Put batch norm into every network."""
+    granularity: str | None = setting(TEXT, "NAME")
+    """Let layers vary together: network, stage, or layer for each on its own (default: set by the space)."""
+    divisor: int | None = setting(WHOLE, "N")
+    """Round filter counts to multiples of N; 1: no rounding (default: set by the space)."""
+    objectives: tuple[str, ...] = setting(NAMES, "A,B", ("accuracy", "macs"))
+    """What to optimise: accuracy and one or more of macs, params, latency."""
+    latency_device: str | None = setting(TEXT, "NAME")
+    """Measure latency on cpu or cuda (default: cuda if there is a GPU)."""
+    latency_batch: int = setting(WHOLE, "N", 1)
+    """Measure latency for batches of N images."""
+    seed: int = setting(WHOLE, "N", 0)
+    """Seed of the sampler and of every training."""
+    trainable: str | Callable[..., object] | None = setting(FUNCTION, "MODULE:FUNCTION")  # noqa: RUF009
+    """Train with a function of your own (see docs/own_training.md)."""
+    input: tuple[int, int, int] | None = setting(SHAPE, "CxHxW")
+    """With --trainable that loads its own images: their channels, rows and columns."""
+    classes: int | None = setting(WHOLE, "N")
+    """With --input: number of classes of these images."""
+    sampler: str = setting(TEXT, "NAME", "front", group=FREE)
+    """What proposes networks: front, tpe, gp, nsga2 or random."""
+    max_macs: int | None = setting(QUANTITY, "N", group=FREE)
+    """Skip networks with more than N multiply-accumulates, e.g. 120M."""
+    min_macs: int | None = setting(QUANTITY, "N", group=FREE)
+    """Skip networks with fewer than N multiply-accumulates, e.g. 120M."""
+    max_params: int | None = setting(QUANTITY, "N", group=FREE)
+    """Skip networks with more than N parameters, e.g. 2M."""
+    max_latency: float | None = setting(MILLISECONDS, "MS", group=FREE)
+    """Skip networks that take more than MS milliseconds for a batch, e.g. 2.5."""
+    warm_start: str | None = setting(TEXT, "STUDY", group=FREE)
+    """Take over the networks that another study trained in full."""
+    concurrency: int | None = setting(WHOLE, "N", group=FREE)
+    """Train at most N networks at a time (default: as many as fit)."""
+    cpus_per_trial: float = setting(NUMBER, "N", 1, group=FREE)
+    """Reserve N CPU cores for each network in training."""
+    gpus_per_trial: float | None = setting(NUMBER, "N", group=FREE)
+    """Reserve N GPUs for each network in training (default: 0.25 with a GPU, else 0)."""
+    name: str | None = setting(TEXT, "STUDY", group=PLACE)
+    """Name of the study (default: the space's name and the data's)."""
+    studies: str = setting(PATH, "FOLDER", "studies", group=PLACE)
+    """Folder that holds the studies."""
+    storage: str | None = setting(TEXT, "URL", group=PLACE)
+    """Database URL, or journal:FILE, that holds the study (default: SQLite in its folder)."""
+    data_dir: str | None = setting(PATH, "FOLDER", group=PLACE)
+    """Folder that holds data sets (default: $LRNAS_DATA or ~/.cache/lrnas)."""
+    address: str | None = setting(TEXT, "ADDRESS", group=PLACE)
+    """Address of a Ray cluster (default: this machine alone)."""
 
     def __post_init__(self) -> None:
         for name in SETTINGS:
@@ -230,7 +219,7 @@ class SearchSettings:
 
         Those in the group PLACE are left out: they say nothing about results, and a URL may hold a password.
         """
-        values = {name: getattr(self, name) for name, item in SETTINGS.items() if item.metadata["group"] != PLACE}
+        values = {name: getattr(self, name) for name, item in SETTINGS.items() if item.group != PLACE}
         return {
             name: f"{value.__module__}:{value.__qualname__}" if callable(value) else value
             for name, value in values.items()
@@ -238,8 +227,12 @@ class SearchSettings:
         }
 
 
-SETTINGS = {item.name: item for item in dataclasses.fields(SearchSettings)}
-"""The fields of `SearchSettings` by name."""
+_HELP = field_docs(SearchSettings)
+SETTINGS = {
+    item.name: Setting(str(item.type), item.default, " ".join(_HELP[item.name].split()), **item.metadata)
+    for item in dataclasses.fields(SearchSettings)
+}
+"""All settings by name."""
 
 
 def read_value(kind: Kind, value: Any, label: str) -> Any:
@@ -261,9 +254,9 @@ def read_value(kind: Kind, value: Any, label: str) -> Any:
 
 def _read_setting(name: str, value: Any, prefix: str = "") -> Any:
     item = SETTINGS[name]
-    if value is None and "None" in str(item.type):
+    if value is None and "None" in item.type:
         return None
-    return read_value(item.metadata["kind"], value, f"{prefix}{name}")
+    return read_value(item.kind, value, f"{prefix}{name}")
 
 
 def gather_settings(source: str | SearchSettings | None, given: Mapping[str, Any]) -> SearchSettings:
@@ -311,11 +304,11 @@ def _read_all(values: Mapping[str, Any], what: str, prefix: str) -> dict[str, An
 
 
 def with_default(text: str, default: Any) -> str:
-    """A help text as a sentence that states the default, unless there is none or the text states it."""
+    """A help text that states the default, unless there is none or the text states it."""
     if default is None or default is MISSING or "(default" in text:
-        return f"{text.removesuffix('.')}."
+        return text
     shown = ",".join(default) if isinstance(default, tuple) else "yes" if default is True else default
-    return f"{text} (default: {shown})."
+    return f"{text.removesuffix('.')} (default: {shown})."
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -333,7 +326,7 @@ def takes_settings(function: Function) -> Function:
         if name != first.name:
             default = first.empty if item.default is MISSING else item.default
             added.append(inspect.Parameter(name, first.KEYWORD_ONLY, default=default, annotation=item.type))
-            lines.append(f"    {name}: {with_default(item.metadata['help'], item.default)}")
+            lines.append(f"    {name}: {with_default(item.help, item.default)}")
     text = re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), "\n".join(lines))
     vars(function)["__signature__"] = signature.replace(parameters=[first, *added, *others])
     function.__doc__ = (inspect.getdoc(function) or "").replace("    {settings}", text)

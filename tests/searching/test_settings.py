@@ -173,7 +173,7 @@ def test_help_has_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_manifest_has_what_was_given_and_no_place() -> None:
     given = {name: value for name, (_, _, value) in EVERY_SETTING.items()}
     recorded = json.loads(json.dumps(gather_settings(None, given).to_dict()))
-    assert recorded.keys() == {name for name, item in SETTINGS.items() if item.metadata["group"] != PLACE}
+    assert recorded.keys() == {name for name, item in SETTINGS.items() if item.group != PLACE}
     assert recorded["input"] == [3, 64, 64] and recorded["set"] == {"lr": "0.5"}
     plain = gather_settings("nin", {"budget": 20, "seed": 0, "trainable": inspect.getdoc})
     assert plain.to_dict() == {"space": "nin", "budget": 20, "trainable": "inspect:getdoc"}
