@@ -39,7 +39,7 @@ class Told(SearchEvents):
 def without_ray(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "lrnas")
     monkeypatch.setattr(driver, "running_ray", nullcontext)
-    monkeypatch.setattr(search_training, "FEW", 0)  # sets are small here
+    monkeypatch.setattr(search_training, "FEW_IMAGES", 0)  # sets are small here
 
 
 def begin(folder: Path, data: Path | str, **options: Any) -> Told:
@@ -156,7 +156,7 @@ def test_a_search_says_which_classes_choose_nothing(
 def test_a_search_says_how_coarse_few_images_are(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(search_training, "FEW", 100)
+    monkeypatch.setattr(search_training, "FEW_IMAGES", 100)
     begin(tmp_path, pictures)
     (line,) = caplog.messages
     assert line == "only 3 validation images choose among networks: one is 33.3 points of accuracy"
@@ -191,7 +191,7 @@ def test_a_latency_that_no_network_keeps_leaves_no_study(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is known after measuring alone, when the study is there; one with trials stays."""
-    monkeypatch.setattr(search_training, "SAMPLING", 0.0)
+    monkeypatch.setattr(search_training, "SAMPLING_SECONDS", 0.0)
     folder = tmp_path / "studies" / "s"
     limited: dict[str, Any] = {
         "budget": 2,
