@@ -41,7 +41,6 @@ def make_proposals(
         sampler=RandomSampler(seed=0),
     )
     manifest = {
-        "rungs": [],
         "source": "nin",
         "recipe": Recipe().to_dict(),
         "space": SPACE.to_dict(),

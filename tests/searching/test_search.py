@@ -174,7 +174,7 @@ def test_a_study_goes_on_with_the_size_it_was_begun_with(
 
 
 def test_a_search_that_is_refused_leaves_no_study(pictures: Path, tmp_path: Path) -> None:
-    with pytest.raises(LrnasError, match=r"cannot be counted with an input of 3×32×32.*; give images of a size"):
+    with pytest.raises(LrnasError, match=r"cannot be counted with an input of 3×32×32.*; choose another input size"):
         search(
             "timm:vit_tiny_patch16_224",
             budget=1,
