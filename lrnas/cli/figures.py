@@ -122,9 +122,9 @@ def _print_figures(results: list[tuple[PanelFigure, list[Path]]]) -> None:
 def _print_filters(result: FilterFigure) -> None:
     columns = (["filters"], ["there are", "drawn", "channels"], ["shown as", ""])
     table = make_table(f"Filters of {result.layer.name}", *columns)
-    for each, filters in zip(result.pictures, result.layer.sets, strict=True):
+    for each in result.pictures:
         numbers = (str(each.total), str(len(each.values)), str(each.channels))
-        table.add_row(each.label, *numbers, each.shown_as, filters.remark)
+        table.add_row(each.filters.label, *numbers, each.shown_as, each.filters.remark)
     console = make_console()
     console.print(table)
     console.print(f"{result.source.name}: {result.source.origin}", soft_wrap=True)

@@ -200,10 +200,10 @@ def _overview(report: Report) -> list[dict[str, Any]]:
     return [
         {
             "study": study.name,
-            "counts": study.counts,
+            "counts": study.summary.counts,
             "front": len(study.front),
             "best": max((network.trial.accuracy or 0.0 for network in study.full), default=None),
-            "hypervolume": study.volume,
+            "hypervolume": study.summary.hypervolume,
             "seconds": study.history[-1].seconds if study.history else 0.0,
         }
         for study in report.studies

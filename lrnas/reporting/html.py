@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gc
 import gzip
 import html
 import json
@@ -14,6 +13,7 @@ from typing import Any
 from lrnas import __version__
 from lrnas.reporting.layer_view import SHADES
 from lrnas.reporting.report import PALETTE, Report
+from lrnas.study.optuna_internals import without_collecting
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("basics.js", "charts.js", "tested.js", "card.js", "table.js", "print.js", "page.js")
@@ -29,13 +29,8 @@ def make_page(report: Report) -> str:
     Args:
         report: The report to show.
     """
-    collects = gc.isenabled()
-    gc.disable()  # a page of thousands of trials has millions of objects, and all of them are needed
-    try:
+    with without_collecting():  # a page of thousands of trials has millions of objects, and all of them are needed
         data, texts = split_texts(report.to_dict())
-    finally:
-        if collects:
-            gc.enable()
     parts = {
         "TITLE": html.escape(report.title),
         "SUBTITLE": html.escape(f"Made by lrnas {__version__}, {report.made}"),
@@ -80,18 +75,10 @@ def pack(data: object) -> str:
     """
     try:
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # rare: replacing such numbers takes longer than everything else
-        text = json.dumps(_replace_non_finite(data), separators=(",", ":"), allow_nan=False)
+    except ValueError:  # rare, and replacing such numbers takes longer than everything else
+        finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
+        text = json.dumps(finite, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
-
-
-def _replace_non_finite(value: Any) -> Any:
-    """The same data with None in place of NaN and infinities."""
-    if isinstance(value, float):
-        return value if abs(value) < float("inf") else None
-    if isinstance(value, dict):
-        return {key: _replace_non_finite(item) for key, item in value.items()}
-    return [_replace_non_finite(item) for item in value] if isinstance(value, list) else value
 
 
 def _asset(name: str) -> str:

@@ -52,14 +52,10 @@ class Layer:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "name": self.name,
-            "macs": self.macs,
-            "params": self.params,
+            **{name: getattr(self, name) for name in ("name", "macs", "params", "kernel", "join")},
             "output": list(self.output),
-            "kernel": self.kernel,
             "groups": [[*group, kind_of(group, self.kernel)] for group in self.groups],
             "second": None if self.second is None else [*self.second, kind_of(self.second, self.kernel)],
-            "join": self.join,
         }
 
 

@@ -110,11 +110,7 @@ class StudyReport:
 
     name: str
     rungs: tuple[int, ...]
-    objectives: tuple[str, ...]
-    counts: dict[str, int]
-    """Number of trials per status."""
-    volume: float
-    """Hypervolume of the front."""
+    summary: Summary
     networks: tuple[Network, ...]
     history: tuple[Moment, ...]
     retrain: ShellLine | None
@@ -154,10 +150,10 @@ class StudyReport:
             "data": data_name(manifest),
             "epochs": manifest["recipe"]["epochs"],
             "rungs": list(self.rungs),
-            "objectives": list(self.objectives),
+            "objectives": [objective.name for objective in self.study.objectives],
             "hardware": sorted({known["hardware"] for known in attributes if "hardware" in known}),
-            "counts": self.counts,
-            "hypervolume": self.volume,
+            "counts": self.summary.counts,
+            "hypervolume": self.summary.hypervolume,
             "networks": [network.to_dict() for network in self.networks],
             "history": [[moment.trials, round(moment.seconds, 3), round(moment.volume, 6)] for moment in self.history],
             "importances": self.importances,
@@ -300,9 +296,7 @@ def _report_study(study: Study, where: Whereabouts) -> StudyReport:
     return StudyReport(
         study.name,
         tuple(manifest["rungs"]),
-        tuple(objective.name for objective in study.objectives),
-        summary.counts,
-        summary.hypervolume,
+        summary,
         tuple(networks),
         tuple(_find_history(study, summary)),
         retrain_line(study, where),

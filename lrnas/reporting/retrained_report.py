@@ -75,13 +75,10 @@ def _verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
     over = verdict.corrected_over
     corrected = [] if over is None else [f"p is corrected over the {over} compared"]
     return {
-        "point": verdict.point,
-        "kind": verdict.kind,
+        **{name: getattr(verdict, name) for name in ("point", "kind", "share", "difference")},
         "sentence": str(verdict),
         "rival": None if rival is None else rival.name,
         "trial": None if rival is None else rival.trial,
-        "share": verdict.share,
-        "difference": verdict.difference,
         "interval": None if verdict.interval is None else list(verdict.interval),
         "p": verdict.told_p,
         "note": "; ".join([verdict.why(), *corrected, *verdict.remarks()]),

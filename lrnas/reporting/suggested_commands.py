@@ -59,14 +59,13 @@ def shell_lines(study: Study, trial: Trial, where: Whereabouts) -> list[ShellLin
         ]
     if ":" in study.name:  # `lrnas export` would read a part of it as the number of a trial
         return lines
-    source = shlex.quote(f"{study.name}:{trial.number}") + where.options()
-    if not (trial_folder(trials_folder(where.studies, study.name), trial.number) / CHECKPOINT).exists():
-        return [*lines, ShellLine("Export it with random weights", f"lrnas export {source} --fresh")]
-    return [
-        *lines,
-        ShellLine("Export it for timm", f"lrnas export {source}"),
-        ShellLine("Export it as ONNX, in its fastest form", f"lrnas export {source} --format onnx --fuse"),
-    ]
+    export = f"lrnas export {shlex.quote(f'{study.name}:{trial.number}')}{where.options()}"
+    if (trial_folder(trials_folder(where.studies, study.name), trial.number) / CHECKPOINT).exists():
+        lines.append(ShellLine("Export it for timm", export))
+        lines.append(ShellLine("Export it as ONNX, in its fastest form", f"{export} --format onnx --fuse"))
+    else:
+        lines.append(ShellLine("Export it with random weights", f"{export} --fresh"))
+    return lines
 
 
 def retrain_line(study: Study, where: Whereabouts) -> ShellLine | None:

@@ -83,7 +83,7 @@ def test_importances_leave_duplicates_out(tmp_path: Path) -> None:
     best.user_attrs = best.user_attrs | {"status": "duplicate"}
     record.optuna_study.add_trials([best] * 25)
     (after,) = make_report([record]).studies
-    assert after.counts == {"completed": 45, "duplicate": 25}
+    assert after.summary.counts == {"completed": 45, "duplicate": 25}
     assert before and after.importances == before
 
 

@@ -27,15 +27,7 @@ from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d
 from lrnas.layers.fold import Folding, dense_form, fold, foldable_layers
 from lrnas.layers.norms import find_norms
 from lrnas.models.plan import make_plan
-from lrnas.reporting.figures.style import (
-    COARSE_DPI,
-    add_footer,
-    check_format,
-    escape_text,
-    make_figure,
-    save_figure,
-    wrap_text,
-)
+from lrnas.reporting.figures import style
 
 MAX_NAMES = 40
 """Layers that an error message lists."""
@@ -77,20 +69,35 @@ class LayerFilters:
 class Pictures:
     """The strongest filters of a set: weights between -1 and 1, each filter scaled by its own largest weight."""
 
-    label: str
+    filters: FilterSet
     values: npt.NDArray[np.float64]
     """[number, rows, columns], with a last dimension of 3 if the channels are colours."""
-    total: int
-    """Number of filters in the set."""
-    channels: int
     shown_as: str
     """How input channels are shown: colour, principal, mean, or the number of one."""
     energy: float | None = None
     """For principal pictures, the mean share of a filter's squared weights that its picture holds."""
 
     @property
+    def total(self) -> int:
+        """Number of filters in the set."""
+        return len(self.filters.kernels)
+
+    @property
+    def channels(self) -> int:
+        return self.filters.kernels.shape[1]
+
+    @property
     def is_coloured(self) -> bool:
         return self.values.ndim == 4
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **{name: getattr(self.filters, name) for name in ("label", "learned", "remark")},
+            **{name: getattr(self, name) for name in ("channels", "shown_as", "energy")},
+            "shape": list(self.values.shape[1:3]),
+            "filters": self.total,
+            "drawn": len(self.values),
+        }
 
 
 @dataclass(frozen=True)
@@ -111,20 +118,7 @@ class FilterFigure:
             "trained": self.source.weights is not None,
             "layer": self.layer.name,
             "path": self.layer.path,
-            "sets": [
-                {
-                    "label": shown.label,
-                    "shape": list(shown.values.shape[1:3]),
-                    "filters": shown.total,
-                    "drawn": len(shown.values),
-                    "channels": shown.channels,
-                    "shown_as": shown.shown_as,
-                    "energy": shown.energy,
-                    "learned": filters.learned,
-                    "remark": filters.remark,
-                }
-                for shown, filters in zip(self.pictures, self.layer.sets, strict=True)
-            ],
+            "sets": [each.to_dict() for each in self.pictures],
             "remark": self.layer.remark,
             "layers": list(self.layers),
             "file": str(self.file),
@@ -147,7 +141,7 @@ def draw_filters(
         What was drawn, and the file.
     """
     if out is not None:
-        check_format(out)
+        style.check_format(out)
     model, channels = source.create_model()
     rows, columns = model.pretrained_cfg["input_size"][1:]  # type: ignore[index]
     images = find_inputs(source, None, (channels, rows, columns), None, None).images[:1]
@@ -179,8 +173,7 @@ def read_filters(model: nn.Module, name: str | None, images: Tensor) -> LayerFil
     known = mixed_layers(model)
     if not known:
         raise FilterError(
-            "filters are drawn of mixed-shape layers; got a network whose layers are all dense; give another one, "
-            "e.g. vgg-gmp-lr-join"
+            "a mixed-shape layer is needed; got a network whose layers are all dense; try vgg-gmp-lr-join"
         )
     by_path = {path: known_name for known_name, path in known.items()}
     name = next(iter(known)) if name is None else by_path.get(name, name)
@@ -222,9 +215,7 @@ def to_pictures(filters: FilterSet, number: int, show: str | None = None) -> Pic
     energy = None
     if show == "colour":
         if channels != 3:
-            raise FilterError(
-                f"colour needs 3 input channels; the {filters.label} filters have {channels}; leave out --show"
-            )
+            raise FilterError(f"colour needs 3 channels; the {filters.label} filters have {channels}; leave out --show")
         values = kernels.transpose(0, 2, 3, 1)
     elif show == "principal":
         values, energy = _find_principal(kernels)
@@ -238,7 +229,7 @@ def to_pictures(filters: FilterSet, number: int, show: str | None = None) -> Pic
         )
     largest = np.abs(values).reshape(len(values), -1).max(axis=1)
     values = values / np.where(largest, largest, 1).reshape(-1, *[1] * (values.ndim - 1))
-    return Pictures(filters.label, values, total, channels, show, energy)
+    return Pictures(filters, values, show, energy)
 
 
 def _find_principal(kernels: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], float]:
@@ -320,7 +311,7 @@ def _draw(source: Source, layer: LayerFilters, pictures: tuple[Pictures, ...], f
     sheets = [_make_sheet(each) for each in pictures]
     widths = [sheet.shape[1] for sheet in sheets]
     height = 10 / sum(widths) * max(sheet.shape[0] for sheet in sheets)
-    figure = make_figure(10 + 0.2 * len(sheets), min(max(height, 1.5), 8) + 1.6, COARSE_DPI)
+    figure = style.make_figure(10 + 0.2 * len(sheets), min(max(height, 1.5), 8) + 1.6, style.COARSE_DPI)
     panels = figure.subplots(1, len(sheets), width_ratios=widths, squeeze=False)[0]
     for axes, sheet, shown in zip(panels, sheets, pictures, strict=True):
         axes.imshow(sheet, interpolation="nearest")
@@ -328,12 +319,12 @@ def _draw(source: Source, layer: LayerFilters, pictures: tuple[Pictures, ...], f
         axes.set_anchor("N")
         number = len(shown.values)
         drawn = f"{number} filters" if number == shown.total else f"the strongest {number} of {shown.total} filters"
-        axes.set_title(escape_text(f"{shown.label}: {drawn}"), fontsize=9)
+        axes.set_title(style.escape_text(f"{shown.filters.label}: {drawn}"), fontsize=9)
     weights = source.origin if source.weights is not None else f"NOT TRAINED: {source.origin}"
-    title = wrap_text(f"{source.name}, {layer.name}\n{weights}", figure.get_figwidth(), 10)
+    title = style.wrap_text(f"{source.name}, {layer.name}\n{weights}", figure.get_figwidth(), 10)
     figure.suptitle(title, fontsize=10)
-    add_footer(figure, _explain(layer, pictures))
-    save_figure(figure, file)
+    style.add_footer(figure, _explain(layer, pictures))
+    style.save_figure(figure, file)
 
 
 def _explain(layer: LayerFilters, pictures: tuple[Pictures, ...]) -> list[str]:
@@ -347,7 +338,9 @@ def _explain(layer: LayerFilters, pictures: tuple[Pictures, ...]) -> list[str]:
     if first.shown_as == "colour":
         what, colours = "The 3 input channels as red, green and blue", "grey is zero"
     elif first.shown_as == "principal" and first.channels > 1:
-        shares = ", ".join(f"{100 * each.energy:.0f} % ({each.label})" for each in pictures if each.energy is not None)
+        shares = ", ".join(
+            f"{100 * each.energy:.0f} % ({each.filters.label})" for each in pictures if each.energy is not None
+        )
         lines.append(f"The pattern closest to all {channels}; its mean share of the squared weights is {shares}.")
         what = "Pattern"
     else:
@@ -356,7 +349,7 @@ def _explain(layer: LayerFilters, pictures: tuple[Pictures, ...]) -> list[str]:
         )
     lines.append(f"{what}: {colours}; every filter is scaled by its own largest weight; the strongest (by norm) first.")
     return lines + [
-        f"{each.label}: the pattern closest to all {each.channels} channels."
+        f"{each.filters.label}: the pattern closest to all {each.channels} channels."
         for each in pictures
         if each.shown_as != first.shown_as
     ]

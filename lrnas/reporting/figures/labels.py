@@ -15,7 +15,7 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.path import Path as Outline
 from matplotlib.transforms import Bbox
 
-from lrnas.reporting.figures.style import Position, escape_text, figure_of
+from lrnas.reporting.figures import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,7 @@ class _Canvas:
     """Everything on axes that legends and names should not hide, in pixels."""
 
     def __init__(self, axes: Axes) -> None:
-        figure = figure_of(axes)
+        figure = style.figure_of(axes)
         self.axes = axes
         self.pixel = figure.dpi / 72
         """Pixels in a point."""
@@ -87,7 +87,7 @@ class _Canvas:
         return float(hidden.sum()) + LINE_HIDDEN * sum(line.intersects_bbox(box, filled=False) for line in self.lines)
 
     def add_name(
-        self, text: str, position: Position, centre: npt.NDArray[np.float64], others: npt.NDArray[np.float64]
+        self, text: str, position: style.Position, centre: npt.NDArray[np.float64], others: npt.NDArray[np.float64]
     ) -> None:
         """Write a name where it hides least.
 
@@ -97,8 +97,8 @@ class _Canvas:
             centre: The same in pixels, [1, 2].
             others: Positions of all other names in pixels, [number, 2].
         """
-        style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "zorder": 5}
-        measured = self.axes.annotate(text, position, xytext=(0, 0), **style)
+        look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "zorder": 5}
+        measured = self.axes.annotate(text, position, xytext=(0, 0), **look)
         size = measured.get_window_extent(self.renderer)
         measured.remove()
         inside = self.axes.get_window_extent()
@@ -127,9 +127,9 @@ class _Canvas:
 
         x, y = best = min(OFFSETS, key=cost)
         box, leaders = move(best)
-        look = {"arrowstyle": "-", "color": "0.6", "lw": 0.5, "shrinkB": 3, "relpos": (float(x < 0), float(y < 0))}
+        line = {"arrowstyle": "-", "color": "0.6", "lw": 0.5, "shrinkB": 3, "relpos": (float(x < 0), float(y < 0))}
         side = "left" if x > 0 else "right"
-        self.axes.annotate(text, position, xytext=best, ha=side, arrowprops=look if leaders else None, **style)
+        self.axes.annotate(text, position, xytext=best, ha=side, arrowprops=line if leaders else None, **look)
         self.boxes.append(box.padded(2 * self.pixel, 0))
         self.leaders += leaders
 
@@ -151,7 +151,7 @@ def add_legend(axes: Axes, size: float = 8) -> None:
     legend.set_loc(min(CORNERS, key=cost))
 
 
-def name_positions(axes: Axes, named: Iterable[tuple[str, Position]]) -> None:
+def name_positions(axes: Axes, named: Iterable[tuple[str, style.Position]]) -> None:
     """Write names beside positions, from right to left; the layout of the figure must be settled.
 
     Args:
@@ -162,12 +162,11 @@ def name_positions(axes: Axes, named: Iterable[tuple[str, Position]]) -> None:
     named = sorted(named, key=lambda item: -item[1][0])
     centres = axes.transData.transform(np.reshape([position for _, position in named], (-1, 2)))
     for i, (name, position) in enumerate(named):
-        canvas.add_name(escape_text(name), position, centres[i : i + 1], np.delete(centres, i, axis=0))
+        canvas.add_name(style.escape_text(name), position, centres[i : i + 1], np.delete(centres, i, axis=0))
 
 
 def _distances(box: Bbox, points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Distances of points from the edge of a box; 0 inside."""
     x, y = points.T
-    across = np.maximum(np.maximum(box.x0 - x, x - box.x1), 0)
-    distances: npt.NDArray[np.float64] = np.hypot(across, np.maximum(np.maximum(box.y0 - y, y - box.y1), 0))
+    distances: npt.NDArray[np.float64] = np.hypot(x - x.clip(box.x0, box.x1), y - y.clip(box.y0, box.y1))
     return distances

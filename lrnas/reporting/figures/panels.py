@@ -8,20 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from matplotlib.ticker import MaxNLocator
 
+from lrnas.reporting.figures import style
 from lrnas.reporting.figures.labels import add_legend, name_positions
-from lrnas.reporting.figures.style import (
-    COARSE_DPI,
-    Files,
-    Position,
-    add_footer,
-    escape_text,
-    label_ticks,
-    legend_text,
-    make_figure,
-    save_figure,
-    settle_layout,
-    wrap_text,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +83,7 @@ class PanelFigure:
         return asdict(self)
 
 
-def draw_panels(figure: PanelFigure, path: Files) -> None:
+def draw_panels(figure: PanelFigure, path: style.Files) -> None:
     """Draw a figure and write it to one or several files.
 
     Args:
@@ -106,23 +94,23 @@ def draw_panels(figure: PanelFigure, path: Files) -> None:
     columns = figure.columns or (2 if number == 4 else min(number, MAX_COLUMNS))
     rows = math.ceil(number / columns)
     width = 9.2 if figure.columns == 1 else max(4.6 * columns, 6)
-    drawn = make_figure(width, 3.9 * rows + 0.6, COARSE_DPI)
+    drawn = style.make_figure(width, 3.9 * rows + 0.6, style.COARSE_DPI)
     grid = drawn.subplots(rows, columns, squeeze=False).flatten()
-    drawn.suptitle(wrap_text(figure.title, width, 11), fontsize=11)
-    add_footer(drawn, figure.footer)
+    drawn.suptitle(style.wrap_text(figure.title, width, 11), fontsize=11)
+    style.add_footer(drawn, figure.footer)
     for axes in grid[number:]:
         axes.set_axis_off()
     for axes, panel in zip(grid, figure.panels, strict=False):
         _draw_panel(axes, panel, width / columns - 0.5)
-    settle_layout(drawn)
+    style.settle_layout(drawn)
     for axes, panel in zip(grid, figure.panels, strict=False):
         add_legend(axes, 7)
         if panel.named:
             name_positions(axes, _named_positions(panel).items())
-    save_figure(drawn, path)
+    style.save_figure(drawn, path)
 
 
-def plot_times(profile: Profile, path: Files) -> None:
+def plot_times(profile: Profile, path: style.Files) -> None:
     """Draw the time of a forward pass against multiply-accumulates, for layers and for whole networks.
 
     Args:
@@ -194,19 +182,19 @@ def _draw_panel(axes: Axes, panel: Panel, width: float) -> None:
         axes.set_ylim(bottom=0)
     for name in panel.log:
         axes.set(**{f"{name}scale": "log"})
-        label_ticks(getattr(axes, f"{name}axis"))
+        style.label_ticks(getattr(axes, f"{name}axis"))
     if any(series.style == "line" for series in panel.series):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(wrap_text(panel.title, width, 9), fontsize=9)
-    axes.set_xlabel(escape_text(panel.x_label), fontsize=9)
-    axes.set_ylabel(escape_text(panel.y_label), fontsize=9)
+    axes.set_title(style.wrap_text(panel.title, width, 9), fontsize=9)
+    axes.set_xlabel(style.escape_text(panel.x_label), fontsize=9)
+    axes.set_ylabel(style.escape_text(panel.y_label), fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(True, which="both" if len(panel.log) == 1 else "major", alpha=0.25)
 
 
 def _draw_series(axes: Axes, series: Series, number: int, size: float, width: float) -> None:
     """Draw a series; `number` is its place among the coloured ones of the panel, `size` that of measured marks."""
-    marks, label = series.marks, legend_text(_label_with_seeds(series), width - 0.7, 7)
+    marks, label = series.marks, style.legend_text(_label_with_seeds(series), width - 0.7, 7)
     x, y = [mark.x for mark in marks], [mark.y for mark in marks]
     colour = COLOURS[number % len(COLOURS)]
     if not marks:
@@ -234,11 +222,7 @@ def _label_with_seeds(series: Series) -> str:
     return f"{series.label}\n(mean ± sd over {few if few == most else f'{few} to {most}'} seeds)"
 
 
-def _named_positions(panel: Panel) -> dict[str, Position]:
-    """One position per name: that of its first mark."""
-    found: dict[str, Position] = {}
-    for series in panel.series:
-        for mark in series.marks:
-            if mark.name:
-                found.setdefault(mark.name, (mark.x, mark.y))
-    return found
+def _named_positions(panel: Panel) -> dict[str, style.Position]:
+    """Position of the first mark of every name."""
+    marks = [mark for series in panel.series for mark in series.marks if mark.name]
+    return {mark.name: (mark.x, mark.y) for mark in reversed(marks)}

@@ -15,25 +15,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from lrnas.reporting.figures import style
 from lrnas.reporting.figures.labels import add_legend, name_positions
-from lrnas.reporting.figures.style import (
-    Files,
-    Position,
-    add_footer,
-    escape_text,
-    figure_of,
-    label_ticks,
-    legend_text,
-    make_figure,
-    number_text,
-    save_figure,
-    settle_layout,
-    wrap_text,
-)
 from lrnas.reporting.layer_view import SHADES, merge_orders
 from lrnas.reporting.report import PALETTE
 from lrnas.study.manifest import StudyError
-from lrnas.study.objectives import OBJECTIVES, Objective
+from lrnas.study.objectives import Objective
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +45,7 @@ MAX_PARAMETERS = 20
 class _Dot:
     """A network in a figure of accuracy against cost."""
 
-    position: Position
+    position: style.Position
     paper_name: str | None
     """Name of a network of the paper; None for a network that was found."""
     on_front: bool
@@ -72,7 +59,7 @@ _Group = tuple[str, str | None, list[_Dot]]
 """Name of a study, its colour (None: blue, and red for the paper's networks), and its networks."""
 
 
-def plot_front(report: Report, path: Files) -> None:
+def plot_front(report: Report, path: style.Files) -> None:
     """Draw accuracy against cost, with the front ringed and the paper's networks named.
 
     For one study, networks stopped early are shown in grey and a second cost is shown by colour. If there are several
@@ -86,7 +73,7 @@ def plot_front(report: Report, path: Files) -> None:
     cost = report.axis
     shown = _with_colours(report.studies, lambda study: study.full or (not several and study.stopped))
     first = shown[0][1]
-    second = next((OBJECTIVES[name] for name in first.objectives if name not in ("accuracy", cost.name)), None)
+    second = next((each for each in first.study.objectives if each.name not in ("accuracy", cost.name)), None)
     groups: list[_Group] = []
     for colour, study in shown:
         dots = [
@@ -100,7 +87,7 @@ def plot_front(report: Report, path: Files) -> None:
             if (value := network.cost(cost.name)) is not None
         ]
         groups.append((study.name, colour if several else None, dots))
-    figure = make_figure(*FRONT_SIZE)
+    figure = style.make_figure(*FRONT_SIZE)
     axes = figure.subplots()
     colours: Normalize | None = None
     if not several:
@@ -110,15 +97,14 @@ def plot_front(report: Report, path: Files) -> None:
             colours = (LogNorm if high > 10 * low else Normalize)(low, max(high, 1.001 * low))
             bar = figure.colorbar(ScalarMappable(colours), ax=axes, label=second.label)
             if isinstance(colours, LogNorm):
-                label_ticks(bar.ax.yaxis)
+                style.label_ticks(bar.ax.yaxis)
         _draw_stopped(axes, first, cost)
-        axes.set_title(wrap_text(first.name, FRONT_SIZE[0] - 1, 12))
+    axes.set(xlabel=cost.label, ylabel="validation accuracy, %")
     _draw_networks(axes, groups, ("trained in full", "on the front"), colours)
-    _finish_costs(axes, groups, cost, "validation accuracy, %")
-    save_figure(figure, path)
+    style.save_figure(figure, path)
 
 
-def plot_finals(report: Report, path: Files) -> None:
+def plot_finals(report: Report, path: style.Files) -> None:
     """Draw test accuracy against cost of networks trained again: mean and standard deviation over seeds.
 
     Rings mark the front by means, which takes all costs of the search into account, not only the one shown.
@@ -145,28 +131,26 @@ def plot_finals(report: Report, path: Files) -> None:
             groups.append((tested.retrained.name, colours[tested.retrained.study] if len(colours) > 1 else None, dots))
     if not groups:
         raise StudyError(f"{report.title}: no network was trained again and tested; do so with `lrnas retrain`")
-    figure = make_figure(*FRONT_SIZE)
+    figure = style.make_figure(*FRONT_SIZE)
     axes = figure.subplots()
-    if len(groups) == 1:
-        axes.set_title(wrap_text(groups[0][0], FRONT_SIZE[0] - 1, 12))
+    axes.set(xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds")
     _draw_networks(axes, groups, ("found", "front by means"))
-    _finish_costs(axes, groups, cost, "test accuracy, %, mean ± sd over seeds")
-    save_figure(figure, path)
+    style.save_figure(figure, path)
 
 
-def plot_history(studies: Sequence[StudyReport], path: Files) -> None:
+def plot_history(studies: Sequence[StudyReport], path: style.Files) -> None:
     """Draw how the front grew: its hypervolume over trials, and over hours of training.
 
     Args:
         studies: Studies to draw, each in its own colour.
         path: File or files to write; the suffix of each gives its format.
     """
-    figure = make_figure(9, 4)
+    figure = style.make_figure(9, 4)
     over_trials, over_time = figure.subplots(1, 2, sharey=True)
     for colour, study in _with_colours(studies, lambda study: study.history):
         volumes = [moment.volume for moment in study.history]
         trials, hours = zip(*((moment.trials, moment.seconds / 3600) for moment in study.history), strict=True)
-        over_trials.step(trials, volumes, where="post", color=colour, label=legend_text(study.name))
+        over_trials.step(trials, volumes, where="post", color=colour, label=style.legend_text(study.name))
         over_time.step(hours, volumes, where="post", color=colour)
     over_trials.set(xlabel="finished trials", ylabel="hypervolume of the front")
     over_trials.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -174,10 +158,10 @@ def plot_history(studies: Sequence[StudyReport], path: Files) -> None:
     over_trials.legend(loc="lower right", fontsize=8)
     for axes in (over_trials, over_time):
         axes.grid(True, alpha=0.25)
-    save_figure(figure, path)
+    style.save_figure(figure, path)
 
 
-def plot_curves(study: StudyReport, path: Files) -> None:
+def plot_curves(study: StudyReport, path: style.Files) -> None:
     """Draw the validation accuracy of every network after every epoch, and the rungs of early stopping.
 
     Args:
@@ -187,7 +171,7 @@ def plot_curves(study: StudyReport, path: Files) -> None:
     trained = [network for network in study.full + study.stopped if network.trial.curve]
     if not trained:
         raise StudyError(f"{study.name} has no training curve to show; let the search run until a network is trained")
-    figure = make_figure(7, 4.5)
+    figure = style.make_figure(7, 4.5)
     axes = figure.subplots()
     for label, colour, width, some in (
         ("stopped early", "0.75", 0.7, [one for one in trained if not one.is_full]),
@@ -207,14 +191,14 @@ def plot_curves(study: StudyReport, path: Files) -> None:
         axes.axvline(rung, color="0.5", lw=0.8, ls=":")
     if study.rungs:
         axes.plot([], [], color="0.5", ls=":", label="rungs")
-    axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=wrap_text(study.name, 6, 12))
+    axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=style.wrap_text(study.name, 6, 12))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(True, alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
-    save_figure(figure, path)
+    style.save_figure(figure, path)
 
 
-def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
+def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> None:
     """Draw the shares of filter shapes in every layer of the networks on the front; a dot marks a join.
 
     Args:
@@ -234,13 +218,13 @@ def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
     columns = 1 if len(layers) <= 10 else 2
     rows = -(-len(layers) // columns)
     size = (min(columns * max(5.0, 0.32 * len(shown) + 2), 16.0), 0.75 * rows + 1.6)
-    figure = make_figure(*size)
+    figure = style.make_figure(*size)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for panel, name in zip(panels.T.flat, layers, strict=False):
         _draw_layer(panel, shown, name)
     for panel in list(panels.T.flat)[len(layers) :]:
         panel.set_axis_off()
-    costs = [number_text((network.cost(axis.name) or 0) / axis.unit) for network in shown]
+    costs = [style.number_text((network.cost(axis.name) or 0) / axis.unit) for network in shown]
     for panel in panels[-1]:
         panel.set_xticks(range(len(shown)), costs, rotation=90, fontsize=7)
     thinned = "" if len(shown) == len(front) else f" ({len(shown)} of {len(front)} networks)"
@@ -251,12 +235,12 @@ def plot_allocation(study: StudyReport, path: Files, axis: Objective) -> None:
         loc="outside upper center",
         ncols=6,
         fontsize=8,
-        title=wrap_text(study.name, size[0] - 1, 10),
+        title=style.wrap_text(study.name, size[0] - 1, 10),
     )
-    save_figure(figure, path)
+    style.save_figure(figure, path)
 
 
-def plot_importances(study: StudyReport, path: Files) -> None:
+def plot_importances(study: StudyReport, path: style.Files) -> None:
     """Draw how much each parameter decides whether a network is good in an objective.
 
     Args:
@@ -268,23 +252,23 @@ def plot_importances(study: StudyReport, path: Files) -> None:
     every = list(next(iter(study.importances.values())))  # ordered by the highest importance in any objective
     names = every[:MAX_PARAMETERS][::-1]
     shown = f", {len(names)} of {len(every)} parameters" if len(names) < len(every) else ""
-    figure = make_figure(7, 0.26 * len(names) + 1.4)
+    figure = style.make_figure(7, 0.26 * len(names) + 1.4)
     axes = figure.subplots()
     height = 0.8 / len(study.importances)
     for i, (colour, (goal, values)) in enumerate(zip(cycle(PALETTE), study.importances.items(), strict=False)):
         centres = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
         axes.barh(centres, [values.get(name, 0.0) for name in names], height, color=colour, label=goal)
-    axes.set_yticks(range(len(names)), [escape_text(name) for name in names], fontsize=8)
+    axes.set_yticks(range(len(names)), [style.escape_text(name) for name in names], fontsize=8)
     axes.set_ylim(-0.6, len(names) - 0.4)
     title = f"{study.name}: {len(study.full)} networks trained in full{shown}"
-    axes.set(xlabel="importance (PED-ANOVA), share", title=wrap_text(title, 6, 12))
+    axes.set(xlabel="importance (PED-ANOVA), share", title=style.wrap_text(title, 6, 12))
     axes.legend(loc="lower right", fontsize=8)
-    save_figure(figure, path)
+    style.save_figure(figure, path)
 
 
-def find_staircase(positions: Iterable[Position]) -> list[Position]:
+def find_staircase(positions: Iterable[style.Position]) -> list[style.Position]:
     """Corners of the staircase of the best accuracy for every cost, from the lowest to the highest cost."""
-    best: list[Position] = []
+    best: list[style.Position] = []
     ordered = sorted(positions, key=lambda position: (position[0], -position[1]))
     for position in ordered:
         if not best or position[1] > best[-1][1]:
@@ -321,7 +305,7 @@ def _draw_stopped(axes: Axes, study: StudyReport, cost: Objective) -> None:
     ]
     if below := len(stopped) - len(seen):
         note = f"Not shown: {below} of {len(stopped)} networks stopped early, whose accuracies are lower."
-        add_footer(figure_of(axes), [note])
+        style.add_footer(style.figure_of(axes), [note])
     if seen:
         x, y = zip(*seen, strict=True)
         axes.scatter(x, y, s=12, color="0.8", label="stopped early", zorder=1)
@@ -330,58 +314,53 @@ def _draw_stopped(axes: Axes, study: StudyReport, cost: Objective) -> None:
 def _draw_networks(
     axes: Axes, groups: Sequence[_Group], labels: tuple[str, str], colours: Normalize | None = None
 ) -> None:
-    """Draw networks, rings around the front and staircases; `labels` are those of networks found and of the rings."""
+    """Draw networks, rings around the front, staircases, a legend and names of the paper's networks.
+
+    `labels` are those of networks found and of rings; `colours`, those of second costs, make marks larger.
+    """
     several = len(groups) > 1
     found, front = labels
-    rings: dict[str, list[Position]] = {}
-    for _, colour, dots in groups:
-        for marker, own_colour, label in (("o", "tab:blue", found), ("D", "tab:red", "the paper's")):
+    scale = 1.0 if colours is None else 1.6
+    for marker, own_colour, label in (("o", "tab:blue", found), ("D", "tab:red", "the paper's")):
+        place: dict[str, Any] = {"marker": marker, "s": scale * MARKERS[marker], "zorder": LAYERS[marker]}
+        rings: list[style.Position] = []
+        for _, colour, dots in groups:
             some = [dot for dot in dots if (dot.paper_name is not None) == (marker == "D")]
             if not some:
                 continue
             x, y = zip(*(dot.position for dot in some), strict=True)
-            style: dict[str, Any] = {"color": colour or own_colour}
+            look: dict[str, Any] = {"color": colour or own_colour}
             if colours is not None:
-                style = {"c": [dot.second_cost for dot in some], "norm": colours, "edgecolors": own_colour}
-            style |= {"marker": marker, "s": _size(marker, colours), "zorder": LAYERS[marker]}
-            axes.scatter(x, y, **style, linewidths=0.8, label=None if several else label)
+                look = {"c": [dot.second_cost for dot in some], "norm": colours, "edgecolors": own_colour}
+            axes.scatter(x, y, **place, **look, linewidths=0.8, label=None if several else label)
             if any(dot.deviation is not None for dot in some):
                 bars = [math.nan if dot.deviation is None else dot.deviation for dot in some]
                 axes.errorbar(x, y, bars, fmt="none", color=colour or own_colour, capsize=3)
-            rings.setdefault(marker, []).extend(dot.position for dot in some if dot.on_front)
-    if several and "D" in rings:
-        axes.scatter([], [], s=MARKERS["D"], color="0.4", marker="D", label="the paper's")
-    for marker, positions in rings.items():
-        if positions:
-            style = {"facecolors": "none", "edgecolors": "0.15", "linewidths": 1.2, "zorder": LAYERS[marker]}
-            x, y = zip(*positions, strict=True)
-            axes.scatter(x, y, s=_size(marker, colours), marker=marker, label=front, **style)
+            rings += [dot.position for dot in some if dot.on_front]
+        if rings:
+            x, y = zip(*rings, strict=True)
+            axes.scatter(x, y, **place, facecolors="none", edgecolors="0.15", linewidths=1.2, label=front)
             front = ""  # one entry in the legend
-    lines = 0
-    for name, colour, dots in groups:
-        steps = find_staircase(dot.position for dot in dots)
-        if colours is None and steps and (several or len(steps) > 1):  # with two costs there is no staircase
-            style = {"color": colour or "tab:blue", "lw": 1.2, "zorder": 2}
-            axes.step(*zip(*steps, strict=True), where="post", **style, label=legend_text(name) if several else BEST)
-            lines += len(steps) > 1
-    if several and lines:
+    named = [(dot.paper_name, dot.position) for _, _, dots in groups for dot in dots if dot.paper_name is not None]
+    steps = [find_staircase(dot.position for dot in dots) for _, _, dots in groups]
+    if colours is None:  # else two costs are shown, and there is no staircase
+        for (name, colour, _), corners in zip(groups, steps, strict=True):
+            if corners and (several or len(corners) > 1):
+                look = {"color": colour or "tab:blue", "lw": 1.2, "zorder": 2}
+                label = style.legend_text(name) if several else BEST
+                axes.step(*zip(*corners, strict=True), where="post", **look, label=label)
+    if several and named:
+        axes.plot([], [], "D", color="0.4", label="the paper's")
+    if several and any(len(corners) > 1 for corners in steps):
         axes.plot([], [], color="0.5", lw=1.2, label=BEST)
-
-
-def _size(marker: str, colours: Normalize | None) -> float:
-    """Size of marks, which are larger if their colours show a cost."""
-    return MARKERS[marker] * (1.0 if colours is None else 1.6)
-
-
-def _finish_costs(axes: Axes, groups: Sequence[_Group], cost: Objective, label: str) -> None:
-    """Finish a figure of accuracy against cost: axes, legend, names of the paper's networks."""
-    axes.set(xscale="log", xlabel=cost.label, ylabel=label)
-    label_ticks(axes.xaxis)
+    if not several:
+        axes.set_title(style.wrap_text(groups[0][0], FRONT_SIZE[0] - 1, 12))
+    axes.set_xscale("log")
+    style.label_ticks(axes.xaxis)
     axes.grid(True, which="both", alpha=0.25)
-    settle_layout(figure_of(axes))
+    style.settle_layout(style.figure_of(axes))
     add_legend(axes)
-    dots = [dot for _, _, group in groups for dot in group]
-    name_positions(axes, [(dot.paper_name, dot.position) for dot in dots if dot.paper_name is not None])
+    name_positions(axes, named)
 
 
 def _draw_layer(panel: Axes, networks: Sequence[Network], name: str) -> None:
@@ -398,5 +377,5 @@ def _draw_layer(panel: Axes, networks: Sequence[Network], name: str) -> None:
     panel.set_yticks([0, 1])
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     panel.tick_params(labelsize=7)
-    panel.set_ylabel(escape_text(name), rotation=0, ha="right", va="center", fontsize=8)
+    panel.set_ylabel(style.escape_text(name), rotation=0, ha="right", va="center", fontsize=8)
     panel.spines[["top", "right"]].set_visible(False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -73,10 +73,7 @@ def gradients(sources: Sources) -> PanelFigure:
     file = sources.results / "gradient_variance.json"
     data = _read_result(file)
     if data is None:
-        raise NothingToDraw(
-            f"gradients needs {file}, which does not exist; make it with `python benchmarks/gradient_variance.py`, or "
-            "give --results FOLDER"
-        )
+        raise NothingToDraw(f"{file} does not exist; make it with benchmarks/gradient_variance.py, or give --results")
     facts = data["provenance"]
     depth = facts["depth"]
     y_label = f"gradient variance at the layer's input\nrelative to layer {depth}"
@@ -129,52 +126,49 @@ def _network_times(results: Path) -> Iterator[tuple[Panel, str]]:
     data = _read_result(file)
     if data is None:
         return
-    series = [
-        Series(
-            f"{what}, commit {_commit(data)}",
-            "measured",
-            tuple(Mark(row["network"], row["macs_share"], row[key]) for row in data["rows"] if key in row),
-        )
-        for key, what in (("inference_share", "inference"), ("training_share", "training step"))
-    ]
-    shown = tuple(each for each in series if each.marks)
-    title = f"here: networks, {_hardware(data)}"
-    if shown:
-        yield (
-            Panel("share of vgg-gmp's MACs", "share of its time", shown, title, shares=True),
-            _describe_result(file, data),
-        )
+    shares = [(row["network"], {"macs": row["macs_share"], **row}) for row in data["rows"]]
+    labels = {
+        "inference_share": f"inference, commit {_commit(data)}",
+        "training_share": f"training step, commit {_commit(data)}",
+    }
+    for panel in _shares_panel(shares, labels, "vgg-gmp", f"here: networks, {_hardware(data)}"):
+        yield panel, _describe_result(file, data)
 
 
 def _profile_panels(path: Path) -> list[Panel]:
     """Panels of a profile: its layers, and its networks as shares of their baselines."""
     data = read_json(path)
     try:
-        conditions = data["conditions"]
+        conditions, networks = data["conditions"], data["networks"]
         setting = f"{conditions['hardware']}, {conditions['dtype']}, batch {conditions['batch']}"
-        panels = make_layers_panel(data["networks"], f"here: layers, forward\n{setting}")
-        shares = [
-            Series(
-                label,
-                "measured",
-                tuple(
-                    Mark(network["name"], network["share"]["macs"], network["share"][key])
-                    for network in data["networks"]
-                    if network["share"][key] is not None and network["name"] != network["baseline"]
-                ),
-            )
-            for key, label in (("forward", "forward"), ("training", "training step"))
+        shares = [(each["name"], each["share"]) for each in networks if each["name"] != each["baseline"]]
+        labels = {"forward": "forward", "training": "training step"}
+        panels = [
+            *make_layers_panel(networks, f"here: layers, forward\n{setting}"),
+            *_shares_panel(shares, labels, "the baseline", f"here: networks\n{setting}"),
         ]
     except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} is not an output of `lrnas profile --json` ({error}); give another --profile"
-        ) from None
-    if shown := tuple(series for series in shares if series.marks):
-        title = f"here: networks\n{setting}"
-        panels.append(Panel("share of the baseline's MACs", "share of its time", shown, title, shares=True))
+        raise DataError(f"{path} is not written by `lrnas profile --json` ({error}); give another --profile") from None
     if not panels:
         raise NothingToDraw(f"{path} has only baselines and no layers; profile another network")
     return panels
+
+
+def _shares_panel(
+    networks: Sequence[tuple[str, Mapping[str, Any]]], labels: Mapping[str, str], baseline: str, title: str
+) -> list[Panel]:
+    """Panel of networks as shares of a baseline, one series for each kind of time; empty if nothing was measured.
+
+    `networks` are names and shares: "macs", and those of times, whose keys are those of `labels`.
+    """
+    series = [
+        Series(
+            label, "measured", tuple(Mark(name, each["macs"], each[key]) for name, each in networks if each.get(key))
+        )
+        for key, label in labels.items()
+    ]
+    shown = tuple(each for each in series if each.marks)
+    return [Panel(f"share of {baseline}'s MACs", "share of its time", shown, title, shares=True)] if shown else []
 
 
 def _read_result(file: Path) -> dict[str, Any] | None:

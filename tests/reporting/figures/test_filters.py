@@ -160,7 +160,7 @@ def test_three_channels_are_colours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("show", "message"), [("colour", "needs 3 input channels"), ("2", "0 to 1; got '2'"), ("x", "got 'x'")]
+    ("show", "message"), [("colour", "needs 3 channels"), ("2", "0 to 1; got '2'"), ("x", "got 'x'")]
 )
 def test_channels_that_cannot_be_shown(show: str, message: str) -> None:
     with pytest.raises(FilterError, match=message):
