@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import add_command, add_device, add_option, add_settings, add_source_options, call
@@ -46,7 +45,7 @@ def add_commands(commands: Any) -> None:
 def _export(options: argparse.Namespace) -> None:
     from lrnas.exporting.export import export
 
-    result = call(export, options, say=lambda line: print(line, file=sys.stderr))
+    result = call(export, options)
     print_result(options, result.to_dict, lambda: _print_export(result))
 
 
@@ -56,7 +55,7 @@ def _print_fusion(fusion: Fusion, result: Export) -> None:
     title = f"Forms of every layer, milliseconds in {where} {_conditions(result)}"
     table = make_table(title, ["layer", "filters"], columns, ["chosen", ""])
     for choice in fusion.layers:
-        table.add_row(choice.name, choice.filters, *_times(choice, columns), choice.chosen, choice.remark)
+        table.add_row(choice.layer, choice.filters, *_times(choice, columns), choice.chosen, choice.remark)
     console = make_console()
     if fusion.layers:
         console.print(table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import FILE, add_command, add_option, add_settings, call
@@ -81,7 +80,6 @@ def _profile(options: argparse.Namespace) -> None:
         options,
         networks=networks[: len(options.sources)],
         baseline=networks[-1] if options.baseline else None,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     if options.plot is not None:
         plot_times(result, options.plot)

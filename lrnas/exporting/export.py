@@ -1,19 +1,20 @@
-"""`lrnas export`: a network as files that others can use, checked against the network before they are called done.
+"""Export of a network to files that others can use, checked against the network before they are kept.
 
-- timm: a folder of safetensors and a configuration, as timm and the Hugging Face Hub have it. `import lrnas` and
-  `timm.create_model("local-dir:FOLDER", pretrained=True)` give the network back.
-- onnx: one file for onnxruntime and others, for any number of images at a time.
-- torch-export: one file of PyTorch's own operations (`torch.export`), which runs where lrnas is not installed.
+- timm: a folder with safetensors and a configuration, in the layout of timm and the Hugging Face Hub. `import lrnas`
+  and `timm.create_model("local-dir:FOLDER", pretrained=True)` load the network.
+- onnx: one file for onnxruntime and others, for batches of any size.
+- torch-export: one file with PyTorch's own operations (`torch.export`), which runs without lrnas.
 
-With `fuse`, batch norms are folded and every mixed-shape layer takes the form that is the fastest where it is to run
-(`lrnas.exporting.fastest_form`). Files are written under another name and take their place when all checks have passed.
+With `fuse`, batch norms are folded and every mixed-shape layer takes the form that is the fastest on the device where
+the network will run (`lrnas.exporting.fastest_form`). Files are written to a temporary folder and moved to their place
+when all checks have passed.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet
 from lrnas.errors import UnknownName, error_line
@@ -31,65 +33,63 @@ from lrnas.exporting.onnx import check_extras, has_cuda, onnx_timer
 from lrnas.exporting.sample_inputs import Inputs, find_data, find_inputs
 from lrnas.exporting.sources import ExportError, Source, find_source
 from lrnas.profiling.threads import num_threads
-from lrnas.profiling.timing import measure
+from lrnas.profiling.timing import find_device, measure
 from lrnas.training.provenance import hardware
 
 Format = Literal["timm", "onnx", "torch-export"]
 SUFFIX = {"timm": "", "onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-4
-"""Largest difference of outputs, as a part of the largest output: rounding is well below, anything else above."""
+"""Largest difference of outputs as a share of the largest output: rounding is far below, errors are above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The exported network beside the one it was made from."""
+    """Comparison of the exported network with the original."""
 
     images: str
+    """Description of the images."""
     max_difference: float
     largest_output: float
     same_class: int
-    """Images that both put in the same class."""
+    """Number of images that both networks put into the same class."""
     number: int
+    """Number of images."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was written."""
+    """Result of an export."""
 
     name: str
     format: str
     origin: str
+    """Description of the weights."""
     files: dict[Path, int]
-    """And their bytes."""
+    """The written files and their sizes in bytes."""
     load: str
-    """The line of Python that loads it."""
+    """Python code that loads the network."""
     also: str
-    """Another one, for networks that timm knows by name."""
+    """Another way to load it, or how to run it; may be empty."""
     check: Check
     seconds: dict[str, float]
-    """For one batch, by what runs it."""
+    """Time of one batch, before and after the export."""
     device: str
     batch: int
     threads: int
-    """Of the CPU, PyTorch's as well as onnxruntime's."""
+    """CPU threads, for PyTorch and onnxruntime."""
     fusion: Fusion | None = None
+    """What was folded and measured with `fuse`."""
     notes: list[str] = field(default_factory=list)
+    """What a user should know, as it was also logged."""
 
     def to_dict(self) -> dict[str, Any]:
-        fusion = None
-        if self.fusion is not None:
-            whole = self.fusion.network
-            fusion = {
-                **asdict(self.fusion.folding),
-                "layers": [choice.to_dict() for choice in self.fusion.layers],
-                "network": None if whole is None else whole.to_dict(),
-            }
-        plain_fields = ("name", "format", "origin", "load", "also", "seconds", "device", "batch", "threads", "notes")
+        """All results, for JSON."""
+        plain = ("name", "format", "origin", "load", "also", "seconds", "device", "batch", "threads", "notes")
         return {
-            **{name: getattr(self, name) for name in plain_fields},
+            **{name: getattr(self, name) for name in plain},
             "files": {str(file): size for file, size in self.files.items()},
             "check": asdict(self.check),
-            "fusion": fusion,
+            "fusion": None if self.fusion is None else self.fusion.to_dict(),
         }
 
 
@@ -111,82 +111,95 @@ def export(
     storage: str | None = None,
     fresh: bool = False,
     force: bool = False,
-    say: Callable[[str], object] = print,
 ) -> Export:
-    """Write a checkpoint, a trial (STUDY:TRIAL) or a named network for use elsewhere, and check what was written.
+    """Write a network for use elsewhere, and check what was written against the network.
 
-    `device`, `batch` and `threads` say where and how it is to run: it is measured there, and with `fuse` every layer
-    takes the form that is the fastest there. Without `threads`, a CPU's are as many as PyTorch takes, or one where that
-    is faster, as for small networks and where others use its cores. The other arguments are those of the command line,
-    which explains them.
+    Args:
+        source: A checkpoint (folder or file), STUDY:TRIAL, a named network, FILE.json or timm:MODEL.
+        format: "timm" (a folder), "onnx" or "torch-export" (a file each).
+        out: Folder or file to write; None for one in `exports/`.
+        fuse: Fold batch norms, and give every mixed-shape layer the form that is measured to be the fastest.
+        device: Where the network will run and is measured: cpu, cuda or cuda:N; None for the GPU if there is one.
+        batch: Images in a batch, for the measurements.
+        threads: CPU threads for the measurements; None for PyTorch's number, or for one if that is faster.
+        data: Data set of the images to check with; None for the one that the network was trained on.
+        data_dir: Folder of the data sets; None for the default one.
+        input_size: Rows and columns of an image; None for the size in training, or the backbone's own.
+        num_classes: Number of classes of a network with random weights; None for that of the data or the backbone.
+        architecture: JSON file with the architecture, for a file of weights that does not contain it.
+        studies: Folder of the studies, for STUDY:TRIAL.
+        storage: URL of the studies' database, if they are not in that folder.
+        fresh: Use random weights if the weights of a run were not kept.
+        force: Replace existing files.
+
+    Returns:
+        The written files, how to load them, the result of the check, and times.
+
+    Raises:
+        LrnasError: If the network cannot be exported as requested; nothing is written then.
     """
     if format not in get_args(Format):
         raise UnknownName("format", str(format), get_args(Format))
-    for what, number in (
+    for what, value in (
         ("batch", batch),
         ("number of threads", threads),
         ("input", input_size),
         ("number of classes", num_classes),
     ):
-        if number is not None and number < 1:
-            raise ExportError(f"the {what} is at least 1; got {number}")
+        if value is not None and value < 1:
+            raise ExportError(f"the {what} must be at least 1; got {value}; give a larger number")
     notes: list[str] = []
 
     def note(line: str) -> None:
-        notes.append(line)
-        say(line)
+        if line:
+            notes.append(line)
+            logger.info(line)
 
-    target = _pick_device(format, device, note)
+    target, message = _pick_device(format, device)
+    note(message)
     found = find_source(source, architecture=architecture, studies=studies, storage=storage, fresh=fresh)
-    place = _place(out, found.name + "-fused" * fuse, format, force)
+    place = _find_place(out, found.name + "-fused" * fuse, format, force)
     if found.weights is None:
         note(f"{found.name} has {found.origin}")
-    network_data = find_data(found, data, data_dir, input_size, note)
-    model, inputs = _prepare(found, network_data, num_classes, data_dir, input_size)
-    if network_data is not None and inputs.mean is None:
-        note("images were whitened in training, which is no part of the network: whoever runs it must do the same")
+    data_set, message = find_data(found, data, data_dir, input_size)
+    note(message)
+    model, inputs = _prepare(found, data_set, num_classes, data_dir, input_size)
+    if data_set is not None and inputs.mean is None:
+        note("images were whitened in training, which is not part of the network: whiten its inputs in the same way")
     expected = _outputs(model, inputs.images)
-    fusion = None
-    threads = threads or _pick_threads(model, inputs.batch(batch), target)
-    with _scratch(place) as folder:
+    images = inputs.batch(batch)
+    threads = threads or _pick_threads(model, images, target)
+    with _temporary_folder(place) as folder:
+        fusion = None
         if fuse:
-            say(f"measuring on {_in_words(target)}, {batch} at a time")
-            fusion = choose_forms(model, inputs.batch(batch), _timer(format, target, threads))
-        final = model if fusion is None else fusion.model
-        network = Network(final, found.architecture, inputs, None if fusion is None else fusion.folding)
-        written = WRITERS[format](network, folder, place.name)
+            logger.info(f"measuring on {target} ({hardware()}), {batch} at a time")
+            fusion = choose_forms(model, images, _make_timer(format, target, threads))
+        final, folding = (model, None) if fusion is None else (fusion.model, fusion.folding)
+        written = WRITERS[format](Network(final, found.architecture, inputs, folding), folder, place.name)
         check = _check(written, inputs, expected)
-        seconds = _latency(written, model, inputs.batch(batch), target, threads, format)
-        files = _move(folder, place, format)
-    load, also = _how_to_load(format, place, found.architecture, model, inputs, fused=fuse)
+        seconds = _time(written, model, images, target, threads, format)
+        files = _move(folder, place if format == "timm" else place.parent)
+    load, also = _how_to_load(format, place, found.architecture, model, inputs, is_fused=fuse)
     return Export(
         found.name, format, found.origin, files, load, also, check, seconds, str(target), batch,
         threads, fusion, notes,
     )  # fmt: skip
 
 
-def _pick_device(wanted_format: str, device: str | None, note: Callable[[str], object]) -> torch.device:
-    """Where the network is to run, if it can."""
-    is_onnx = wanted_format == "onnx"
-    if is_onnx:
+def _pick_device(wanted_format: str, name: str | None) -> tuple[torch.device, str]:
+    """The device where the network will run, and a message if that is not the one that others would take."""
+    if wanted_format == "onnx":
         check_extras()
-    here = torch.cuda.is_available()
-    if device is None:
-        if here and is_onnx and not has_cuda():
-            note("onnxruntime, as it is installed here, has no CUDA: measuring on the CPU")
-            here = False
-        return torch.device("cuda" if here else "cpu")
-    if device != "cpu" and not device.startswith("cuda"):
-        raise ExportError(f"the device is cpu or cuda; got {device!r}; choose one")
-    if device != "cpu" and not here:
-        raise ExportError(f"there is no GPU that PyTorch can use here; got {device!r}; give --device cpu")
-    if device != "cpu" and is_onnx and not has_cuda():
-        raise ExportError("onnxruntime, as it is installed here, has no CUDA; pip install onnxruntime-gpu, or cpu")
-    return torch.device(device)
+    device = find_device(name)
+    if wanted_format != "onnx" or device.type == "cpu" or has_cuda():
+        return device, ""
+    if name is None:
+        return torch.device("cpu"), "the installed onnxruntime does not support CUDA: measuring on the CPU"
+    raise ExportError("the installed onnxruntime does not support CUDA; pip install onnxruntime-gpu, or --device cpu")
 
 
-def _place(out: str | Path | None, name: str, wanted_format: str, force: bool) -> Path:
-    """The folder or file to write, which is not there yet or may be replaced."""
+def _find_place(out: str | Path | None, name: str, wanted_format: str, force: bool) -> Path:
+    """The folder or file to write, if it does not exist yet or may be replaced."""
     suffix = SUFFIX[wanted_format]
     place = Path("exports") / f"{name}{suffix}" if out is None else Path(out)
     if suffix and place.is_dir():
@@ -194,26 +207,22 @@ def _place(out: str | Path | None, name: str, wanted_format: str, force: bool) -
     if suffix and place.suffix != suffix:
         raise ExportError(f"a file of format {wanted_format} ends in {suffix}; got {place}; give --out FILE{suffix}")
     if not suffix and place.is_file():
-        raise ExportError(f"{place} is a file; the timm format is a folder; give another --out")
+        raise ExportError(f"{place} is a file, but the timm format is a folder; give another --out")
     taken = [place] if suffix else [place / WEIGHTS, place / CONFIG]
     if not force and (there := [file for file in taken if file.exists()]):
         raise ExportError(f"{there[0]} exists; add --force to replace it, or give another --out")
     above = next(folder for folder in place.absolute().parents if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
-        raise ExportError(f"cannot write to {above}: it is no folder of yours; give another --out")
+        raise ExportError(f"cannot write to {above}: it is not a folder that you may write to; give another --out")
     return place
 
 
 @contextmanager
-def _scratch(place: Path) -> Iterator[Path]:
-    """A folder beside the place, which is gone afterwards."""
+def _temporary_folder(place: Path) -> Iterator[Path]:
+    """A folder beside the place, which is removed afterwards."""
     folder = place.with_name(f".{place.name}.part")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise ExportError(f"cannot write to {place.parent}: {error.strerror}; give another --out") from None
-    try:
+        folder.mkdir(parents=True, exist_ok=True)
         yield folder
     except OSError as error:
         raise ExportError(f"cannot write {place}: {error.strerror or error}; give another --out") from None
@@ -221,26 +230,22 @@ def _scratch(place: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _move(folder: Path, place: Path, wanted_format: str) -> dict[Path, int]:
-    home = place.parent if SUFFIX[wanted_format] else place
+def _move(folder: Path, home: Path) -> dict[Path, int]:
+    """Move files to their place; returns their sizes."""
     home.mkdir(exist_ok=True)
-    files = {}
-    for file in sorted(folder.iterdir()):
-        there = file.replace(home / file.name)
-        files[there] = there.stat().st_size
-    return files
+    files = [file.replace(home / file.name) for file in sorted(folder.iterdir())]
+    return {file: file.stat().st_size for file in files}
 
 
 def _prepare(
     source: Source, data: DataSet | None, num_classes: int | None, data_dir: str | Path | None, size: int | None
 ) -> tuple[nn.Module, Inputs]:
     """The network as it is, and images for it."""
-    model: Any
+    in_chans = None
     if source.weights is None and data is not None:
-        model, channels = source.create_model(num_classes or data.num_classes, data.channels)
-    else:
-        model, channels = source.create_model(num_classes)
-    _, rows, columns = model.pretrained_cfg["input_size"]
+        num_classes, in_chans = num_classes or data.num_classes, data.channels
+    model, channels = source.create_model(num_classes, in_chans)
+    _, rows, columns = model.pretrained_cfg["input_size"]  # type: ignore[index]
     return model, find_inputs(source, data, (channels, rows, columns), data_dir, size)
 
 
@@ -256,54 +261,54 @@ def _outputs(model: nn.Module, images: Tensor) -> Tensor:
     return outputs
 
 
-def _timer(wanted_format: str, device: torch.device, threads: int) -> Timer:
+def _make_timer(wanted_format: str, device: torch.device, threads: int) -> Timer:
     return onnx_timer(device, threads) if wanted_format == "onnx" else torch_timer(device, threads)
 
 
 def _pick_threads(model: nn.Module, images: Tensor, device: torch.device) -> int:
-    """Of the CPU, for all that is measured: as many as PyTorch takes, or one where that is faster."""
+    """The number of CPU threads for all measurements: PyTorch's number, or one if that is faster."""
     most = torch.get_num_threads()
     if device.type != "cpu" or most == 1:
         return most
-    taken: dict[int, float] = {}
+    shortest: dict[int, float] = {}
     with torch.inference_mode():
         for number in (1, most, 1, most):
-            with num_threads(number):
+            with num_threads(number):  # not through `measure`, whose clock differs with one thread
                 (seconds,) = measure([lambda: model(images)], device, rounds=5, limit=0.3, quantile=0.0)
-            taken[number] = min(seconds, taken.get(number, seconds))
-    return min(taken, key=taken.__getitem__)
+            shortest[number] = min(seconds, shortest.get(number, seconds))
+    return min(shortest, key=shortest.__getitem__)
 
 
 def _check(written: Written, inputs: Inputs, expected: Tensor) -> Check:
-    """Compare, at two sizes of a batch."""
+    """Compare outputs for the batch of all images and for a batch of one."""
     found = written.run(inputs.images)
     alone = written.run(inputs.images[:1])
     largest = expected.abs().max().item()
     difference = max((found - expected).abs().max().item(), (alone - expected[:1]).abs().max().item())
     if not difference <= TOLERANCE * max(largest, 1e-6):
         raise ExportError(
-            f"what was written does not compute the same: outputs differ by {difference:.3g} where the largest is "
-            f"{largest:.3g}; nothing is kept; try without --fuse, or another format"
+            f"the exported network does not compute the same: outputs differ by {difference:.3g}, and the largest is "
+            f"{largest:.3g}; nothing is written; try without --fuse, or another format"
         )
     same = int((found.argmax(1) == expected.argmax(1)).sum())
     return Check(inputs.what, difference, largest, same, len(expected))
 
 
-def _latency(
+def _time(
     written: Written, model: nn.Module, images: Tensor, device: torch.device, threads: int, wanted_format: str
 ) -> dict[str, float]:
-    """Seconds for a batch: in PyTorch before, and as exported; measured as forms are."""
-    there, x = model.to(device), images.to(device)
+    """Seconds of a batch, in PyTorch before the export and as exported."""
+    model, x = model.to(device), images.to(device)
     before, after = ("PyTorch", "onnxruntime") if wanted_format == "onnx" else ("before", "exported")
     with torch.inference_mode():
-        calls = {before: lambda: there(x), after: written.caller(images, device, threads)}
+        calls = {before: lambda: model(x), after: written.make_call(images, device, threads)}
         return fastest(calls, device, threads).seconds
 
 
 def _how_to_load(
-    wanted_format: str, place: Path, architecture: Architecture, model: Any, inputs: Inputs, fused: bool
+    wanted_format: str, place: Path, architecture: Architecture, model: Any, inputs: Inputs, is_fused: bool
 ) -> tuple[str, str]:
-    """The line of Python, and another one where there are two ways."""
+    """Python code that loads the network, and a second line if there is more to say."""
     if wanted_format == "onnx":
         return f'import onnxruntime; session = onnxruntime.InferenceSession("{place}")', (
             'logits, = session.run(None, {"images": images})  # float32 [any number, '
@@ -312,13 +317,9 @@ def _how_to_load(
     if wanted_format == "torch-export":
         return f'import torch; model = torch.export.load("{place}").module()', ""
     line = f'import lrnas, timm; model = timm.create_model("local-dir:{place}", pretrained=True)'
-    name = None if fused else registered_name(architecture)
-    sizes = f"num_classes={model.num_classes}, in_chans={inputs.images.shape[1]}"
-    if fused:
+    if is_fused:
         return line, ""
+    name = registered_name(architecture)
     what = f'"{name}"' if name else f'"lrnas", architecture="{place / ARCHITECTURE}"'
+    sizes = f"num_classes={model.num_classes}, in_chans={inputs.images.shape[1]}"
     return line, f'timm.create_model({what}, {sizes}, checkpoint_path="{place / WEIGHTS}")'
-
-
-def _in_words(device: torch.device) -> str:
-    return f"{device} ({hardware()})"

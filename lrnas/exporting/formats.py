@@ -1,14 +1,13 @@
-"""The formats a network is exported to: how each is written, read back and loaded by others."""
+"""The formats of exported networks: how each is written and read back."""
 
 from __future__ import annotations
 
 import copy
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import error_line
-from lrnas.exporting.onnx import INPUT, make_session, run_session, to_onnx
+from lrnas.exporting.onnx import ANY_BATCH, INPUT, batch_of_two, make_session, quiet, run_session, to_onnx
 from lrnas.exporting.sample_inputs import Inputs
 from lrnas.exporting.sources import ExportError
 from lrnas.layers.fold import Folding
@@ -28,75 +27,49 @@ from lrnas.profiling.timing import Call
 
 WEIGHTS, CONFIG, ARCHITECTURE = "model.safetensors", "config.json", "architecture.json"
 CONFIGURED = ("min_input_size", "interpolation", "crop_pct", "mean", "std", "classifier")
-"""What of a model's own timm configuration stays as it is in an exported one."""
+"""Entries of a model's timm configuration that an exported network keeps."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """What is written."""
+    """A network to write."""
 
     model: nn.Module
-    """In evaluation, on the CPU."""
+    """In evaluation mode, on the CPU."""
     architecture: Architecture
     inputs: Inputs
     folding: Folding | None = None
 
     def description(self) -> dict[str, Any]:
-        """What stands in every file beside the weights."""
+        """What every format stores beside the weights."""
         data = {"architecture": self.architecture.to_dict(), **self.inputs.to_dict()}
         return data if self.folding is None else {**data, "folded": asdict(self.folding)}
 
 
-class Written(Protocol):
-    """A network that was read back from what was written."""
+class Written(NamedTuple):
+    """A network that was read back from the written files."""
 
-    def run(self, images: Tensor) -> Tensor:
-        """Its outputs, on the CPU."""
+    run: Callable[[Tensor], Tensor]
+    """Computes outputs on the CPU."""
+    make_call: Callable[[Tensor, torch.device, int], Call]
+    """Makes a call for timing, from images, a device and a number of CPU threads."""
 
-    def caller(self, images: Tensor, device: torch.device, threads: int) -> Call:
-        """Runs it on a device, with so many threads of the CPU where these are its own; for measuring."""
 
-
-@dataclass(frozen=True)
-class _Module:
-    """Read back as a module."""
-
-    model: nn.Module
-    program: torch.export.ExportedProgram | None = None
-
-    def run(self, images: Tensor) -> Tensor:
+def _written_module(model: nn.Module, move: Callable[[torch.device], nn.Module]) -> Written:
+    def run(images: Tensor) -> Tensor:
         with torch.no_grad():
-            outputs: Tensor = self.model(images)
+            outputs: Tensor = model(images)
         return outputs
 
-    def caller(self, images: Tensor, device: torch.device, threads: int) -> Call:
-        if self.program is None:
-            there = copy.deepcopy(self.model).to(device)
-        else:
-            from torch.export.passes import move_to_device_pass
+    def make_call(images: Tensor, device: torch.device, threads: int) -> Call:
+        moved, x = move(device), images.to(device)
+        return lambda: moved(x)
 
-            moved = self.program if device.type == "cpu" else move_to_device_pass(self.program, str(device))
-            there = moved.module()
-        x = images.to(device)
-        return lambda: there(x)
-
-
-@dataclass(frozen=True)
-class _Session:
-    """Read back by onnxruntime."""
-
-    file: Path
-
-    def run(self, images: Tensor) -> Tensor:
-        return run_session(make_session(self.file, torch.device("cpu")), images)
-
-    def caller(self, images: Tensor, device: torch.device, threads: int) -> Call:
-        session, inputs = make_session(self.file, device, threads), {INPUT: images.numpy()}
-        return lambda: session.run(None, inputs)
+    return Written(run, make_call)
 
 
 def registered_name(architecture: Architecture) -> str | None:
-    """The name by which timm knows a network of ours."""
+    """The name under which timm knows one of our networks; None if it is not registered."""
     if architecture.backbone.startswith(TIMM):
         return None
     wanted = canonical_id(architecture)
@@ -108,37 +81,36 @@ def registered_name(architecture: Architecture) -> str | None:
 
 
 def _write_timm(network: Network, folder: Path, name: str) -> Written:
-    """A folder in the layout of timm and the Hugging Face Hub."""
+    """Write a folder in the layout of timm and the Hugging Face Hub."""
     model: Any = network.model
-    folded = network.folding is not None
-    known = None if folded else registered_name(network.architecture)
-    arguments: dict[str, Any] = {}
-    if known is None:
-        arguments["architecture"] = network.architecture.to_dict()
+    is_folded = network.folding is not None
+    registered = None if is_folded else registered_name(network.architecture)
+    arguments = {} if registered else {"architecture": network.architecture.to_dict()}
     if network.folding is not None:
         arguments["folded"] = asdict(network.folding)
-    told = network.inputs.to_dict()
-    classes = told.pop("classes", None)
+    inputs = network.inputs.to_dict()
+    classes = inputs.pop("classes", None)
     own = model.pretrained_cfg
-    kept = {key: own[key] for key in CONFIGURED if own.get(key) is not None}
-    if told["input_size"][0] == 3 and not folded and own.get("first_conv"):
-        kept["first_conv"] = own["first_conv"]  # timm adapts it to other channels, from three alone
-    if told["input_size"][0] != 3:
-        kept = {key: value for key, value in kept.items() if key not in ("mean", "std", "min_input_size")}
-    config = {
-        "architecture": known or "lrnas",
+    config = {key: own[key] for key in CONFIGURED if own.get(key) is not None}
+    if inputs["input_size"][0] != 3:
+        config = {key: value for key, value in config.items() if key not in ("mean", "std", "min_input_size")}
+    elif not is_folded and own.get("first_conv"):
+        config["first_conv"] = own["first_conv"]  # lets timm change the channels, which works only from three
+    content = {
+        "architecture": registered or "lrnas",
         "num_classes": model.num_classes,
         "num_features": model.num_features,
         "model_args": arguments,
-        "pretrained_cfg": {"num_classes": model.num_classes, **kept, **told},
+        "pretrained_cfg": {"num_classes": model.num_classes, **config, **inputs},
         **({"label_names": classes} if classes else {}),
     }
     tensors = {key: value.detach().clone().contiguous() for key, value in model.state_dict().items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "lrnas": json.dumps(network.description())})
     (folder / ARCHITECTURE).write_text(network.architecture.to_json(indent=1) + "\n", encoding="utf-8")
-    (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors are for their owner's eyes alone
-    return _Module(timm.create_model(f"local-dir:{folder}", pretrained=True).eval())
+    (folder / CONFIG).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors makes files that only the owner can read
+    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    return _written_module(loaded, lambda device: copy.deepcopy(loaded).to(device))
 
 
 def _write_onnx(network: Network, folder: Path, name: str) -> Written:
@@ -146,25 +118,33 @@ def _write_onnx(network: Network, folder: Path, name: str) -> Written:
     program.model.metadata_props["lrnas"] = json.dumps(network.description())
     file = folder / name
     program.save(file)
-    return _Session(file)
+
+    def make_call(images: Tensor, device: torch.device, threads: int) -> Call:
+        session, inputs = make_session(file, device, threads), {INPUT: images.numpy()}
+        return lambda: session.run(None, inputs)
+
+    return Written(lambda images: run_session(make_session(file, torch.device("cpu")), images), make_call)
 
 
 def _write_torch_export(network: Network, folder: Path, name: str) -> Written:
-    two = network.inputs.batch(2)  # of one image, PyTorch would think that it is always one
+    from torch.export.passes import move_to_device_pass
+
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # PyTorch's, about PyTorch
-            program = torch.export.export(
-                network.model, (two,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
-            )
+        with quiet(), torch.no_grad():
+            images = batch_of_two(network.inputs.images)
+            program = torch.export.export(network.model, (images,), dynamic_shapes=ANY_BATCH)
             targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
             foreign = sorted({str(target) for target in targets if str(target).startswith("lrnas")})
             assert not foreign, f"operations that are not PyTorch's: {foreign}"
             torch.export.save(program, folder / name, extra_files={"lrnas.json": json.dumps(network.description())})
             loaded = torch.export.load(folder / name)
-    except (RuntimeError, ValueError, TypeError) as error:  # of what PyTorch cannot trace
+    except (RuntimeError, ValueError, TypeError) as error:  # PyTorch cannot trace the model
         raise ExportError(f"torch.export cannot trace this network: {error_line(error)}; try --format timm") from None
-    return _Module(loaded.module(), loaded)
+
+    def move(device: torch.device) -> nn.Module:
+        return (loaded if device.type == "cpu" else move_to_device_pass(loaded, str(device))).module()
+
+    return _written_module(loaded.module(), move)
 
 
 WRITERS: Mapping[str, Callable[[Network, Path, str], Written]] = {
@@ -172,4 +152,4 @@ WRITERS: Mapping[str, Callable[[Network, Path, str], Written]] = {
     "onnx": _write_onnx,
     "torch-export": _write_torch_export,
 }
-"""By format: write a network into a folder, under a name, and read it back."""
+"""By format, the function that writes a network into a folder under a name and reads it back."""

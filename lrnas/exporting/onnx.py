@@ -1,4 +1,4 @@
-"""ONNX: writing a model with any number of images at a time, and running it with onnxruntime."""
+"""ONNX models for batches of any size: writing them, and running them with onnxruntime."""
 
 from __future__ import annotations
 
@@ -22,70 +22,83 @@ from lrnas.exporting.sources import ExportError
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime")
 INPUT, OUTPUT = "images", "logits"
+ANY_BATCH = ({0: torch.export.Dim("batch", min=1)},)
+"""Shapes of the inputs for `torch.export`: the batch has any size."""
 TOGETHER = 200 * 2**20
-"""Bytes of weights up to which modules are written as one model, which saves most of the time it takes."""
+"""Bytes of weights up to which several modules are written as one model, which is much faster."""
 
 
 def check_extras() -> None:
-    """Refuse before any work where something is not installed."""
+    """Raise ExportError if a package that ONNX needs is not installed."""
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
-        raise ExportError(f"ONNX needs {', '.join(missing)}; not installed; pip install 'lrnas[export]'")
+        raise ExportError(f"ONNX needs {', '.join(missing)}, which is not installed; pip install 'lrnas[export]'")
 
 
 def has_cuda() -> bool:
-    """Whether onnxruntime, as installed here, runs on GPUs."""
+    """Whether the installed onnxruntime runs on GPUs."""
     import onnxruntime
 
     return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
+def batch_of_two(images: Tensor) -> Tensor:
+    """Two images for tracing: with one image, PyTorch would assume that the batch always has one."""
+    return images[:1].repeat(2, 1, 1, 1)
+
+
 def to_onnx(model: nn.Module, images: Tensor, outputs: tuple[str, ...] = (OUTPUT,)) -> Any:
-    """A model on the CPU as an ONNX program whose batch has any size."""
-    batch = torch.export.Dim("batch", min=1)
-    two = images[:1].repeat(2, 1, 1, 1)  # of one image, PyTorch would think that it is always one
+    """Convert a model to ONNX.
+
+    Args:
+        model: A model on the CPU.
+        images: Images of the size that it takes.
+        outputs: Names of its outputs.
+
+    Returns:
+        The program (`torch.onnx.ONNXProgram`), for batches of any size.
+    """
     try:
-        with _quietly(), torch.no_grad():
+        with quiet(), torch.no_grad():
             return torch.onnx.export(
                 model.eval(),
-                (two,),
+                (batch_of_two(images),),
                 dynamo=True,
                 verbose=False,
                 input_names=[INPUT],
                 output_names=list(outputs),
-                dynamic_shapes=({0: batch},),
+                dynamic_shapes=ANY_BATCH,
             )
-    except Exception as error:  # whatever an operator that ONNX does not have leads to
+    except Exception as error:  # operators that ONNX does not have lead to many kinds of errors
         raise ExportError(
             f"this network cannot be written as ONNX: {error_line(error)}; try --format torch-export"
         ) from None
 
 
 def make_session(model: bytes | Path, device: torch.device, threads: int = 0) -> Any:
-    """A model ready to run, with so many threads of the CPU, or as many as onnxruntime takes."""
+    """An onnxruntime session for a model, with a number of CPU threads; 0 for onnxruntime's default."""
     import onnxruntime
 
     providers = ["CUDAExecutionProvider"] if device.type == "cuda" else []
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # who runs next has the cores to itself
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # leaves the cores to whatever runs next
     data = model if isinstance(model, bytes) else str(model)
     return onnxruntime.InferenceSession(data, options, providers=[*providers, "CPUExecutionProvider"])
 
 
 def run_session(session: Any, images: Tensor) -> Tensor:
-    """The first output for some images."""
+    """The first output of a session for some images."""
     (result,) = session.run(None, {INPUT: np.ascontiguousarray(images.numpy())})
     return torch.from_numpy(result)
 
 
 def onnx_timer(device: torch.device, threads: int) -> Timer:
-    """Times in onnxruntime, on a device; images come from and results go to the processor's memory."""
+    """A timer that runs modules in onnxruntime on a device; inputs and outputs are in the memory of the CPU."""
 
     def time_forms(forms: Mapping[str, nn.Module], x: Tensor) -> Times:
-        models = _write(forms, x)
-        sessions = {name: make_session(model, device, threads) for name, model in models.items()}
+        sessions = {name: make_session(model, device, threads) for name, model in _write(forms, x).items()}
         inputs = {INPUT: x.numpy()}
         calls = {name: functools.partial(session.run, None, inputs) for name, session in sessions.items()}
         return fastest(calls, device, threads)
@@ -94,20 +107,19 @@ def onnx_timer(device: torch.device, threads: int) -> Timer:
 
 
 def _write(forms: Mapping[str, nn.Module], x: Tensor) -> dict[str, bytes]:
-    """Each module as an ONNX model of its own."""
+    """Each module as an ONNX model."""
     from onnx.utils import Extractor
 
     size = sum(value.nbytes for form in forms.values() for value in form.state_dict().values())
     if size > TOGETHER:
         return {name: to_onnx(form, x).model_proto.SerializeToString() for name, form in forms.items()}
     names = {name: f"output{i}" for i, name in enumerate(forms)}
-    proto = to_onnx(_Together(forms), x, tuple(names.values())).model_proto
-    extractor = Extractor(proto)
+    extractor = Extractor(to_onnx(_Together(forms), x, tuple(names.values())).model_proto)
     return {name: extractor.extract_model([INPUT], [output]).SerializeToString() for name, output in names.items()}
 
 
 class _Together(nn.Module):
-    """Modules that are given the same."""
+    """Several modules with the same input."""
 
     def __init__(self, forms: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -118,8 +130,8 @@ class _Together(nn.Module):
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without what the exporter says to its own makers."""
+def quiet() -> Iterator[None]:
+    """Hide the warnings and messages of PyTorch's exporters inside a `with` block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,7 +1,8 @@
-"""What is to be exported: a checkpoint, a trial of a study, or a network by name with random weights."""
+"""Networks to export: a checkpoint, a trial of a study, or a named network with random weights."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,52 +19,60 @@ from lrnas.arch.backbone_shapes import BACKBONES
 from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.models.build import create_model
 from lrnas.models.paper import named_networks
-from lrnas.models.plan import TIMM, canonical_id
+from lrnas.models.plan import TIMM
 from lrnas.models.summary import read_source
 from lrnas.study.references import StudyNetwork, check_no_study, find_network
 from lrnas.training.checkpoint import RECORD, load_checkpoint
 
-DRAWN = "random weights, not trained"
+RANDOM = "random weights, not trained"
 
 
 class ExportError(LrnasError):
-    """A network that cannot be exported as asked."""
+    """A network that cannot be exported as requested."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A network and where its weights come from."""
+    """A network and its weights."""
 
     name: str
-    """For files and tables."""
+    """Name for files and tables."""
     architecture: Architecture
     origin: str
-    """Of the weights, in words."""
+    """Description of the weights for messages."""
     weights: Mapping[str, Tensor] | None = None
-    """None for weights that are drawn."""
+    """The state dict of the model; None for random weights."""
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """What the checkpoint says of the run: data, recipe, sizes."""
+    """Settings of the training run: data, recipe, sizes; empty for random weights."""
 
     def create_model(self, num_classes: int | None = None, in_chans: int | None = None) -> tuple[nn.Module, int]:
-        """The network, ready for use on the CPU, and the channels it takes; with weights, these decide."""
-        shell = _without_memory(self.architecture)
+        """Build the network on the CPU, in evaluation mode.
+
+        Args:
+            num_classes: Number of classes; trained weights allow only their own.
+            in_chans: Channels of the images; likewise.
+
+        Returns:
+            The model, and the channels of its images.
+        """
+        with torch.device("meta"):
+            shell: Any = create_model(self.architecture)
         if self.weights is None:
             classes = shell.pretrained_cfg["num_classes"] if num_classes is None else num_classes
             channels = in_chans or 3
         else:
             classes, channels = _sizes(shell, self.weights, self.origin)
-        for what, own, asked in (("classes", classes, num_classes), ("channels", channels, in_chans)):
-            if asked is not None and asked != own:
-                raise ExportError(f"{self.name} was trained for {own} {what}; got {asked}; leave that out")
+        for what, own, wanted in (("classes", classes, num_classes), ("channels", channels, in_chans)):
+            if wanted is not None and wanted != own:
+                raise ExportError(f"{self.name} was trained for {own} {what}; got {wanted}; leave that option out")
         torch.manual_seed(0)
         model = create_model(self.architecture, classes, channels).eval()
-        if self.weights is None:
-            return model, channels
-        try:
-            model.load_state_dict(dict(self.weights))
-        except RuntimeError as error:
-            first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-            raise ExportError(f"{self.origin} are not of this architecture: {first[:200]}") from None
+        if self.weights is not None:
+            try:
+                model.load_state_dict(dict(self.weights))
+            except RuntimeError as error:
+                first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+                raise ExportError(f"{self.origin} do not fit this architecture: {first[:200]}") from None
         return model, channels
 
 
@@ -75,17 +84,24 @@ def find_source(
     storage: str | None = None,
     fresh: bool = False,
 ) -> Source:
-    """What a source names.
+    """Find a network and its weights.
 
-    `architecture` is a JSON file for weights that do not say what they are of; with `fresh`, a network whose weights
-    are not there is taken with random weights.
+    Args:
+        source: A checkpoint (folder or file), STUDY:TRIAL, a named network, FILE.json or timm:MODEL.
+        architecture: JSON file with the architecture, for a file of weights that does not contain it.
+        studies: Folder of the studies.
+        storage: URL of the studies' database, if they are not in that folder.
+        fresh: Use random weights if the weights of a run were not kept.
+
+    Returns:
+        The network.
     """
     given = None if architecture is None else Architecture.load(architecture)
     path = Path(source)
     if len(source) < 1000 and path.exists():
         return _from_path(path, given, fresh)
     if given is not None:
-        raise ExportError(f"--architecture goes with a file of weights; got {source!r}; leave it out")
+        raise ExportError(f"--architecture needs a file of weights as the source; got {source!r}; leave it out")
     if (found := find_network(source, studies, storage)) is not None:
         return _from_study(found, studies, fresh)
     if source.endswith((".safetensors", ".json")) or "/" in source.removeprefix(TIMM):
@@ -97,108 +113,86 @@ def find_source(
         known = [*named_networks(), *BACKBONES]
         where = " (also: a checkpoint, FILE.json, timm:MODEL or STUDY:TRIAL; `lrnas models` lists networks)"
         raise UnknownName("source", source[:80], known, where) from None
-    return Source(name.replace(":", "-"), network, DRAWN)
+    return Source(name.replace(":", "-"), network, RANDOM)
 
 
 def _from_path(path: Path, given: Architecture | None, fresh: bool) -> Source:
-    if path.is_dir():
-        if not (path / RECORD).exists():
-            raise ExportError(f"{path} has no {RECORD}; give the folder of a checkpoint, or a file of weights")
-        return _from_checkpoint(path, given)
-    if path.name == RECORD:
-        return _from_checkpoint(path.parent, given)
+    if path.is_dir() or path.name == RECORD:
+        return _from_checkpoint(path if path.is_dir() else path.parent, given)
     if path.suffix == ".safetensors":
         return _from_weights(path, given)
     if path.suffix != ".json":
-        raise ExportError(f"weights are read from safetensors, networks from JSON; got {path}; give one of these")
+        raise ExportError(f"weights must be safetensors and networks JSON; got {path}; give a file of this kind")
     record = _read_json(path)
     if "identity" not in record:
-        return Source(path.stem, Architecture.load(path), DRAWN)
+        return Source(path.stem, Architecture.load(path), RANDOM)
     if (path.with_suffix("") / RECORD).exists():
         return _from_checkpoint(path.with_suffix(""), given)
     if fresh and "architecture" in record:
         network = Architecture.from_dict(record["architecture"], str(path))
-        return Source(path.stem, network, DRAWN, identity=record["identity"])
+        return Source(path.stem, network, RANDOM, identity=record["identity"])
     raise ExportError(
-        f"{path} tells of a run whose weights are not in {path.with_suffix('')}; train it again, or add --fresh for "
-        "random weights"
+        f"{path} is the record of a run whose weights are not in {path.with_suffix('')}; train it again, or add "
+        "--fresh for random weights"
     )
 
 
 def _from_checkpoint(folder: Path, given: Architecture | None) -> Source:
     found = load_checkpoint(folder)
-    assert found is not None
+    if found is None:
+        raise ExportError(f"{folder} has no {RECORD}; give the folder of a checkpoint, or a file of weights")
     tensors, record = found
-    identity = record.get("identity") or {}
-    network = given or _architecture_of(folder, record)
-    if network is None:
+    if given is None and "architecture" not in record:
         raise ExportError(
-            f"{folder} does not say which architecture its weights are of; give it with --architecture FILE.json, or "
+            f"{folder} does not contain the architecture of its weights; give it with --architecture FILE.json, or "
             "name the trial as STUDY:TRIAL"
         )
-    weights = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
-    epochs = record.get("epoch", 0)
+    network = given or Architecture.from_dict(record["architecture"], str(folder / RECORD))
+    epochs = record["epoch"]
     origin = f"weights after {epochs} epoch{'s' * (epochs != 1)}, {folder}"
-    return Source(folder.resolve().name, network, origin, weights, identity)
-
-
-def _architecture_of(folder: Path, record: Mapping[str, Any]) -> Architecture | None:
-    """As the checkpoint says, or the record of the run beside it, or the named network it must be."""
-    if "architecture" in record:
-        return Architecture.from_dict(record["architecture"], str(folder / RECORD))
-    beside = folder.resolve().with_name(f"{folder.resolve().name}.json")
-    if beside.is_file() and "architecture" in (told := _read_json(beside)):
-        return Architecture.from_dict(told["architecture"], str(beside))
-    wanted = (record.get("identity") or {}).get("architecture")
-    return next((network for network in named_networks().values() if canonical_id(network) == wanted), None)
+    return Source(folder.resolve().name, network, origin, _model_weights(tensors), record.get("identity") or {})
 
 
 def _from_weights(path: Path, given: Architecture | None) -> Source:
     record = path.with_name(RECORD)
-    if given is None and record.exists():
-        if _read_json(record).get("tensors") == path.name:
-            return _from_checkpoint(path.parent, None)
-        raise ExportError(
-            f"{record} names other weights than {path.name}; give the folder, or --architecture FILE.json"
-        )
     if given is None:
-        raise ExportError(f"{path} holds weights without an architecture; give it with --architecture FILE.json")
+        if record.exists() and _read_json(record).get("tensors") == path.name:
+            return _from_checkpoint(path.parent, None)
+        raise ExportError(f"{path} contains weights without an architecture; give it with --architecture FILE.json")
     try:
-        tensors = load_file(path)
+        return Source(path.stem, given, f"weights of {path}", _model_weights(load_file(path)))
     except (OSError, SafetensorError) as error:
         raise ExportError(f"{path} cannot be read ({error}); give a file of safetensors") from None
-    if any(key.startswith("model.") for key in tensors):
-        tensors = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
-    return Source(path.stem, given, f"weights of {path}", tensors)
+
+
+def _model_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of the model in a checkpoint, which also has others, or in a file of weights alone."""
+    own = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
+    return own or dict(tensors)
 
 
 def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool) -> Source:
     from lrnas.study.folder import trial_folder, trials_folder
     from lrnas.study.manifest import CLASSES, DATA_NAME  # with optuna
 
-    record, trial = found.study, found.trial
-    name, number, manifest = record.name, trial.number, record.manifest
-    label = f"{name}-{number}"
-    trials = trials_folder(studies, name)
-    folder = trial_folder(trials, number)
-    identity = {key: manifest[key] for key in ("data", "image_size", "recipe")}
-    identity |= {key: manifest[key] for key in (DATA_NAME, CLASSES) if key in manifest}
+    study, trial = found.study, found.trial
+    label = f"{study.name}-{trial.number}"
+    trials = trials_folder(studies, study.name)
+    folder = trial_folder(trials, trial.number)
+    keys = ("data", "image_size", "recipe", DATA_NAME, CLASSES)
+    identity = {key: study.manifest[key] for key in keys if key in study.manifest}
     if (folder / RECORD).exists():
-        kept = _from_checkpoint(folder, trial.architecture)
-        return Source(label, kept.architecture, kept.origin, kept.weights, {**identity, **_known(kept.identity)})
+        source = _from_checkpoint(folder, trial.architecture)
+        known = {key: value for key, value in source.identity.items() if value is not None}
+        return dataclasses.replace(source, name=label, identity={**identity, **known})
     if fresh:
-        return Source(label, trial.architecture, DRAWN, identity=identity)
-    numbers = (other.number for other in record.trials())
-    there = [str(other) for other in numbers if (trial_folder(trials, other) / RECORD).exists()]
-    where = f"; weights are there of {', '.join(there[:12])}{', …' * (len(there) > 12)}" if there else ""
+        return Source(label, trial.architecture, RANDOM, identity=identity)
+    there = [str(other.number) for other in study.trials() if (trial_folder(trials, other.number) / RECORD).exists()]
+    where = f"; weights exist for {', '.join(there[:12])}{', …' * (len(there) > 12)}" if there else ""
     raise ExportError(
-        f"there are no weights of trial {number} of {name}, which is {trial.status} ({folder} is kept of networks "
-        f"trained in full){where}; name another, or add --fresh for random weights"
+        f"the weights of trial {trial.number} of {study.name}, which is {trial.status}, were not kept: {folder} exists "
+        f"only for networks trained in full{where}; name another trial, or add --fresh for random weights"
     )
-
-
-def _known(identity: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in identity.items() if value is not None}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -209,13 +203,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _without_memory(architecture: Architecture) -> Any:
-    with torch.device("meta"):
-        return create_model(architecture)
-
-
 def _sizes(shell: Any, weights: Mapping[str, Tensor], origin: str) -> tuple[int, int]:
-    """Number of classes and channels that weights are for."""
+    """The number of classes and channels that weights were trained for."""
     classifier = shell.get_classifier()
     head = next((f"{name}.weight" for name, module in shell.named_modules() if module is classifier), "")
     first = shell.pretrained_cfg["first_conv"]
@@ -223,5 +212,5 @@ def _sizes(shell: Any, weights: Mapping[str, Tensor], origin: str) -> tuple[int,
     stems = [key for key, value in weights.items() if key.startswith(f"{stem}.") and value.ndim == 4]
     if head not in weights or not stems:
         missing = f"{stem}.weight" if head in weights else head
-        raise ExportError(f"{origin} are not of this architecture: no {missing}{closest(missing, weights)}")
+        raise ExportError(f"{origin} do not fit this architecture: no {missing}{closest(missing, weights)}")
     return weights[head].shape[0], weights[stems[0]].shape[1]

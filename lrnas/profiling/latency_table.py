@@ -1,14 +1,15 @@
-"""Latency known before training: a table of what single layers take, measured once on a device and kept.
+"""Latency of a network before training: a table of measured layers.
 
-The latency of a network is the sum of its steps (a convolution with batch norm and ReLU, a pool, a part of the head),
-times a factor that says how whole networks compare with such sums, in milliseconds for one batch. Every step is
-measured the first time it is met and kept in one SQLite file, under all that decides how long it takes: device, type,
-batch, versions. The first process that measures a step settles what it takes. Who looks at hundreds of networks to
-choose one (a sampler) is given guesses for steps that were not measured: a fit to those that were.
+The latency of a network is the sum of the times of its steps (a convolution with batch norm and ReLU, a pool, a part of
+the head), multiplied by a factor that corrects for the difference between whole networks and such sums; in milliseconds
+per batch. Every step is measured when it first occurs and stored in an SQLite file, together with everything that its
+time depends on: device, type, batch, versions. The first process that stores the time of a step decides it. A sampler
+that looks at hundreds of candidates uses estimates for steps that were not measured: a fit to the measured ones.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -16,7 +17,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,45 +32,31 @@ from lrnas.arch.backbone_shapes import Step
 from lrnas.errors import LrnasError
 from lrnas.models.plan import TIMM, canonical_id, make_plan
 from lrnas.profiling.step_modules import Setting, layer_call, network_call, steps_of
-from lrnas.profiling.threads import num_threads
-from lrnas.profiling.timing import measure
+from lrnas.profiling.timing import Call, measure
 from lrnas.spaces.space import SearchSpace
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOGETHER = 12
-"""Steps that are measured side by side."""
+"""Number of steps that are measured side by side."""
 PASSES, ROUNDS, QUANTILE = 2, 12, 0.1
-"""Times that a step is measured, samples each time, and which of these counts; in the end the shorter time does. Trials
-may run meanwhile, which makes many samples long and none short."""
+"""Each step is measured in two passes of 12 samples, of which a low quantile counts, and the shorter of the two times
+is stored. Trials may run at the same time: they make many samples longer and none shorter."""
 REFERENCES = 4
-"""Named networks that are measured whole, to see how sums of their layers compare."""
+"""Number of named networks that are measured as a whole, for the factor."""
 FEWEST = 10
-"""Steps of a kind that a guess needs."""
+"""Smallest number of measured steps of a kind for an estimate."""
 
 Array = npt.NDArray[np.float64]
 
 
-def find_device(name: str | None) -> torch.device:
-    """A device by name; by default the GPU if there is one."""
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError:
-        raise LrnasError(f"a device is cpu, cuda or cuda:N; got {name!r}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise LrnasError(f"times are measured on cpu or cuda; got {name!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise LrnasError(f"this machine has {torch.cuda.device_count()} GPUs that PyTorch can use; got {name!r}")
-    return device
-
-
 def table_file(folder: Path) -> Path:
-    """Where the table is kept, in the folder of data sets."""
+    """The file of the table in the folder of data sets."""
     return folder / "latency.db"
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """All but the layer that decides how long it takes."""
+    """Everything that the time of a step depends on, except the step."""
 
     device: str
     """cpu or cuda."""
@@ -77,23 +64,29 @@ class Conditions:
     dtype: str
     batch: int
     threads: int
-    """Of the CPU; 0 on a GPU."""
+    """CPU threads; 0 on a GPU."""
     kernels: bool
-    """Whether the fused ones may be used."""
+    """Whether the fused kernels may be used."""
     versions: str
-    """Of PyTorch and lrnas."""
+    """Versions of PyTorch and lrnas."""
 
     @classmethod
     def here(cls, device: torch.device, batch: int, dtype: str | None = None, threads: int | None = None) -> Conditions:
-        """Those of this process."""
+        """The conditions of this process.
+
+        Args:
+            device: A device of this machine.
+            batch: Images in a batch.
+            dtype: bf16, fp16 or fp32; None for bf16 on a GPU and fp32 on a CPU.
+            threads: CPU threads; None for PyTorch's number.
+        """
         on_gpu = device.type == "cuda"
-        # named, so that what was measured there before one thread was held to one is not met again
         library = " with ACL" if not on_gpu and torch.backends.mkldnn.is_acl_available() else ""
         if batch < 1:
-            raise LrnasError(f"a batch has at least one image; got {batch}")
+            raise LrnasError(f"a batch must have at least one image; got {batch}; give a larger number")
         dtype = dtype or ("bf16" if on_gpu else "fp32")
         if dtype not in DTYPES:
-            raise LrnasError(f"a type is one of {', '.join(DTYPES)}; got {dtype!r}")
+            raise LrnasError(f"the type must be one of {', '.join(DTYPES)}; got {dtype!r}; choose one")
         return cls(
             device.type,
             torch.cuda.get_device_name(device) if on_gpu else _processor(),
@@ -103,10 +96,6 @@ class Conditions:
             on_gpu and os.environ.get("LRNAS_KERNELS") != "off",
             f"torch {torch.__version__}{library}, lrnas {__version__}",
         )
-
-    def in_force(self) -> AbstractContextManager[None]:
-        """With as many threads."""
-        return num_threads(self.threads or torch.get_num_threads())
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -126,7 +115,13 @@ def _processor() -> str:
 
 
 class LatencyTable:
-    """What steps take under some conditions, in seconds. See the module."""
+    """Times of steps under the same conditions, in seconds, stored in a file.
+
+    Args:
+        conditions: The conditions of all measurements.
+        file: The SQLite file, which several processes may use.
+        device: The device; None for the default one of the kind in `conditions`.
+    """
 
     def __init__(self, conditions: Conditions, file: Path, device: torch.device | None = None) -> None:
         self.conditions = conditions
@@ -135,69 +130,63 @@ class LatencyTable:
         self._name = json.dumps(conditions.to_dict(), sort_keys=True)
         self._known = self._load()
         self._steps: dict[str, Step] = {}
-        """Those met so far that have been measured, for guesses."""
+        """Measured steps that occurred in this process, for estimates."""
         self._fits: dict[tuple[object, ...], Array | None] = {}
 
     def seconds(self, steps: Sequence[Step]) -> list[float]:
-        """What each takes; what is missing is measured now."""
+        """The time of each step; missing ones are measured now."""
         missing = {step.key: step for step in steps if step.key not in self._known}
         names = list(missing)
-        found: dict[str, float] = {}
+        measured: dict[str, float] = {}
         for _ in range(PASSES):
             for i in range(0, len(names), TOGETHER):
                 some = names[i : i + TOGETHER]
                 calls = [layer_call(missing[name], self.setting) for name in some]
                 for name, seconds in zip(some, self.time(calls), strict=True):
-                    found[name] = min(seconds, found.get(name, seconds))
-        if found:
-            self.keep(found)
-        for step in steps:
-            if step.key not in self._steps:
-                self._steps[step.key] = step
-                self._fits.clear()
+                    measured[name] = min(seconds, measured.get(name, seconds))
+        if measured:
+            self.store(measured)
+        if new := {step.key: step for step in steps if step.key not in self._steps}:
+            self._steps |= new
+            self._fits.clear()
         return [self._known[step.key] for step in steps]
 
-    def time(self, calls: Sequence[Callable[[], object]]) -> list[float]:
-        """Calls side by side, under the conditions of the table."""
-        # with one thread all work is done in this one: its own clock stands still while others have the core
-        clock = time.thread_time if self.conditions.threads == 1 else time.perf_counter
-        place = self.setting.device
-        with self.conditions.in_force():
-            return measure(calls, place, rounds=ROUNDS, sample=0.001, limit=0.5, quantile=QUANTILE, clock=clock)
+    def time(self, calls: Sequence[Call]) -> list[float]:
+        """Measure calls side by side under the conditions of the table."""
+        device, threads = self.setting.device, self.conditions.threads
+        return measure(calls, device, rounds=ROUNDS, sample=0.001, limit=0.5, quantile=QUANTILE, threads=threads)
 
-    def number(self, key: str, make: Callable[[], float]) -> float:
-        """Any other number that is measured once."""
+    def number(self, key: str, compute: Callable[[], float]) -> float:
+        """Another number that is stored in the table; it is computed if it is missing."""
         if key not in self._known:
-            self.keep({key: make()})
+            self.store({key: compute()})
         return self._known[key]
 
-    def guesses(self, steps: Sequence[Step]) -> list[float]:
-        """What each takes, or would take by those that were measured; nothing is measured that can be guessed."""
-        found = []
+    def estimates(self, steps: Sequence[Step]) -> list[float]:
+        """The time of each step if it is known, else an estimate; only steps without an estimate are measured."""
+        times = []
         for step in steps:
-            if (known := self._known.get(step.key)) is not None:
-                found.append(known)
-                continue
-            fit = self._fit(step)
-            found.append(self.seconds([step])[0] if fit is None else float(_features(step) @ fit))
-        return found
+            seconds = self._known.get(step.key)
+            if seconds is None:
+                fit = self._fit(step)
+                seconds = self.seconds([step])[0] if fit is None else float(_features(step) @ fit)
+            times.append(seconds)
+        return times
 
     def _fit(self, step: Step) -> Array | None:
-        """Seconds by features, from the steps of its kind; None where there are too few."""
+        """Seconds per feature, fitted to the measured steps of the same kind; None if there are too few."""
         kind = _kind(step)
         if kind not in self._fits:
             alike = [other for other in self._steps.values() if _kind(other) == kind]
             self._fits[kind] = None
             if len(alike) >= FEWEST:
-                taken = np.array([self._known[other.key] for other in alike])
-                self._fits[kind] = _fit(np.array([_features(other) for other in alike]), taken)
+                seconds = np.array([self._known[other.key] for other in alike])
+                self._fits[kind] = _fit(np.array([_features(other) for other in alike]), seconds)
         return self._fits[kind]
 
-    # --- the file
-
-    def keep(self, found: Mapping[str, float]) -> None:
-        """Write what was measured; what another process wrote meanwhile stands."""
-        rows = [(self._name, key, seconds) for key, seconds in found.items()]
+    def store(self, measured: Mapping[str, float]) -> None:
+        """Write new times to the file; times that another process wrote before are kept."""
+        rows = [(self._name, key, seconds) for key, seconds in measured.items()]
         try:
             with closing(self._connect()) as connection, connection:
                 connection.executemany("INSERT OR IGNORE INTO times VALUES (?, ?, ?)", rows)
@@ -223,7 +212,7 @@ class LatencyTable:
 
 
 def _kind(step: Step) -> tuple[object, ...]:
-    """Steps for which time goes by the same rule: kernels, strides and maps are the same, widths differ."""
+    """What steps must have in common to be fitted together: kernels, strides and map sizes, but not widths."""
     kind = (step.kind, step.input[1:], step.output[1:])
     if step.settings and isinstance(mix := step.settings[0], Mix):
         return *kind, mix.kind, mix.second is not None, *step.settings[1:]
@@ -231,7 +220,7 @@ def _kind(step: Step) -> tuple[object, ...]:
 
 
 def _features(step: Step) -> Array:
-    """What time grows with: convolutions, multiply-accumulates, values that are read and written, weights."""
+    """What the time of a step grows with: convolutions, multiply-accumulates, values read and written, weights."""
     mix = step.settings[0] if step.settings else None
     parts = len(mix.groups) + (mix.second is not None) if isinstance(mix, Mix) else 1
     read, written = float(np.prod(step.input)), float(np.prod(step.output))
@@ -239,38 +228,36 @@ def _features(step: Step) -> Array:
 
 
 def _fit(features: Array, seconds: Array) -> Array:
-    """Least squares of relative errors, no coefficient below zero: those that would be are left out, one by one."""
+    """Non-negative coefficients with the least squares of relative errors."""
+    from scipy.optimize import nnls  # only searches need it, and they have the extra
+
     scaled = features / seconds[:, None]
     size = np.abs(scaled).max(axis=0) + 1e-300
-    used = list(range(features.shape[1]))
-    while True:
-        found = np.linalg.lstsq(scaled[:, used] / size[used], np.ones(len(seconds)), rcond=1e-10)[0]
-        if found.min() >= 0 or len(used) == 1:
-            break
-        used.pop(int(np.argmin(found)))
-    all_found: Array = np.zeros(features.shape[1])
-    all_found[used] = np.maximum(found, 0) / size[used]
-    return all_found
+    # a little ridge: features can be collinear, and then the smallest coefficients extrapolate best
+    ridge = 1e-5 * np.eye(features.shape[1])
+    wanted = np.append(np.ones(len(seconds)), np.zeros(len(ridge)))
+    coefficients: Array = nnls(np.vstack([scaled / size, ridge]), wanted)[0] / size
+    return coefficients
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The latency of networks for images of one size, in milliseconds for a batch."""
+    """Latency of networks for images of one size, in milliseconds per batch."""
 
     table: LatencyTable
     input_size: int
     num_classes: int
     in_chans: int = 3
     factor: float = 1.0
-    """Of whole networks to the sums of their steps."""
+    """Ratio of the time of whole networks to the sums of their steps."""
 
     def of(self, architecture: Architecture) -> float:
-        """By the table; steps that it does not have are measured now."""
+        """The latency of a network by the table; missing steps are measured now."""
         return self._total(architecture, self.table.seconds)
 
     def guess(self, architecture: Architecture) -> float:
-        """By the table, and by what is like its steps."""
-        return self._total(architecture, self.table.guesses)
+        """The latency of a network by the table, with estimates for missing steps."""
+        return self._total(architecture, self.table.estimates)
 
     def _total(self, architecture: Architecture, seconds: Callable[[Sequence[Step]], list[float]]) -> float:
         total = sum(seconds(self.steps(architecture)))
@@ -279,72 +266,79 @@ class Latency:
         return 1000 * self.factor * total
 
     def steps(self, architecture: Architecture) -> list[Step]:
+        """The steps of a network."""
         return steps_of(architecture, self.input_size, self.num_classes, self.in_chans)
 
     def _rest(self, architecture: Architecture) -> float:
-        """What a model of timm takes beside the layers that can change: they stand in it as they came, once."""
+        """Seconds that a timm model takes in addition to the layers that can change, measured on the plain model."""
         plan = make_plan(architecture, self.input_size, self.num_classes, self.in_chans, check_fit=False)
-        if plan.choices is not None:  # a VGG of ours under timm's name
+        if plan.choices is not None:  # one of our VGGs under timm's name
             return 0.0
-        plain = Architecture(plan.backbone)
-        key = f"rest of {plan.backbone}, {self.in_chans}x{self.input_size}x{self.input_size}, {self.num_classes}"
 
-        def find() -> float:
-            whole, steps = self._compared(plain)
+        def compute() -> float:
+            whole, steps = self._compare(Architecture(plan.backbone))
             return max(0.0, whole - steps)
 
-        return self.table.number(key, find)
+        return self.table.number(f"rest of {plan.backbone}, {self._shape}", compute)
 
-    def whole(self, architectures: Sequence[Architecture]) -> list[float]:
-        """Whole networks, measured side by side now, in milliseconds."""
-        setting = self.table.setting
-        calls = [
-            network_call(network, self.input_size, self.num_classes, setting, self.in_chans)
-            for network in architectures
-        ]
-        return [1000 * seconds for seconds in self.table.time(calls)]
+    @property
+    def _shape(self) -> str:
+        return f"{self.in_chans}x{self.input_size}x{self.input_size}, {self.num_classes}"
+
+    def measure(self, architectures: Sequence[Architecture]) -> list[float]:
+        """Milliseconds of whole networks, measured now and side by side."""
+        return [1000 * seconds for seconds in self.table.time([self._network_call(each) for each in architectures])]
+
+    def _network_call(self, architecture: Architecture) -> Call:
+        return network_call(architecture, self.input_size, self.num_classes, self.table.setting, self.in_chans)
 
     def calibrated(self, architectures: Sequence[Architecture]) -> Latency:
-        """With the factor that some networks have, by their median; measured once."""
-        names = sorted(canonical_id(network) for network in architectures)
-        shape = f"{self.in_chans}x{self.input_size}x{self.input_size}, {self.num_classes}"
+        """A copy whose factor is the median over some networks, which are measured once.
 
-        def find() -> float:
-            pairs = [self._compared(network) for network in architectures]
+        The factor is 1 for timm models: what their steps leave out is measured as one more step.
+        """
+        if not architectures or any(network.backbone.startswith(TIMM) for network in architectures):
+            return dataclasses.replace(self, factor=1.0)
+
+        def compute() -> float:
+            pairs = [self._compare(network) for network in architectures]
             return float(np.median([whole / steps for whole, steps in pairs]))
 
-        # of timm's models the steps are not all there is, and the rest is what is left over
-        ours = architectures and not any(network.backbone.startswith(TIMM) for network in architectures)
-        factor = self.table.number(f"factor of {', '.join(names)} at {shape}", find) if ours else 1.0
-        return Latency(self.table, self.input_size, self.num_classes, self.in_chans, factor)
+        names = sorted(canonical_id(network) for network in architectures)
+        factor = self.table.number(f"factor of {', '.join(names)} at {self._shape}", compute)
+        return dataclasses.replace(self, factor=factor)
 
     def some_networks(self, space: SearchSpace, number: int, seed: int = 0) -> list[Architecture]:
-        """Points of a space at random, the same ones every time; those that make no network at this size are left out.
+        """Random networks of a space, the same ones for the same seed.
 
-        There may be fewer than asked for.
+        Points that are not valid networks at this image size are skipped; there may be fewer than requested.
         """
-        chance = random.Random(seed)
-        found: list[Architecture] = []
+        generator = random.Random(seed)
+        networks: list[Architecture] = []
         for _ in range(100 * number):
-            if len(found) == number:
+            if len(networks) == number:
                 break
             with suppress(LrnasError):
-                network = space.architecture(space.draw(chance))
+                network = space.architecture(space.draw(generator))
                 self.steps(network)
-                found.append(network)
-        return found
+                networks.append(network)
+        return networks
 
-    def _compared(self, architecture: Architecture) -> tuple[float, float]:
-        """Seconds of a whole network and of the sum of its steps, all measured side by side."""
-        steps, setting = self.steps(architecture), self.table.setting
-        unlike = {step.key: step for step in steps}
-        whole = network_call(architecture, self.input_size, self.num_classes, setting, self.in_chans)
-        total, *parts = self.table.time([whole, *(layer_call(step, setting) for step in unlike.values())])
-        times = dict(zip(unlike, parts, strict=True))
-        return total, sum(times[step.key] for step in steps)
+    def _compare(self, architecture: Architecture) -> tuple[float, float]:
+        """Seconds of a whole network and of the sum of its steps, measured side by side."""
+        steps = self.steps(architecture)
+        distinct = {step.key: step for step in steps}
+        layers = [layer_call(step, self.table.setting) for step in distinct.values()]
+        whole, *parts = self.table.time([self._network_call(architecture), *layers])
+        times = dict(zip(distinct, parts, strict=True))
+        return whole, sum(times[step.key] for step in steps)
 
     def prepare(self, architectures: Iterable[Architecture], seconds: float) -> int:
-        """Measure the steps of networks while there is time, for guesses later on; how many there was time for."""
+        """Measure the steps of networks, for later estimates, until the time is over.
+
+        Returns:
+            The number of networks that were measured.
+        """
         started, number = time.monotonic(), 0
         for network in architectures:
             if time.monotonic() - started > seconds:

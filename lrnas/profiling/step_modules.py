@@ -1,7 +1,7 @@
-"""The steps of a plan as modules of their own that can be run, and timed, by themselves.
+"""The steps of a network as modules that can be run and timed by themselves.
 
-A network of ours is a list of steps: a convolution with its batch norm and ReLU, a pool, a part of the head. Of a model
-of timm the steps are the convolutions that an architecture may change; what else it does is one more, the rest.
+One of our networks is a list of steps: a convolution with its batch norm and ReLU, a pool, a part of the head. The
+steps of a timm model are only the convolutions that an architecture may change.
 """
 
 from __future__ import annotations
@@ -33,27 +33,32 @@ class Setting:
     device: torch.device
     dtype: torch.dtype
     batch: int
+    """Images in a batch."""
     compile: bool = False
+    """Whether to use torch.compile."""
 
     @property
     def layout(self) -> torch.memory_format:
-        """As in training: what each device is fastest with."""
+        """The memory layout that is fastest on the device, as in training."""
         return torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
 
-    def input(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        x = torch.randn(self.batch, *shape, device=self.device, dtype=dtype or self.dtype)
+    def input(self, shape: tuple[int, ...]) -> Tensor:
+        """A random batch of inputs of a shape."""
+        x = torch.randn(self.batch, *shape, device=self.device, dtype=self.dtype)
         return x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
 
     def place(self, module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        """Move a module to the device, in its memory layout."""
         return module.to(self.device, dtype, memory_format=self.layout)  # type: ignore[call-overload, no-any-return]
 
     def wrap(self, module: nn.Module) -> nn.Module:
+        """The module, compiled if wanted."""
         return cast(nn.Module, torch.compile(module)) if self.compile else module
 
     def trained(self, module: nn.Module) -> Callable[[Tensor], Any]:
-        """As a training step runs: with the fused kernels, weights in fp32, all else in the type of this setting."""
+        """The forward pass as in training: with the fused kernels, fp32 weights, and autocast to the type."""
         kernels = fused(module)
-        kernels.__enter__()  # for as long as the module is run
+        kernels.__enter__()  # until the module is no longer used
         run, mixed = self.wrap(module), self.dtype != torch.float32
 
         def forward(x: Tensor, _keep: object = kernels) -> Any:
@@ -66,7 +71,15 @@ class Setting:
 def steps_of(
     architecture: Architecture, input_size: int, num_classes: int, in_chans: int = 3, *, training: bool = False
 ) -> list[Step]:
-    """What takes time in a network; with `training` the auxiliary heads too. Of timm's models the changeable layers."""
+    """The steps of a network that take time; for a timm model only the convolutions that can change.
+
+    Args:
+        architecture: The network.
+        input_size: Rows and columns of the images.
+        num_classes: Number of classes.
+        in_chans: Channels of the images.
+        training: Include the auxiliary heads, which run only in training.
+    """
     plan = make_plan(architecture, input_size, num_classes, in_chans, check_fit=False)
     if plan.choices is not None:
         return [step for step in plan.steps if training or step.role != "auxiliary"]
@@ -84,7 +97,14 @@ def _timm_step(conv: PlannedConv, call: Any, own: nn.Conv2d) -> Step:
 
 
 def layer_call(step: Step, setting: Setting, *, training: bool = False, is_first: bool = False) -> Call:
-    """A step, to be called again and again: forward, or forward and backward; images need no gradient."""
+    """A function that runs a step once.
+
+    Args:
+        step: The step.
+        setting: How it is run.
+        training: Run forward and backward instead of inference.
+        is_first: The input is a batch of images, which needs no gradient.
+    """
     module = _MAKERS[step.kind](step)
     if not training:
         return _forward(module, step.input, setting)
@@ -109,7 +129,16 @@ def network_call(
     *,
     training: bool = False,
 ) -> Call:
-    """A whole network, to be called again and again: forward, or a step of SGD on one batch."""
+    """A function that runs a whole network once.
+
+    Args:
+        architecture: The network.
+        input_size: Rows and columns of the images.
+        num_classes: Number of classes.
+        setting: How it is run.
+        in_chans: Channels of the images.
+        training: Run a step of SGD on one batch instead of inference.
+    """
     model = create_model(architecture, num_classes, in_chans)
     shape = (in_chans, input_size, input_size)
     if not training:
@@ -117,7 +146,7 @@ def network_call(
     model = setting.place(model).train()
     images, on_gpu = setting.input(shape), setting.device.type == "cuda"
     labels = torch.randint(num_classes, (setting.batch,), device=setting.device)
-    rate = torch.tensor(1e-6, device=setting.device) if on_gpu else 1e-6  # next to nothing: weights stay numbers
+    rate = torch.tensor(1e-6, device=setting.device) if on_gpu else 1e-6  # so small that the weights stay finite
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, fused=on_gpu)
     train = setting.trained(model)
 
@@ -145,7 +174,7 @@ def _forward(module: nn.Module, shape: tuple[int, ...], setting: Setting) -> Cal
 
 
 class _Concat(nn.Module):
-    """Puts maps side by side, as at the end of an inception module."""
+    """Concatenates maps, as at the end of an inception module."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -167,29 +196,20 @@ def _head(step: Step) -> nn.Module:
     return nn.Sequential(nn.Conv2d(step.input[0], step.output[0], kernel, padding=padding), nn.ReLU(inplace=True))
 
 
-def _max_pool(step: Step) -> nn.Module:
+def _pool(step: Step) -> nn.Module:
     kernel, stride, padding, ceil = cast(tuple[int, int, int, bool], step.settings)
-    return nn.MaxPool2d(kernel, stride, padding, ceil_mode=ceil)
-
-
-def _avg_pool(step: Step) -> nn.Module:
-    kernel, stride, padding, ceil = cast(tuple[int, int, int, bool], step.settings)
-    return nn.AvgPool2d(kernel, stride, padding, ceil_mode=ceil)
-
-
-def _bare_conv(step: Step) -> nn.Module:
-    mix, *geometry = step.settings
-    return make_conv(step.input[0], cast(Mix, mix), *cast(list[Any], geometry))
+    kind = nn.MaxPool2d if step.kind == "max pool" else nn.AvgPool2d
+    return kind(kernel, stride, padding, ceil_mode=ceil)
 
 
 _MAKERS: dict[str, Callable[[Step], nn.Module]] = {
     "conv": _conv,
     "head": _head,
     "linear": lambda step: nn.Linear(step.input[0], step.output[0]),
-    "max pool": _max_pool,
-    "avg pool": _avg_pool,
+    "max pool": _pool,
+    "avg pool": _pool,
     "global pool": lambda step: SelectAdaptivePool2d(pool_type=str(step.settings[0]), flatten=True),
     "local norm": lambda step: nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75),
     "concat": lambda step: _Concat(cast(tuple[int, ...], step.settings)),
-    "bare conv": _bare_conv,
+    "bare conv": lambda step: make_conv(step.input[0], *cast(tuple[Any, ...], step.settings)),
 }

@@ -1,8 +1,8 @@
-"""So many threads of the CPU for PyTorch, and no more.
+"""A limit on the CPU threads that PyTorch uses.
 
-`torch.set_num_threads(1)` does not reach all of it: on ARM, convolutions and products of matrices are those of the Arm
-Compute Library, which takes all threads there are when it is told to take one. OpenMP, which has the threads, can be
-told to begin no parallel work, whoever asks for it.
+`torch.set_num_threads(1)` alone is not enough: on ARM, convolutions and matrix products come from the Arm Compute
+Library, which uses all threads when it is told to use one. So OpenMP, which owns the threads, is told to start no
+parallel work at all.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import torch
 
 
 @contextmanager
-def num_threads(number: int) -> Iterator[None]:
-    """Have what this thread computes meanwhile done by so many."""
+def num_threads(number: int | None) -> Iterator[None]:
+    """Let PyTorch use a number of CPU threads inside a `with` block; None or 0 changes nothing."""
+    if not number:
+        yield
+        return
     before, openmp = torch.get_num_threads(), _openmp() if number == 1 else None
     torch.set_num_threads(number)
     levels = openmp.omp_get_max_active_levels() if openmp else 0
@@ -33,6 +36,6 @@ def num_threads(number: int) -> Iterator[None]:
 
 @functools.cache
 def _openmp() -> ctypes.CDLL | None:
-    """The OpenMP that PyTorch is linked with; None where it has none, or where it cannot be found."""
+    """The OpenMP library that PyTorch is linked with; None if there is none or if it cannot be found."""
     library = ctypes.CDLL(torch._C.__file__)
     return library if hasattr(library, "omp_set_max_active_levels") else None

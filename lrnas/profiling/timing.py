@@ -1,10 +1,10 @@
-"""How long calls take, measured side by side: what else the machine does, and its clock, hits all of them alike.
+"""Time of several calls, measured side by side: other work on the machine and its clock rate affect all of them alike.
 
-On a GPU a call is captured in a CUDA graph as often as makes a sample of some milliseconds, so that no launch from
-Python is in it; kernels find in the second-level cache what the one before left there, as in a network. On a CPU calls
-are repeated as often, and so are calls on a GPU that no graph can hold, or whose launches are to count. Samples are
-taken in rounds, all calls in each round; a round that is not counted comes first, and before every sample of a short
-call one call, so that caches hold what they hold when nothing else runs.
+On a GPU a call is repeated in a CUDA graph until a sample takes some milliseconds, so the time of launches from Python
+is not included; the second-level cache contains what the kernel before left there, as in a network. On a CPU calls are
+repeated in a loop. So are calls on a GPU that cannot be captured in a graph, or whose launches should count. Samples
+are taken in rounds, with all calls in each round. The first round is not counted, and each sample of a short call is
+preceded by one call, so that caches are filled as if nothing else were running.
 """
 
 from __future__ import annotations
@@ -16,18 +16,34 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from lrnas.errors import LrnasError
+from lrnas.profiling.threads import num_threads
+
 Call = Callable[[], object]
 
 ROUNDS = 15
 FEWEST = 3
-"""Rounds, however long they take."""
+"""Smallest number of rounds, however long they take."""
 SAMPLE = 0.004
-"""Seconds that one sample takes at least, unless this is more calls than MOST."""
+"""Smallest duration of a sample in seconds, unless this needs more than MOST calls."""
 MOST = 200
 SHORT = 0.05
-"""Seconds up to which caches make a difference."""
+"""Duration of a call in seconds up to which the state of caches matters."""
 LIMIT = 2.0
-"""Seconds for the samples of one call, from which on it gets no more of them."""
+"""Seconds of samples after which a call gets no more of them."""
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device with a name; None for the GPU if there is one, else the CPU."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise LrnasError(f"the device must be cpu, cuda or cuda:N; got {name!r}; choose one") from None
+    if device.type not in ("cpu", "cuda"):
+        raise LrnasError(f"times can be measured on cpu and cuda; got {name!r}; choose one of these")
+    if device.type == "cuda" and (device.index or 0) >= (number := torch.cuda.device_count()):
+        raise LrnasError(f"this machine has {number} GPUs that PyTorch can use; got {name!r}; choose another device")
+    return device
 
 
 def measure(
@@ -38,34 +54,47 @@ def measure(
     sample: float = SAMPLE,
     limit: float = LIMIT,
     quantile: float = 0.5,
-    clock: Callable[[], float] = time.perf_counter,
+    threads: int | None = None,
     capture: bool = True,
 ) -> list[float]:
-    """Seconds of each call: the median of its samples, or another quantile where others use the machine meanwhile.
+    """Measure the time of calls side by side.
 
-    On a CPU they are those of a clock: `time.thread_time` for calls that stay in this thread, whoever else runs. On a
-    GPU, without `capture`, they are what a caller waits for: launches and copies count.
+    Args:
+        calls: Functions to run again and again.
+        device: Where they run: cpu or cuda.
+        rounds: Number of samples of each call.
+        sample: Smallest duration of a sample in seconds; short calls are repeated.
+        limit: Seconds of samples after which a call gets no more of them.
+        quantile: Which of the samples counts: 0.5 for the median, less if other work disturbs the machine.
+        threads: Number of CPU threads; None to leave it unchanged. With one thread on a CPU, time is the CPU time of
+            this thread, which does not grow while others use the core.
+        capture: On a GPU, use CUDA graphs. Without, launches and copies count, as for a caller that waits.
+
+    Returns:
+        Seconds of each call.
     """
     device = torch.device(device)
-    if device.type == "cuda" and capture:
-        with torch.cuda.device(device):
-            try:
-                return _measure([_gpu_clock(call, sample) for call in calls], rounds, limit, quantile)
-            finally:
-                torch.cuda.empty_cache()  # graphs keep memory to themselves; others may train here
-    return _measure([_cpu_clock(call, sample, clock, device) for call in calls], rounds, limit, quantile)
+    with num_threads(threads):
+        if device.type == "cuda" and capture:
+            with torch.cuda.device(device):
+                try:
+                    return _measure([_gpu_sampler(call, sample) for call in calls], rounds, limit, quantile)
+                finally:
+                    torch.cuda.empty_cache()  # graphs keep their memory, which others may need for training
+        clock = time.thread_time if threads == 1 and device.type == "cpu" else time.perf_counter
+        return _measure([_cpu_sampler(call, sample, clock, device) for call in calls], rounds, limit, quantile)
 
 
-def _measure(clocks: Sequence[Callable[[], float]], rounds: int, limit: float, quantile: float) -> list[float]:
-    samples: list[list[float]] = [[] for _ in clocks]
-    spent = [0.0] * len(clocks)
+def _measure(samplers: Sequence[Callable[[], float]], rounds: int, limit: float, quantile: float) -> list[float]:
+    samples: list[list[float]] = [[] for _ in samplers]
+    spent = [0.0] * len(samplers)
     for number in range(-1, rounds):
-        places = range(len(clocks))
-        for i in places if number % 2 else reversed(places):  # nobody always comes after the same one
+        order = range(len(samplers))
+        for i in order if number % 2 else reversed(order):  # so that no call always follows the same other one
             if number >= FEWEST and spent[i] > limit:
                 continue
             started = time.perf_counter()
-            seconds = clocks[i]()
+            seconds = samplers[i]()
             if number >= 0:
                 samples[i].append(seconds)
                 spent[i] += time.perf_counter() - started
@@ -76,7 +105,7 @@ def _repetitions(seconds: float, sample: float) -> int:
     return max(1, min(MOST, math.ceil(sample / max(seconds, 1e-9))))
 
 
-def _cpu_clock(call: Call, sample: float, clock: Callable[[], float], device: torch.device) -> Callable[[], float]:
+def _cpu_sampler(call: Call, sample: float, clock: Callable[[], float], device: torch.device) -> Callable[[], float]:
     def run(number: int) -> float:
         started = clock()
         for _ in range(number):
@@ -97,7 +126,7 @@ def _cpu_clock(call: Call, sample: float, clock: Callable[[], float], device: to
     return take
 
 
-def _gpu_clock(call: Call, sample: float) -> Callable[[], float]:
+def _gpu_sampler(call: Call, sample: float) -> Callable[[], float]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # libraries choose their algorithms, Triton compiles
@@ -120,7 +149,7 @@ def _gpu_clock(call: Call, sample: float) -> Callable[[], float]:
 
 
 def _capture(call: Call, number: int) -> Call:
-    """The call as a CUDA graph, `number` times; plain where it cannot be one."""
+    """A CUDA graph with a number of calls; a plain loop if the call cannot be captured."""
 
     def repeat() -> None:
         for _ in range(number):
@@ -130,7 +159,7 @@ def _capture(call: Call, number: int) -> Call:
     try:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             repeat()
-    except RuntimeError:  # it waits for the device, say
+    except RuntimeError:  # for example if it waits for the device
         torch.cuda.synchronize()
         return repeat
     return graph.replay

@@ -129,8 +129,9 @@ class SearchTraining:
     def _open_latency(self, threads: int, manifest: Mapping[str, Any]) -> None:
         """Include latency on a device of this machine in costs; a study keeps what it measured when it began."""
         from lrnas.profiling import latency_table as tables  # imports timm
+        from lrnas.profiling.timing import find_device
 
-        device = tables.find_device(self.settings.latency_device)
+        device = find_device(self.settings.latency_device)
         conditions = tables.Conditions.here(device, self.settings.latency_batch, threads=max(1, threads))
         file = tables.table_file(data_folder(self.settings.data_dir))
         logger.info(f"latency: measuring layers on {conditions}; kept in {file}")

@@ -105,7 +105,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer dense, whatever it takes."""
-    monkeypatch.setattr(exporting, "_timer", lambda *_: dense_is_fastest)
+    monkeypatch.setattr(exporting, "_make_timer", lambda *_: dense_is_fastest)
 
 
 def test_in_a_new_process(tmp_path: Path, forced: None) -> None:
@@ -113,7 +113,7 @@ def test_in_a_new_process(tmp_path: Path, forced: None) -> None:
     x = torch.randn(5, 1, 8, 8)
     torch.save((x, model(x).detach()), tmp_path / "case.pt")
     source = str(write_checkpoint(tmp_path / "own", model))
-    result = lrnas.export(source, out=tmp_path / "out", say=str)
+    result = lrnas.export(source, out=tmp_path / "out")
     assert result.check.images == "64 validation images of digits, 8×8 pixels"
     assert result.check.same_class == result.check.number == 64 and result.check.max_difference < 1e-4
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -122,7 +122,7 @@ def test_in_a_new_process(tmp_path: Path, forced: None) -> None:
     assert result.also.startswith('timm.create_model("lrnas", architecture=')
     for fuse in (False, True):
         out = tmp_path / f"own-{fuse}.pt2"
-        program = lrnas.export(source, "torch-export", fuse=fuse, out=out, batch=3, say=str)
+        program = lrnas.export(source, "torch-export", fuse=fuse, out=out, batch=3)
         assert list(program.files) == [out] and out.stat().st_size == program.files[out]
     code = f"""
 import sys
@@ -152,7 +152,7 @@ def test_onnx(tmp_path: Path, forced: None) -> None:
     model = trained()
     source = str(write_checkpoint(tmp_path / "own", model))
     out = tmp_path / "own.onnx"
-    result = lrnas.export(source, "onnx", fuse=True, out=out, say=str)
+    result = lrnas.export(source, "onnx", fuse=True, out=out)
     assert result.check.same_class == 64 and set(result.seconds) == {"PyTorch", "onnxruntime"}
     session = onnx_models.make_session(out, torch.device("cpu"))
     for number in (1, 7):
@@ -179,7 +179,7 @@ def test_onnxruntime_times_layers_with_as_many_threads_as_pytorch(monkeypatch: p
     quick = forms.measure
 
     def count(calls: Any, device: Any, **options: Any) -> list[float]:
-        threads.append(torch.get_num_threads())
+        threads.append(options["threads"])
         return quick(calls, device, **options)
 
     monkeypatch.setattr(forms, "measure", count)
@@ -205,14 +205,16 @@ def test_timm_folded_and_not(tmp_path: Path, forced: None, architecture: Archite
     what = "own data of me, 3x16x16, 7 classes"
     source = str(write_checkpoint(tmp_path / "own", model, data=what))
     x = torch.randn(2, 3, 16, 16)
-    said: list[str] = []
-    plain = lrnas.export(source, out=tmp_path / "plain", say=said.append)
-    assert said == [f"images of {what} would need --data: trying random ones, and writing no names of classes"]
+    plain = lrnas.export(source, out=tmp_path / "plain")
+    assert plain.notes == [
+        f"checking with random images, because images of {what} need --data, and the names of the classes are not "
+        "written"
+    ]
     assert plain.check.images == "64 random images of 16×16 pixels"
     assert json.loads((tmp_path / "plain" / "config.json").read_text())["architecture"] == name
     again = timm.create_model(f"local-dir:{tmp_path / 'plain'}", pretrained=True).eval()
     torch.testing.assert_close(again(x), model(x))
-    fused = lrnas.export(source, out=tmp_path / "fused", fuse=True, say=str)
+    fused = lrnas.export(source, out=tmp_path / "fused", fuse=True)
     assert fused.fusion is not None and fused.fusion.network is not None
     again = timm.create_model(f"local-dir:{tmp_path / 'fused'}", pretrained=True).eval()
     torch.testing.assert_close(again(x), model(x), atol=1e-4, rtol=1e-3)
@@ -276,7 +278,7 @@ def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(exporting, "TOLERANCE", 0.0)
     source = str(write_checkpoint(tmp_path / "own", trained()))
     with pytest.raises(exporting.ExportError, match="does not compute the same: outputs differ by"):
-        lrnas.export(source, out=tmp_path / "out", fuse=True, say=str)
+        lrnas.export(source, out=tmp_path / "out", fuse=True)
     assert not (tmp_path / "out").exists() and [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
@@ -303,33 +305,34 @@ def test_a_named_network_has_random_weights(
 
 def test_where_the_architecture_of_a_checkpoint_is_found(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "own", trained(), told=False)
-    with pytest.raises(exporting.ExportError, match="does not say which architecture its weights are of"):
+    with pytest.raises(exporting.ExportError, match="does not contain the architecture of its weights"):
         lrnas.export(str(folder), out=tmp_path / "out")
     file = tmp_path / "network.json"
     file.write_text(OWN.to_json())
     for source in (folder, folder / "checkpoint.json", folder / "epoch-2.safetensors"):
-        result = lrnas.export(str(source), out=tmp_path / "out", architecture=file, force=True, say=str)
+        result = lrnas.export(str(source), out=tmp_path / "out", architecture=file, force=True)
         assert result.check.same_class == 64
+    write_checkpoint(folder, trained())
     record = tmp_path / "own.json"  # of `lrnas reproduce`
     record.write_text(json.dumps({"architecture": OWN.to_dict(), "identity": {}}))
     for source in (folder, folder / "epoch-2.safetensors", record):
-        assert lrnas.export(str(source), out=tmp_path / "out", force=True, say=str).name == "own"
-    named = write_checkpoint(tmp_path / "named", trained(lrnas.get_point("nin-c3-lr").architecture), told=False)
-    assert "nin_c3_lr" in lrnas.export(str(named), out=tmp_path / "out", force=True, say=str).also
+        assert lrnas.export(str(source), out=tmp_path / "out", force=True).name == "own"
+    named = write_checkpoint(tmp_path / "named", trained(lrnas.get_point("nin-c3-lr").architecture))
+    assert "nin_c3_lr" in lrnas.export(str(named), out=tmp_path / "out", force=True).also
     file.write_text(Architecture("nin", batch_norm=True).to_json())
-    with pytest.raises(exporting.ExportError, match="are not of this architecture: "):
+    with pytest.raises(exporting.ExportError, match="do not fit this architecture: "):
         lrnas.export(str(folder), out=tmp_path / "out", architecture=file, force=True)
 
 
 def test_own_pictures(tmp_path: Path) -> None:
     pictures = write_set(tmp_path / "pictures", {"train": 3, "test": 2}, size=20)
-    result = lrnas.export("nin", out=tmp_path / "out", data=f"folder:{pictures}", input_size=16, say=str)
+    result = lrnas.export("nin", out=tmp_path / "out", data=f"folder:{pictures}", input_size=16)
     assert result.check.images.startswith("3 validation images of folder:") and "16×16" in result.check.images
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["num_classes"] == 3 and config["label_names"] == ["blue", "green", "red"]
     assert config["pretrained_cfg"]["mean"] == [0.485, 0.456, 0.406]
     assert config["pretrained_cfg"]["crop_pct"] == 0.875  # of a folder, whatever NiN has on CIFAR-10
-    result = lrnas.export("nin", out=tmp_path / "own", data=f"folder:{pictures}", say=str)
+    result = lrnas.export("nin", out=tmp_path / "own", data=f"folder:{pictures}")
     assert "32×32" in result.check.images  # the network's own
 
 
@@ -340,7 +343,7 @@ def test_pictures_are_prepared_as_in_training(tmp_path: Path, at_hand: bool) -> 
     data = load_set(f"folder:{pictures}", image_size=16, loaders=0)
     source = write_checkpoint(tmp_path / "own", trained(OWN, 3, 3), data=data.identity, image_size=16)
     given = data.name if at_hand else None
-    result = lrnas.export(str(source), out=tmp_path / "out", data=given, say=str)
+    result = lrnas.export(str(source), out=tmp_path / "out", data=given)
     assert ("6 validation images" if at_hand else "64 random images") in result.check.images
     loaded = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(loaded))
@@ -354,7 +357,7 @@ def test_pictures_are_prepared_as_in_training(tmp_path: Path, at_hand: bool) -> 
 @pytest.mark.parametrize("kind", ["timm", "torch-export"])
 def test_measured_on_a_gpu(tmp_path: Path, kind: str) -> None:
     source = str(write_checkpoint(tmp_path / "own", trained()))
-    result = lrnas.export(source, kind, fuse=True, device="cuda", batch=8, out=tmp_path / f"a{SUFFIX[kind]}", say=str)  # type: ignore[arg-type]
+    result = lrnas.export(source, kind, fuse=True, device="cuda", batch=8, out=tmp_path / f"a{SUFFIX[kind]}")  # type: ignore[arg-type]
     assert result.check.same_class == 64 and result.device == "cuda"
 
 
@@ -398,13 +401,14 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     code, out, err = run(capsys, "export", "small:1")
     assert (code, err) == (0, "")
     assert "small-1: weights after 2 epochs, studies/small/trials/00001" in out and "64 of 64 in the same class" in out
-    assert lrnas.export("small:best", out="best", say=str).name == "small-1"
+    assert lrnas.export("small:best", out="best").name == "small-1"
     identity = lrnas.open_study("small").trials()[1].identity
-    assert lrnas.export(f"small:{identity}", out="named", say=str).name == "small-1"
+    assert lrnas.export(f"small:{identity}", out="named").name == "small-1"
     code, _, err = run(capsys, "filters", "small")
     assert code == 2 and "did you mean small:best?" in err
     code, _, err = run(capsys, "export", "small:2")
-    assert code == 2 and "no weights of trial 2 of small, which is completed" in err and "are there of 1; name" in err
+    assert code == 2 and "the weights of trial 2 of small, which is completed, were not kept" in err
+    assert "weights exist for 1; name" in err
     code, _, err = run(capsys, "export", "small:2", "--fresh")
     assert code == 0 and err == "small-2 has random weights, not trained\n"
     for source, message in (
@@ -418,14 +422,17 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
         assert message in err
 
 
-def test_a_study_knows_what_its_classes_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_knows_what_its_classes_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also where its images are not at hand."""
+    caplog.set_level("INFO", logger="lrnas")
     monkeypatch.chdir(tmp_path)
     names = [f"kind {i}" for i in range(10)]
     make_study(tmp_path / "studies", "folder:0123456789abcdef", classes=names, data_name="folder:mine")
-    said: list[str] = []
-    lrnas.export("small:1", out="out", say=said.append)
-    assert said == ["images of folder:mine would need --data: trying random ones"]
+    result = lrnas.export("small:1", out="out")
+    message = "checking with random images, because images of folder:mine need --data"
+    assert result.notes == [message] == [record.getMessage() for record in caplog.records]
     assert json.loads(Path("out/config.json").read_text())["label_names"] == names
 
 
@@ -436,19 +443,19 @@ def test_a_study_knows_what_its_classes_are_called(tmp_path: Path, monkeypatch: 
         (["timm:resnet81"], "unknown timm model 'resnet81'; did you mean"),
         (["missing/checkpoint"], "missing/checkpoint does not exist"),
         (["empty"], "empty has no checkpoint.json"),
-        (["bare.safetensors"], "holds weights without an architecture; give it with --architecture FILE.json"),
+        (["bare.safetensors"], "contains weights without an architecture; give it with --architecture FILE.json"),
         (["bare.safetensors", "--architecture", "broken.json"], "broken.json: not valid JSON"),
         (["bare.safetensors", "--architecture", "network.json"], "bare.safetensors cannot be read"),
         (["broken.json"], "broken.json cannot be read"),
-        (["record.json"], "record.json tells of a run whose weights are not in record; train it again"),
-        (["weights.pth"], "weights are read from safetensors, networks from JSON; got weights.pth"),
-        (["nin", "--architecture", "network.json"], "--architecture goes with a file of weights"),
+        (["record.json"], "record.json is the record of a run whose weights are not in record; train it again"),
+        (["weights.pth"], "weights must be safetensors and networks JSON; got weights.pth"),
+        (["nin", "--architecture", "network.json"], "--architecture needs a file of weights as the source"),
         (["nin", "--format", "onxx"], "unknown format 'onxx'; did you mean onnx?"),
         (["nin", "--format", "onnx", "--out", "a.pt"], "a file of format onnx ends in .onnx; got a.pt"),
-        (["nin", "--out", "bare.safetensors"], "bare.safetensors is a file; the timm format is a folder"),
-        (["nin", "--out", "bare.safetensors/deep"], "bare.safetensors: it is no folder of yours"),
-        (["nin", "--batch", "0"], "the batch is at least 1; got 0"),
-        (["nin", "--device", "tpu"], "the device is cpu or cuda; got 'tpu'"),
+        (["nin", "--out", "bare.safetensors"], "bare.safetensors is a file, but the timm format is a folder"),
+        (["nin", "--out", "bare.safetensors/deep"], "bare.safetensors: it is not a folder that you may write to"),
+        (["nin", "--batch", "0"], "the batch must be at least 1; got 0"),
+        (["nin", "--device", "tpu"], "the device must be cpu, cuda or cuda:N; got 'tpu'"),
         (["nin", "--input", "2"], "the network does not take images of 2×2"),
         (["nin", "--data", "digitz"], "unknown data set 'digitz'; did you mean digits?"),
     ],
@@ -474,5 +481,5 @@ def test_bad_input(
 
 def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_models, "EXTRAS", ("onnx", "no_such_runtime"))
-    with pytest.raises(exporting.ExportError, match=r"ONNX needs no_such_runtime; .* pip install 'lrnas\[export\]'"):
+    with pytest.raises(exporting.ExportError, match=r"ONNX needs no_such_runtime, .* pip install 'lrnas\[export\]'"):
         lrnas.export("nin", "onnx")

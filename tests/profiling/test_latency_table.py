@@ -15,7 +15,8 @@ from lrnas.arch.backbone_shapes import Step
 from lrnas.errors import LrnasError
 from lrnas.models.summary import read_source
 from lrnas.profiling import latency_table as latency
-from lrnas.profiling.latency_table import Conditions, Latency, LatencyTable, find_device
+from lrnas.profiling.latency_table import Conditions, Latency, LatencyTable
+from lrnas.profiling.timing import find_device
 from lrnas.spaces.space import load_space
 
 SPACE = load_space("nin", batch_norm=True)
@@ -67,7 +68,7 @@ def test_who_measures_first_settles_it(tmp_path: Path, clock: list[str]) -> None
     file = tmp_path / "latency.db"
     tables = [LatencyTable(HERE, file) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: tables[i].keep({"a": float(i), f"own {i}": 1.0}), range(8)))
+        list(pool.map(lambda i: tables[i].store({"a": float(i), f"own {i}": 1.0}), range(8)))
     values = {LatencyTable(HERE, file).number("a", lambda: 9.0)} | {table.number("a", lambda: 9.0) for table in tables}
     assert len(values) == 1
     assert {f"own {i}" for i in range(8)} <= LatencyTable(HERE, file)._known.keys()
@@ -117,7 +118,7 @@ def test_of_a_timm_model_the_rest_is_what_its_layers_leave(tmp_path: Path, clock
 def test_real_layers_add_up_to_a_real_network(tmp_path: Path) -> None:
     """Roughly: the machine may be busy. `lrnas profile --check-table` says how well."""
     found = Latency(LatencyTable(HERE, tmp_path / "l.db"), 16, 10)
-    predicted, (measured,) = found.of(network()), found.whole([network()])
+    predicted, (measured,) = found.of(network()), found.measure([network()])
     assert 0.3 < predicted / measured < 3
     assert torch.get_num_threads() > 0
 
@@ -125,8 +126,8 @@ def test_real_layers_add_up_to_a_real_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: find_device("gpu"), "a device is cpu, cuda or cuda:N; got 'gpu'"),
-        (lambda: find_device("mps"), "measured on cpu or cuda"),
+        (lambda: find_device("gpu"), "the device must be cpu, cuda or cuda:N; got 'gpu'"),
+        (lambda: find_device("mps"), "measured on cpu and cuda"),
         (lambda: find_device("cuda:99"), "GPUs that PyTorch can use; got 'cuda:99'"),
         (lambda: Conditions.here(torch.device("cpu"), 0), "at least one image; got 0"),
         (lambda: Conditions.here(torch.device("cpu"), 1, "int8"), "one of bf16, fp16, fp32; got 'int8'"),
@@ -152,5 +153,5 @@ def test_on_a_gpu_layers_add_up_to_the_network(tmp_path: Path) -> None:
     device = torch.device("cuda")
     table = LatencyTable(Conditions.here(device, 32), tmp_path / "l.db", device)
     found = Latency(table, 32, 10).calibrated([network("nin"), network("nin-c3")])
-    (measured,) = found.whole([network()])
+    (measured,) = found.measure([network()])
     assert found.of(network()) == pytest.approx(measured, rel=0.3)

@@ -122,7 +122,8 @@ def test_what_cannot_be_measured(
 
 
 def test_a_run_that_fails_says_why() -> None:
-    with pytest.raises(LrnasError, match="cannot be run like this: RuntimeError: odd"), profile._explained():
+    message = "cannot be run with these settings: RuntimeError: odd"
+    with pytest.raises(LrnasError, match=message), profile._explained_errors():
         raise RuntimeError("odd")
 
 
