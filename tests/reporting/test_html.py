@@ -163,7 +163,7 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
         assert page.locator(f"#{chart} .main-svg").count(), chart
     full = sum(network["is_full"] for network in networks)
     assert not page.locator("#importances").is_visible()
-    assert f"Left out: {full} networks are trained in full" in page.locator("#importances-note").inner_text()
+    assert f"Not shown: {full} networks are trained in full" in page.locator("#importances-note").inner_text()
     assert page.locator("#finals .points path").count() == 3 + 1  # and a ring
     assert page.locator("#finals .errorbar path.yerror").count() == 2  # one seed has no deviation
     assert (
@@ -181,7 +181,7 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert page.evaluate("document.getElementById('front').layout.xaxis.title.text") == "parameters, millions"
     page.get_by_role("button", name="by time").click()
     assert page.evaluate("document.getElementById('history').layout.xaxis.title.text").startswith("training time")
-    page.get_by_label("light or dark").click()
+    page.get_by_label("switch between light and dark").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
     assert tab.complaints == []
 
@@ -252,15 +252,15 @@ def test_the_page_on_paper(browser: Any, tmp_path: Path, name: str, landscape: b
     points = {network["name"] for network in study["networks"] if network["is_paper"]}
     assert points == {"nin", "nin-c3", "nin-c3-lr"} <= set(of("Accuracy against cost").split())
     costs = [network["macs"] / 1e6 for network in study["networks"] if network["on_front"]]
-    columns = of("What the networks along the front are made of").replace("\n", "")  # upright numbers come in pieces
+    columns = of("Layers of the networks on the front").replace("\n", "")  # upright numbers come in pieces
     assert len(costs) > 5 and [cost for cost in costs if f"{cost:.3g}" not in columns] == []
     assert {str(epoch) for epoch in range(1, study["epochs"] + 1)} <= set(of("Accuracy by epoch").split())
     for title, axis in {
         "Accuracy against cost": "multiply-accumulates, millions",
-        "How the front grew": "trials that have ended",
-        "What the networks along the front are made of": "multiply-accumulates, millions",
+        "How the front grew": "finished trials",
+        "Layers of the networks on the front": "multiply-accumulates, millions",
         "Accuracy by epoch": "epoch",
-        "Parameters that matter": "importance",
+        "Importance of parameters": "importance",
     }.items():
         assert axis in of(title).splitlines(), title  # on the same sheet: charts are whole
     for control in ("linear", "by time", "Download", "Show more", "Click on a network"):
@@ -291,7 +291,7 @@ def test_tables_and_cards_on_paper(browser: Any, tmp_path: Path) -> None:
     page = tab.page
     texts, pictures = printed(tab, tmp_path / "page.pdf", format="A4")
     assert "hardware" in texts[0] and all(picture[:, -int(MARGIN) :].min() == 255 for picture in pictures)
-    assert any("the pictures below are of" in text for text in texts)
+    assert any("study shown below" in text for text in texts)
     page.locator("#trials button.link").first.click()
     texts, _ = printed(tab, tmp_path / "card.pdf", format="A4")
     assert texts[0].startswith(f"{networks[0]['name']}\n") and not any("All trials" in text for text in texts)
@@ -375,7 +375,7 @@ def test_tests_lead_to_cards_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert rows[2][6:] == ["1", "20", "1", "2", "3", "the paper's, last error: out of memory"]
     assert rows[0][6:8] == ["3", "70, 71, 72"] and rows[0][-1] == "front"
     note = page.locator("#finals-note").inner_text()
-    assert "as lrnas export STUDY@RECIPE:RUN takes them" in note and "by luck" not in note
+    assert "numbers for lrnas export STUDY@RECIPE:RUN" in note and "by chance" not in note
 
     x, y = tab.move_to(page.locator("#finals .points path").first, "finals")
     assert f"trial {FOUND}, s@paper" in page.locator("#finals .hoverlayer").text_content()
@@ -400,7 +400,7 @@ def test_what_is_to_be_tested_is_told_in_a_browser(browser: Any, tmp_path: Path)
     tab = Tab(browser, file, 1400, 900)
     page = tab.page
     told = page.locator("#summary p b").all_inner_texts()
-    assert told == ["Nothing of it's is tested yet.", "Nothing of own is tested."]
+    assert told == ["No network of it's is tested yet.", "No network of own is tested."]
     line = report.studies[0].retrain
     assert line is not None and page.locator("#summary code").first.inner_text() == line.line
     assert "--studies 'my studies'" in line.line
@@ -441,7 +441,7 @@ def test_two_fronts_are_told_apart_in_a_browser(browser: Any, tmp_path: Path) ->
     tab.see_all()
     full = sum(network.is_full for network in networks)
     note = page.locator("#importances-note").inner_text()
-    assert note.startswith(f"Of {full} networks trained in full. 20 of 22 parameters are shown")
+    assert note.startswith(f"From {full} networks trained in full. 20 of 22 parameters are shown")
     assert (
         page.locator("#importances .main-svg").count()
         and "best tenth" in page.locator("#importances-what").inner_text()
@@ -475,7 +475,7 @@ def test_the_front_by_means_is_told_from_the_best_for_a_cost_in_a_browser(browse
         assert places("front by means") == pytest.approx([getattr(final, axis) / 1e6 for final in (first, small)])
     notes = [row.locator("td").last.inner_text() for row in page.locator("#finals-table tbody tr").all()]
     assert [note.split(",")[0] for note in notes] == ["front", "front by fewer runs", "the paper's"]
-    assert "one may be there, or another not, by luck" in page.locator("#finals-note").inner_text()
+    assert "may be on the front, or not, by chance" in page.locator("#finals-note").inner_text()
     assert "front by means (test accuracy, MACs, parameters)" in page.locator("#finals-section").inner_text()
     assert tab.complaints == []
 
@@ -555,7 +555,7 @@ def test_costs_that_are_not_known_in_a_browser(browser: Any, tmp_path: Path) -> 
     assert page.locator("#front .main-svg").count()
     page.select_option("#axis", "latency")
     assert not page.locator("#front").is_visible()
-    told = "Of no trained network is this cost known: latency, ms. Choose another."
+    told = "No trained network has a known value of this cost: latency, ms. Choose another."
     assert page.locator("#front-empty").inner_text() == told
     page.select_option("#axis", "macs")
     assert page.locator("#front").is_visible() and not page.locator("#front-empty").is_visible()

@@ -1,6 +1,6 @@
 "use strict";
 
-/** Make an element; text never becomes markup. */
+/** Create an element; children that are text never become markup. */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -15,11 +15,11 @@ function make(tag, attributes = {}, ...children) {
 const byId = (id) => document.getElementById(id);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const percent = (value, digits = 2) => (value == null ? "–" : (100 * value).toFixed(digits) + " %");
-// toLocaleString would take some 30 ms of the time in which a page opens
+// toLocaleString would add about 30 ms to the time in which a page opens
 const whole = (value) => (value == null ? "–" : String(value).replace(/\B(?=(\d{3})+$)/g, ","));
-const spelt = (shape) => shape.replace("x", "×");
+const formatShape = (shape) => shape.replace("x", "×");
 
-/** Text for Plotly, which reads some markup. */
+/** Escape text for Plotly, which interprets some markup. */
 function plain(text) {
   return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
@@ -37,7 +37,7 @@ function duration(seconds) {
   return (seconds / 3600).toFixed(1) + " h";
 }
 
-/** A group of buttons of which one is pressed. */
+/** Fill a place with a group of buttons, of which one is pressed. */
 function makeSwitch(place, choices, chosen, change) {
   const buttons = Object.entries(choices).map(([value, label]) =>
     make("button", { type: "button", "aria-pressed": String(value === chosen), onclick: () => {
@@ -52,7 +52,7 @@ function fillSelect(select, choices, chosen, change) {
   select.addEventListener("change", () => change(select.value));
 }
 
-/** Copy to the clipboard, also where the browser keeps that from local files. */
+/** Copy text to the clipboard, also if the browser does not allow that for local files. */
 async function copyText(text, button) {
   try {
     await navigator.clipboard.writeText(text);
@@ -70,9 +70,9 @@ async function copyText(text, button) {
   setTimeout(() => { button.textContent = label; }, 1200);
 }
 
-/** One of the parts that the data of the page come in, each JSON, compressed. */
+/** Read one part of the page's data; each part is compressed JSON. */
 async function readPart(number) {
-  if (typeof DecompressionStream === "undefined") throw new Error("this page needs a browser of 2023 or later");
+  if (typeof DecompressionStream === "undefined") throw new Error("this page needs a browser from 2023 or later");
   const letters = atob(byId("data").textContent.trim().split("\n")[number]);
   const bytes = new Uint8Array(letters.length);
   for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
@@ -80,7 +80,7 @@ async function readPart(number) {
   return new Response(stream).json();
 }
 
-/** The first part: all that the page opens with. */
+/** Read the first part: everything the page needs at once. */
 async function readData() {
   const data = await readPart(0);
   data.studies.flatMap((study) => study.networks).forEach((network, place) => { network.place = place; });
@@ -89,17 +89,17 @@ async function readData() {
 
 const texts = new Map();
 
-/** A network's description and its lines for a shell: long, and few are looked at, so these wait in parts of their own. */
+/** A network's description and its shell commands; they are long and rarely needed, so they are in parts of their own. */
 async function textsOf(network) {
   const number = 1 + Math.floor(network.place / page.data.at_a_time);
   if (!texts.has(number)) texts.set(number, readPart(number));
   return (await texts.get(number))[network.place % page.data.at_a_time];
 }
 
-/** Name, output and filters of each of a network's layers; layers that are the same are one object. */
+/** Name, output and filters of every layer of a network; equal layers are the same object. */
 const shapesOf = (network) => network.layers.shapes.map((number) => page.data.shapes[number]);
 
-/** The same with what each layer costs. */
+/** Layers of a network with their costs. */
 function layersOf(network) {
   const { macs, params } = network.layers;
   return shapesOf(network).map((shape, i) => ({ ...shape, macs: macs[i], params: params[i] }));

@@ -1,4 +1,4 @@
-/** What one network is made of, and how to have it again. */
+/** Open the card of a network: its facts, layers, training curve and shell commands. */
 function openCard(study, network) {
   const card = byId("card");
   page.card = { study, network };
@@ -10,13 +10,13 @@ function openCard(study, network) {
   if (network.curve.length) parts.push(make("h3", {}, "Validation accuracy by epoch"), make("div", { id: "card-curve", class: "small", role: "img", "aria-label": `Validation accuracy after each of ${network.curve.length} epochs, at the end ${percent(network.accuracy)}` }));
   const again = make("div", {});
   textsOf(network).then(({ lines }) => again.append(...lines.map(([title, line]) => cardLine(title, line))));
-  card.replaceChildren(...parts, make("h3", {}, "Have it again"), again);
+  card.replaceChildren(...parts, make("h3", {}, "Commands"), again);
   if (!card.open) card.showModal();
   card.scrollTop = 0;
   drawCardAgain();
 }
 
-/** The picture on the card, where one is open and has one. */
+/** Draw the training curve on the open card again, if there is one. */
 function drawCardAgain() {
   if (byId("card").open && page.card.network.curve.length) drawCardCurve(page.card.study, page.card.network);
 }
@@ -34,7 +34,7 @@ function cardFacts(study, network) {
 
 function cardLegend() {
   return make("div", { class: "legend" }, ...Object.entries(page.data.shades).map(([kind, shade]) =>
-    make("span", {}, make("i", { style: `background:${shade}` }), spelt(kind))));
+    make("span", {}, make("i", { style: `background:${shade}` }), formatShape(kind))));
 }
 
 function cardLayers(network, layers) {
@@ -47,7 +47,7 @@ function cardLayers(network, layers) {
   return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
 }
 
-/** Filters side by side, as wide as they are many, and what follows them. */
+/** Bar of the filters of a layer, with widths proportional to their numbers, and the layer that follows. */
 function filterBar(layer, widest) {
   if (!layer.groups.length) return "";
   const total = layer.groups.reduce((sum, group) => sum + group[2], 0);

@@ -1,16 +1,16 @@
-// nothing leaves the page: Plotly would offer to upload charts
+// nothing is sent from the page: Plotly would offer to upload charts
 const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d", "toImage"],
   modeBarButtonsToAdd: [{ name: "picture", title: "Download plot as a PNG", icon: Plotly.Icons.camera, click: savePicture }] };
 const MOST_IN_ALLOCATION = 60;
 const MOST_PARAMETERS = 20;
 const MOST_ELEMENTS = 300;
 const MOST_LAYERS = 14;
-// pixels of height: a sheet has a heading and some lines beside a chart
+// pixels of height: a sheet also has a heading and some lines of text
 const MOST_ON_PAPER = 820;
-// where the name of a point may stand, the best first: half widths to the side, pixels to the side and down
+// positions of a name relative to its point, the preferred first: half widths to the side, pixels to the side, pixels down
 const NOTE_PLACES = [[0, 0, -17], [0, 0, 17], [-1, -10, 0], [1, 10, 0], [-1, 0, -32], [1, 0, 32], [-1, 0, -50], [1, 0, 50], [-1, 0, 66], [-1, 0, -68], [1, 0, 84], [-1, 0, 100]];
 
-/** What all charts have in common, in the colours of the page. */
+/** Layout of a chart in the colours of the page. */
 function makeLayout(more = {}) {
   const axis = { gridcolor: colour("--line"), linecolor: colour("--line"), zeroline: false };
   const { xaxis, yaxis, ...rest } = more;
@@ -24,13 +24,13 @@ function makeLayout(more = {}) {
   };
 }
 
-/** Draw a chart, or draw it again; the label says what is in it where it cannot be seen. */
+/** Draw a chart, or draw it again; the label describes it for screen readers. */
 function draw(id, label, traces, layout) {
   const element = byId(id);
   element.setAttribute("role", "img");
   element.setAttribute("aria-label", label);
   const isNew = !element.data;
-  // by names of their own no trace takes over what was painted for another
+  // with its own uid, no trace reuses what was painted for another one
   const named = traces.map((trace, i) => ({ ...trace, uid: (trace.marker?.maxdisplayed ? "dots" : "plain") + i }));
   Plotly.react(element, named, makeLayout({ ...layout, ...sizeOnPaper(element) }), CONFIG);
   if (isNew) {
@@ -52,21 +52,21 @@ function draw(id, label, traces, layout) {
 
 const shadeOf = (i) => page.data.palette[i % page.data.palette.length];
 const studyColour = (i) => (page.data.studies.length > 1 ? shadeOf(i) : colour("--found"));
-const spellObjective = (name) => ({ macs: "MACs", params: "parameters" })[name] ?? name;
+const objectiveLabel = (name) => ({ macs: "MACs", params: "parameters" })[name] ?? name;
 const currentAxis = () => page.data.axes.find((axis) => axis.name === page.axis);
 
-/** Ticks of the axis of costs: on a log axis 1, 2 and 5 in every decade, or its beginning where it is narrow, with all of the number. */
+/** Ticks of the cost axis: on a log axis 1, 2 and 5 in every decade, or only 1 if it is narrow, as plain numbers. */
 function costTicks(id, [from, to]) {
   if (page.scale !== "log") return { tickmode: "auto" };
   const steps = byId(id).clientWidth / (to - from) < 150 ? [1] : [1, 2, 5];
   const values = [];
   for (let decade = Math.floor(from) - 1; decade <= to + 1; decade++) values.push(...steps.map((step) => Number(`${step}e${decade}`)));
   const shown = values.filter((value) => Math.log10(value) >= from && Math.log10(value) <= to).length;
-  if (shown < 3) return { tickmode: "auto", tickformat: ",~r" };  // drawn larger than these are apart
+  if (shown < 3) return { tickmode: "auto", tickformat: ",~r" };  // the range is smaller than the distance of these ticks
   return { tickmode: "array", tickvals: values, ticktext: values.map((value) => (value < 1 ? String(value) : whole(value))) };
 }
 
-/** The best accuracy for every cost, cheapest first, as far as the dearest. */
+/** Corners of the staircase of the best accuracy for every cost, from the lowest to the highest cost. */
 function staircase(places) {
   const best = [];
   for (const place of [...places].sort((a, b) => a.x - b.x || b.y - a.y)) {
@@ -76,12 +76,12 @@ function staircase(places) {
   return best.length ? [...best, { x: dearest, y: best.at(-1).y }] : best;
 }
 
-/** What lines or rings mean, as an entry of a legend whose other entries are studies; a click on it would switch nothing. */
+/** Legend entry that explains lines or rings, beside entries for studies; it cannot be clicked. */
 const legendKey = (name, look) => ({ type: "scatter", name, x: [null], y: [null], hoverinfo: "skip", meta: "key", legendrank: 1001, ...look });
 const legendLine = (name) => legendKey(name, { mode: "lines", line: { color: colour("--muted"), width: 1.6 } });
 
-/** A layer in words, put together once for all networks that have it. */
-function spellLayer(layer) {
+/** A layer in words, computed once for all networks that have it. */
+function describeLayer(layer) {
   const spell = ([rows, columns, number]) => `${rows}×${columns} ${number}`;
   layer.words ??= `${plain(layer.name)}: ${layer.groups.map(spell).join(" | ")}${layer.second ? ` → ${spell(layer.second)}` : ""}`;
   return layer.words;
@@ -89,7 +89,7 @@ function spellLayer(layer) {
 
 function describe(study, network) {
   const layers = shapesOf(network).filter((layer) => layer.kernel > 1);
-  const shown = layers.slice(0, MOST_LAYERS).map(spellLayer);
+  const shown = layers.slice(0, MOST_LAYERS).map(describeLayer);
   if (layers.length > MOST_LAYERS) shown.push(`… ${layers.length - MOST_LAYERS} more`);
   const latency = network.latency == null ? "" : `, ${network.latency.toFixed(3)} ms`;
   return [
@@ -118,17 +118,17 @@ function pointTrace(study, places, name, marker, more = {}) {
   };
 }
 
-/** Points that all look the same. For Plotly each is an element: of very many it is to draw one, and paintDots does the rest. */
+/** Points that all look the same. Plotly makes an element for each; if there are very many, it draws one and paintDots draws all. */
 function asDots(trace) {
   return trace.x.length > MOST_ELEMENTS ? { ...trace, marker: { ...trace.marker, maxdisplayed: 1 } } : trace;
 }
 
-/** Paint all points of a trace as one element: lines of no length, with round ends. Plotly moves it with the trace. */
+/** Paint all points of a trace as one element, lines of zero length with round ends. Plotly moves it with the trace. */
 function paintDots(element) {
   const { xaxis, yaxis } = element._fullLayout;
   for (const { uid, x, y, marker } of element.data) {
     const group = marker?.maxdisplayed && element.querySelector(`.trace${uid}`);
-    if (!group) continue;  // its points are elements, or it was switched off in the legend
+    if (!group) continue;  // its points are elements, or it is switched off in the legend
     group.querySelector(".points").style.display = "none";
     let path = group.querySelector(".dots");
     if (!path) {
@@ -144,14 +144,14 @@ function paintDots(element) {
   }
 }
 
-/** A chart as a file; Plotly draws it anew for that, so every point is to be an element. */
+/** Save a chart as a file; Plotly draws it again for that, with an element for every point. */
 function savePicture(element) {
   const data = element.data.map((trace) => (trace.marker?.maxdisplayed ? { ...trace, marker: { ...trace.marker, maxdisplayed: 0 } } : trace));
   const { clientWidth: width, clientHeight: height } = element;
   return Plotly.downloadImage({ data, layout: element.layout }, { format: "png", width, height, filename: element.id });
 }
 
-/** Ranges of both axes: what was trained in full fills the picture, with its error bars. */
+/** Ranges of both axes: networks trained in full fill the chart, with their error bars. */
 function frontRanges(full, partial) {
   const all = full.length ? full : partial;
   const xs = [...full, ...partial].map((p) => p.x);
@@ -184,7 +184,7 @@ function drawFront() {
       line: { shape: "hv", color: studyColour(i), width: 1.6 }, hoverinfo: "skip", ...(several ? group : {}) });
     const found = full.filter((p) => !p.network.is_paper);
     const paper = full.filter((p) => p.network.is_paper);
-    // one look for all points of a trace: Plotly draws that several times faster than a look for each
+    // one style for all points of a trace: Plotly draws that several times faster than a style for each
     const marker = { color: studyColour(i), size: 8 };
     traces.push(asDots(pointTrace(study, found.filter((p) => !p.network.on_front), name, marker, { legendgroup: String(i) })));
     const line = { color: colour("--ink"), width: 1.3 };
@@ -199,10 +199,10 @@ function drawFront() {
   const isEmpty = !every.full.length && !every.partial.length;
   byId("front").hidden = byId("front-what").hidden = isEmpty;
   byId("front-empty").hidden = !isEmpty;
-  byId("front-empty").textContent = `Of no trained network is this cost known: ${currentAxis().label}. Choose another.`;
+  byId("front-empty").textContent = `No trained network has a known value of this cost: ${currentAxis().label}. Choose another.`;
   if (isEmpty) return;
   if (several) traces.push(legendLine("best for the cost shown"));
-  byId("front-objectives").textContent = [...new Set(studies.map((study) => study.objectives.map(spellObjective).join(", ")))].join("; ");
+  byId("front-objectives").textContent = [...new Set(studies.map((study) => study.objectives.map(objectiveLabel).join(", ")))].join("; ");
   const ranges = frontRanges(every.full, page.showPartial || !every.full.length ? every.partial : []);
   const named = [...new Map(every.paper.map((p) => [several ? p.network.name + p.x + p.y : p.network.name, p])).values()];
   const best = Math.max(...[...every.full, ...every.partial].map((p) => p.y));
@@ -215,7 +215,7 @@ function drawFront() {
   });
 }
 
-/** Names beside points, where they hide neither each other nor, as far as there is room, other points and error bars. */
+/** Annotations with names beside points; they do not overlap and, if there is room, hide no points or error bars. */
 function nameNotes(id, places, others, ranges) {
   const element = byId(id);
   const [width, height] = [element.clientWidth - 80, element.clientHeight - 90];
@@ -253,19 +253,19 @@ function drawHistory() {
   const overTime = page.historyAxis === "seconds";
   const longest = Math.max(...some.map((study) => study.history.at(-1)[1]));
   const [unit, name] = longest > 7200 ? [3600, "hours"] : longest > 120 ? [60, "minutes"] : [1, "seconds"];
-  const label = "Hypervolume of the front by " + (overTime ? "training time" : "trials that have ended") +
-    `: ${some.map((study) => `${study.name} comes to ${study.history.at(-1)[2].toFixed(4)}`).join(", ")}.`;
+  const label = "Hypervolume of the front by " + (overTime ? "training time" : "finished trials") +
+    `: ${some.map((study) => `${study.name} reaches ${study.history.at(-1)[2].toFixed(4)}`).join(", ")}.`;
   draw("history", label, some.map((study) => ({
     type: "scatter", mode: "lines", name: plain(study.name), showlegend: some.length > 1,
     x: study.history.map(([trials, seconds]) => (overTime ? seconds / unit : trials)), y: study.history.map((moment) => moment[2]),
     line: { shape: "hv", color: studyColour(page.data.studies.indexOf(study)) }, hovertemplate: "%{y:.4f}<extra>%{x}</extra>",
   })), {
-    xaxis: { title: { text: overTime ? `training time, ${name}` : "trials that have ended" } },
+    xaxis: { title: { text: overTime ? `training time, ${name}` : "finished trials" } },
     yaxis: { title: { text: "hypervolume" } },
   });
 }
 
-/** Whole epochs. */
+/** Ticks at whole epochs. */
 const epochTicks = (epochs) => ({ tick0: 0, dtick: Math.max(1, Math.round(epochs / 10)) });
 
 function drawCurves() {
@@ -309,14 +309,14 @@ function drawImportances() {
   byId("importances").hidden = byId("importances-what").hidden = !goals.length;
   if (!goals.length) {
     byId("importances-note").textContent = full < page.data.fewest
-      ? `Left out: ${full} networks are trained in full, and of fewer than ${page.data.fewest} nothing can be told of the best tenth.`
-      : `Left out: of ${full} networks trained in full, the best do not differ from the others in any parameter.`;
+      ? `Not shown: ${full} networks are trained in full; importances need at least ${page.data.fewest}.`
+      : `Not shown: among ${full} networks trained in full, the best do not differ from the others in any parameter.`;
     return;
   }
   const every = Object.keys(importances[goals[0]]);
   const names = every.slice(0, MOST_PARAMETERS).reverse();
-  byId("importances-note").textContent = `Of ${full} networks trained in full.` +
-    (names.length < every.length ? ` ${names.length} of ${every.length} parameters are shown, those that matter most to some objective.` : "");
+  byId("importances-note").textContent = `From ${full} networks trained in full.` +
+    (names.length < every.length ? ` ${names.length} of ${every.length} parameters are shown: those with the highest importance in any objective.` : "");
   byId("importances").style.height = `${Math.max(220, 22 * names.length + 90)}px`;
   const first = every.slice(0, 3).join(", ");
   draw("importances", `Importances of parameters for ${goals.join(" and ")}: the first are ${first}.`, goals.map((goal, i) => ({
@@ -330,7 +330,7 @@ function spreadOut(list, number) {
   return Array.from({ length: number }, (_, i) => list[Math.round(i * (list.length - 1) / (number - 1))]);
 }
 
-/** Names of the layers whose filters could have other shapes, in the order of every network; of unlike ones, as their numbers go. */
+/** Names of the layers whose filters could have other shapes, in one order that agrees with all networks; numbers in names decide the rest. */
 function variedLayers(networks) {
   const before = new Map();
   for (const { network } of networks) {
@@ -348,7 +348,7 @@ function variedLayers(networks) {
   return found;
 }
 
-/** The filters of a layer by kind; both halves of a separable one. */
+/** The groups of filters of a layer; both halves of a separable layer. */
 function filtersOf(layer) {
   return layer.second && layer.join == null ? [...layer.groups, layer.second] : layer.groups;
 }
@@ -377,9 +377,9 @@ function drawAllocation() {
       const numbers = found.map((layer) => (layer ? filtersOf(layer).filter((group) => group[3] === kind).reduce((sum, group) => sum + group[2], 0) : 0));
       if (!numbers.some(Boolean)) continue;
       const totals = found.map((layer) => (layer ? filtersOf(layer).reduce((sum, group) => sum + group[2], 0) : 1));
-      traces.push({ type: "bar", name: spelt(kind), legendgroup: kind, showlegend: !traces.some((trace) => trace.legendgroup === kind), yaxis: "y" + suffix,
+      traces.push({ type: "bar", name: formatShape(kind), legendgroup: kind, showlegend: !traces.some((trace) => trace.legendgroup === kind), yaxis: "y" + suffix,
         x: front.map((_, i) => i), y: numbers.map((number, i) => number / totals[i]), marker: { color: page.data.shades[kind] }, customdata: front.map((p) => p.key),
-        text: front.map((p, i) => `<b>${plain(p.network.name)}</b>, trial ${p.network.number}, ${percent(p.network.accuracy)}<br>${plain(name)}: ${numbers[i]} of ${totals[i]} filters are ${spelt(kind)}`),
+        text: front.map((p, i) => `<b>${plain(p.network.name)}</b>, trial ${p.network.number}, ${percent(p.network.accuracy)}<br>${plain(name)}: ${numbers[i]} of ${totals[i]} filters are ${formatShape(kind)}`),
         textposition: "none", hovertemplate: "%{text}<extra></extra>" });
     }
     const joined = front.map((p, i) => [i, found[i]]).filter(([, layer]) => layer && layer.join != null);
@@ -390,5 +390,5 @@ function drawAllocation() {
   });
   layout.xaxis = { title: { text: axis.label }, anchor: "y" + (layers.length > 1 ? layers.length : ""), tickangle: -90, showgrid: false,
     tickvals: front.map((_, i) => i), ticktext: front.map((p) => Number((p.network[axis.name] / axis.unit).toPrecision(3))), range: [-0.6, front.length - 0.4] };
-  draw("allocation", `Shares of filters by shape in ${layers.length} layers of ${front.length} networks along the front of ${study.name}; a network's card has the numbers.`, traces, layout);
+  draw("allocation", `Shares of filters by shape in ${layers.length} layers of ${front.length} networks on the front of ${study.name}; a network's card has the numbers.`, traces, layout);
 }

@@ -1,9 +1,9 @@
-/** What the page shows now. */
+/** State of the page. */
 const page = { data: null, axis: "macs", scale: "log", showPartial: true, historyAxis: "trials", study: 0, seen: new Set(), card: null };
 
 const CHARTS = { front: drawFront, finals: drawFinals, history: drawHistory, allocation: drawAllocation, curves: drawCurves, importances: drawImportances };
 
-/** Draw charts again; those that were not in sight yet are left until they are. */
+/** Draw charts again, except those that were not in sight yet. */
 function drawCharts(names = Object.keys(CHARTS)) {
   for (const name of names) if (page.seen.has(name)) CHARTS[name]();
 }
@@ -14,7 +14,7 @@ function showAll() {
   drawCharts();
 }
 
-/** Draw every chart when it comes near: a page of thousands of trials opens with the first one. */
+/** Draw every chart when it comes near the screen, so that a page of thousands of trials opens quickly. */
 function watchCharts() {
   const observer = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) if (isIntersecting) show(target.dataset.chart);
@@ -27,7 +27,7 @@ function watchCharts() {
   };
   show("front");
   for (const name of Object.keys(CHARTS)) byId(`${name}-section`).dataset.chart = name;
-  // the first chart is to be seen before the next is drawn
+  // show the first chart before drawing the next one
   requestAnimationFrame(() => setTimeout(() => {
     for (const name of Object.keys(CHARTS)) if (!page.seen.has(name)) observer.observe(byId(`${name}-section`));
   }));

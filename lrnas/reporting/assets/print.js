@@ -1,19 +1,19 @@
-/** What was changed for paper, until it is changed back; null on the screen. */
+/** Settings to restore after printing; null when the page is on the screen. */
 let onPaper = null;
 
-/** For the layout of a chart: on the screen Plotly finds out by itself, but only later. */
+/** Size of a chart on paper, for its layout; on the screen Plotly measures it itself, but later. */
 const sizeOnPaper = ({ clientWidth: width, clientHeight: height }) => (onPaper ? { width, height } : {});
 
-/** Charts that are drawn, those of an open card among them. */
+/** All charts that are drawn, also on an open card. */
 const drawnCharts = () => [...document.querySelectorAll(".js-plotly-plot")];
 
-/** Paper is light. How wide it is, only the browser knows: charts are drawn for a common page, and are made to scale. */
+/** Prepare the page for printing: light colours, all charts drawn. Only the browser knows the width of the paper, so charts are drawn for a usual page and scale with it. */
 function turnToPaper() {
   if (onPaper) return;
   const { dataset } = document.documentElement;
   onPaper = { theme: dataset.theme };
   dataset.theme = "light";
-  dataset.paper = "yes";  // in the style it makes charts as wide as a page
+  dataset.paper = "yes";  // the style sheet then makes charts as wide as a page
   showAll();
   drawCardAgain();
   for (const one of document.querySelectorAll(".scroll > table")) one.classList.toggle("tight", one.offsetWidth > one.parentElement.clientWidth);
@@ -24,6 +24,7 @@ function turnToPaper() {
   }
 }
 
+/** Restore the page after printing. */
 function turnToScreen() {
   if (!onPaper) return;
   const { dataset } = document.documentElement;

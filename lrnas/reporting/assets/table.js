@@ -1,7 +1,7 @@
 const AT_A_TIME = 100;
 const table = { column: "number", down: false, rows: [], shown: AT_A_TIME };
 
-/** Columns of the table: field, title, how to show a value; numbers stand to the right. */
+/** Columns of the table: field, title, and a function that formats a value. */
 function tableColumns() {
   const { studies } = page.data;
   const hasLatency = page.data.axes.some((axis) => axis.name === "latency");
@@ -32,7 +32,7 @@ function chooseRows() {
   const sign = table.down ? -1 : 1;
   table.rows.sort((a, b) => {
     const [one, two] = [valueOf(a, table.column), valueOf(b, table.column)];
-    if (one == null || two == null) return (one == null) - (two == null);  // what is not known comes last
+    if (one == null || two == null) return (one == null) - (two == null);  // unknown values come last
     return sign * (typeof one === "string" ? one.localeCompare(two, undefined, { numeric: true }) : one - two);
   });
 }
@@ -53,7 +53,7 @@ function drawTable() {
   byId("trials").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
   const all = page.data.studies.reduce((sum, study) => sum + study.networks.length, 0);
   byId("number").textContent = table.rows.length < all ? `${whole(table.rows.length)} of ${whole(all)} trials` : `${whole(all)} trials`;
-  byId("cut").textContent = table.rows.length > table.shown ? `The first ${whole(table.shown)} are listed; the page itself has all.` : "";
+  byId("cut").textContent = table.rows.length > table.shown ? `The first ${whole(table.shown)} are listed; the page on the screen has all.` : "";
   byId("more").hidden = table.rows.length <= table.shown;
 }
 
@@ -64,7 +64,7 @@ function sortBy(field) {
   byId("trials").querySelector(`button[data-field="${field}"]`).focus();
 }
 
-/** What the table holds now, as a file. */
+/** The rows of the table as CSV. */
 async function tableAsCsv() {
   const fields = ["study", "number", "status", "point", "identity", "accuracy", "macs", "params", "latency", "epochs", "seconds", "on_front", "architecture"];
   const quote = (value) => (/[",\n\r]/.test(value) ? `"${value.replace(/"/g, '""')}"` : value);

@@ -1,11 +1,11 @@
-/** Where a trial of a study is on the page, as charts and cards are told; null where it is not. */
+/** Indices of the study and network of a trial; null if the page does not have it. */
 function placeOfTrial(studyName, number) {
   const study = page.data.studies.findIndex((one) => one.name === studyName);
   const network = study < 0 || number == null ? -1 : page.data.studies[study].networks.findIndex((one) => one.number === number);
   return network < 0 ? null : [study, network];
 }
 
-/** A name that opens the card of a trial, where there is one. */
+/** A name that opens the card of a trial, if the page has one. */
 function trialLink(studyName, number, name) {
   const place = placeOfTrial(studyName, number);
   if (!place) return name;
@@ -16,21 +16,21 @@ function trialLink(studyName, number, name) {
 const spread = (final) => (final.deviation == null ? "" : ` ± ${(100 * final.deviation).toFixed(2)}`);
 const testAccuracy = (final) => (final.mean == null ? "–" : `${(100 * final.mean).toFixed(2)}${spread(final)} %`);
 
-/** What runs of a network came to, in a line. */
-function spellRuns(final) {
+/** Results of the runs of a network in one line. */
+function describeRuns(final) {
   const number = final.accuracies.length;
   const others = ["diverged", "failed", "open"].filter((name) => final[name]).map((name) => `${final[name]} ${name}`);
   const tested = number ? [testAccuracy(final), number === 1 ? "1 seed" : `${number} seeds`] : ["not tested"];
   return [...tested, ...others].join(", ");
 }
 
-/** What tests of a network came to, as facts for its card. */
+/** Test results of a network, as facts for its card. */
 function testsOf(study, network) {
   return page.data.tested.filter((one) => one.study === study.name).flatMap((one) =>
-    one.finals.filter((final) => final.trial === network.number).map((final) => ["test accuracy", `${spellRuns(final)} (${one.name})`]));
+    one.finals.filter((final) => final.trial === network.number).map((final) => ["test accuracy", `${describeRuns(final)} (${one.name})`]));
 }
 
-/** What the page comes to: a line for each of the paper's networks, or what is to be done first. */
+/** Draw the summary: a line for each of the paper's networks, or the command that tests networks. */
 function drawSummary() {
   const { studies, tested } = page.data;
   const parts = tested.flatMap((one) => [
@@ -40,17 +40,17 @@ function drawSummary() {
   for (const study of studies) {
     if (tested.some((one) => one.study === study.name) || !study.networks.some((network) => network.is_full)) continue;
     const whose = studies.length > 1 ? ` of ${study.name}` : "";
-    if (study.retrain) parts.push(make("p", {}, make("b", {}, `Nothing${whose} is tested yet.`)), cardLine(...study.retrain));
-    else parts.push(make("p", {}, make("b", {}, `Nothing${whose} is tested.`), " Code of one's own trained it, which says nothing of test images."));
+    if (study.retrain) parts.push(make("p", {}, make("b", {}, `No network${whose} is tested yet.`)), cardLine(...study.retrain));
+    else parts.push(make("p", {}, make("b", {}, `No network${whose} is tested.`), " The study trains with the user's own code, which reports no test accuracy."));
   }
   if (tested.some((one) => one.verdicts.length)) {
-    parts.push(make("p", { class: "muted" }, "By test accuracy over seeds, after training again in full. The first chart below is what the search saw: validation accuracy, one seed."));
+    parts.push(make("p", { class: "muted" }, "Verdicts are based on test accuracy over seeds, after training again in full. The first chart below shows what the search used: validation accuracy of one seed."));
   }
   byId("summary-section").hidden = !parts.length;
   byId("summary").replaceChildren(...parts);
 }
 
-/** A verdict in words, with the network found as a link to its card. */
+/** The sentence of a verdict, with the network found as a link to its card. */
 function sentenceParts(one, { point, rival, trial, sentence }) {
   const rest = sentence.slice(point.length).replace(/p ([=<]) /, "p\u00a0$1\u00a0");
   const at = rival == null ? -1 : rest.indexOf(rival);
@@ -85,7 +85,7 @@ function drawFinalsChart() {
       type: "scatter", mode: "markers", name: several ? `${plain(one.name)}, ${name}` : name, x: some.map((p) => p.x), y: some.map((p) => p.y), marker,
       error_y: { type: "data", array: some.map((p) => p.bar), color: marker.color, thickness: 1.2, width: 4 },
       customdata: some.map(({ final }) => placeOfTrial(one.study, final.trial)), legendgroup: name, ...group,
-      text: some.map(({ final }) => `<b>${plain(final.name)}</b>, ${final.trial == null ? "" : `trial ${final.trial}, `}${plain(one.name)}<br>${spellRuns(final)}<br>` +
+      text: some.map(({ final }) => `<b>${plain(final.name)}</b>, ${final.trial == null ? "" : `trial ${final.trial}, `}${plain(one.name)}<br>${describeRuns(final)}<br>` +
         `${shortNumber(final.macs)} MACs, ${shortNumber(final.params)} parameters`),
       hovertemplate: "%{text}<extra></extra>",
     });
@@ -108,7 +108,7 @@ function drawFinalsChart() {
   byId("finals").hidden = !every.length;
   if (!every.length) return;
   if (several) traces.push(legendLine("best for the cost shown"), legendKey("front by means", ring));
-  byId("finals-costs").textContent = [...new Set(tested.map((one) => ["test accuracy", ...one.costs.map(spellObjective)].join(", ")))].join("; ");
+  byId("finals-costs").textContent = [...new Set(tested.map((one) => ["test accuracy", ...one.costs.map(objectiveLabel)].join(", ")))].join("; ");
   const ranges = frontRanges(every, []);
   draw("finals", `Test accuracy against ${axis.label} of ${every.length} networks, mean and standard deviation over seeds. The table below has the numbers.`, traces, {
     xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x, ...costTicks("finals", ranges.x) },
@@ -117,7 +117,7 @@ function drawFinalsChart() {
   });
 }
 
-/** Rows of cells under a head; titles that begin with "#" are of numbers. */
+/** Fill a table; titles that begin with "#" are of columns of numbers. */
 function fillTable(id, titles, rows) {
   const kinds = titles.map((title) => (title.startsWith("#") ? "number" : ""));
   const head = make("tr", {}, ...titles.map((title, i) => make("th", { class: kinds[i], scope: "col" }, title.replace("#", ""))));
@@ -141,7 +141,7 @@ function drawVerdicts() {
   byId("verdict-test").textContent = `The test: ${page.data.test}.`;
 }
 
-/** All that the terminal shows of them. */
+/** Draw the table of networks trained again, with everything that the terminal shows. */
 function drawFinalsTable() {
   const { tested } = page.data;
   const several = tested.length > 1;
@@ -154,7 +154,7 @@ function drawFinalsTable() {
       ...further.map((name) => String(final[name])), notes.join(", ")];
   });
   fillTable("finals-table", [...(several ? ["retraining"] : []), "network", "#trial", "#MACs", "#share", "#parameters", "#test accuracy", "#n", "#runs", ...further.map((name) => `#${name}`), "note"], rows);
-  byId("finals-note").textContent = "Share: of the MACs of the dense network. Mean ± standard deviation of n seeds. Runs: their numbers, as lrnas export STUDY@RECIPE:RUN takes them." +
-    (further.length ? " Runs that diverged, failed or are open are not among the n." : "") + " The front is by these means, whatever the noise between seeds." +
-    (finals.some(({ final }) => final.mark === "front by fewer runs") ? " By fewer runs than others have, one may be there, or another not, by luck: train it as often." : "");
+  byId("finals-note").textContent = "Share: MACs relative to the dense network. Test accuracy: mean ± standard deviation over n seeds. Runs: numbers for lrnas export STUDY@RECIPE:RUN." +
+    (further.length ? " Runs that diverged, failed or are open do not count in n." : "") + " The front is computed from these means and ignores the noise between seeds." +
+    (finals.some(({ final }) => final.mark === "front by fewer runs") ? " A network with fewer runs than others may be on the front, or not, by chance: train it with as many seeds." : "");
 }
