@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # As many processes as cores, so one thread for each: threads that wait for one another on busy cores take twice as long.
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test test-slow test-all lint figures clean
+.PHONY: demo test test-slow test-all examples lint docs figures clean
 
 demo: $(READY)  ## a small search on a CPU, ending in a picture of the front
 	$(BIN)/lrnas search studies/demo.toml
@@ -20,10 +20,19 @@ test-slow: $(READY)  ## the slow tests that CI runs too
 test-all: $(READY)  ## all that runs without a GPU
 	$(BIN)/pytest -q -m "not gpu"
 
+examples: $(READY)  ## the scripts in examples/, some minutes on a CPU
+	$(BIN)/pytest -q -m examples tests/test_examples.py
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+PAGES := build/site_pages
+docs: $(READY)  ## the documentation as a site: build/site/index.html
+	rm -rf $(PAGES) build/site && mkdir -p $(PAGES)
+	git ls-files '*.md' docs results search_spaces studies examples | sort -u | tar -cf - -T - | tar -xf - -C $(PAGES)
+	$(BIN)/mkdocs build
 
 figures: $(READY)  ## the figures of the docs; for the filters it trains two small networks, minutes on a CPU
 	$(BIN)/lrnas figures --out docs/figures
@@ -36,7 +45,7 @@ $(READY): pyproject.toml constraints.txt
 	  exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[train,workers,search,export,plot,dashboard,test,lint]'
+	  --constraint constraints.txt --editable '.[train,workers,search,export,plot,dashboard,test,lint,docs]'
 	@touch $@
 
 clean:

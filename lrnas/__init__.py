@@ -18,20 +18,32 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lrnas.arch.architecture import Allocation, Architecture, FilterGroup
-    from lrnas.arch.cost import Cost
-    from lrnas.errors import LrnasError
-    from lrnas.exporting.export import export
-    from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
-    from lrnas.layers.init import initialise
-    from lrnas.models.build import create_model
-    from lrnas.models.convert import convert
-    from lrnas.models.count import count_model
-    from lrnas.models.paper import get_point
-    from lrnas.models.plan import canonical_id, make_plan
-    from lrnas.searching.search import search
-    from lrnas.spaces.space import load_space
-    from lrnas.study.open import open_study
+    from lrnas.arch.architecture import (
+        Allocation as Allocation,
+        Architecture as Architecture,
+        FilterGroup as FilterGroup,
+    )
+    from lrnas.arch.cost import Cost as Cost
+    from lrnas.errors import LrnasError as LrnasError
+    from lrnas.exporting.export import Export as Export, export as export
+    from lrnas.layers.accelerate import accelerate as accelerate, fused as fused
+    from lrnas.layers.conv import CompositeConv2d as CompositeConv2d, SeparableConv2d as SeparableConv2d
+    from lrnas.layers.init import initialise as initialise
+    from lrnas.models.build import create_model as create_model
+    from lrnas.models.convert import Conversion as Conversion, convert as convert
+    from lrnas.models.count import count_model as count_model
+    from lrnas.models.paper import get_point as get_point
+    from lrnas.models.plan import canonical_id as canonical_id, make_plan as make_plan
+    from lrnas.searching.front_sampler import FrontSampler as FrontSampler
+    from lrnas.searching.proposals import distributions_of as distributions_of
+    from lrnas.searching.retrain import retrain as retrain
+    from lrnas.searching.search import search as search
+    from lrnas.spaces.space import SearchSpace as SearchSpace, load_space as load_space
+    from lrnas.study.open import open_study as open_study
+    from lrnas.study.retrained import Final as Final, final_front as final_front, read_finals as read_finals
+    from lrnas.study.study import Study as Study, Trial as Trial
+    from lrnas.study.verdicts import Verdict as Verdict, judge as judge
+    from lrnas.training.custom import Run as Run
 
 __version__ = "0.1.0"
 
@@ -39,44 +51,41 @@ _HOME = {
     "Allocation": "arch.architecture",
     "Architecture": "arch.architecture",
     "CompositeConv2d": "layers.conv",
+    "Conversion": "models.convert",
     "Cost": "arch.cost",
+    "Export": "exporting.export",
     "FilterGroup": "arch.architecture",
+    "Final": "study.retrained",
+    "FrontSampler": "searching.front_sampler",
     "LrnasError": "errors",
+    "Run": "training.custom",
+    "SearchSpace": "spaces.space",
     "SeparableConv2d": "layers.conv",
+    "Study": "study.study",
+    "Trial": "study.study",
+    "Verdict": "study.verdicts",
+    "accelerate": "layers.accelerate",
     "canonical_id": "models.plan",
     "convert": "models.convert",
     "count_model": "models.count",
     "create_model": "models.build",
+    "distributions_of": "searching.proposals",
     "export": "exporting.export",
+    "final_front": "study.retrained",
+    "fused": "layers.accelerate",
     "get_point": "models.paper",
     "initialise": "layers.init",
+    "judge": "study.verdicts",
     "load_space": "spaces.space",
     "make_plan": "models.plan",
     "open_study": "study.open",
+    "read_finals": "study.retrained",
+    "retrain": "searching.retrain",
     "search": "searching.search",
 }
-"""Where each public name lives; it is loaded when it is first asked for."""
+"""The module that defines each public name. It is loaded when the name is first used."""
 
-__all__ = [
-    "Allocation",
-    "Architecture",
-    "CompositeConv2d",
-    "Cost",
-    "FilterGroup",
-    "LrnasError",
-    "SeparableConv2d",
-    "canonical_id",
-    "convert",
-    "count_model",
-    "create_model",
-    "export",
-    "get_point",
-    "initialise",
-    "load_space",
-    "make_plan",
-    "open_study",
-    "search",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

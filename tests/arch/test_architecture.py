@@ -6,8 +6,7 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import architectures
 
 from lrnas.arch.architecture import Allocation, Architecture, FilterGroup, Filters, Mix, apportion

@@ -21,9 +21,7 @@ import lrnas
 from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.cli.main import main
 from lrnas.data.catalog import load_set
-from lrnas.exporting import export as exporting
-from lrnas.exporting import fastest_form as forms
-from lrnas.exporting import onnx as onnx_models
+from lrnas.exporting import export as exporting, fastest_form as forms, onnx as onnx_models
 from lrnas.exporting.export import SUFFIX
 from lrnas.exporting.fastest_form import Times, choose_forms, fastest, torch_timer
 from lrnas.layers.conv import CompositeConv2d

@@ -28,7 +28,7 @@ SMALL = ["--name", "s", "--budget", "4", "--max-macs", "1.3M", "--concurrency", 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """With the example in it. Processes that a killed search leaves there are ended."""
-    (tmp_path / "own_training.py").write_text((DOCS / "examples/own_training.py").read_text())
+    (tmp_path / "own_training.py").write_text((DOCS.parent / "examples/own_training.py").read_text())
     mark = uuid.uuid4().hex
     monkeypatch.setenv("LRNAS_TEST", mark)  # handed down to whatever is started
     yield tmp_path

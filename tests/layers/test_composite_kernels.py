@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrnas import create_model, get_point
-from lrnas.layers import accelerate as accelerating
-from lrnas.layers import conv as layers
-from lrnas.layers import gpu
+from lrnas.layers import accelerate as accelerating, conv as layers, gpu
 from lrnas.layers.accelerate import accelerate, fused
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 from lrnas.layers.gpu import Form

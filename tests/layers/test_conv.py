@@ -5,8 +5,7 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from timm.layers import Conv2dSame
 from torch import Tensor, nn
 

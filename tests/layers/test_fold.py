@@ -6,8 +6,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrnas import create_model, get_point
-from lrnas.layers import accelerate as accelerating
-from lrnas.layers import gpu
+from lrnas.layers import accelerate as accelerating, gpu
 from lrnas.layers.accelerate import fused
 from lrnas.layers.kernels import available, ops, usable
 from lrnas.layers.kernels.pools import Window

@@ -12,8 +12,7 @@ from lrnas.cli.main import main
 from lrnas.errors import LrnasError
 from lrnas.models.plan import canonical_id, make_plan
 from lrnas.models.summary import read_source
-from lrnas.profiling import latency_table as latency
-from lrnas.profiling import profile, timing
+from lrnas.profiling import latency_table as latency, profile, timing
 from lrnas.profiling.profile import baseline_of
 
 

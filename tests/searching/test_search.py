@@ -11,8 +11,7 @@ from pictures import write_set
 
 from lrnas.cli.main import main
 from lrnas.errors import LrnasError
-from lrnas.searching import search as driver
-from lrnas.searching import setup as search_training
+from lrnas.searching import search as driver, setup as search_training
 from lrnas.searching.progress import ProgressView, SearchEvents
 from lrnas.searching.proposals import Proposals, Queue
 from lrnas.searching.search import search

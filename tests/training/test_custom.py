@@ -23,7 +23,7 @@ from lrnas.training.checkpoint import CheckpointError, drop_momentum, load_check
 from lrnas.training.custom import Diverged, Run, Trainable, TrainableError, load_trainable, train_with
 from lrnas.training.job import OWN_DATA, Images, Job
 
-EXAMPLE = Path(__file__).parents[2] / "docs/examples/own_training.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/own_training.py"
 
 
 @pytest.fixture

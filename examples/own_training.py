@@ -1,8 +1,10 @@
-"""Training code of your own for `lrnas search --trainable own_training:train`; docs/own_training.md says more.
+"""Search with training code of your own: `python examples/own_training.py`, a few minutes on a CPU.
 
-It brings its own data, scikit-learn's handwritten digits, and a plain loop of PyTorch.
+The function `train` brings its own data, scikit-learn's handwritten digits, and a plain loop of PyTorch. From the
+command line: `lrnas search --trainable own_training:train …` in this folder (docs/own_training.md).
 """
 
+import argparse
 import functools
 
 import torch
@@ -10,7 +12,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from lrnas.training.custom import Run
+import lrnas
 
 BATCH_SIZE = 64
 
@@ -25,7 +27,7 @@ def load_images() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images[~validates], labels[~validates], images[validates], labels[validates]
 
 
-def train(model: nn.Module, run: Run) -> None:
+def train(model: nn.Module, run: lrnas.Run) -> None:
     images, labels, val_images, val_labels = (tensor.to(run.device) for tensor in load_images())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4, nesterov=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=run.epochs)
@@ -45,3 +47,27 @@ def train(model: nn.Module, run: Run) -> None:
             logits = model(val_images)
         accuracy = (logits.argmax(1) == val_labels).float().mean()
         run.report(accuracy, loss=F.cross_entropy(logits, val_labels))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--budget", type=int, default=12, help="networks to train (default: 12)")
+    parser.add_argument("--studies", default="studies", help="where the study is kept (default: studies)")
+    options = parser.parse_args()
+    study = lrnas.search(
+        "nin",
+        trainable="own_training:train",  # by name: workers import this file
+        input=(1, 8, 8),
+        classes=10,
+        epochs=3,
+        max_macs="5M",
+        budget=options.budget,
+        studies=options.studies,
+        name="own-training",
+    )
+    for trial in study.front():
+        print(f"{trial.point or trial.identity}: {100 * (trial.accuracy or 0):.1f} %, {trial.macs:,} MACs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Use lrnas's sampler in an Optuna study of your own: `python examples/sampler_in_optuna.py`, seconds on a CPU.
+
+The sampler knows what each point costs before it is evaluated and predicts only the accuracy. It reads three things
+from the trials' user attributes: that a trial was evaluated, its costs, and its accuracies so far. Here a formula
+stands in for training.
+"""
+
+import argparse
+import math
+
+import optuna
+
+import lrnas
+
+SIZE, CLASSES = 32, 10
+MOST_MACS = 220e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=30, help="default: 30")
+    options = parser.parse_args()
+
+    space = lrnas.load_space("nin")
+    distributions = lrnas.distributions_of(space)
+
+    def macs_of(params: dict[str, object]) -> int:
+        return lrnas.make_plan(space.architecture(params), SIZE, CLASSES).cost.macs
+
+    def costs_of(params: dict[str, object]) -> tuple[float] | None:
+        macs = macs_of(params)
+        return (float(macs),) if macs <= MOST_MACS else None  # None: not to be proposed
+
+    sampler = lrnas.FrontSampler(space.parameters, distributions, ["macs"], costs_of, seed=0)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    for _ in range(options.trials):
+        trial = study.ask(distributions)
+        macs = macs_of(trial.params)
+        accuracy = 1 - 0.6 * math.exp(-math.log10(macs / 1e6))  # train the network here
+        trial.set_user_attr("trained", True)
+        trial.set_user_attr("macs", macs)
+        trial.set_user_attr("curve", [accuracy])
+        study.tell(trial, [accuracy, macs])
+    for best in sorted(study.best_trials, key=lambda trial: trial.values[1]):
+        print(f"trial {best.number}: {100 * best.values[0]:.2f} % at {best.values[1]:,.0f} MACs")
+
+
+if __name__ == "__main__":
+    main()
