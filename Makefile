@@ -32,7 +32,7 @@ PAGES := build/site_pages
 docs: $(READY)  ## the documentation as a site: build/site/index.html
 	rm -rf $(PAGES) build/site && mkdir -p $(PAGES)
 	git ls-files '*.md' docs results search_spaces studies examples | sort -u | tar -cf - -T - | tar -xf - -C $(PAGES)
-	$(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 figures: $(READY)  ## the figures of the docs; for the filters it trains two small networks, minutes on a CPU
 	$(BIN)/lrnas figures --out docs/figures

@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import importlib
 import re
 import shlex
 import tomllib
@@ -15,7 +14,12 @@ import lrnas
 from lrnas.cli.main import make_parser
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "results" / "README.md"]
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *REFERENCE,
+]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -73,10 +77,15 @@ def test_python_is_python_and_imports_what_there_is(page: Path) -> None:
             continue
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lrnas":
-                module = importlib.import_module(node.module or "")
-                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+                assert node.module == "lrnas", f"{page.name}: {node.module} is not public"
+                assert {alias.name for alias in node.names} <= set(lrnas.__all__)
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "lrnas":
                 assert node.attr in lrnas.__all__, f"lrnas.{node.attr}"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = [path for page in REFERENCE for path in re.findall(r"^::: lrnas\.(\S+)", page.read_text(), re.MULTILINE)]
+    assert sorted(shown) == sorted(f"{module}.{name}" for name, module in lrnas._HOME.items())
 
 
 @each_page
@@ -95,7 +104,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_readme_leads_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     linked = {(ROOT / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)\s]+)\)", readme)}
-    assert [page.name for page in PAGES[1:] if page not in linked] == []
+    reachable = {*linked, *REFERENCE, PAGES[0]}  # the reference is linked from the page on where things are
+    assert [page.name for page in PAGES if page not in reachable] == []
 
 
 @each_page
