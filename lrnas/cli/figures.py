@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import FILE, add_command, add_option, add_source_options, call
+from lrnas.cli.options import FILE, add_command, add_option, add_source_options, call, needs_extra
 from lrnas.cli.output import make_console, make_table, print_result
-from lrnas.errors import LrnasError, MissingExtra
+from lrnas.errors import LrnasError
 from lrnas.searching.settings import CHANGES, TEXT, WHOLE
 
 if TYPE_CHECKING:
@@ -60,10 +60,8 @@ def add_commands(commands: Any) -> None:
 
 
 def _filters(options: argparse.Namespace) -> None:
-    try:
+    with needs_extra("a picture", "plot"):
         from lrnas.reporting.figures.filters import draw_filters
-    except ModuleNotFoundError as error:
-        raise MissingExtra("a picture", error.name, "plot") from None
     from lrnas.exporting.sources import find_source
 
     source = call(find_source, options)
@@ -74,11 +72,9 @@ def _filters(options: argparse.Namespace) -> None:
 
 
 def _figures(options: argparse.Namespace) -> None:
-    try:
+    with needs_extra("a picture", "plot"):
         from lrnas.reporting.figures.panels import draw_panels
         from lrnas.reporting.paper.figures import FIGURES, make_paper_figure
-    except ModuleNotFoundError as error:
-        raise MissingExtra("a picture", error.name, "plot") from None
     from lrnas.reporting.figures.style import check_format
     from lrnas.reporting.paper.tables import NothingToDraw, Sources
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from lrnas.errors import LrnasError, UnknownName
+from lrnas.errors import LrnasError, MissingExtra, UnknownName
 from lrnas.searching.settings import FLAG, PATH, SETTINGS, TEXT, Kind, read_value, with_default
+
+if TYPE_CHECKING:
+    from lrnas.study.study import Study
 
 Result = TypeVar("Result")
 
@@ -138,6 +142,28 @@ def add_source_options(command: Parser) -> None:
 def add_device(command: Parser, what: str) -> None:
     """Add the option --device; `what` is done there."""
     add_option(command, "--device", TEXT, "NAME", f"{what} on cpu or cuda (default: cuda if there is a GPU)")
+
+
+@contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Context for imports: if a package is missing, the error names the extra of lrnas that installs it.
+
+    Args:
+        what: What needs the package.
+        extra: Name of the extra.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(what, error.name, extra) from None
+
+
+def open_named(options: argparse.Namespace, name: str | None) -> Study:
+    """The study of a name, or the only study for None, from where the options --studies and --storage say."""
+    with needs_extra("a study", "search"):
+        from lrnas.study.folder import only_study
+        from lrnas.study.open import open_study
+    return call(open_study, options, name=name or call(only_study, options))
 
 
 def call(function: Callable[..., Result], options: argparse.Namespace, **more: Any) -> Result:

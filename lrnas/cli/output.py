@@ -55,6 +55,7 @@ def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = (
     return table
 
 
-def percent(share: float | None) -> str:
-    """A share such as an accuracy in per cent; a dash for None."""
-    return "–" if share is None else f"{100 * share:.2f} %"
+def percent(share: float | None, deviation: float | None = None) -> str:
+    """An accuracy in per cent, with its deviation if there is one; a dash for None."""
+    spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
+    return "–" if share is None else f"{100 * share:.2f}{spread} %"

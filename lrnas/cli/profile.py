@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import FILE, add_command, add_option, add_settings, call
+from lrnas.cli.options import FILE, add_command, add_option, add_settings, call, needs_extra
 from lrnas.cli.output import make_console, make_table, print_result
-from lrnas.errors import LrnasError, MissingExtra, UnknownName
+from lrnas.errors import LrnasError, UnknownName
 from lrnas.searching.settings import TEXT, WHOLE
 
 if TYPE_CHECKING:
@@ -61,11 +61,9 @@ def _profile(options: argparse.Namespace) -> None:
     if bool(options.sources) == bool(options.check_table):
         raise LrnasError("give networks to measure, or --check-table SPACE; got both or neither; try vgg-gmp-lr-join")
     if options.plot is not None:
-        try:
+        with needs_extra("--plot", "plot"):
             from lrnas.reporting.figures.panels import plot_times
             from lrnas.reporting.figures.style import check_format
-        except ImportError as error:
-            raise MissingExtra("--plot", error.name, "plot") from None
         check_format(options.plot)  # before anything is measured
     if options.check_table:
         _check(options)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import FILE, add_command, add_option, add_settings
+from lrnas.cli.options import FILE, add_command, add_option, add_settings, needs_extra, open_named
 from lrnas.cli.output import make_console, make_table, percent, print_result
-from lrnas.errors import LrnasError, MissingExtra
+from lrnas.errors import LrnasError
 from lrnas.searching.settings import TEXT, WHOLE
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 PICTURES = ("pareto", "history", "allocation", "curves")
 FORMS = ("png", "svg")
-"""Of the figures beside a page."""
+"""Formats of the figures beside a page."""
 
 
 def add_commands(commands: Any) -> None:
@@ -66,22 +65,38 @@ def add_commands(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    names = list(dict.fromkeys(options.names or [_only(options)]))
-    records = [_open(options, name) for name in names]
-    report = _gather(options, records)
-    folder = options.out or Path(options.studies) / names[0] / "-".join(["report", *names[1:]])
-    files = [_write_page(report, folder)]
-    files += _write_figures(report, folder)
+    studies = [open_named(options, name) for name in dict.fromkeys(options.names or [None])]
+    report = _make_report(options, studies)
+    first, *others = (study.name for study in studies)
+    folder = options.out or Path(options.studies) / first / "-".join(["report", *others])
+    files = [_write_page(report, folder), *_write_figures(report, folder)]
+    rows = [
+        {
+            "study": study.name,
+            "counts": study.summary.counts,
+            "front": len(study.front),
+            "best": max((network.trial.accuracy or 0.0 for network in study.full), default=None),
+            "hypervolume": study.summary.hypervolume,
+            "seconds": study.history[-1].seconds if study.history else 0.0,
+        }
+        for study in report.studies
+    ]
     print_result(
         options,
-        lambda: {"title": report.title, "files": [str(file) for file in files], "studies": _overview(report)},
-        lambda: _print_report(report, files),
+        lambda: {"title": report.title, "files": [str(file) for file in files], "studies": rows},
+        lambda: _print_report(report, rows, files),
     )
 
 
-def _print_report(report: Report, files: list[Path]) -> None:
-    _print_overview(report)
+def _print_report(report: Report, rows: list[dict[str, Any]], files: list[Path]) -> None:
+    columns = ("trained", "stopped", "on the front", "best", "hypervolume", "hours")
+    table = make_table(report.title, ["study"], columns)
+    for row in rows:
+        numbers = [str(row["counts"].get(status, 0)) for status in ("completed", "stopped")]
+        numbers += [str(row["front"]), percent(row["best"]), f"{row['hypervolume']:.4f}"]
+        table.add_row(row["study"], *numbers, f"{row['seconds'] / 3600:.2f}")
     console = make_console()
+    console.print(table)
     for one in report.tested:
         console.print(f"Trained again: {one.retrained}")
     for remark in report.remarks():
@@ -91,15 +106,13 @@ def _print_report(report: Report, files: list[Path]) -> None:
 
 
 def _plot(options: argparse.Namespace) -> None:
-    try:
+    with needs_extra("a figure", "plot"):
         from lrnas.reporting.figures.report_plots import plot_allocation, plot_curves, plot_front, plot_history
         from lrnas.reporting.figures.style import check_format
-    except ImportError as error:
-        raise MissingExtra("a figure", error.name, "plot") from None
-    name = options.name or _only(options)
-    file = options.out or Path(options.studies) / name / f"{options.picture}.pdf"
+    opened = open_named(options, options.name)
+    file = options.out or Path(options.studies) / opened.name / f"{options.picture}.pdf"
     check_format(file)
-    report = _gather(options, [_open(options, name)])
+    report = _make_report(options, [opened])
     study = report.studies[0]
     if options.picture == "pareto" and not study.full:
         raise LrnasError(f"{study.name} has no network trained in full yet; let the search run, then try again")
@@ -116,42 +129,17 @@ def _plot(options: argparse.Namespace) -> None:
 def _dashboard(options: argparse.Namespace) -> None:
     from lrnas.reporting.dashboard import serve_dashboard
 
-    record = _open(options, options.name or _only(options))
-    serve_dashboard(record, options.port, browser=not options.no_browser)
+    serve_dashboard(open_named(options, options.name), options.port, browser=not options.no_browser)
 
 
-def _only(options: argparse.Namespace) -> str:
-    """The study that is meant where none is named."""
-    with _search_extra():
-        from lrnas.study.folder import only_study
-    return only_study(options.studies, options.storage)
-
-
-def _open(options: argparse.Namespace, name: str) -> Study:
-    with _search_extra():
-        from lrnas.study.open import open_study
-    return open_study(name, storage=options.storage, studies=options.studies)
-
-
-@contextmanager
-def _search_extra() -> Iterator[None]:
-    """Says what is missing where studies cannot be read."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingExtra("a study", error.name, "search") from None
-
-
-def _gather(options: argparse.Namespace, records: list[Study]) -> Report:
+def _make_report(options: argparse.Namespace, studies: list[Study]) -> Report:
     from lrnas.reporting.report import make_report
     from lrnas.study.location import Whereabouts
     from lrnas.study.retrained import read_retrained
 
     where = Whereabouts(options.studies, options.storage)
-    found = [read_retrained(record) for record in records]
-    return make_report(
-        records, where=where, axis=options.axis, retrained=[retrained for retrained in found if retrained is not None]
-    )
+    retrained = [found for study in studies if (found := read_retrained(study)) is not None]
+    return make_report(studies, where=where, axis=options.axis, retrained=retrained)
 
 
 def _write_page(report: Report, folder: Path) -> Path:
@@ -168,7 +156,7 @@ def _write_page(report: Report, folder: Path) -> Path:
 
 
 def _write_figures(report: Report, folder: Path) -> list[Path]:
-    """All for which there is something to show."""
+    """Write every figure that has something to show; returns the files."""
     try:
         from lrnas.reporting.figures import report_plots as figures
     except ImportError as error:
@@ -194,27 +182,3 @@ def _write_figures(report: Report, folder: Path) -> list[Path]:
         picture(forms)
         files += forms
     return files
-
-
-def _overview(report: Report) -> list[dict[str, Any]]:
-    return [
-        {
-            "study": study.name,
-            "counts": study.summary.counts,
-            "front": len(study.front),
-            "best": max((network.trial.accuracy or 0.0 for network in study.full), default=None),
-            "hypervolume": study.summary.hypervolume,
-            "seconds": study.history[-1].seconds if study.history else 0.0,
-        }
-        for study in report.studies
-    ]
-
-
-def _print_overview(report: Report) -> None:
-    columns = ("trained", "stopped", "on the front", "best", "hypervolume", "hours")
-    table = make_table(report.title, ["study"], columns)
-    for row in _overview(report):
-        numbers = [str(row["counts"].get(status, 0)) for status in ("completed", "stopped")]
-        numbers += [str(row["front"]), percent(row["best"]), f"{row['hypervolume']:.4f}"]
-        table.add_row(row["study"], *numbers, f"{row['seconds'] / 3600:.2f}")
-    make_console().print(table)

@@ -6,14 +6,13 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import WORKERS, add_command, add_option, add_settings, call
-from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, print_result
-from lrnas.errors import MissingExtra
+from lrnas.cli.options import WORKERS, add_command, add_option, add_settings, call, needs_extra
+from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, percent, print_result
 from lrnas.searching.settings import FLAG, WHOLE, Kind
 
 if TYPE_CHECKING:
     from lrnas.study.location import Whereabouts
-    from lrnas.study.retrained import Final, Retrained
+    from lrnas.study.retrained import Retrained
     from lrnas.study.study import Study
     from lrnas.study.verdicts import Verdict
 
@@ -49,51 +48,47 @@ def _numbers(text: str) -> list[int]:
 
 
 def _retrain(options: argparse.Namespace) -> int:
-    try:
-        import scipy  # noqa: F401  # what judges in the end is found missing at the beginning
+    with needs_extra("retraining", "search"):
+        import scipy  # noqa: F401  # for the verdicts, after all training
 
         from lrnas.study.open import open_study
-    except ImportError as error:
-        raise MissingExtra("retraining", error.name, "search") from None
     from lrnas.study.location import Whereabouts
     from lrnas.study.retrained import read_retrained
     from lrnas.study.verdicts import judge
 
     where = Whereabouts(options.studies, options.storage)
-    code = 0
-    if "@" in options.study:
-        record = call(open_study, options, name=options.study, allow_retraining=True)
-        retrained = read_retrained(record)
-        assert retrained is not None
-        left, command = retrained.left, f"`{where.command('retrain', retrained.study)}` with its options"
+    is_shown_only = "@" in options.study
+    if is_shown_only:
+        study = call(open_study, options, name=options.study, allow_retraining=True)
     else:
         from lrnas.searching.retrain import retrain
 
         workers = {name: getattr(options, name) for name in WORKERS}
         front = options.front or not options.trials
         retraining = call(retrain, options, name=options.study, front=front, changes=options.set, **workers)
-        record, left = retraining.study, retraining.left()
-        code = INTERRUPTED if record.interrupted else 0
-        retrained, command = read_retrained(record), "the same command"
-        assert retrained is not None
+        study = retraining.study
+    retrained = read_retrained(study)
+    assert retrained is not None
+    left = retrained.left if is_shown_only else retraining.left()
+    again = f"`{where.command('retrain', retrained.study)}` with its options" if is_shown_only else "the same command"
     verdicts = judge(retrained.finals)
-    remark = f"{left}; {command} goes on with them" if left else ""
+    remark = f"{left}; {again} goes on with them" if left else ""
     print_result(
         options,
-        lambda: _as_data(record, retrained, verdicts, left),
-        lambda: _print_finals(record, retrained, verdicts, remark, where),
+        lambda: _as_data(study, retrained, verdicts, left),
+        lambda: _print_finals(study, retrained, verdicts, remark, where),
     )
-    return code
+    return INTERRUPTED if study.interrupted else 0
 
 
-def _as_data(record: Study, retrained: Retrained, verdicts: list[Verdict], left: int) -> dict[str, Any]:
+def _as_data(study: Study, retrained: Retrained, verdicts: list[Verdict], left: int) -> dict[str, Any]:
     from lrnas.study.retrained import final_front
     from lrnas.study.verdicts import TEST
 
     return {
-        "retraining": record.name,
-        "manifest": record.manifest,
-        "counts": record.counts(),
+        "retraining": study.name,
+        "manifest": study.manifest,
+        "counts": study.counts(),
         "left": left,
         "networks": [final.to_dict() for final in retrained.finals],
         "final_front": [final.identity for final in final_front(retrained.finals)],
@@ -102,32 +97,31 @@ def _as_data(record: Study, retrained: Retrained, verdicts: list[Verdict], left:
     }
 
 
-def _print_finals(record: Study, retrained: Retrained, verdicts: list[Verdict], left: str, where: Whereabouts) -> None:
-    """With `left` in words, if there is anything left."""
+def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict], left: str, where: Whereabouts) -> None:
+    """Print the tested networks and the verdicts; `left` says what is not trained yet, or is empty."""
     from lrnas.study.manifest import data_name
     from lrnas.study.retrained import front_marks
     from lrnas.study.verdicts import TEST
 
     console = make_console()
-    manifest, finals = record.manifest, retrained.finals
+    manifest, finals = study.manifest, retrained.finals
     if left:
         console.print(f"Runs that are not done: {left}.", soft_wrap=True)
     for final in finals:
         if final.failed:
             console.print(f"{final.name}: runs that failed: {final.failed}, the last one: {final.reason or 'unknown'}")
     if not any(final.accuracies or final.diverged for final in finals):
-        console.print(f"{record.name} has no network that was tested yet.")
+        console.print(f"{study.name} has no network that was tested yet.")
         return
-    whole = next((final for final in finals if final.name == record.baseline), None)
+    whole = next((final for final in finals if final.name == study.baseline), None)
     front = front_marks(finals)
     epochs = manifest["recipe"]["epochs"]
-    ending = "epoch" if epochs == 1 else "epochs"
-    title = f"{record.name}: test images of {data_name(manifest)}, of a recipe of {epochs} {ending} at most"
+    recipe = f"a recipe of {epochs} epoch{'s' * (epochs != 1)} at most"
+    title = f"{study.name}: test images of {data_name(manifest)}, of {recipe}"
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
     is_narrow = console.width < NARROW
     known = ("trial", "MACs", "share", *(() if is_narrow else ("parameters",)), "test accuracy", "n", "runs")
-    table = make_table(title, ["network"], [*known, *further])
-    table.add_column("", no_wrap=True)
+    table = make_table(title, ["network"], [*known, *further], [""])
     for final in finals:
         marks = [mark for mark in (front.get(final.identity), "paper" if final.point else None) if mark]
         table.add_row(
@@ -136,7 +130,7 @@ def _print_finals(record: Study, retrained: Retrained, verdicts: list[Verdict], 
             f"{final.macs:,}",
             f"{final.macs / whole.macs:.3f}" if whole else "–",
             *(() if is_narrow else (f"{final.params:,}",)),
-            _accuracy(final),
+            percent(final.mean if final.accuracies else None, final.deviation),
             str(len(final.accuracies)),
             ", ".join(map(str, final.runs)),
             *(str(getattr(final, name)) for name in further),
@@ -153,14 +147,6 @@ def _print_finals(record: Study, retrained: Retrained, verdicts: list[Verdict], 
         console.print(str(verdict))
     if verdicts:
         console.print(f"Test: {TEST}.")
-    if ":" not in record.name:  # else no NAME:NETWORK can be told from it
-        source = shlex.quote(f"{record.name}:NETWORK") + where.options()
-        line = f"Weights: lrnas export {source} (of its first seed; or the number of a run)"
-        console.print(line, soft_wrap=True, markup=False)
-
-
-def _accuracy(final: Final) -> str:
-    if not final.accuracies:
-        return "–"
-    spread = "" if final.deviation is None else f" ± {100 * final.deviation:.2f}"
-    return f"{100 * final.mean:.2f}{spread} %"
+    if ":" not in study.name:  # else NAME:NETWORK would be ambiguous
+        source = shlex.quote(f"{study.name}:NETWORK") + where.options()
+        console.print(f"Weights: lrnas export {source} (of its first seed; or the number of a run)", soft_wrap=True)

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import add_command, add_option, add_settings, call
+from lrnas.cli.options import add_command, add_option, add_settings, call, needs_extra, open_named
 from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, percent, print_result
-from lrnas.errors import LrnasError, MissingExtra
+from lrnas.errors import LrnasError
 from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, gather_settings
 
 if TYPE_CHECKING:
@@ -54,10 +54,8 @@ def add_commands(commands: Any) -> None:
 
 
 def _search(options: argparse.Namespace) -> int:
-    try:
+    with needs_extra("a search", "search"):
         from lrnas.searching.search import search
-    except ImportError as error:
-        raise MissingExtra("a search", error.name, "search") from None
     from lrnas.study.location import Whereabouts
 
     given = {name: value for name, value in vars(options).items() if name in SETTINGS}
@@ -121,10 +119,7 @@ def _delete(options: argparse.Namespace) -> None:
 
 
 def _front(options: argparse.Namespace) -> None:
-    from lrnas.study.folder import only_study
-    from lrnas.study.open import open_study
-
-    study = call(open_study, options, name=options.study or call(only_study, options))
+    study = open_named(options, options.study)
     print_result(options, lambda: _front_as_data(study), lambda: _print_front(study))
 
 
@@ -180,12 +175,10 @@ def _print_front(study: Study) -> None:
     dense = whole.macs if whole else _baseline_macs(study)
     latency = study.manifest.get("latency")
     is_narrow = console.width < NARROW
-    columns = {"trial": True, "accuracy": True, "MACs": True, "share": not (is_narrow and latency)}
-    columns |= {"parameters": not is_narrow or "params" in study.costs}
-    columns |= {"latency": bool(latency), "share of it": bool(latency)}
-    kept = [column for column, is_kept in columns.items() if is_kept]
+    columns = ["trial", "accuracy", "MACs"] + ["share"] * (not (is_narrow and latency))
+    columns += ["parameters"] * (not is_narrow or "params" in study.costs) + ["latency", "share of it"] * bool(latency)
     beside = ", and the paper's networks beside it" if paper else ""
-    table = make_table(f"{study.name}: the front{beside}", ["network"], kept, [""])
+    table = make_table(f"{study.name}: the front{beside}", ["network"], columns, [""])
     for trial in sorted({trial.number: trial for trial in (*front, *paper)}.values(), key=study.cheapest_first):
         timed = 0.0 if trial.latency is None else trial.latency
         cells = {
@@ -198,7 +191,7 @@ def _print_front(study: Study) -> None:
             "share of it": f"{timed / whole.latency:.3f}" if timed and whole and whole.latency else "–",
         }
         mark = ("front" if trial.on_front else "beaten") + (", paper" if trial in paper else "")
-        table.add_row(trial.point or trial.identity, *(cells[column] for column in kept), mark)
+        table.add_row(trial.point or trial.identity, *(cells[column] for column in columns), mark)
     console.print(table)
     if latency:
         threads = f", threads: {latency['threads']}" if latency["threads"] else ""

@@ -305,10 +305,9 @@ def _read_all(values: Mapping[str, Any], what: str, prefix: str) -> dict[str, An
 
 def with_default(text: str, default: Any) -> str:
     """A help text that states the default, unless there is none or the text states it."""
-    if default is None or default is MISSING or "(default" in text:
-        return text
     shown = ",".join(default) if isinstance(default, tuple) else "yes" if default is True else default
-    return f"{text.removesuffix('.')} (default: {shown})."
+    unsaid = default is None or default is MISSING or "(default" in text
+    return text.removesuffix(".") + ("." if unsaid else f" (default: {shown}).")
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
