@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,12 @@ def test_there_are_presets() -> None:
     assert names >= {"demo", "nin-cifar10", "vgg11-cifar10", "googlenet-cifar10", "resnet18-cifar10"}
     assert "lrnas search studies/demo.toml" in (STUDIES.parent / "Makefile").read_text()
     assert gather_settings(str(STUDIES / "demo.toml"), {}).to_dict() == {"space": "nin", "data": "digits", "budget": 16}
+
+
+def test_the_study_file_in_the_docs_is_understood(tmp_path: Path) -> None:
+    page = (STUDIES.parent / "docs" / "search.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    settings = gather_settings(str(file), {})
+    assert (settings.max_macs, settings.set) == (120_000_000, {"lr": 0.05})
