@@ -1,14 +1,13 @@
-"""How many random VGG-11 architectures per second the closed form counts, on one core.
+"""How many random VGG-11 architectures per second can the closed form count, on one core?
 
     python benchmarks/closed_form.py --out results/closed_form.json
 
-Beside it, in the same run: counting the same architectures by building them (on the meta device) and
-passing an image of shapes through them.
+For comparison, the same architectures are counted by building them on the meta device and tracing an image through
+them.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from common import make_parser, write_result
 
 from lrnas import Allocation, Architecture, FilterGroup, canonical_id, count_model, create_model, make_plan
 from lrnas.training.provenance import provenance
@@ -26,7 +26,7 @@ ARCHITECTURES, BUILT, REPEATS = 5_000, 20, 5
 
 
 def random_allocation(rng: random.Random, steps: int | None) -> Allocation:
-    """Shares in whole steps, as a search proposes them, or of any size, each met for the first time."""
+    """Shares in multiples of 1/steps, as a search proposes them, or (None) of any size, so that none repeats."""
     if steps is None:
         cuts = sorted((rng.random(), rng.random()))
     else:
@@ -60,7 +60,7 @@ def count(architecture: Architecture) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -71,7 +71,6 @@ def main() -> None:
     ids = summary([rate(canonical_id, sample) for sample in in_eighths])
     built = rate(lambda a: count_model(create_model(a, device="meta"), 224).macs, in_eighths[0][:BUILT])
     result = {
-        "provenance": provenance(seeds=list(range(REPEATS)), n=ARCHITECTURES),
         "per_second": {
             "closed form, shares in steps of 1/8": eighths,
             "closed form, shares never met before": first_met,
@@ -81,8 +80,7 @@ def main() -> None:
         "ratio of the closed form in steps of 1/8 to building": round(eighths["median"] / built),
     }
     print(json.dumps(result, indent=1))
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.out, provenance(seeds=list(range(REPEATS)), n=ARCHITECTURES), **result)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
-"""Time against multiply-accumulates: the paper's VGG networks beside the dense one they replace, in one run on a GPU.
+"""Is the time of the paper's VGG networks proportional to their multiply-accumulates, on a GPU?
 
     python benchmarks/composite.py layers          # single layers, forward with ReLU
     python benchmarks/composite.py networks        # whole networks: inference, and a training step
-    python benchmarks/composite.py layers --tune   # measures block sizes first, where they are not known for this GPU
+    python benchmarks/composite.py layers --tune   # first measures block sizes that are not known for this GPU
 
-Both sides run in bf16 with channels last and get torch.compile; ours is accelerated before.
-Every sample of a network is taken beside one of the baseline's. It writes
- results/composite_layers.json or composite_networks.json.
+Each network is compared with the dense network that it replaces. Both run in bf16 with channels last and torch.compile;
+ours is accelerated before that. Samples of a network and of the baseline alternate. The results are written to
+results/composite_layers.json or composite_networks.json.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from common import RESULTS, make_parser, write_result
 from torch import Tensor, nn
 
 from lrnas import create_model, get_point
@@ -30,7 +29,6 @@ from lrnas.models.plan import make_plan
 from lrnas.profiling.timing import measure
 from lrnas.training.provenance import provenance
 
-ROOT = Path(__file__).parent.parent
 BASELINE = "vgg-gmp"
 NETWORKS = ["vgg-gmp-lr", "vgg-gmp-lr-2x", "vgg-gmp-lr-join", "vgg-gmp-lr-join-wfull", "vgg-gmp-sf"]
 LAYERS = ["vgg-gmp-lr", "vgg-gmp-lr-join", "vgg-gmp-lr-join-wfull", "vgg-gmp-sf"]
@@ -54,7 +52,7 @@ def compiled(call: Callable[..., Tensor], on: bool) -> Callable[..., Tensor]:
 
 
 def convolutions(model: nn.Module, size: int, device: str) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
-    """The layers of a VGG before its classifier, in order, and the shape of their input without the batch."""
+    """Convolutions of a VGG in order, each with the shape of its input without the batch."""
     features = model.get_submodule("features")
     x = images(1, 3, size, device)
     with torch.no_grad():
@@ -65,7 +63,7 @@ def convolutions(model: nn.Module, size: int, device: str) -> Iterator[tuple[nn.
 
 
 def macs_of(conv: nn.Module) -> int:
-    """Of one output position; strides are 1 here."""
+    """Multiply-accumulates for one output position; all strides are 1 here."""
     return sum(weight.numel() for name, weight in conv.named_parameters() if name.endswith("weight"))
 
 
@@ -108,7 +106,7 @@ def inference(name: str, x: Tensor, compile_both: bool) -> Callable[[], object]:
 
 
 def training(name: str, x: Tensor, labels: Tensor, compile_both: bool) -> Callable[[], object]:
-    """Forward in bf16, backward, a step of SGD with momentum."""
+    """A training step: forward in bf16, backward, SGD with momentum."""
     device = x.device.type
     model = make_model(name, device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=device == "cuda")
@@ -149,7 +147,7 @@ def networks(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("what", choices=["layers", "networks"])
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--size", type=int, default=224)
@@ -158,7 +156,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--eager", action="store_true", help="without torch.compile on either side")
     parser.add_argument("--tune", action="store_true", help="measure block sizes that are not known for this GPU")
-    parser.add_argument("--out", type=Path, default=ROOT / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     with tuning() if args.tune else nullcontext():
@@ -166,9 +164,7 @@ def main() -> None:
             rows = layers(args.batch, args.size, args.device, not args.eager)
         else:
             rows = networks(args.batch, args.size, args.device, not args.eager, args.networks, args.kinds)
-    record = {"provenance": provenance(seeds=[0], compiled=not args.eager), "rows": rows}
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"composite_{args.what}.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_result(args.out / f"composite_{args.what}.json", provenance(seeds=[0], compiled=not args.eager), rows=rows)
 
 
 if __name__ == "__main__":

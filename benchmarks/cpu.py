@@ -1,19 +1,18 @@
-"""Time against multiply-accumulates on a CPU: the paper's networks beside the dense ones they replace.
+"""Is the time of the paper's networks proportional to their multiply-accumulates, on a CPU?
 
     python benchmarks/cpu.py                          # all families, inference at batch 1 and 8, with two threads
     python benchmarks/cpu.py --families nin --compile # with torch.compile as well
 
-Every network is run as it is built, as `accelerate` leaves it and, if wanted, compiled after that; so is
-its baseline. The networks of a family take turns. Times are the least of several rounds by two clocks: seconds on the
-wall, which others who use the machine lengthen, and seconds that its cores worked for this process, which they lengthen
-less if waiting threads sleep (OMP_WAIT_POLICY=passive; the wall's are then longer). Writes results/composite_cpu.json,
-family by family, with how many cores others used meanwhile; in it `bar` is the share of
-time over the share of multiply-accumulates.
+Each network is compared with the dense network that it replaces. Both run as built, accelerated and, with --compile,
+compiled after that; the networks of a family alternate. Times are the shortest of several rounds, by two clocks: wall
+time, which grows when other processes use the machine, and CPU time of this process, which grows less if waiting
+threads sleep (OMP_WAIT_POLICY=passive, which makes wall time longer). The results are written to
+results/composite_cpu.json after every family, with the number of cores that other processes used meanwhile. In them,
+`bar` is the share of time divided by the share of multiply-accumulates.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import RESULTS, make_parser
 
 from lrnas import create_model
 from lrnas.layers.accelerate import accelerate
@@ -33,7 +33,6 @@ from lrnas.models.plan import make_plan
 from lrnas.profiling.timing import measure
 from lrnas.training.provenance import provenance
 
-ROOT = Path(__file__).parent.parent
 BAR = 1.3
 Run = Callable[[torch.Tensor], object]
 
@@ -61,7 +60,7 @@ def timed(run: Run, x: torch.Tensor, wall: dict[tuple[str, str], float], key: tu
 
 
 def family(points: list[Point], batch: int, compiled: bool, rounds: int, limit: float) -> list[dict[str, Any]]:
-    """A baseline first, and what is derived from it: one row for every network."""
+    """One row for every network of a family; the first one is the baseline."""
     size = native_size(points[0])
     x = torch.randn(batch, 3, size, size)
     forms = {point.name: forms_of(point, compiled) for point in points}
@@ -97,7 +96,7 @@ def family(points: list[Point], batch: int, compiled: bool, rounds: int, limit: 
 
 
 def busy() -> tuple[float, float]:
-    """Seconds that the cores worked for others so far, and the time."""
+    """CPU seconds of all other processes so far, and the time."""
     fields = Path("/proc/stat").read_text(encoding="utf-8").split()[1:9]
     idle = int(fields[3]) + int(fields[4])
     ticks = (sum(map(int, fields)) - idle) / os.sysconf("SC_CLK_TCK")
@@ -105,16 +104,21 @@ def busy() -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", choices=["vgg-gmp", "googlenet", "nin"], help="by their baselines")
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--families",
+        nargs="+",
+        choices=["vgg-gmp", "googlenet", "nin"],
+        help="families of networks, named after their baselines",
+    )
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--compile", action="store_true", help="torch.compile as well")
+    parser.add_argument("--compile", action="store_true", help="measure with torch.compile, too")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
-        "--limit", type=float, default=4.0, help="seconds for one network in one form, 3 rounds at least"
+        "--limit", type=float, default=4.0, help="seconds for one network in one form, but at least 3 rounds"
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "composite_cpu.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "composite_cpu.json")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     families: dict[str, list[Point]] = {}

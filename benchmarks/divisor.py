@@ -1,16 +1,15 @@
-"""Are networks faster on this device where all numbers of filters are multiples of 8?
+"""Are networks faster on this device if all numbers of filters are multiples of 8?
 
     python benchmarks/divisor.py --spaces nin vgg11 googlenet --number 5 --found results/retrain/nin-cifar10.json
 
-Networks drawn from spaces, and those that a search found, each as its shares are rounded to whole filters and to whole
-8s, side by side in one run: a forward pass and a training step, with the kernels of lrnas and with PyTorch's
-convolutions. Since rounding changes what a network computes a little, the share of multiply-accumulates stands beside
-the share of time. Writes results/divisor.json.
+Networks drawn from spaces, and networks that a search found, are compared with their shares rounded to whole filters
+and to multiples of 8: a forward pass and a training step, with the kernels of lrnas and with PyTorch's convolutions.
+Rounding changes the multiply-accumulates a little, so their share is given beside the share of time. The results are
+written to results/divisor.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import RESULTS, make_parser, write_result
 
 from lrnas import Architecture, load_space, make_plan
 from lrnas.errors import LrnasError
@@ -29,22 +29,20 @@ from lrnas.models.plan import canonical_id
 from lrnas.profiling.profile import profile
 from lrnas.training.provenance import provenance
 
-ROOT = Path(__file__).parent.parent
-
 
 def both(network: Architecture, divisor: int) -> list[Architecture]:
-    """In whole filters, and in multiples of the divisor."""
+    """The network with its shares rounded to whole filters, and to multiples of the divisor."""
     return [dataclasses.replace(network, divisor=own) for own in (None, divisor)]
 
 
 def drawn(name: str, number: int, seed: int, size: int, divisor: int) -> list[tuple[str, Architecture]]:
-    """Networks of a space at random, batch norm in them; only such that the divisor changes."""
+    """Random networks of a space, with batch norm, that the divisor changes."""
     space = load_space(name, batch_norm=True)
-    chance = random.Random(seed)
+    generator = random.Random(seed)
     networks: list[Architecture] = []
     while len(networks) < number:
-        with suppress(LrnasError):  # a map may be too small for what is drawn
-            network = space.architecture(space.draw(chance))
+        with suppress(LrnasError):  # images may be too small for this network
+            network = space.architecture(space.draw(generator))
             if len({canonical_id(rounded) for rounded in both(network, divisor)}) > 1:
                 make_plan(network, size, 10)
                 networks.append(network)
@@ -52,7 +50,7 @@ def drawn(name: str, number: int, seed: int, size: int, divisor: int) -> list[tu
 
 
 def found(file: Path) -> list[tuple[str, Architecture]]:
-    """Networks of a retraining that are none of the paper's."""
+    """Networks of a retraining, without the paper's."""
     rows = json.loads(file.read_text())["networks"]
     return [
         (f"{file.stem} trial {row['trial']}", Architecture.from_dict(row["architecture"]))
@@ -62,7 +60,7 @@ def found(file: Path) -> list[tuple[str, Architecture]]:
 
 
 def compare(name: str, network: Architecture, divisor: int, batch: int, size: int) -> list[dict[str, Any]]:
-    """A row for each way of computing convolutions."""
+    """One row with the kernels and one without."""
     whole, multiples = both(network, divisor)
     rows = []
     for kernels in ("on", "off"):
@@ -84,12 +82,12 @@ def compare(name: str, network: Architecture, divisor: int, batch: int, size: in
 
 
 def mean_share(rows: list[dict[str, Any]], key: str) -> float:
-    """Geometric mean."""
+    """Geometric mean of a share."""
     return math.exp(sum(math.log(row["share"][key]) for row in rows) / len(rows))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--spaces", nargs="+", default=["nin", "vgg11", "googlenet"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[32, 224, 224])
     parser.add_argument("--number", type=int, default=4)
@@ -97,10 +95,10 @@ def main() -> None:
     parser.add_argument("--divisor", type=int, default=8)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no network is begun")
-    parser.add_argument("--out", type=Path, default=ROOT / "results")
+    parser.add_argument("--limit", type=float, default=math.inf, help="start no network after so many seconds")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    begun = time.monotonic()
+    start = time.monotonic()
     sets = [
         drawn(name, args.number, args.seed, size, args.divisor)
         for name, size in zip(args.spaces, args.sizes, strict=True)
@@ -111,15 +109,14 @@ def main() -> None:
     facts = provenance(seed=args.seed, divisor=args.divisor, batch=args.batch)
     rows: list[dict[str, Any]] = []
     for (name, network), size in jobs:
-        if time.monotonic() - begun > args.limit:
+        if time.monotonic() - start > args.limit:
             break
         rows += compare(name, network, args.divisor, args.batch, size)
         for row in rows[-2:]:
             shares = ", ".join(f"{key} {value:.3f}" for key, value in row["share"].items())
             print(f"{name:24s} kernels {row['kernels']:3s} {shares}", flush=True)
         torch.cuda.empty_cache()
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "divisor.json").write_text(json.dumps({"provenance": facts, "rows": rows}, indent=1) + "\n")
+        write_result(args.out / "divisor.json", facts, rows=rows)
     for kind in dict.fromkeys(row["set"] for row in rows):
         for kernels in ("on", "off"):
             own = [row for row in rows if row["set"] == kind and row["kernels"] == kernels]

@@ -1,17 +1,16 @@
 """How many epochs does early stopping save, and what does it cost the front?
 
-Networks of the space `nin` were trained in full on CIFAR-10 (results/nin_cifar10_curves.json), so that it is known what
-each would have come to. Here their curves are replayed as a search would see them, so many at a time, with the rule for
-rungs that `lrnas search` uses; seeds are never stopped where the search would not stop them. Reported are the epochs
-that were trained, as a share of all, and the hypervolume of the front among those trained in full, beside that of the
-front without stopping. As a comparison: the same rule blind to costs, and stopping at random as often.
+Networks of the space `nin` were trained in full on CIFAR-10 (results/nin_cifar10_curves.json), so their final
+accuracies are known. Here a search is replayed with these curves, several trials at a time, with the rungs of `lrnas
+search`; the paper's networks are never stopped, as in a search. The result is the share of all epochs that were
+trained, and the hypervolume of the front of the networks trained in full, relative to the front without early
+stopping. For comparison: the same rule without costs, and stopping at random as often.
 
     python benchmarks/early_stopping.py --orders 20 --out results/early_stopping.json
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -19,21 +18,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common import RESULTS, make_parser, write_result
+
 from lrnas.searching.early_stopping import is_competitive, rung_epochs
 from lrnas.spaces.space import load_space
 from lrnas.study.pareto import hypervolume
 from lrnas.training.provenance import provenance
 
-MEASURED = Path(__file__).parent.parent / "results" / "nin_cifar10_curves.json"
+MEASURED = RESULTS / "nin_cifar10_curves.json"
 CONCURRENCY = 4
 
 Row = dict[str, Any]
 Rule = Callable[[float, list[float], list[tuple[float, list[float]]]], bool]
-"""Whether a network goes on: from its accuracy, its cost, and those of the others at the rung."""
+"""Whether a trial continues, by its accuracy, its costs, and those of the other trials at the rung."""
 
 
 def replay(rows: list[Row], rungs: tuple[int, ...], rule: Rule, protected: set[str]) -> tuple[int, list[Row]]:
-    """Epochs trained, and the networks trained in full, with several in training at a time."""
+    """Number of epochs trained, and the networks trained in full."""
     at_rung: dict[int, list[tuple[float, list[float]]]] = {rung: [] for rung in rungs}
     waiting, running = list(reversed(rows)), []
     epochs, full = 0, []
@@ -41,7 +42,7 @@ def replay(rows: list[Row], rungs: tuple[int, ...], rule: Rule, protected: set[s
         while waiting and len(running) < CONCURRENCY:
             running.append((waiting.pop(), 0))
         still = []
-        for row, done in running:  # an epoch each
+        for row, done in running:  # one epoch of each
             done, epochs = done + 1, epochs + 1
             if done == len(row["curve"]):
                 full.append(row)
@@ -61,13 +62,13 @@ def volume(rows: list[Row], reference: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--orders", type=int, default=20, help="random orders, besides the one they were trained in")
+    parser = make_parser(__doc__)
+    parser.add_argument("--orders", type=int, default=20, help="number of random orders, besides the original one")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     space = load_space("nin", batch_norm=True)
     table = []
-    chance = random.Random(0)
+    generator = random.Random(0)
     for study in json.loads(MEASURED.read_text())["studies"]:
         rows = study["trials"]
         reference = max(row["macs"] for row in rows if row["point"] in space.points)
@@ -77,9 +78,9 @@ def main() -> None:
             accuracy: float,
             costs: list[float],
             others: list[tuple[float, list[float]]],
-            coin: random.Random = chance,
+            generator: random.Random = generator,
         ) -> bool:
-            return len(others) < 2 or coin.random() < 1 / 3
+            return len(others) < 2 or generator.random() < 1 / 3
 
         rules: dict[str, Rule] = {
             "competitive for its cost": is_competitive,
@@ -94,7 +95,7 @@ def main() -> None:
                 runs = []
                 for order in range(options.orders + 1):
                     ordered = list(rows)
-                    if order:  # the seeds come first in every search
+                    if order:  # in every search the named networks come first
                         seeds = [row for row in rows if row["point"]]
                         others = [row for row in rows if not row["point"]]
                         random.Random(order).shuffle(others)
@@ -119,9 +120,8 @@ def main() -> None:
                     f"hypervolume {entry['hypervolume_share']:.4f}; in random orders {entry['epochs_share_mean']:.3f}, "
                     f"{entry['hypervolume_share_mean']:.4f} ± {entry['hypervolume_share_sd']:.4f}"
                 )
-    if options.out is not None:
-        facts = provenance(seeds=list(range(options.orders + 1)), n=options.orders + 1, concurrency=CONCURRENCY)
-        options.out.write_text(json.dumps({"provenance": facts, "saving": table}, indent=1) + "\n")
+    facts = provenance(seeds=list(range(options.orders + 1)), n=options.orders + 1, concurrency=CONCURRENCY)
+    write_result(options.out, facts, saving=table)
 
 
 if __name__ == "__main__":

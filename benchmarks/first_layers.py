@@ -1,16 +1,14 @@
-"""First layers with a large window, as in GoogLeNet: the kernels beside PyTorch's convolutions, on a GPU.
+"""How fast are the kernels for first layers with a large window, as in GoogLeNet, on a GPU?
 
     python benchmarks/first_layers.py
 
-Filters of all shapes over images of three channels, then batch norm and ReLU: a forward pass and a training step, in
-bf16 with channels last, side by side in one run. The third way is how the kernels would do it with every group by
-itself, which they did before such layers were merged. Writes results/first_layers.json.
+Filters of all shapes over images of three channels, then batch norm and ReLU: a forward pass and a training step in
+bf16 with channels last. The kernels are compared with PyTorch's convolutions, and with the kernels applied to each
+group of filters separately. The results are written to results/first_layers.json.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from common import RESULTS, make_parser, write_result
 
 from lrnas.arch.architecture import Filters, Mix
 from lrnas.arch.backbone_shapes import Step
@@ -27,9 +26,8 @@ from lrnas.profiling.step_modules import Setting, layer_call
 from lrnas.profiling.timing import Call, measure
 from lrnas.training.provenance import provenance
 
-ROOT = Path(__file__).parent.parent
 LAYERS = [(7, 2, (16, 16, 32)), (11, 4, (16, 16, 64)), (7, 1, (16, 16, 32))]
-"""Window, stride, and numbers of k×1, 1×k and k×k filters."""
+"""Kernel size, stride, and numbers of k×1, 1×k and k×k filters."""
 WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "pytorch": lambda: mock.patch.dict(os.environ, LRNAS_KERNELS="off"),
     "groups apart": lambda: mock.patch.object(composite, "_merged", lambda layer, channels: layer),
@@ -49,11 +47,11 @@ def make_call(way: str, step: Step, setting: Setting, training: bool) -> Call:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path, default=ROOT / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     device = torch.device(args.device)
     half = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -70,9 +68,8 @@ def main() -> None:
             rows.append({"filters": str(mix), "stride": stride, "training": training, "ms": times})
             listed = ", ".join(f"{way} {time:.3f} ms" for way, time in times.items())
             print(f"{mix}, stride {stride}, {'training' if training else 'forward'}: {listed}", flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
-    record = {"provenance": provenance(batch=args.batch, input=args.size, dtype=str(half)), "rows": rows}
-    (args.out / "first_layers.json").write_text(json.dumps(record, indent=1) + "\n")
+    facts = provenance(batch=args.batch, input=args.size, dtype=str(half))
+    write_result(args.out / "first_layers.json", facts, rows=rows)
 
 
 if __name__ == "__main__":

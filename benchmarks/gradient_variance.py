@@ -1,19 +1,18 @@
-"""How the variance of back-propagated gradients develops over 20 mixed-shape layers, by initialisation.
+"""How does the variance of back-propagated gradients change over 20 mixed-shape layers, for each initialisation?
 
     python benchmarks/gradient_variance.py --out results/gradient_variance.json
 
-`lrnas figures gradients` draws it.
+`lrnas figures gradients` draws the result.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from pathlib import Path
 from typing import get_args
 
 import torch
+from common import make_parser, write_result
 from torch import nn
 
 from lrnas.layers.conv import CompositeConv2d
@@ -28,7 +27,7 @@ STACKS = {
 
 
 def make_stack(filters: dict[tuple[int, int], int], join: int | None) -> nn.Sequential:
-    """Circular padding, so that no gradient is lost at the border and only the weights matter."""
+    """Mixed-shape layers with ReLU; with circular padding, no gradient is lost at the border."""
     layers: list[nn.Module] = []
     for _ in range(DEPTH):
         layers += [CompositeConv2d(WIDTH, filters, 3, padding=1, padding_mode="circular", join=join), nn.ReLU()]
@@ -49,7 +48,7 @@ def variances(stack: nn.Sequential, rule: Rule, seed: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     results: dict[str, dict[str, list[float]]] = {}
@@ -63,9 +62,7 @@ def main() -> None:
             print(f"{name:32} {rule:10} first layer / last layer: {means[0]:.3g}")
     facts = provenance(seeds=list(range(SEEDS)), n=SEEDS)
     facts |= {"depth": DEPTH, "width": WIDTH, "map": [SIZE, SIZE], "batch": BATCH}
-    data = {"provenance": facts, "geometric_mean_variance_relative_to_the_last_layer": results}
-    if options.out is not None:
-        options.out.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    write_result(options.out, facts, geometric_mean_variance_relative_to_the_last_layer=results)
 
 
 if __name__ == "__main__":

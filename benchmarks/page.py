@@ -1,8 +1,8 @@
 """How long does the page of a large study take to open, and how large is it?
 
-Studies of real networks with made-up results are written as pages, and opened in Chromium in turn with the figure that
-`optuna.visualization.plot_pareto_front` makes of the same study. Ours is open when the first chart and the table can
-be used, Optuna's when its points are drawn. Beside every median is the ratio to Optuna's.
+Studies of real networks with made-up results are written as pages and opened in Chromium, alternating with the figure
+that `optuna.visualization.plot_pareto_front` makes of the same study. Our page counts as open when the first chart and
+the table can be used, Optuna's when its points are drawn. The ratio of the medians is given, too.
 
     pip install 'lrnas[browser]' plotly
     python benchmarks/page.py --out results/page_opening.json
@@ -10,7 +10,6 @@ be used, Optuna's when its points are drawn. Beside every median is the ratio to
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -21,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from common import make_parser, write_result
 from playwright.sync_api import sync_playwright
 
 from lrnas.reporting.html import make_page
 from lrnas.reporting.report import make_report
 from lrnas.training.provenance import provenance
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for studies as large as one likes
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for studies of any size
 from filled_studies import fill_study
 
 WIDTH, HEIGHT = 1400, 900
@@ -36,27 +36,27 @@ WIDTH, HEIGHT = 1400, 900
 def seconds_to_open(browser: Any, file: Path, ready: str) -> float:
     context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
     page = context.new_page()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     page.goto(file.as_uri())
     page.wait_for_selector(ready, state="attached")
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     context.close()
     return seconds
 
 
 def write_both(folder: Path, space: str, trials: int) -> dict[str, tuple[Path, str]]:
-    """The page and Optuna's figure of one study, each with what is there when it can be used."""
+    """Our page and Optuna's figure of a study, each with a selector that matches when it can be used."""
     record = fill_study(folder, trials, space=space, storage=f"journal:{folder / 'journal'}")
     ours, theirs = folder / "report.html", folder / "optuna.html"
     ours.write_text(make_page(make_report([record])), encoding="utf-8")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # experimental, by Optuna's own count
+        warnings.simplefilter("ignore")  # Optuna calls it experimental
         optuna.visualization.plot_pareto_front(record.optuna_study).write_html(theirs, include_plotlyjs=True)
     return {"page": (ours, "html[data-ready=yes]"), "optuna": (theirs, ".scatterlayer .points path")}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--spaces", nargs="+", default=["nin", "vgg11", "googlenet"])
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=5)
@@ -86,8 +86,7 @@ def main() -> None:
             table.append(row)
             print(json.dumps(row), flush=True)
         browser.close()
-    if options.out is not None:
-        options.out.write_text(json.dumps({"provenance": facts, "pages": table}, indent=1) + "\n")
+    write_result(options.out, facts, pages=table)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """Which sampler finds the best front for a number of trials?
 
-Networks of the space `nin` were trained on CIFAR-10 (results/nin_cifar10_curves.json). A model of their accuracy
-(extremely randomised trees on what a straight line in the logarithms of costs and widths leaves over) stands in for
-training, with noise as between seeds, so that every sampler can be run for hundreds of trials and several seeds; costs
-are the real ones. Its error, cross-validated, is printed. All begin with the seeds of the space, but for those that are
-`unseeded`.
+Networks of the space `nin` were trained on CIFAR-10 (results/nin_cifar10_curves.json). Training is replaced by a
+model of their accuracy with noise as between seeds, so that every sampler can be run for hundreds of trials and
+several seeds; costs are exact. The model is a linear fit in the logarithms of costs and widths, plus extremely
+randomised trees for the rest; its cross-validated error is printed. All samplers start with the named networks of the
+space, except those marked `unseeded`.
 
     python benchmarks/samplers.py --trials 100 --seeds 5 --out results/samplers.json
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -22,27 +21,28 @@ from typing import Any
 
 import numpy as np
 import optuna
+from common import RESULTS, costs, make_parser, write_result
 from scipy.stats import kendalltau
 from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import KFold
 
 from lrnas.arch.architecture import Architecture
-from lrnas.models.plan import make_plan
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import make_sampler
 from lrnas.spaces.space import SearchSpace, load_space
 from lrnas.study.ledger import Ledger
 from lrnas.study.objectives import pick_objectives
+from lrnas.study.pareto import hypervolume
 from lrnas.study.study import Study
 from lrnas.training.provenance import provenance
 
-MEASURED = Path(__file__).parent.parent / "results" / "nin_cifar10_curves.json"
+MEASURED = RESULTS / "nin_cifar10_curves.json"
 NOISE = 0.003
-"""Standard deviation of an accuracy between seeds."""
+"""Standard deviation of accuracies between seeds."""
 
 
-class Stand:
+class AccuracyModel:
     """Predicts the accuracy that training would give."""
 
     def __init__(self, space: SearchSpace, seed: int = 0) -> None:
@@ -51,19 +51,18 @@ class Stand:
         self.line = Ridge(1.0)
 
     def features(self, params: dict[str, Any]) -> list[float]:
-        costs = cost(self.space.architecture(params))
-        found = [math.log(costs["macs"]), math.log(costs["params"])]
+        features = [math.log(value) for value in cost(self.space.architecture(params)).values()]
         for parameter in self.space.parameters:
             value = params[parameter.name]
             if parameter.name.endswith("width"):
-                found.append(math.log(float(value)))
+                features.append(math.log(float(value)))
             elif parameter.ordered:
-                found.append(float(value))
+                features.append(float(value))
             else:
-                found += [float(value == own) for own in parameter.values]
-        return found
+                features += [float(value == own) for own in parameter.values]
+        return features
 
-    def fit(self, rows: list[dict[str, Any]]) -> Stand:
+    def fit(self, rows: list[dict[str, Any]]) -> AccuracyModel:
         inputs = np.array([self.features(row["params"]) for row in rows])
         targets = np.array([row["curve"][-1] for row in rows])
         self.mean, self.scale = inputs.mean(axis=0), inputs.std(axis=0) + 1e-6
@@ -78,15 +77,14 @@ class Stand:
 
 
 def cost(architecture: Architecture) -> dict[str, float]:
-    total = make_plan(architecture, 32, 10, 3, check_fit=False).cost
-    return {"macs": total.macs, "params": total.params}
+    return costs(architecture, 32, 10, 3)
 
 
 def validate(space: SearchSpace, rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Error and rank correlation on networks that were left out."""
+    """Cross-validated error and rank correlation of the accuracy model."""
     found = np.zeros(len(rows))
     for train, test in KFold(10, shuffle=True, random_state=0).split(rows):
-        model = Stand(space).fit([rows[i] for i in train])
+        model = AccuracyModel(space).fit([rows[i] for i in train])
         found[test] = [model.predict(rows[i]["params"]) for i in test]
     truth = np.array([row["curve"][-1] for row in rows])
     errors = found - truth
@@ -100,7 +98,7 @@ def validate(space: SearchSpace, rows: list[dict[str, Any]]) -> dict[str, float]
 def run(
     space: SearchSpace, predict: Callable[[dict[str, Any]], float], sampler: str, trials: int, seed: int
 ) -> tuple[list[float], float]:
-    """The hypervolume after every trial, and the median seconds of an ask."""
+    """Hypervolume after every trial, and the median seconds of a proposal."""
     goals = pick_objectives(["accuracy", "macs"])
     record = optuna.create_study(directions=[goal.direction for goal in goals])
     dearest = max(cost(network)["macs"] for network in space.points.values())
@@ -127,9 +125,7 @@ def run(
 
 
 def true_volume(study: Study, predict: Callable[[dict[str, Any]], float]) -> float:
-    """Hypervolume of the front as it would be without noise: luck is no merit."""
-    from lrnas.study.pareto import hypervolume
-
+    """Hypervolume of the front with accuracies without noise: luck does not count."""
     reference = study.manifest["reference"]["macs"]
     rows = {trial.number: trial for trial in study.optuna_trials()}
     front = [(1 - predict(rows[trial.number].params), trial.macs / reference) for trial in study.front()]
@@ -137,7 +133,7 @@ def true_volume(study: Study, predict: Callable[[dict[str, Any]], float]) -> flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--samplers", default="front,tpe,gp,nsga2,random,tpe unseeded")
@@ -146,11 +142,11 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore")
     rows = [row for study in json.loads(MEASURED.read_text())["studies"] for row in study["trials"]]
-    rows = list({tuple(row["params"].values()): row for row in rows}.values())  # the seeds were trained twice
-    space = load_space("nin", batch_norm=True, divisor=1)  # as it was when these were trained
+    rows = list({tuple(row["params"].values()): row for row in rows}.values())  # the named networks were trained twice
+    space = load_space("nin", batch_norm=True, divisor=1)  # as when these networks were trained
     quality = validate(space, rows)
-    print(f"stand-in, 10-fold over {len(rows)} networks: {quality}", flush=True)
-    model = Stand(space).fit(rows)
+    print(f"accuracy model, 10-fold over {len(rows)} networks: {quality}", flush=True)
+    model = AccuracyModel(space).fit(rows)
     cache: dict[tuple[Any, ...], float] = {}
 
     def predict(params: dict[str, Any]) -> float:
@@ -175,10 +171,8 @@ def main() -> None:
         found = ((n, entry[f"after_{n}"]) for n in looks)
         shown = ", ".join(f"{n}: {volume['mean']:.4f} ± {volume['sd']:.4f}" for n, volume in found)
         print(f"{sampler:14s} hypervolume after {shown}; {entry['seconds_per_ask']:.3f} s per ask", flush=True)
-    if options.out is not None:
-        facts = provenance(seeds=list(range(options.seeds)), n=options.seeds)
-        result = {"provenance": facts, "stand_in": quality, "noise": NOISE, "hypervolume": table}
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    facts = provenance(seeds=list(range(options.seeds)), n=options.seeds)
+    write_result(options.out, facts, stand_in=quality, noise=NOISE, hypervolume=table)
 
 
 if __name__ == "__main__":

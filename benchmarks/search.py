@@ -1,13 +1,13 @@
-"""Time a search spends outside training, per trial; and how a study with very many trials opens, asks and continues.
+"""How much time does a search spend outside training, and how fast is a study with very many trials?
 
     python benchmarks/search.py overhead --trials 20 --seconds 10 --out results/search_overhead.json
     python benchmarks/search.py scale --trials 10000 --out results/search_scale.json
 
-`overhead` is a real search with Ray Tune on an SQLite study in a temporary folder. A function in the place of training
-(`--trainable`) sleeps, so that everything else is overhead: proposing, counting, building the network, its checkpoint
-after every epoch, early stopping, recording. Time before the first epoch of the first trials (Python, Ray's workers) is
-told apart. `scale` fills a study with networks of the space `nin` and results of no meaning, then times the command
-that continues it up to the start of its first trial, and single proposals.
+`overhead` is a real search with Ray Tune and an SQLite study in a temporary folder. Instead of training, a function
+(`--trainable`) sleeps, so all other time is overhead: proposing, counting, building the network, its checkpoint after
+every epoch, early stopping, recording. Time before the first epoch of the first trials (Python, Ray's workers) is
+reported separately. `scale` fills a study with networks of the space `nin` and made-up results, then measures the time
+until a command that continues it starts its first trial, and the time of single proposals.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from common import costs, make_parser, write_result
 from optuna.storages._rdb import models
 from torch import nn
 
@@ -43,7 +44,7 @@ EPOCHS = 9
 
 
 def sleep_through(model: nn.Module, run: Run) -> None:
-    """Trains nothing, for a known time."""
+    """Sleep for a known time instead of training."""
     for _ in range(run.epochs_done, run.epochs):
         time.sleep(float(os.environ["SECONDS_PER_TRIAL"]) / run.epochs)
         run.report(0.5 + 0.4 * random.random())
@@ -52,14 +53,14 @@ def sleep_through(model: nn.Module, run: Run) -> None:
 def overhead(options: argparse.Namespace) -> dict[str, Any]:
     os.environ["SECONDS_PER_TRIAL"] = str(options.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        began = datetime.now()
+        start = datetime.now()
         study = lrnas.search(
             "nin",
             budget=options.trials,
             studies=folder,
             trainable=sleep_through,
             epochs=EPOCHS,
-            min_epochs=EPOCHS,  # all in full: what they take is known
+            min_epochs=EPOCHS,  # no early stopping: the time of every trial is known
             concurrency=options.concurrency,
             sampler=options.sampler,
         )
@@ -77,7 +78,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
         "seconds_outside_training_per_trial": round(per_trial, 3),
         "share": round(per_trial / options.seconds, 4),
         "of_it_between_reports": round(statistics.mean(slept), 3),
-        "seconds_to_the_first_result": round((ends[0] - began).total_seconds() - options.seconds, 2),
+        "seconds_to_the_first_result": round((ends[0] - start).total_seconds() - options.seconds, 2),
     }
 
 
@@ -101,15 +102,15 @@ def scale(options: argparse.Namespace) -> dict[str, Any]:
 
 def time_start(command: list[str], folder: str) -> float:
     """Seconds from the command to the start of its first trial."""
-    began = datetime.now()
+    start = datetime.now()
     subprocess.run(command, check=True, capture_output=True)
     rows = open_study("large", studies=folder).optuna_trials()
-    starts = [row.datetime_start for row in rows if row.datetime_start is not None and row.datetime_start > began]
-    return round((min(starts) - began).total_seconds(), 2)
+    starts = [row.datetime_start for row in rows if row.datetime_start is not None and row.datetime_start > start]
+    return round((min(starts) - start).total_seconds(), 2)
 
 
 def fill(folder: str, number: int) -> None:
-    """Rows as a search leaves them, written to the tables at once."""
+    """Write many trials, as a search would, directly into the tables."""
     space = load_space("nin", batch_norm=True)
     study = open_study("large", studies=folder)
     before = study.optuna_trials()
@@ -117,7 +118,7 @@ def fill(folder: str, number: int) -> None:
     distributions = {
         name: (optuna.distributions.distribution_to_json(one), one) for name, one in distributions_of(space).items()
     }
-    chance = random.Random(0)
+    generator = random.Random(0)
     tables: dict[Any, list[dict[str, Any]]] = {
         model: []
         for model in (
@@ -130,16 +131,15 @@ def fill(folder: str, number: int) -> None:
     first_id = max(row._trial_id for row in before) + 1
     for i in range(number):
         trial_id = first_id + i
-        params = space.draw(chance)
+        params = space.draw(generator)
         network = space.architecture(params)
-        cost = lrnas.make_plan(network, 8, 10, 1, check_fit=False).cost
-        is_full = chance.random() < 0.5
-        accuracy = min(0.99, 0.3 + 0.1 * chance.random() + cost.macs**0.5 / 6000)
+        cost = costs(network, 8, 10, 1)
+        is_full = generator.random() < 0.5
+        accuracy = min(0.99, 0.3 + 0.1 * generator.random() + cost["macs"] ** 0.5 / 6000)
         known = like | {
             "architecture": network.to_json(),
             "id": canonical_id(network),
-            "macs": cost.macs,
-            "params": cost.params,
+            **cost,
             "curve": [accuracy] * (2 if is_full else 1),
             "accuracy": accuracy,
             "status": "completed" if is_full else "stopped",
@@ -167,7 +167,7 @@ def fill(folder: str, number: int) -> None:
         if is_full:
             tables[models.TrialValueModel] += [
                 {"trial_id": trial_id, "objective": place, "value": value, "value_type": "FINITE"}
-                for place, value in enumerate((accuracy, cost.macs))
+                for place, value in enumerate((accuracy, cost["macs"]))
             ]
         tables[models.TrialUserAttributeModel] += [
             {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)} for key, value in known.items()
@@ -179,15 +179,11 @@ def fill(folder: str, number: int) -> None:
 
 
 def time_ask(folder: str, sampler: str) -> float:
-    """Median seconds of a proposal, the first of a process left out."""
+    """Median seconds of a proposal, without the first one of a process."""
     study = open_study("large", studies=folder)
     space = load_space("nin", batch_norm=True)
 
-    def cost(network: lrnas.Architecture) -> dict[str, float]:
-        total = lrnas.make_plan(network, 8, 10, 1, check_fit=False).cost
-        return {"macs": total.macs, "params": total.params}
-
-    proposals = Proposals(Ledger(study), space, cost)
+    proposals = Proposals(Ledger(study), space, lambda network: costs(network, 8, 10, 1))
     study.optuna_study.sampler = make_sampler(sampler, 1, proposals)
     seconds = []
     for _ in range(6):
@@ -199,7 +195,7 @@ def time_ask(folder: str, sampler: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("what", choices=("overhead", "scale"))
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -207,11 +203,9 @@ def main() -> None:
     parser.add_argument("--sampler", default="front")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found = {"overhead": overhead, "scale": scale}[options.what](options)
-    print(json.dumps(found, indent=1))
-    if options.out is not None:
-        result = {"provenance": provenance(seeds=[0], n=found["trials"]), **found}
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"overhead": overhead, "scale": scale}[options.what](options)
+    print(json.dumps(result, indent=1))
+    write_result(options.out, provenance(seeds=[0], n=result["trials"]), **result)
 
 
 if __name__ == "__main__":

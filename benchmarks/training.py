@@ -1,17 +1,15 @@
-"""Training images per second of lrnas's loop, beside the same network in other people's loops, in one run.
+"""How many images per second does the training loop of lrnas process, compared with other loops?
 
     python benchmarks/training.py --data cifar10 --batch 512 --networks nin nin-c3-lr
 
-For every network, with and without batch norm: this loop (`lrnas.training.loop`); a plain loop, eager; the same with
-torch.compile; and timm's conventions, its loader with workers, collation and prefetcher feeding a plain loop. All train
-in bf16 with channels last on a GPU, in float32 on a CPU. Writes results/training_speed.json.
+For every network, with and without batch norm: the loop of lrnas (`lrnas.training.loop`); a plain eager loop; the
+same with torch.compile; and a plain loop with timm's loader (workers, collation, prefetcher). All train in bf16 with
+channels last on a GPU, and in float32 on a CPU. The results are written to results/training_speed.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from common import RESULTS, make_parser, write_result
 from PIL import Image
 from timm.data import create_loader
 from torch import Tensor, nn
@@ -30,7 +29,6 @@ from lrnas.recipes import Recipe, get_recipe
 from lrnas.training.loop import train
 from lrnas.training.provenance import provenance
 
-ROOT = Path(__file__).parent.parent
 Batch = tuple[Tensor, Tensor]
 
 
@@ -42,7 +40,7 @@ def make_model(architecture: Architecture, data: ImageSet, recipe: Recipe, devic
 
 
 def this_loop(architecture: Architecture, data: ImageSet, recipe: Recipe, device: torch.device) -> tuple[float, float]:
-    """Images per second, and seconds of waiting before the first step."""
+    """Images per second, and seconds before the first step."""
     result = train(make_model(architecture, data, recipe, device), data, recipe, seed=0, device=device)
     first = result.curve[0]
     steps_of_first = len(data.train) / first.images_per_second
@@ -58,14 +56,14 @@ def plain_loop(
     epochs: Callable[[], Iterable[Iterator[Batch]]],
     compiled: bool = False,
 ) -> tuple[float, float]:
-    """What one writes first: a batch, a forward pass, a backward pass, a step."""
+    """The simplest loop: a batch, a forward pass, a backward pass, a step of the optimizer."""
     model = make_model(architecture, data, recipe, device).train()
     run = torch.compile(model) if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=device.type == "cuda")
     rates: list[float] = []
     started, waiting = time.perf_counter(), 0.0
     for epoch in epochs():
-        images_seen, begun = 0, time.perf_counter()
+        images_seen, start = 0, time.perf_counter()
         for images, labels in epoch:
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 loss = F.cross_entropy(run(images).float(), labels)
@@ -75,11 +73,11 @@ def plain_loop(
             if not rates and not waiting:
                 synchronize(device)
                 waiting = time.perf_counter() - started
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 continue
             images_seen += len(labels)
         synchronize(device)
-        rates.append(images_seen / (time.perf_counter() - begun))
+        rates.append(images_seen / (time.perf_counter() - start))
     return statistics.median(rates), waiting
 
 
@@ -89,7 +87,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def on_device(data: ImageSet, recipe: Recipe, device: torch.device) -> Callable[[], Iterable[Iterator[Batch]]]:
-    """The whole set as normalised floats on the device, shuffled; no crops, no reflections."""
+    """Shuffled batches of the whole data set, as normalised floats on the device, without augmentation."""
     pixels = data.train.images.to(device).permute(0, 3, 1, 2).float().div(128).sub(1)
     labels = data.train.labels.to(device)
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
@@ -104,7 +102,7 @@ def on_device(data: ImageSet, recipe: Recipe, device: torch.device) -> Callable[
 
 
 class Pictures(torch.utils.data.Dataset[tuple[Image.Image, int]]):
-    """The set as timm's loader wants it: pictures that a transform works on."""
+    """The data set for timm's loader: PIL images and a transform."""
 
     def __init__(self, data: ImageSet) -> None:
         self.images = [np.ascontiguousarray(image) for image in data.train.images.numpy()]
@@ -148,7 +146,7 @@ def timm_loader(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--networks", nargs="+", default=["nin", "nin-c3-lr"])
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-dir")
@@ -156,7 +154,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--loader-workers", type=int, default=8)
     parser.add_argument("--skip", nargs="*", default=[], help="loops to leave out: eager, compile, timm")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "training_speed.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "training_speed.json")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = load_set(options.data, options.data_dir, min_size=8)
@@ -181,8 +179,7 @@ def main() -> None:
                 rows.append({**row, "seconds_before_the_first_step": round(waiting, 2)})
                 print(f"{name:10} batch norm {batch_norm!s:5} {loop:8} {rate:10,.0f} images/s, waited {waiting:.1f} s")
     facts = provenance(seeds=[0], n=options.epochs, batch=options.batch, data=options.data)
-    result = {"provenance": facts, "median_over_epochs": rows}
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.out, facts, median_over_epochs=rows)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
-"""How often is one of two equal networks said to be better, when seeds are added until it is?
+"""How often is one of two equal networks called better, if seeds are added until it is?
 
-The accuracies of a network of the paper and of some that a search might have found are drawn from one normal
-distribution, over a few seeds, and judged as `lrnas retrain` judges; then over more seeds, but only while the verdict
-is `matched`, as somebody would who extends what is not significant yet. Reported is the share of verdicts `dominated`
-and `not reached`, all of which are wrong, with a number of seeds fixed beforehand and with seeds that are added.
+The accuracies of a network of the paper and of networks that a search might have found are drawn from the same normal
+distribution, over a few seeds, and judged like `lrnas retrain` does. As long as the verdict is `matched`, seeds are
+added, as users do whose result is not significant yet. The result is the share of the verdicts `dominated` and `not
+reached`, which are all wrong, for a fixed number of seeds and for added seeds.
 
     python benchmarks/verdicts.py --out results/verdict_level.json
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from common import make_parser, write_result
 
 from lrnas.study.retrained import Final
 from lrnas.study.verdicts import TEST, judge
@@ -24,11 +24,11 @@ from lrnas.training.provenance import provenance
 
 SEED = 0
 MEAN, DEVIATION = 0.9, 0.003
-"""Of accuracies; the test does not depend on them."""
+"""Distribution of the accuracies; the test does not depend on it."""
 
 
 def kind_of(accuracies: Sequence[Sequence[float]]) -> str:
-    """The verdict on the first network, from the accuracies of all."""
+    """The verdict on the first network, given the accuracies of all networks."""
     finals = [
         Final(f"{i}", "", None if i else "paper", None, 1, 1, "simulated", tuple(range(len(some))), tuple(some))
         for i, some in enumerate(accuracies)
@@ -43,10 +43,16 @@ def shares(kinds: Sequence[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--simulations", type=int, default=3000, metavar="N", help="of each number of rivals")
-    parser.add_argument("--rivals", type=int, nargs="+", default=[1, 5], metavar="N", help="networks found")
-    parser.add_argument("--looks", type=int, nargs="+", default=[3, 5, 7], metavar="N", help="seeds, fewest first")
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--simulations", type=int, default=3000, metavar="N", help="simulations for each number of rivals"
+    )
+    parser.add_argument(
+        "--rivals", type=int, nargs="+", default=[1, 5], metavar="N", help="numbers of networks that a search found"
+    )
+    parser.add_argument(
+        "--looks", type=int, nargs="+", default=[3, 5, 7], metavar="N", help="numbers of seeds, in increasing order"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     facts = provenance(seeds=[SEED], n=options.simulations, test=TEST, mean=MEAN, deviation=DEVIATION)
@@ -63,8 +69,7 @@ def main() -> None:
         fixed = {"first": shares(first), "last": shares(last)}
         table.append({"rivals": rivals, "looks": options.looks, "fixed": fixed, "added": shares(added)})
         print(json.dumps(table[-1]))
-    if options.out is not None:
-        options.out.write_text(json.dumps({"provenance": facts, "wrong": table}, indent=1) + "\n")
+    write_result(options.out, facts, wrong=table)
 
 
 if __name__ == "__main__":
