@@ -1,7 +1,7 @@
 """Search with training code of your own: `python examples/own_training.py`, a few minutes on a CPU.
 
-The function `train` brings its own data, scikit-learn's handwritten digits, and a plain loop of PyTorch. From the
-command line: `lrnas search --trainable own_training:train …` in this folder (docs/own_training.md).
+The function `train` loads its own data, scikit-learn's handwritten digits, and trains with a plain PyTorch loop. From
+the command line: `lrnas search --trainable own_training:train …` in this folder (docs/own_training.md).
 """
 
 import argparse
@@ -17,9 +17,9 @@ import lrnas
 BATCH_SIZE = 64
 
 
-@functools.cache  # a worker trains one network after another: it loads the images once
+@functools.cache  # a worker trains many networks, but loads the images only once
 def load_images() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training images [number, 1, 8, 8] and their classes, and the same for validation."""
+    """Return training images [number, 1, 8, 8] and their classes, then those for validation."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1
     labels = torch.tensor(digits.target)

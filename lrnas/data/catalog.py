@@ -89,12 +89,7 @@ def _read_digits() -> npt.NDArray[np.float64]:
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise MissingExtra("the data set digits", "scikit-learn", "train")
-    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if not file.exists():  # a scikit-learn with another layout
-        from sklearn.datasets import load_digits
-
-        return np.column_stack(load_digits(return_X_y=True))
-    return np.loadtxt(file, delimiter=",")
+    return np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
 
 
 def _load_cifar10(folder: Path, min_size: int, progress: Progress | None) -> ImageSet:

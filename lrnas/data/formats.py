@@ -31,6 +31,8 @@ from lrnas.errors import DataError, MissingExtra, error_line
 
 Entry = tuple[int, int, int]
 """An image inside a file: its first byte, its number of bytes, and its class."""
+Entries = Callable[[Path], Iterable[Entry]]
+"""Function that finds the images inside a file."""
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "dev"), "test": ("test",)}
 """Our names of the splits, and the names they have elsewhere."""
@@ -273,11 +275,7 @@ def _parse_record(record: bytes) -> Any:
 
 
 def _index(
-    files: Sequence[Path],
-    entries: Callable[[Path], Iterable[Entry]],
-    key: str,
-    folder: str | None,
-    progress: Progress | None,
+    files: Sequence[Path], entries: Entries, key: str, folder: str | None, progress: Progress | None
 ) -> tuple[Indices, Indices, Indices, Indices]:
     """Return the labels, files, starts and lengths of all images.
 

@@ -151,7 +151,7 @@ class StreamSet(DataSet):
             numbers = np.arange(len(stream.source.labels))
             blocks = torch.from_numpy(numbers).split(EVAL_BATCH)
             pictures = Pictures(stream.source, numbers, corner, replace=False)
-            loader = make_loader(pictures, Order(blocks, blocks), self.loaders, torch.device("cpu"), keep=False)
+            loader = make_loader(pictures, Order(blocks, blocks), self.loaders, torch.device("cpu"))
             for block, batch in zip(blocks, read_batches(loader), strict=True):
                 stream.unreadable.update(batch.problems)
                 progress("reading images", int(block[-1]) + 1, len(numbers))
@@ -223,20 +223,13 @@ def make_stream(found: Found, image_size: int, loaders: int | None = None) -> St
             )
         training.where, chosen = stratified(train.labels, VALIDATION_SHARE)
         validation = replace(training, title="validation", where=chosen)  # shares what is known to be unreadable
-    test = sources["test" if "test" in sources else "val"]
+    tested = sources["test" if "test" in sources else "val"]
+    test = Stream("test", tested, np.arange(len(tested.labels)))
     if loaders is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         loaders = min(MOST_LOADERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
-    return StreamSet(
-        name,
-        f"{parse_name(name)[0]}:{digest.hexdigest()[:16]}{bytes_hash and '+'}{bytes_hash}",
-        classes,
-        image_size,
-        training,
-        validation,
-        Stream("test", test, np.arange(len(test.labels))),
-        loaders,
-    )
+    identity = f"{parse_name(name)[0]}:{digest.hexdigest()[:16]}{bytes_hash and '+'}{bytes_hash}"
+    return StreamSet(name, identity, classes, image_size, training, validation, test, loaders)
 
 
 class _TrainStream:
@@ -256,7 +249,7 @@ class _TrainStream:
         self.shift, self.scale = _shift_and_scale(device)
         self.order = Order()
         pictures = Pictures(stream.source, stream.where, training_transform(size, recipe.mirror), replace=True)
-        self.loader = make_loader(pictures, self.order, loaders, device, keep=True)
+        self.loader = make_loader(pictures, self.order, loaders, device)
 
     def start_epoch(self, generator: torch.Generator) -> None:
         """Draw the order and, for every image, the seed of its crop and reflection; start to read."""
@@ -303,7 +296,7 @@ class _EvalStream:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         mine = torch.arange(len(self.stream))[rank() :: world_size()].split(EVAL_BATCH)
         order = Order(mine, [torch.zeros_like(part) for part in mine])
-        loader = make_loader(self.pictures, order, min(self.loaders, len(order)), self.device, keep=False)
+        loader = make_loader(self.pictures, order, min(self.loaders, len(order)), self.device)
         with closing(read_batches(loader)) as batches:  # after an error too: tracebacks keep loader processes alive
             for batch in batches:
                 self.stream.report(batch.problems)

@@ -146,15 +146,15 @@ def _reason(error: Exception) -> str:
     return re.sub(r"(: '.*'| <_io\..*>)$", "", str(text).splitlines()[0])
 
 
-def make_loader(pictures: Pictures, order: Order, loaders: int, device: torch.device, keep: bool) -> DataLoader[Batch]:
-    """Make the DataLoader of a split; with `keep`, its processes stay from one pass to the next."""
+def make_loader(pictures: Pictures, order: Order, loaders: int, device: torch.device) -> DataLoader[Batch]:
+    """Make the DataLoader of a split; its processes stay from one pass to the next."""
     return DataLoader(
         pictures,
         batch_size=None,  # `order` has whole batches
         sampler=order,
         num_workers=loaders,
         pin_memory=device.type == "cuda",
-        persistent_workers=keep and loaders > 0,
+        persistent_workers=loaders > 0,
         generator=torch.Generator(),  # its own, so that dropout's random numbers do not change
     )
 

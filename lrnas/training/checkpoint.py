@@ -22,6 +22,8 @@ from lrnas.recipes import Recipe
 
 VERSION = 1
 RECORD = "checkpoint.json"
+Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
+"""Tensors and record of a checkpoint."""
 
 
 class CheckpointError(LrnasError):
@@ -62,9 +64,7 @@ def save_model(
     save_checkpoint(folder, epoch, {**weights, **tensors}, {**described(model), **record})
 
 
-def load_checkpoint(
-    folder: Path, identity: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+def load_checkpoint(folder: Path, identity: Mapping[str, Any] | None = None) -> Checkpoint | None:
     """Load the checkpoint in a folder.
 
     Args:
@@ -121,8 +121,7 @@ def recorded_curve(folder: Path) -> list[dict[str, Any]]:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    curve: list[dict[str, Any]] = record["state"]["curve"]
-    return curve
+    return list(record["state"]["curve"])
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

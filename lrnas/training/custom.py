@@ -77,7 +77,7 @@ class Run:
         ...         loss = train_one_epoch(model, optimizer)
         ...         run.report(validation_accuracy(model), loss=loss)
         >>> model = lrnas.create_model(lrnas.get_point("nin").architecture, num_classes=10, in_chans=1)
-        >>> train(model, Run(model, epochs=1, folder="scratch"))
+        >>> train(model, lrnas.Run(model, epochs=1, folder="scratch"))
     """
 
     def __init__(
@@ -239,8 +239,7 @@ class Run:
 
 
 def _unpack(packed: Tensor) -> dict[str, Any]:
-    states: dict[str, Any] = torch.load(io.BytesIO(packed.numpy().tobytes()), map_location="cpu", weights_only=True)
-    return states
+    return dict(torch.load(io.BytesIO(packed.numpy().tobytes()), map_location="cpu", weights_only=True))
 
 
 def _number(name: str, value: Any) -> float:

@@ -21,7 +21,7 @@ from lrnas.data.names import data_folder, with_absolute_paths
 from lrnas.models.plan import canonical_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.training.custom import Run, Trainable, train_with
-from lrnas.training.loop import EpochReport, Result, train
+from lrnas.training.loop import Device, Report, Result, train
 
 OWN_DATA = "own data"
 """Replaces the name of the data set if the training function loads data of its own."""
@@ -53,7 +53,7 @@ class Job:
     seed: int
     min_size: int = 1
     """Images in memory that are smaller are enlarged to at least this size."""
-    data_dir: str | None = None
+    data_dir: str | Path | None = None
     """Where data sets are kept, as an absolute path."""
     image_size: int | None = None
     """Rows and columns of images that are read from files."""
@@ -113,10 +113,10 @@ class Job:
         model: nn.Module,
         data: DataSet,
         folder: Path | None,
-        device: torch.device | str,
+        device: Device,
         *,
         compile_model: bool = False,
-        report: Callable[[EpochReport], None] | None = None,
+        report: Report | None = None,
     ) -> Result:
         """Train a model in this process, or continue from the checkpoint in the folder.
 
@@ -145,11 +145,7 @@ class Job:
         )
 
     def run_trainable(
-        self,
-        folder: Path,
-        device: torch.device | str,
-        load_data: Callable[[], DataSet],
-        tell: Callable[[dict[str, Any]], object],
+        self, folder: Path, device: Device, load_data: Callable[[], DataSet], tell: Callable[[dict[str, Any]], object]
     ) -> dict[str, Any]:
         """Train with the job's own training function, or continue from the checkpoint in the folder.
 

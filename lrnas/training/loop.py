@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -25,6 +25,7 @@ from lrnas.recipes import Recipe
 from lrnas.training.checkpoint import load_checkpoint, load_weights, save_model
 
 Status = Literal["completed", "diverged"]
+Device = torch.device | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,10 @@ class EpochReport:
     seconds: float
     note: str = ""
     """A message for the user, for example about lack of memory."""
+
+
+Report = Callable[[EpochReport], None]
+"""Callback after every epoch."""
 
 
 @dataclass(slots=True)
@@ -89,12 +94,12 @@ def train(
     recipe: Recipe,
     *,
     seed: int,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
     folder: Path | None = None,
-    identity: Mapping[str, Any] | None = None,
+    identity: dict[str, Any] | None = None,
     cache: Path | None = None,
     compile_model: bool = False,
-    report: Callable[[EpochReport], None] | None = None,
+    report: Report | None = None,
 ) -> Result:
     """Train a model in place.
 
@@ -177,7 +182,7 @@ def _make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> t
     )
 
 
-def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity: Mapping[str, Any]) -> _State:
+def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity: dict[str, Any]) -> _State:
     """Restore weights, momentum and state from the checkpoint in a folder, if there is one."""
     checkpoint = load_checkpoint(folder, identity)
     if checkpoint is None:
@@ -191,9 +196,7 @@ def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity
     return _State(**{**saved, "curve": [EpochReport(**entry) for entry in saved["curve"]]})
 
 
-def _save(
-    folder: Path, model: nn.Module, optimizer: torch.optim.SGD, state: _State, identity: Mapping[str, Any]
-) -> None:
+def _save(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, state: _State, identity: dict[str, Any]) -> None:
     buffers = {name: optimizer.state[value].get("momentum_buffer") for name, value in model.named_parameters()}
     momentum = {f"momentum.{name}": buffer for name, buffer in buffers.items() if buffer is not None}
     save_model(folder, state.epoch, model, momentum, {"identity": identity, "state": asdict(state)})
@@ -270,7 +273,10 @@ class _Step:
                 except torch.OutOfMemoryError:
                     if 2 * self.micro_batches > len(self.columns):
                         raise
-                    self._halve_micro_batches()
+                    self.micro_batches *= 2  # the gradients stay the same
+                    self.graph = None
+                    self.optimizer.zero_grad(set_to_none=True)
+                    torch.cuda.empty_cache()
                     note = f"out of memory: every step now takes {self.micro_batches} micro-batches"
             # with several workers, all of them go on to the end
             if i % 128 == 127 and world_size() == 1 and not math.isfinite(float(self.loss)):
@@ -340,13 +346,6 @@ class _Step:
         self.capture_seconds = time.perf_counter() - started
         return graph
 
-    def _halve_micro_batches(self) -> None:
-        """Split every batch into twice as many parts; the gradients stay the same."""
-        self.micro_batches *= 2
-        self.graph = None
-        self.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-
 
 def _loss(outputs: Tensor | tuple[Tensor, ...], labels: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
     """Return the loss, with those of auxiliary heads, and the logits."""
@@ -364,13 +363,7 @@ def is_finite(model: nn.Module) -> bool:
 
 
 def evaluate(
-    model: nn.Module,
-    split: Sized,
-    data: DataSet,
-    recipe: Recipe,
-    *,
-    device: torch.device | str = "cpu",
-    cache: Path | None = None,
+    model: nn.Module, split: Sized, data: DataSet, recipe: Recipe, *, device: Device = "cpu", cache: Path | None = None
 ) -> tuple[float, float]:
     """Evaluate a model on a split, with the preprocessing of its training.
 

@@ -12,7 +12,7 @@ import logging
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from lrnas.data.names import pin_data_folder
 from lrnas.errors import LrnasError, MissingExtra
 from lrnas.training.checkpoint import recorded_curve
 from lrnas.training.job import Job
-from lrnas.training.loop import EpochReport, Status
+from lrnas.training.loop import EpochReport, Report, Status
 
 OUTCOME = "outcome.json"
 
@@ -34,7 +34,7 @@ def run_on_workers(
     use_gpu: bool,
     address: str | None = None,
     compile_model: bool = False,
-    report: Callable[[EpochReport], None] = lambda entry: None,
+    report: Report = lambda entry: None,
 ) -> Status:
     """Train a job to its end on several workers; its checkpoint is then in `folder`.
 
@@ -116,7 +116,7 @@ def _work(config: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _watching(folder: Path, report: Callable[[EpochReport], None]) -> Iterator[None]:
+def _watching(folder: Path, report: Report) -> Iterator[None]:
     """Report new epochs in the checkpoint of a folder, from a thread, until the block ends."""
     reported = len(recorded_curve(folder))  # epochs of an earlier run
     ended = threading.Event()

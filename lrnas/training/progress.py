@@ -13,11 +13,11 @@ from lrnas._messages import logger
 from lrnas.data.names import Progress
 
 if TYPE_CHECKING:
-    from lrnas.training.loop import EpochReport
+    from lrnas.training.loop import EpochReport, Report
 
 
 @contextmanager
-def training_view(label: str) -> Iterator[Callable[[EpochReport], None]]:
+def training_view(label: str) -> Iterator[Report]:
     """Yield the `report` callback for `train`, which shows the epochs of one network.
 
     Args:

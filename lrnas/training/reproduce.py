@@ -9,7 +9,7 @@ everything that is needed to repeat it; a run whose file exists is not trained a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from lrnas.models.summary import Summary, read_source, summarise
 from lrnas.recipes import Recipe, get_recipe
 from lrnas.training.checkpoint import difference
 from lrnas.training.job import Job
-from lrnas.training.loop import EpochReport, Result, evaluate
+from lrnas.training.loop import Report, Result, evaluate
 from lrnas.training.progress import download_view, training_view
 from lrnas.training.provenance import provenance
 from lrnas.training.seed_stats import OverSeeds
@@ -192,9 +192,8 @@ def reproduce(
     except OSError as error:
         raise DataError(f"cannot write to {out}: {error.strerror}; give another --out") from None
 
-    where = None if data_dir is None else str(data_dir)
     jobs = {
-        label: Job(network, image_set.name, chosen, 0, smallest, where, image_size, loaders)
+        label: Job(network, image_set.name, chosen, 0, smallest, data_dir, image_size, loaders)
         for label, network in networks.items()
     }
     base_macs = [*jobs.values()][-1].macs(image_set)
@@ -264,14 +263,7 @@ def _run(label: str, job: Job, data: DataSet, file: Path, execution: _Execution)
     }
 
 
-def _train(
-    job: Job,
-    model: nn.Module,
-    data: DataSet,
-    folder: Path,
-    execution: _Execution,
-    report: Callable[[EpochReport], None],
-) -> Result:
+def _train(job: Job, model: nn.Module, data: DataSet, folder: Path, execution: _Execution, report: Report) -> Result:
     device, workers, address, compile_model = execution
     if workers == 1:
         return job.run(model, data, folder, device, compile_model=compile_model, report=report)

@@ -27,8 +27,5 @@ class OverSeeds:
 
     def numbers(self) -> dict[str, Any]:
         """Return mean, deviation and number of seeds for JSON, which has no NaN."""
-        return {
-            "mean": self.mean if math.isfinite(self.mean) else None,
-            "sd": self.deviation,
-            "n": len(self.accuracies),
-        }
+        mean = self.mean if math.isfinite(self.mean) else None
+        return {"mean": mean, "sd": self.deviation, "n": len(self.accuracies)}
