@@ -9,14 +9,13 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from lrnas import __version__
 from lrnas._messages import show_messages
 from lrnas.cli import catalog, export, figures, networks, profile, report, retrain, search
 from lrnas.cli.options import Parser
 from lrnas.cli.output import INTERRUPTED
-from lrnas.errors import LrnasError, UnknownName
+from lrnas.errors import LrnasError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,26 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> Parser:
     """The parser of all commands."""
-    parser = _Program(prog="lrnas", description="Neural architecture search over convolution filters of mixed shapes.")
+    parser = Parser(prog="lrnas", description="Neural architecture search over convolution filters of mixed shapes.")
     parser.add_argument("--version", action="version", version=f"lrnas {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for family in (networks, catalog, profile, search, retrain, export, report, figures):
         family.add_commands(commands)
-    parser.names = tuple(commands.choices)
     return parser
-
-
-class _Program(Parser):
-    """The parser of the first word."""
-
-    names: tuple[str, ...] = ()
-
-    def error(self, message: str) -> NoReturn:
-        if "invalid choice: " in message:
-            name = message.split("'")[1]
-            raise UnknownName("command", name, self.names, " (see `lrnas --help`)")
-        super().error(message)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -24,9 +24,12 @@ WORKERS = ("cpus_per_trial", "gpus_per_trial", "concurrency", "address")
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser whose errors are one line, with the closest option where one is unknown."""
+    """Parser whose errors are one line, which names the closest command or option if one is unknown."""
 
     def error(self, message: str) -> NoReturn:
+        if choice := re.match(r"argument (\w+): invalid choice: '(.*)' \(choose from (.*)\)", message):
+            known = re.findall(r"[\w-]+", choice[3])
+            raise UnknownName(choice[1].lower(), choice[2], known, f" (see `{self.prog} --help`)")
         raise LrnasError(f"{message}; see `{self.prog} --help`")
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
@@ -103,9 +106,8 @@ def add_option(
     how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if kind is not FLAG:
         how = {"action": _ReadValue, "kind": kind, "metavar": metavar, "dest": dest or name[2:].replace("-", "_")}
-    command.add_argument(
-        name, default=default, help=with_default(help, None if default == argparse.SUPPRESS else default), **how
-    )
+    text = help if default == argparse.SUPPRESS else with_default(help, default)
+    command.add_argument(name, default=default, help=text, **how)
 
 
 def add_settings(command: Any, *names: str, help: str = "", default: Any = None) -> None:  # noqa: A002

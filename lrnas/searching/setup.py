@@ -86,6 +86,7 @@ class SearchTraining:
         self.recipe = get_recipe(settings.recipe, backbone, size, num_images, changes, own_crops=own_crops)
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
+        self.input_size = self.recipe.crop or size
         self.rungs = rung_epochs(settings.min_epochs, self.recipe.epochs)
         self.objectives = pick_objectives(settings.objectives)
 
@@ -122,10 +123,6 @@ class SearchTraining:
             self._open_latency(threads, study.user_attrs.get(MANIFEST, {}))
         return check_manifest(study, self._manifest())
 
-    @property
-    def _input_size(self) -> int:
-        return self.recipe.crop or self.data.image_size
-
     def _open_latency(self, threads: int, manifest: Mapping[str, Any]) -> None:
         """Include latency on a device of this machine in costs; a study keeps what it measured when it began."""
         from lrnas.profiling import latency_table as tables  # imports timm
@@ -136,7 +133,7 @@ class SearchTraining:
         file = tables.table_file(data_folder(self.settings.data_dir))
         logger.info(f"latency: measuring layers on {conditions}; kept in {file}")
         table = tables.LatencyTable(conditions, file, device)
-        self.latency = tables.Latency(table, self._input_size, self.data.num_classes, self.data.channels)
+        self.latency = tables.Latency(table, self.input_size, self.data.num_classes, self.data.channels)
         self.max_latency = manifest.get("reference", {}).get("latency")
         if self.max_latency is None:
             self.latency = self.latency.calibrated(self._named()[: tables.REFERENCES])
@@ -165,7 +162,7 @@ class SearchTraining:
 
     def _count(self, architecture: Architecture) -> dict[str, float]:
         data = self.data
-        cost = make_plan(architecture, self._input_size, data.num_classes, data.channels, check_fit=False).cost
+        cost = make_plan(architecture, self.input_size, data.num_classes, data.channels, check_fit=False).cost
         return {"macs": cost.macs, "params": cost.params}
 
     def _manifest(self) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str],
             ["search", "nin", "--num-epochs", "3"],
             "unknown option '--num-epochs'; did you mean --min-epochs or --epochs",
         ),
-        (["plot", "parteo"], "invalid choice: 'parteo' (choose from"),
+        (["plot", "parteo"], "unknown picture 'parteo'; did you mean pareto? (see `lrnas plot --help`)"),
         (["retrain", "s", "--trials", "one"], "--trials takes numbers of trials with commas between; got 'one'"),
     ],
 )
