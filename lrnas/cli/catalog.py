@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the program."""
-    add_command(commands, "recipes", _recipes, "the fields of a training recipe and their values")
+    add_command(commands, "recipes", _recipes, "show the fields of training recipes and their values")
 
     data = add_command(
         commands,
@@ -31,7 +31,7 @@ def add_commands(commands: Any) -> None:
     add_settings(data, "data_dir")
 
     text = "The search spaces that come with lrnas; with NAME, what varies in that one (see docs/spaces.md)."
-    spaces = add_command(commands, "spaces", _spaces, "the search spaces, or the parameters of one", text)
+    spaces = add_command(commands, "spaces", _spaces, "list the search spaces, or show the parameters of one", text)
     text = "A space, FILE.toml, or timm:MODEL for any CNN of timm (default: list all spaces)."
     spaces.add_argument("source", nargs="?", metavar="NAME", help=text)
     add_settings(spaces, "granularity", "divisor")

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def add_commands(commands: Any) -> None:
     """Add the commands to the program."""
     text = "Every network of the paper's tables 1, 3 and 4: published counts beside those counted here."
-    add_command(commands, "models", _models, "the paper's networks: published counts beside ours", text)
+    add_command(commands, "models", _models, "list the paper's networks: published counts beside ours", text)
 
     text = "Multiply-accumulates and parameters of one network, exact and before any training."
-    count = add_command(commands, "count", _count, "multiply-accumulates and parameters of one network", text)
+    count = add_command(commands, "count", _count, "count multiply-accumulates and parameters of one network", text)
     count.add_argument(
         "source",
         metavar="NETWORK",
@@ -54,7 +54,7 @@ def add_commands(commands: Any) -> None:
     add_device(reproduce, "Train")
     text = "Compile the network with torch.compile; worth it in long runs."
     reproduce.add_argument("--compile", action="store_true", dest="compile_model", help=text)
-    add_option(reproduce, "--workers", WHOLE, "N", "Train one network on N GPUs (without a GPU: in N processes)", 1)
+    add_option(reproduce, "--workers", WHOLE, "N", "Train one network on N GPUs or, without a GPU, in N processes", 1)
 
 
 def _models(options: argparse.Namespace) -> None:

@@ -62,7 +62,7 @@ def add_command(
     Returns:
         The parser of the command.
     """
-    command: Parser = commands.add_parser(name, help=help, description=description or f"{help}.")
+    command: Parser = commands.add_parser(name, help=help, description=description or f"{help.capitalize()}.")
     command.set_defaults(run=run)
     if json:
         command.add_argument("--json", action="store_true", help="Print JSON instead of a table.")

@@ -29,7 +29,7 @@ def add_commands(commands: Any) -> None:
         commands,
         "report",
         _report,
-        "studies as one HTML page, and as figures for print",
+        "write studies as one HTML page, with figures for print",
         "Write one HTML page that holds all it needs, and the figures as PNG and SVG (see docs/report.md).",
     )
     text = "As in `lrnas studies`; several share one front (default: the only study)."
@@ -40,7 +40,7 @@ def add_commands(commands: Any) -> None:
         commands,
         "plot",
         _plot,
-        "one figure of a study: PDF, PNG or SVG",
+        "draw one figure of a study: PDF, PNG or SVG",
         "One figure of a study. pareto: accuracy against cost. history: how the front grew. allocation: what the "
         "networks along the front are made of. curves: accuracy by epoch.",
         json=False,

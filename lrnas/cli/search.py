@@ -47,7 +47,7 @@ def add_commands(commands: Any) -> None:
     add_settings(studies, "studies")
 
     text = "The front of a study: networks trained in full that no other one beats in every objective."
-    front = add_command(commands, "front", _front, "the networks of a study that no other one beats", text)
+    front = add_command(commands, "front", _front, "show the networks of a study that no other one beats", text)
     text = "As in `lrnas studies` (default: the only study)."
     front.add_argument("study", nargs="?", metavar="STUDY", help=text)
     add_settings(front, "studies", "storage")
