@@ -54,12 +54,12 @@ def add_commands(commands: Any) -> None:
 
 
 def _search(options: argparse.Namespace) -> int:
+    given = {name: value for name, value in vars(options).items() if name in SETTINGS}
+    settings = gather_settings(options.source, given)  # refused before anything heavy is imported
     with needs_extra("a search", "search"):
         from lrnas.searching.search import search
     from lrnas.study.location import Whereabouts
 
-    given = {name: value for name, value in vars(options).items() if name in SETTINGS}
-    settings = gather_settings(options.source, given)
     study = search(settings)
     print_result(options, lambda: _front_as_data(study), lambda: _print_front(study))
     files = _write_files(study, Path(settings.studies) / study.name)
