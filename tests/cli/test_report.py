@@ -1,4 +1,4 @@
-"""lrnas report and lrnas plot, from the command line."""
+"""`lrnas report`, `lrnas plot` and `lrnas dashboard` on the command line."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_report_is_a_page_and_figures(capsys: pytest.CaptureFixture[str], fold
     told = json.loads(out)
     assert code == 0 and told["studies"][0]["study"] == "<s>"
     names = {Path(file).name for file in told["files"]}
-    kinds = ("front", "history", "allocation", "curves")  # of five networks no parameter is known to matter
+    kinds = ("front", "history", "allocation", "curves")  # importances need more than five networks
     assert names == {"report.html", *(f"{kind}.{form}" for kind in kinds for form in ("png", "svg"))}
     assert all(Path(file).parent == folder / "<s>" / "report" and Path(file).stat().st_size for file in told["files"])
 

@@ -1,4 +1,4 @@
-"""Optuna's dashboard shows studies of lrnas's: names, values, attributes, constraints, from every kind of storage."""
+"""Optuna's dashboard shows names, values, attributes and constraints of a study, from every kind of storage."""
 
 import json
 import socket

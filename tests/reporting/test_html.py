@@ -1,4 +1,4 @@
-"""The page of a report: safe whatever things are called, and alive in a real browser."""
+"""Tests of the report page: names never become markup, and everything works in a real browser."""
 
 import base64
 import csv
@@ -25,7 +25,7 @@ from lrnas.study.location import Whereabouts
 
 EVIL = "<img src=x onerror=alert(1)>"
 MARGIN = 28.0
-"""Points, of printed sheets: some less than the 12 mm that the style has."""
+"""Margin of printed sheets, in points; slightly less than the 12 mm of the style sheet."""
 
 
 def write_page(
@@ -82,7 +82,7 @@ def browser() -> Iterator[Any]:
 
 
 class Tab:
-    """A page that is open, and what it complained about."""
+    """An open page, with the errors and requests that it made."""
 
     def __init__(self, browser: Any, file: Path, width: int, height: int, scheme: str = "light") -> None:
         context = browser.new_context(
@@ -105,7 +105,7 @@ class Tab:
             self.complaints.append(request.url)
 
     def see_all(self) -> None:
-        """Scroll to the end and back: charts are drawn when they come in sight."""
+        """Scroll to the end and back, so that all charts are drawn."""
         height = self.page.evaluate("document.documentElement.scrollHeight")
         for y in range(0, height + 1500, 300):
             self.page.evaluate(f"scrollTo(0, {y})")
@@ -113,7 +113,7 @@ class Tab:
         self.page.evaluate("scrollTo(0, 0)")
 
     def wait_for(self, what: str) -> None:
-        """Until this is true; the page lets nobody evaluate text, so Playwright's own way does not work."""
+        """Wait until an expression is true; Playwright's own way is blocked by the page's security policy."""
         for _ in range(100):
             if self.page.evaluate(what):
                 return
@@ -143,7 +143,7 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert tab.points().count() == len(shown)
     buttons = page.locator("#front .modebar-btn").evaluate_all("all => all.map(one => one.dataset.title)")
     assert "Zoom" in buttons and not any("hare" in title for title in buttons)  # nothing is uploaded
-    x, y = tab.move_to(tab.points().last)  # of the paper's, the last
+    x, y = tab.move_to(tab.points().last)  # the last of the paper's networks
     told = page.locator("#front .hoverlayer").text_content()
     assert "nin-c3-lr" in told and "conv1: 3×1 96 | 1×3 96" in told
     page.mouse.click(x, y)
@@ -195,7 +195,7 @@ def test_the_table_in_a_browser(browser: Any, tmp_path: Path) -> None:
     tab = Tab(browser, file, 400, 800, "dark")
     page = tab.page
     tab.see_all()
-    assert page.evaluate("document.documentElement.scrollWidth") == 400  # nothing sticks out
+    assert page.evaluate("document.documentElement.scrollWidth") == 400  # nothing is wider than the screen
     rows = page.locator("#trials tbody tr")
     assert rows.count() == len(networks) == 24
     page.locator("#trials th button", has_text="accuracy").click()
@@ -221,7 +221,7 @@ def test_the_table_in_a_browser(browser: Any, tmp_path: Path) -> None:
 
 
 def printed(tab: Tab, file: Path, **paper: Any) -> tuple[list[str], list[np.ndarray]]:
-    """What the sheets say within their margins, and what they look like."""
+    """Texts of the printed sheets within their margins, and their images."""
     pdfium = pytest.importorskip("pypdfium2")
     tab.page.pdf(path=file, **paper)
     texts, pictures = [], []
@@ -236,7 +236,7 @@ def printed(tab: Tab, file: Path, **paper: Any) -> tuple[list[str], list[np.ndar
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "landscape"), [("A4", False), ("Letter", False), ("A4", True)])
 def test_the_page_on_paper(browser: Any, tmp_path: Path, name: str, landscape: bool) -> None:
-    """A dark page that is wider than paper, and of which only the first chart was seen."""
+    """A dark, wide page of which only the first chart was drawn is printed completely and in light colours."""
     file = write_page(tmp_path, 130, stopped=0.2)
     (study,) = read_data(file.read_text(encoding="utf-8"))["studies"]
     tab = Tab(browser, file, 1400, 900, "dark")
@@ -245,14 +245,14 @@ def test_the_page_on_paper(browser: Any, tmp_path: Path, name: str, landscape: b
     texts, pictures = printed(tab, tmp_path / "page.pdf", **paper)
 
     def of(title: str) -> str:
-        """What the sheet with this heading says after it; charts come last, wherever they are."""
+        """Text after a heading on its sheet; texts of charts come last."""
         (text,) = (text for text in texts if f"{title}\n" in text)
         return text.partition(f"{title}\n")[2]
 
     points = {network["name"] for network in study["networks"] if network["is_paper"]}
     assert points == {"nin", "nin-c3", "nin-c3-lr"} <= set(of("Accuracy against cost").split())
     costs = [network["macs"] / 1e6 for network in study["networks"] if network["on_front"]]
-    columns = of("Layers of the networks on the front").replace("\n", "")  # upright numbers come in pieces
+    columns = of("Layers of the networks on the front").replace("\n", "")  # rotated numbers come in pieces
     assert len(costs) > 5 and [cost for cost in costs if f"{cost:.3g}" not in columns] == []
     assert {str(epoch) for epoch in range(1, study["epochs"] + 1)} <= set(of("Accuracy by epoch").split())
     for title, axis in {
@@ -276,14 +276,14 @@ def test_the_page_on_paper(browser: Any, tmp_path: Path, name: str, landscape: b
     fits = "drawnCharts().every((one) => one._fullLayout.width === one.clientWidth && one.clientWidth {})"
     tab.wait_for(fits.format("> 1100"))
     assert page.evaluate("document.querySelectorAll('.main-svg[viewBox]').length") == 0
-    page.set_viewport_size({"width": 1100, "height": 900})  # they still go with the window
+    page.set_viewport_size({"width": 1100, "height": 900})  # charts still follow the size of the window
     tab.wait_for(fits.format("< 1100"))
     assert tab.complaints == []
 
 
 @pytest.mark.slow
 def test_tables_and_cards_on_paper(browser: Any, tmp_path: Path) -> None:
-    """Names without a place to break fit too; where a card is open, it alone is printed."""
+    """Long names without spaces fit on paper; if a card is open, only the card is printed."""
     name = "a_name_without_a_place_to_break_" * 3
     file = write_page(tmp_path, 8, (name, "b"), space="googlenet")
     networks = read_data(file.read_text(encoding="utf-8"))["studies"][0]["networks"]
@@ -451,7 +451,7 @@ def test_two_fronts_are_told_apart_in_a_browser(browser: Any, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_front_by_means_is_told_from_the_best_for_a_cost_in_a_browser(browser: Any, tmp_path: Path) -> None:
-    """One has fewer parameters and more multiply-accumulates; its single run may be there by luck."""
+    """A network with fewer parameters and more MACs is on the front; a note says that it has only one run."""
     record = fill_study(tmp_path, 12, storage=f"journal:{tmp_path / 'journal'}", objectives="accuracy,macs,params")
     retrained = some_finals(record)
     first = replace(retrained.finals[0], costs=("macs", "params"), runs=(0, 1, 2))
@@ -469,7 +469,7 @@ def test_the_front_by_means_is_told_from_the_best_for_a_cost_in_a_browser(browse
 
     for axis, best in (("macs", [first]), ("params", [small, first])):
         page.select_option("#axis", axis)
-        corners = dict.fromkeys(places("best for the cost shown"))  # it goes on as far as the dearest
+        corners = dict.fromkeys(places("best for the cost shown"))  # the line continues to the highest cost
         assert list(corners)[: len(best)] == pytest.approx([getattr(final, axis) / 1e6 for final in best])
         assert len(corners) == len(best) + (axis == "macs")
         assert places("front by means") == pytest.approx([getattr(final, axis) / 1e6 for final in (first, small)])
@@ -482,7 +482,7 @@ def test_the_front_by_means_is_told_from_the_best_for_a_cost_in_a_browser(browse
 
 @pytest.mark.slow
 def test_a_study_has_one_colour_on_the_page(browser: Any, tmp_path: Path) -> None:
-    """As in the figures: whichever of the others have something to show there, and however many they are."""
+    """Colours do not depend on how many other studies there are or what these have to show."""
     where = f"journal:{tmp_path / 'journal'}"
     record = fill_study(tmp_path, 5, storage=where)
     report = make_report([fill_study(tmp_path, 0, name="empty", storage=where), record])
@@ -543,7 +543,7 @@ def test_costs_that_are_not_known_in_a_browser(browser: Any, tmp_path: Path) -> 
     assert tab.complaints == []
 
     (study,) = make_report([timed]).studies
-    networks = tuple(  # the latency of one alone is known, which waits
+    networks = tuple(  # only one network, which waits, has a known latency
         replace(
             network, trial=replace(network.trial, status="waiting") if not i else replace(network.trial, latency=None)
         )
@@ -596,7 +596,7 @@ def test_points_that_are_painted_as_one(browser: Any, tmp_path: Path) -> None:
         ]
 
     assert list(map(len, painted())) == [len(stopped), len(plain)]
-    best = max(plain, key=lambda network: network["accuracy"])  # it lies apart
+    best = max(plain, key=lambda network: network["accuracy"])  # no other mark is near
     x, y = map(float, painted()[1][plain.index(best)].split(","))
     corner = page.locator("#front .nsewdrag").bounding_box()
     page.mouse.move(corner["x"] + x - 1, corner["y"] + y)
@@ -628,7 +628,7 @@ def test_points_that_are_painted_as_one(browser: Any, tmp_path: Path) -> None:
         page.locator("#front .modebar-btn[data-title*=PNG]").click()
     picture = np.asarray(Image.open(download.value.path()).convert("RGB")).astype(int)
     shade = [int(part, 16) for part in re.findall("..", page.evaluate("colour('--found')")[1:])]
-    assert (abs(picture - shade).max(axis=-1) < 5).sum() > 10 * len(plain)  # some lie on others
+    assert (abs(picture - shade).max(axis=-1) < 5).sum() > 10 * len(plain)  # some marks overlap
     assert tab.complaints == []
 
 
@@ -645,8 +645,8 @@ def test_a_page_of_2000_trials_in_a_browser(browser: Any, tmp_path: Path) -> Non
     file = write_page(tmp_path, 2000)
     assert file.stat().st_size < 8e6
     tab = Tab(browser, file, 1400, 900)
-    assert tab.seconds < 10  # docs/report.md has what it takes; a machine may have other work
-    assert tab.points().count() < 300  # the others are drawn as one
+    assert tab.seconds < 10  # docs/report.md has the measured time; a test machine may be busy
+    assert tab.points().count() < 300  # the others are painted as one element
     tab.see_all()
     assert tab.page.locator("#number").inner_text() == "2,000 trials"
     assert tab.complaints == []

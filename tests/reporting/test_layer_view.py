@@ -1,4 +1,4 @@
-"""Networks layer by layer: what they are made of adds up to what they cost."""
+"""Layers of networks: their costs add up to the cost of the network."""
 
 import pytest
 
@@ -43,5 +43,5 @@ def test_layers_of_unlike_backbones_stand_where_they_belong() -> None:
         "features.8",
         "features.10",
     ]
-    assert merge_orders([["a", "b"], ["b", "a"]]) == ["a", "b"]  # there is no right one
+    assert merge_orders([["a", "b"], ["b", "a"]]) == ["a", "b"]  # they contradict each other
     assert merge_orders([]) == []

@@ -1,4 +1,4 @@
-"""What a report is about: taken from studies as they are, also from those that have little to show."""
+"""Data of a report, also for studies that have little to show."""
 
 import json
 from dataclasses import replace
@@ -72,11 +72,11 @@ def test_importances_are_told_where_they_can_be_known(tmp_path: Path) -> None:
         row.params, row.distributions = {"a": 1, "b": 2}, {"a": IntDistribution(1, 1), "b": IntDistribution(2, 2)}
         fixed.add_trial(row)
     (study,) = make_report([Study("t", fixed, some.objectives, some.manifest)]).studies
-    assert len(study.full) == 20 and study.importances == {}  # not a half each
+    assert len(study.full) == 20 and study.importances == {}  # not one half each
 
 
 def test_importances_leave_duplicates_out(tmp_path: Path) -> None:
-    """A network that is proposed again ends with the values of the first time, and was not trained."""
+    """A network that is proposed again gets the values of its first trial and is not trained."""
     record = fill(tmp_path, 45, stopped=0.0)
     before = make_report([record]).studies[0].importances
     best = max(record.optuna_study.get_trials(), key=lambda row: row.values[0])
@@ -126,7 +126,7 @@ def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: 
 def test_hypervolumes_that_do_not_compare_are_called_that(tmp_path: Path, record: Study) -> None:
     other = fill(tmp_path, 3, name="t")
     other.manifest["reference"] |= {"params": 5}
-    assert make_report([record, other]).remarks() == []  # no objective of theirs
+    assert make_report([record, other]).remarks() == []  # params is not one of their objectives
     other.manifest["reference"] |= {"macs": 2_000_000}
     (remark,) = make_report([record, other]).remarks()
     assert (
@@ -175,7 +175,6 @@ def test_what_differs_between_retrainings_is_told(record: Study) -> None:
     (remark,) = remarks(data="ef56+cd34")  # folders of one name
     assert "(s@mine: data photos (ab12+cd34); t@mine: data photos (ef56+cd34))" in remark
     assert remarks(data_name="pictures") == []  # the same images, in a folder of another name
-    assert remarks(data_name="pictures") == []  # the same images
 
 
 def test_what_is_not_drawn_is_not_computed(record: Study, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a page is told of networks that were tested: every number that the terminal has, and verdicts in parts."""
+"""Data of tested networks in a report: all numbers that the terminal shows, and verdicts in parts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,6 @@ from retrainings import FOUND, retrain_by_hand
 from lrnas.reporting import retrained_report as tested
 from lrnas.study.retrained import Final
 from lrnas.study.verdicts import judge
-
-"""A trial that is none of the paper's, and costs less than some of these."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +56,7 @@ def test_a_network_on_the_front_by_fewer_runs_is_called_that(again: tested.Teste
 
 
 def test_the_table_tells_the_p_value_where_the_sentence_does(again: tested.Tested) -> None:
-    """Of ten, the interval of the best lies above zero, and it matches all the same: what is corrected says why."""
+    """The interval of the best of ten is above zero, but the verdict is `matched`, as a note on corrected p says."""
     first = again.retrained.finals[0]
     accuracies = {"rival": (0.925, 0.935, 0.945)} | {f"o{i}": (0.88, 0.90, 0.92 + i / 1000) for i in range(9)}
     found = [replace(first, identity=name, point=None, accuracies=values) for name, values in accuracies.items()]
@@ -75,7 +73,7 @@ def test_the_table_tells_the_p_value_where_the_sentence_does(again: tested.Teste
     assert alone["kind"] == "dominated" and alone["p"] == pytest.approx(among["p"] / 10)
     assert "corrected" not in alone["note"]
     assert near["kind"] == "matched" and near["interval"][0] < 0
-    assert near["p"] is None and near["note"] == "as far as 3 runs tell"  # the interval says it
+    assert near["p"] is None and near["note"] == "as far as 3 runs tell"  # the interval alone decides
 
 
 def test_a_verdict_without_a_rival_says_why(again: tested.Tested) -> None:

@@ -1,4 +1,4 @@
-"""The lines that a report offers are understood by the command line, and mean what they say."""
+"""The commands that a report suggests are accepted by the command line and do what their titles say."""
 
 import json
 import shlex
@@ -39,7 +39,7 @@ def test_lines_are_commands(record: Study, tmp_path: Path) -> None:
     assert (options.study, options.trials, options.storage) == ("it's <b>", [4], "journal:a b")
     options = make_parser().parse_args(shlex.split(export.line)[1:])
     assert (options.source, options.studies, options.storage) == ("it's <b>:4", "my studies", "journal:a b")
-    assert options.fresh  # nobody kept its weights
+    assert options.fresh  # its weights were not kept
 
 
 def test_the_recipe_is_the_study_s(record: Study) -> None:

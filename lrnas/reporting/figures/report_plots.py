@@ -206,10 +206,9 @@ def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> N
         path: File or files to write; the suffix of each gives its format.
         axis: Cost by which networks are ordered.
     """
-    front = [network for network in study.front if network.layers]
+    front = sorted(study.front, key=lambda network: network.cost(axis.name) or 0.0)
     if not front:
         raise StudyError(f"{study.name} has no front to show; let the search run until a network is trained in full")
-    front.sort(key=lambda network: network.cost(axis.name) or 0.0)
     number = min(len(front), MAX_NETWORKS)  # evenly along the front, with both ends
     shown = [front[round(i * (len(front) - 1) / max(number - 1, 1))] for i in range(number)]
     layers = merge_orders([layer.name for layer in network.layers if layer.is_varied] for network in shown)

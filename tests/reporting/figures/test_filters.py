@@ -1,4 +1,4 @@
-"""Filters as pictures: what the network computes, in the order and colours that are promised."""
+"""Pictures of filters: effective filters are what the network computes, in the documented order and colours."""
 
 import json
 from pathlib import Path
@@ -28,12 +28,12 @@ OWN = Architecture(
     },
     batch_norm=True,
 )
-"""A joined layer, a separable one and one that a 1×1 layer follows."""
+"""A network with a joined layer, a separable layer, and a layer followed by a 1×1 layer."""
 SIZE = 32
 
 
 def trained(architecture: Architecture = OWN, in_chans: int = 3) -> nn.Module:
-    """A network none of whose numbers is as it was drawn."""
+    """A network in which all norms and biases differ from their initial values."""
     torch.manual_seed(0)
     model = create_model(architecture, 10, in_chans).eval()
     for module in model.modules():
@@ -59,7 +59,7 @@ def images(channels: int = 3) -> Tensor:
 
 
 def run_layer(model: nn.Module, path: str) -> tuple[Tensor, Tensor]:
-    """What a layer is given and what it puts out."""
+    """Input and output of a layer."""
     seen: list[tuple[Tensor, Tensor]] = []
     handle = model.get_submodule(path).register_forward_hook(
         lambda module, inputs, output: seen.append((inputs[0].clone(), output.clone()))
@@ -72,7 +72,7 @@ def run_layer(model: nn.Module, path: str) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", ["conv1", "conv2"])
 def test_effective_filters_are_what_the_layer_computes(name: str) -> None:
-    """Its bias and the border apart, a convolution with them is the layer."""
+    """Except for bias and border, a convolution with the effective filters equals the layer."""
     model = trained()
     found = read_filters(model, name, images())
     kernels = found.sets[-1].kernels
@@ -112,7 +112,7 @@ def test_a_cross_by_hand() -> None:
 
 
 def test_the_next_layer_combines_where_there_is_no_join() -> None:
-    """The 1×1 layer's output, with the ReLU before it taken away, is a convolution with the effective filters."""
+    """Without the ReLU before it, the output of the 1×1 layer is a convolution with the effective filters."""
     model = trained()
     found = read_filters(model, "conv3", images())
     assert found.sets[-1].remark == "as the 1×1 layer cccp5 combines them, without the ReLU in between"

@@ -1,4 +1,4 @@
-"""Legends and names in pictures: that they hide neither marks nor each other, where there is room."""
+"""Legends and names hide neither marks nor each other, if there is room."""
 
 import csv
 from pathlib import Path
@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parents[3] / "results"
 
 
 def boxes(axes: Axes) -> list[Bbox]:
-    """Of names, without the lines to their points."""
+    """Boxes of names, without the lines to their points."""
     axes.figure.draw_without_rendering()
     renderer = axes.figure._get_renderer()
     return [Text.get_window_extent(note, renderer) for note in axes.texts]
@@ -32,7 +32,7 @@ def leaders(axes: Axes) -> dict[str, Outline]:
 
 
 def crossings(axes: Axes) -> list[tuple[str, str]]:
-    """Whose line goes through which other name."""
+    """Pairs of names: the line of the first one crosses the second one."""
     lines = leaders(axes)
     names = {note.get_text(): box for note, box in zip(axes.texts, boxes(axes), strict=True)}
     return [
@@ -66,7 +66,7 @@ def test_names_hide_neither_marks_nor_names_nor_the_legend() -> None:
 
 
 def test_a_name_is_nearest_to_its_own_point() -> None:
-    """Two points side by side: neither name stands where it would be read as the other's."""
+    """With two points side by side, neither name is placed where it would be read as the other's."""
     figure = make_figure(7, 5)
     axes = figure.subplots()
     places = {"left": (5.0, 5.0), "right": (5.25, 5.0)}
@@ -81,7 +81,7 @@ def test_a_name_is_nearest_to_its_own_point() -> None:
 
 
 def test_lines_to_points_do_not_cross_other_names() -> None:
-    """As one did in a search in which two of the paper's networks lie side by side, among others."""
+    """A search in which two of the paper's networks lie side by side, among others, once had such a line."""
     with (RESULTS / "search" / "vgg11-cifar10.csv").open(newline="", encoding="utf-8") as stream:
         rows = [row for row in csv.DictReader(stream) if row["status"] == "completed"]
     places: dict[str, list[Position]] = {"paper": [], "found": [], "front": []}
@@ -103,13 +103,13 @@ def test_lines_to_points_do_not_cross_other_names() -> None:
     settle_layout(figure)
     add_legend(axes)
     name_positions(axes, named)
-    assert len(axes.texts) == 8 and leaders(axes)  # of some names, or there is nothing to cross
+    assert len(axes.texts) == 8 and leaders(axes)  # some names have lines, else nothing could cross
     assert crossings(axes) == []
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_lines_to_points_do_not_cross_names_in_a_crowd(seed: int) -> None:
-    """Whichever of a name and a line was there first."""
+    """The order in which names and lines are placed does not matter."""
     figure = make_figure(7, 5)
     axes = figure.subplots()
     places = np.random.default_rng(seed).normal(5, 0.7, (9, 2))
@@ -123,7 +123,7 @@ def test_lines_to_points_do_not_cross_names_in_a_crowd(seed: int) -> None:
 
 @pytest.mark.parametrize("free", ["lower right", "lower left", "upper left", "upper right"])
 def test_legends_go_where_nothing_is(free: str) -> None:
-    """Also bars of errors count."""
+    """Error bars are avoided too."""
     figure = make_figure(5, 4)
     axes = figure.subplots()
     corners = {f"{y} {x}": (i, j) for i, x in enumerate(("left", "right")) for j, y in enumerate(("lower", "upper"))}

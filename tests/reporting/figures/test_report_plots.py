@@ -1,4 +1,4 @@
-"""Figures for print: that they are written in every form, show what they should, and say when there is nothing."""
+"""Figures of studies: formats, contents, and errors if there is nothing to show."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ def report(records: list[Study]) -> Report:
 
 
 def all_drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> list[Axes]:
-    """The axes of a figure that is written."""
+    """All axes of the figure that a function writes."""
     drawn: list[Axes] = []
     monkeypatch.setattr(
         "lrnas.reporting.figures.style.save_figure",
@@ -54,7 +54,7 @@ def all_drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> l
 
 
 def drawn_by(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> Axes:
-    """The only ones of it."""
+    """The only axes of the figure that a function writes."""
     (axes,) = all_drawn_by(monkeypatch, draw)
     return axes
 
@@ -64,7 +64,7 @@ def legend_of(axes: Axes) -> list[str]:
 
 
 def rings_of(axes: Axes) -> list[PathCollection]:
-    """Marks without an inside."""
+    """Marks that are not filled."""
     return [one for one in axes.collections if isinstance(one, PathCollection) and not len(one.get_facecolor())]
 
 
@@ -88,7 +88,7 @@ def with_trials(record: Study, change: Callable[[Trial], Trial | None]) -> Study
 def test_the_legend_has_what_can_be_seen(
     reach: str, records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Networks that were stopped are often far below the others: the axis does not reach there, but a note tells."""
+    """Stopped networks far below the others are outside the axes; a note gives their number."""
     record = records[1]
     stopped = [trial.number for trial in record.trials() if trial.status == "stopped"]
     best = max(trial.accuracy or 0 for trial in record.trials() if trial.status == "completed")
@@ -133,7 +133,7 @@ def test_curves_that_are_not_there_are_not_in_the_legend(
 
 @pytest.mark.parametrize("axis", ["macs", "params"])
 def test_the_front_is_ringed(axis: str, records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on the page, whichever cost is shown; by the staircase alone, only where that is of the objective."""
+    """Rings mark the front of the objectives, whichever cost is shown."""
     record = records[0]
     axes, *bar = all_drawn_by(monkeypatch, lambda: plot_front(make_report([record], axis=axis), tmp_path / "front.svg"))
     assert len(bar) == (axis == "params")
@@ -200,13 +200,13 @@ def test_figures_tell_what_they_show(report: Report, records: list[Study], tmp_p
     assert "hours of training" in texts["history"] and "rungs" in texts["curves"]
     assert all(name in texts["allocation"] for name in ("conv1", "conv3", "k×k", "join"))
     assert "accuracy" in texts["importances"] and "conv1.width" in texts["importances"]
-    assert "20 networks trained in full, 20 of 22<" in texts["importances"]  # and a second line
+    assert "20 networks trained in full, 20 of 22<" in texts["importances"]  # continued on a second line
     assert "mean ± sd over seeds" in texts["finals"]
     assert "parameters, millions" in texts["one"]
 
 
 def test_every_final_has_its_own_place(records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same networks in two retrainings, with other accuracies; one seed has no bar, and names no mathematics."""
+    """The same networks in two retrainings with other accuracies; one seed has no bar, and dollars in names stay."""
     first = some_finals(records[0], point="$x$ and $y$")
     lower = [replace(final, accuracies=tuple(value / 2 for value in final.accuracies)) for final in first.finals]
     two = make_report(records, retrained=[first, replace(first, study="_two", finals=tuple(lower))])
@@ -226,13 +226,13 @@ def test_every_final_has_its_own_place(records: list[Study], tmp_path: Path, mon
 def test_the_front_of_several_costs_is_told_from_the_line_of_one(
     records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One has fewer parameters and more multiply-accumulates: on the front, but not the best for the cost shown."""
+    """A network with fewer parameters and more multiply-accumulates is on the front, but not the best for MACs."""
     first = some_finals(records[0]).finals[0]
     first = replace(first, costs=("macs", "params"))
     small = replace(first, identity="small", macs=2 * first.macs, params=first.params // 2, accuracies=(0.8,) * 3)
     beaten = replace(small, identity="beaten", macs=3 * first.macs, params=first.params)
     retrained = replace(some_finals(records[0]), finals=(first, small, beaten))
-    for axis, best in (("macs", [first, beaten]), ("params", [small, first])):  # it goes on as far as the dearest
+    for axis, best in (("macs", [first, beaten]), ("params", [small, first])):  # the line continues to the highest cost
         report = make_report(records[:1], retrained=[retrained], axis=axis)
         axes = drawn_by(monkeypatch, lambda report=report: plot_finals(report, tmp_path / "finals.svg"))
         shown = {text.get_text() for text in axes.get_legend().get_texts()}
@@ -248,7 +248,7 @@ def test_the_front_of_several_costs_is_told_from_the_line_of_one(
 def test_a_study_has_one_colour_in_all_figures(
     report: Report, records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever of the others have something to show there, and however many they are."""
+    """Colours do not depend on how many other studies there are or what these have to show."""
     empty = replace(report.studies[0], name="empty", networks=(), history=())
     names = [f"s{i}" for i in range(12)]
     some = [empty, *(replace(report.studies[1], name=name) for name in names)]
@@ -325,7 +325,7 @@ def test_figures_of_the_same_study_are_the_same_files(
 ) -> None:
     first, second = ([tmp_path / f"{number}.{form}" for form in ("png", "svg", "pdf")] for number in (1, 2))
     draw(report, first)
-    for file in second:  # one after the other, and not in the same order
+    for file in second:  # one after the other
         draw(report, file)
     assert [one.read_bytes() == other.read_bytes() for one, other in zip(first, second, strict=True)] == [True] * 3
     assert ">validation accuracy, %</text>" in first[1].read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What all pictures have in common: that text stays text, and that the same numbers make the same file."""
+"""Common parts of figures: text stays text, and the same numbers give the same file."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from lrnas.reporting.figures.style import (
 
 
 def save(folder: Path) -> list[bytes]:
-    """One picture with everything that Matplotlib gives a name in a file: markers, clips, gradients of colour."""
+    """Save a figure with everything that has an id in a file: markers, clips, colour gradients."""
     figure = make_figure(3, 2)
     axes = figure.subplots()
     axes.imshow([[0.0, 1.0]])

@@ -1,4 +1,4 @@
-"""The paper's figures: what is in them, where it comes from, and that they are drawn."""
+"""The paper's figures: their numbers, the sources of these, and the drawing."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ RESULTS = Path(__file__).parents[3] / "results"
 def write_record(
     folder: Path, network: str, seed: int, accuracy: float | None, data: str = "cifar10", **recipe: object
 ) -> Path:
-    """As `lrnas reproduce` leaves it."""
+    """Write a record as `lrnas reproduce` does."""
     architecture = get_point(network).architecture
     record = {
         "network": network,
@@ -50,8 +50,8 @@ def test_seeds_are_put_together_and_recipes_kept_apart(tmp_path: Path) -> None:
         write_record(tmp_path / "a", "nin", seed, accuracy)
     write_record(tmp_path / "a", "nin", 0, 0.9, lr=0.5)
     write_record(tmp_path / "b", "nin", 0, 0.5)  # the same run once more
-    write_record(tmp_path / "b", "nin", 1, 0.1)  # another one with a seed that is there
-    write_record(tmp_path / "b", "nin-c3", 0, None)  # no run came to its end
+    write_record(tmp_path / "b", "nin", 1, 0.1)  # another run with a seed that was already read
+    write_record(tmp_path / "b", "nin-c3", 0, None)  # all its runs diverged
     (tmp_path / "a" / "summary.json").write_text("[]")
     one, other = read_runs([tmp_path / "a", tmp_path / "b"])
     assert {one.accuracies, other.accuracies} == {(0.5, 0.7), (0.9,)}
@@ -70,7 +70,7 @@ def test_recipes_of_one_name_are_told_apart(tmp_path: Path) -> None:
     wanted = {f"measured here, recipe own, epochs {Recipe().epochs}": 50, "measured here, recipe own, epochs 99": 60}
     assert {series.label: series.marks[0].y for series in panel.series} == wanted
     more = tmp_path / "more"
-    for pad in (1, 2):  # the fourth of the fields that differ
+    for pad in (1, 2):  # the fourth field that differs
         write_record(more / str(pad), "nin", 0, pad / 10, data="digits", epochs=9, batch_size=64, lr=0.2, pad=pad)
     (panel,) = make_paper_figure("other-data", Sources(Path("nowhere"), (tmp_path, more / "1", more / "2"))).panels
     assert [series.marks[0].y for series in panel.series] == [50, 60, 10, 20]
