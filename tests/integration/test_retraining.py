@@ -59,7 +59,7 @@ def test_a_killed_retraining_goes_on(tmp_path: Path, capsys: pytest.CaptureFixtu
     storage = make_search(tmp_path / "studies" / "s").optuna_study._storage
     options = ["--epochs", "4", "--concurrency", "1"]
     first = start(tmp_path, *options, "--seeds", "1")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while True:
         before = runs(storage)
         done = [run for run in before if run.state == TrialState.COMPLETE]
