@@ -1,4 +1,4 @@
-"""Searches in processes of their own, what they leave in a study, and the processes that they start."""
+"""Helpers that run searches as processes, read their studies, and find the processes that they start."""
 
 import contextlib
 import os
@@ -15,13 +15,13 @@ from optuna.storages import RDBStorage
 
 COMMAND = [sys.executable, "-m", "lrnas", "search", "--space", "nin", "--name", "s"]
 SMALL = ["--max-macs", "1.3M", "--epochs", "3"]
-"""Networks that train in seconds; the paper's are beyond the limit."""
+"""Options for networks that train in seconds; the paper's networks break the limit."""
 MARK = "LRNAS_TEST"
-"""A variable in the environment of all that a test starts."""
+"""Environment variable of all processes that a test starts."""
 
 
 class Search:
-    """The command in a process of its own, with what it says."""
+    """The command in a process, with its output in a log file."""
 
     def __init__(self, folder: Path, *options: str, log: str = "log.txt", **environment: str) -> None:
         self.log = folder / log
@@ -46,21 +46,21 @@ class Search:
 
 
 def trials(storage: str | Path) -> list[optuna.trial.FrozenTrial]:
-    """Those that were trained, in a storage, or in a folder's SQLite."""
+    """The trials that were trained, from a storage, or from the SQLite file in a folder."""
     return [trial for trial in all_trials(storage) if trial.user_attrs.get("trained")]
 
 
 def all_trials(storage: str | Path) -> list[optuna.trial.FrozenTrial]:
     url = f"sqlite:///{storage}/studies/s/study.db" if isinstance(storage, Path) else storage
-    kept = RDBStorage(url)
+    database = RDBStorage(url)
     try:
-        return optuna.load_study(study_name="s", storage=kept).trials
+        return optuna.load_study(study_name="s", storage=database).trials
     finally:
-        kept.engine.dispose()  # a server has only so many connections, and this is asked again and again
+        database.engine.dispose()  # the number of connections to a server is limited
 
 
 def descendants(process: int) -> set[int]:
-    """The processes that a process started, and those that these started."""
+    """All processes that a process started, directly or not."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -74,7 +74,7 @@ def descendants(process: int) -> set[int]:
 
 
 def commands(processes: set[int]) -> dict[int, str]:
-    """What they run."""
+    """Command lines of processes."""
     found = {}
     for process in processes:
         with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ def commands(processes: set[int]) -> dict[int, str]:
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """End whatever was started meanwhile, and what that started in turn: Ray's processes, say, of a killed search."""
+    """Context at whose end all processes that were started in it are killed, such as Ray's after a killed search."""
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
     try:

@@ -1,4 +1,4 @@
-"""What a search may be spread over: a PostgreSQL server and the nodes of a Ray cluster, for the time of a test."""
+"""A PostgreSQL server and a Ray cluster for the duration of a test."""
 
 import contextlib
 import os
@@ -20,14 +20,14 @@ from searches import MARK, commands, descendants
 
 
 class Postgres:
-    """A server of its own that anybody on this machine may use, with its data in a folder that goes with it."""
+    """A PostgreSQL server without passwords, with its data in a temporary folder."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
         self.programs = programs
         self.folder = folder
         self.port = free_port()
         self.user = "postgres" if os.geteuid() == 0 else None
-        """It refuses to run as root."""
+        """User to run it as; PostgreSQL refuses to run as root."""
         self.process: subprocess.Popen[bytes] | None = None
         if self.user:
             shutil.chown(folder, self.user, self.user)
@@ -40,7 +40,7 @@ class Postgres:
 
     def start(self) -> None:
         options = ["-D", f"{self.folder}/data", "-p", str(self.port), "-k", str(self.folder), "-F", "-h", "127.0.0.1"]
-        own = {name: value for name, value in os.environ.items() if name != MARK}  # it outlives a test
+        own = {name: value for name, value in os.environ.items() if name != MARK}  # it lives longer than one test
         with (self.folder / "log.txt").open("a") as log:
             self.process = subprocess.Popen(
                 [self.programs / "postgres", *options], cwd=self.folder, user=self.user, env=own, stdout=log, stderr=log
@@ -51,14 +51,14 @@ class Postgres:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """At once, as if it had crashed."""
+        """Stop at once, like a crash."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait(timeout=30)
             self.process = None
 
     def create(self, name: str) -> str:
-        """A new database, as lrnas is told of it."""
+        """Create a database; returns its URL for --storage."""
         self._run("createdb", *self._where(), "--username=postgres", name)
         return f"postgresql+psycopg2://postgres@127.0.0.1:{self.port}/{name}"
 
@@ -68,7 +68,7 @@ class Postgres:
 
 @contextlib.contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """Skips the test where PostgreSQL is not installed."""
+    """A running server; skips the test if PostgreSQL is not installed."""
     pytest.importorskip("psycopg2")
     found = [Path(program).parent for program in [shutil.which("postgres")] if program]
     found += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
@@ -87,7 +87,7 @@ def running_postgres() -> Iterator[Postgres]:
 
 
 class Node:
-    """One machine of a Ray cluster, with one CPU; `ray start` in a process of its own."""
+    """One node of a Ray cluster with one CPU, started by `ray start`."""
 
     def __init__(self, folder: Path, environment: dict[str, str], *options: str) -> None:
         ray = Path(sys.executable).with_name("ray")
@@ -108,7 +108,7 @@ class Node:
         )
 
     def kill(self) -> None:
-        """As if the machine had gone."""
+        """Kill the node, like a machine that fails."""
         os.kill(self.raylet, signal.SIGKILL)
 
     def end(self) -> None:
@@ -118,7 +118,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Two nodes, and what it takes to use them."""
+    """A Ray cluster of two nodes, and the environment that is needed to use it."""
 
     address: str
     environment: dict[str, str]
@@ -128,9 +128,9 @@ class Cluster:
 
 @contextlib.contextmanager
 def running_cluster() -> Iterator[Cluster]:
-    """Its processes end with all else that a test started."""
-    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # nobody else may use it
-    folder = Path(tempfile.mkdtemp(prefix="lrnas-"))  # a short name: that of a socket has 107 letters at most
+    """A running cluster of two nodes."""
+    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # only this test can use it
+    folder = Path(tempfile.mkdtemp(prefix="lrnas-"))  # a short path: names of sockets have at most 107 letters
     with contextlib.ExitStack() as ends:
         ends.callback(shutil.rmtree, folder, ignore_errors=True)
         port = free_port()

@@ -1,4 +1,4 @@
-"""Searches that are spread out: several drivers, a real PostgreSQL server, a Ray cluster of two nodes; what fails."""
+"""Searches with several drivers, a PostgreSQL server and a Ray cluster of two nodes, and their failures."""
 
 import time
 from collections import Counter
@@ -25,7 +25,7 @@ def postgres() -> Iterator[Postgres]:
 
 
 def wait_for(url: str | Path, found: Callable[[list[FrozenTrial]], list[FrozenTrial]], search: Search) -> FrozenTrial:
-    """The first of the trials that are looked for, as soon as there is one."""
+    """Wait until `found` returns trials; returns the first of them."""
     search.wait_for("trials in all")
     deadline = time.monotonic() + 120
     while not (those := found(trials(url))):
@@ -35,12 +35,12 @@ def wait_for(url: str | Path, found: Callable[[list[FrozenTrial]], list[FrozenTr
 
 
 def in_training(rows: list[FrozenTrial]) -> list[FrozenTrial]:
-    """Those with a checkpoint that have not ended."""
+    """Running trials that have a checkpoint."""
     return [row for row in rows if row.state == TrialState.RUNNING and row.user_attrs.get("epochs")]
 
 
 def check_study(url: str, budget: int) -> None:
-    """Everything is recorded, nothing was trained twice, nothing is left over."""
+    """Check that everything is recorded, nothing was trained twice and no trial is left running."""
     rows, trained = all_trials(url), trials(url)
     assert not [row.number for row in rows if row.state == TrialState.RUNNING]
     assert {row.state for row in trained} <= {TrialState.COMPLETE, TrialState.PRUNED}
@@ -85,7 +85,7 @@ def test_two_drivers_share_a_study(tmp_path: Path, postgres: Postgres) -> None:
     assert (tmp_path / "studies/s/front.csv").exists()
 
 
-def test_what_a_killed_driver_leaves_is_gone_on_with(tmp_path: Path, postgres: Postgres) -> None:
+def test_another_driver_continues_the_trials_of_a_killed_one(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create("killed")
     options = ("--budget", "3", *SMALL, "--storage", url, "--concurrency", "1")
     drivers = [Search(tmp_path, *options, log=f"{i}.txt") for i in range(2)]
@@ -118,7 +118,7 @@ def test_a_database_that_comes_back(tmp_path: Path, postgres: Postgres) -> None:
 
 
 def test_a_database_that_stays_away(tmp_path: Path, postgres: Postgres) -> None:
-    """One line, exit code 2, no process left; the same command goes on."""
+    """One error line, exit code 2, no process left; the same command continues."""
     url = postgres.create("away")
     options = ("--budget", "2", *SMALL, "--storage", url, "--concurrency", "1")
     search = Search(tmp_path, *options, LRNAS_PATIENCE="3")
@@ -142,7 +142,7 @@ def test_a_database_that_stays_away(tmp_path: Path, postgres: Postgres) -> None:
 
 
 def test_a_node_that_goes_away(tmp_path: Path) -> None:
-    """Trials run on both nodes of a cluster; that of the one that goes is gone on with by the other."""
+    """Trials run on both nodes of a cluster; when one node fails, the other continues its trial."""
     with running_cluster() as cluster:
         options = ("--budget", "3", *SMALL, "--address", cluster.address)
         search = Search(tmp_path, *options, **cluster.environment)

@@ -1,4 +1,4 @@
-"""A study in a PostgreSQL database, from the search to the page: all that reads it, and no password anywhere."""
+"""A study in a PostgreSQL database: every command that reads it works, and none shows the password."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def url() -> Iterator[str]:
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """What a command prints, after a look at what it says besides."""
+    """Run a command that must succeed and not show the password; returns its output."""
     done = subprocess.run(
         [sys.executable, "-m", "lrnas", *arguments],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Networks of a search trained again for real: tested, killed in the middle, gone on with, extended."""
+"""Real retrainings of networks of a search: tested, killed in the middle, continued and extended."""
 
 import json
 import os
@@ -54,8 +54,8 @@ def test_what_is_recorded_is_what_the_weights_come_to(tmp_path: Path) -> None:
     assert right == accuracy and loss == pytest.approx(recorded.user_attrs["test_loss"], rel=1e-4)
 
 
-def test_a_killed_retraining_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is trained twice, and more seeds extend it."""
+def test_a_killed_retraining_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is trained twice, and more seeds extend the retraining."""
     storage = make_search(tmp_path / "studies" / "s").optuna_study._storage
     options = ["--epochs", "4", "--concurrency", "1"]
     first = start(tmp_path, *options, "--seeds", "1")
@@ -66,7 +66,7 @@ def test_a_killed_retraining_goes_on(tmp_path: Path, capsys: pytest.CaptureFixtu
         begun = [run for run in before if run.state == TrialState.RUNNING and run.user_attrs.get("epochs", 0)]
         if done and begun:
             break
-        assert time.monotonic() < deadline and first.poll() is None, "too quick to be killed in mid-run"
+        assert time.monotonic() < deadline and first.poll() is None, "too fast or too slow to be killed during a run"
         time.sleep(0.05)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
@@ -80,8 +80,8 @@ def test_a_killed_retraining_goes_on(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [run.user_attrs["seed"] for run in after] == [1, 1, 2, 2]  # the search had 0
     assert after[0].datetime_complete == done[0].datetime_complete
     assert after[0].user_attrs["test_accuracy"] == done[0].user_attrs["test_accuracy"]
-    told = begun[0].user_attrs
-    assert after[1].user_attrs["curve"][: told["epochs"]] == told["curve"] and after[1].user_attrs["epochs"] == 4
+    known = begun[0].user_attrs
+    assert after[1].user_attrs["curve"][: known["epochs"]] == known["curve"] and after[1].user_attrs["epochs"] == 4
 
     where = ["--studies", str(tmp_path / "studies"), "--json"]
     assert main(["retrain", *OPTIONS, *options, "--seeds", "2", *where]) == 0
@@ -91,7 +91,7 @@ def test_a_killed_retraining_goes_on(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_run_that_fails_each_time_is_tried_three_times_and_says_why(tmp_path: Path) -> None:
-    """Alone, so that Tune ends after every try."""
+    """The only run, so that Tune ends after every attempt."""
     storage = make_search(tmp_path / "studies" / "s").optuna_study._storage
     folder = tmp_path / "studies" / "s" / "retrained" / "fast,epochs=1"
     folder.mkdir(parents=True)

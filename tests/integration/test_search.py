@@ -1,4 +1,4 @@
-"""A real search: Ray Tune, Optuna, real training on the digits; what happens when it is stopped in every way."""
+"""Real searches on digits with Ray Tune and Optuna, stopped in every way."""
 
 import json
 import os
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
 
 
 @pytest.mark.ci
-def test_a_killed_search_goes_on(tmp_path: Path) -> None:
-    """No finished trial is trained again, no row stays RUNNING, the unfinished go on from their checkpoints."""
+def test_a_killed_search_continues(tmp_path: Path) -> None:
+    """No finished trial is trained again, none stays RUNNING, unfinished ones continue from their checkpoints."""
     first = Search(tmp_path, "--budget", "3", *SMALL)
     first.wait_for("trials: ", 1)
     deadline = time.monotonic() + 120
@@ -62,7 +62,7 @@ def test_a_killed_search_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_search_for_latency(tmp_path: Path) -> None:
-    """Layers are measured once; the front is one of accuracy against time, for the device and batch it began with."""
+    """Layers are measured once; the front is of accuracy and latency, for one device and batch size."""
     options = ["--objectives", "accuracy,latency", "--max-latency", "500", "--epochs", "1"]
     small = ["--max-macs", "0.7M", "--data-dir", str(tmp_path)]
     log = Search(tmp_path, "--budget", "3", *options, *small).end()
@@ -77,7 +77,7 @@ def test_a_search_for_latency(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 def test_a_machine_that_cannot_train_ends_the_search(tmp_path: Path) -> None:
-    """One line, exit code 2; no network is blamed for it."""
+    """One error line, exit code 2; no network counts as faulty."""
     (tmp_path / "studies" / "s" / "trials").mkdir(parents=True)
     for number in range(100):
         (tmp_path / "studies" / "s" / "trials" / f"{number:05d}").write_text("in the way")
@@ -90,7 +90,7 @@ def test_a_machine_that_cannot_train_ends_the_search(tmp_path: Path) -> None:
 
 
 def test_a_search_ends_where_images_cannot_be_read_and_begins_anew_without_them(tmp_path: Path) -> None:
-    """No trial is tried again for it; whoever removes the image, as told, goes on with the same command."""
+    """No trial is tried again; after the image is removed, as the message says, the same command continues."""
     write_set(tmp_path / "colours", {"train": 12, "val": 4, "test": 4})
     bad = spoil(tmp_path / "colours" / "val" / "red" / "002.png")
     options = ["--budget", "1", *SMALL, "--data", "folder:colours", "--image-size", "8", "--concurrency", "1"]
@@ -110,7 +110,7 @@ def test_an_interrupted_search_ends_cleanly(tmp_path: Path) -> None:
     search.wait_for("trials: ", 1)
     search.process.send_signal(signal.SIGINT)
     log = search.end()
-    assert search.process.returncode == 130  # what is chained to it does not run
+    assert search.process.returncode == 130  # commands after && do not run
     assert "the front" in log and "Traceback" not in log
     states = Counter(trial.state for trial in trials(tmp_path))
     assert states[TrialState.RUNNING] == 0 and sum(states.values()) < 9

@@ -22,15 +22,15 @@ from lrnas.training.checkpoint import recorded_curve
 pytestmark = [pytest.mark.slow]
 DOCS = Path(__file__).parent.parent.parent / "docs"
 SMALL = ["--name", "s", "--budget", "4", "--max-macs", "1.3M", "--concurrency", "2"]
-"""Networks that train in seconds; the paper's are beyond the limit."""
+"""Options for networks that train in seconds; the paper's networks break the limit."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """With the example in it. Processes that a killed search leaves there are ended."""
+    """A folder with the example. At the end, processes that a killed search left are killed."""
     (tmp_path / "own_training.py").write_text((DOCS.parent / "examples/own_training.py").read_text())
     mark = uuid.uuid4().hex
-    monkeypatch.setenv("LRNAS_TEST", mark)  # handed down to whatever is started
+    monkeypatch.setenv("LRNAS_TEST", mark)  # inherited by all processes
     yield tmp_path
     monkeypatch.delenv("LRNAS_TEST")
     for place in Path("/proc").glob("[0-9]*"):
@@ -46,7 +46,7 @@ def documented_command() -> list[str]:
 
 
 def trials(folder: Path) -> list[optuna.trial.FrozenTrial]:
-    """Those that were trained."""
+    """The trials that were trained."""
     study = optuna.load_study(study_name="s", storage=f"sqlite:///{folder}/studies/s/study.db")
     return [trial for trial in study.trials if trial.user_attrs.get("trained")]
 
@@ -56,7 +56,7 @@ def run(folder: Path, *command: str) -> tuple[int, str]:
     return ended.returncode, ended.stdout + ended.stderr
 
 
-def test_the_example_goes_on_after_a_kill(folder: Path) -> None:
+def test_the_example_continues_after_a_kill(folder: Path) -> None:
     command = documented_command()
     with (folder / "log.txt").open("w") as log:
         first = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
@@ -110,7 +110,7 @@ def test_no_network_is_blamed_for_a_function_that_fails(folder: Path) -> None:
 
 
 def test_a_worker_whose_gpu_failed_goes_and_says_why(folder: Path) -> None:
-    """What CUDA says sticks to a process: none is trained there any more."""
+    """After a CUDA error a process cannot train any more, so its worker ends."""
     whole = (folder / "own_training.py").read_text()
     fault = """schedule.step()
         import os, pathlib
@@ -130,7 +130,7 @@ def test_a_worker_whose_gpu_failed_goes_and_says_why(folder: Path) -> None:
 
 
 def test_a_function_of_a_script(folder: Path) -> None:
-    """It is no module that workers could import; it reads the study's data, and a file beside it."""
+    """Workers cannot import a script as a module; the function reads the study's data and a file in the folder."""
     (folder / "rate.txt").write_text("0.25")
     (folder / "script.py").write_text("""
 import lrnas

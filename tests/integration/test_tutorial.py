@@ -1,4 +1,4 @@
-"""The tutorial, run as its reader would: every block of commands and of Python in order, in one folder."""
+"""The tutorial, run like a reader would: every block of commands and of Python, in order, in one folder."""
 
 import ast
 import os
@@ -15,12 +15,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 VARIES = re.compile(r"(nin|lr-|dense-|shapes:|\d+/\d+ |\{)")
-"""How lines begin that tell of certain networks: which ones are on the front, and their outputs, may vary."""
+"""Start of lines about single networks: which ones are on the front, and their outputs, may vary."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A block that is run, and the lines that are shown below it."""
+    """A block of code, and the output that the tutorial shows below it."""
 
     language: str
     code: str
@@ -36,7 +36,7 @@ def read_steps(text: str) -> Iterator[Step]:
 
 
 def run(step: Step, folder: Path) -> str:
-    """What it prints, if it ends well."""
+    """Run a step, which must succeed; returns its output."""
     command = ["bash", "-euo", "pipefail", "-c"] if step.language == "sh" else [sys.executable, "-c"]
     path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     wide = {"COLUMNS": "200"}
@@ -48,7 +48,7 @@ def run(step: Step, folder: Path) -> str:
 
 
 def as_pattern(line: str) -> str:
-    """What a line of output looks like that says the same with other numbers; … is anything."""
+    """Pattern of lines that are equal except for numbers; … matches anything."""
     words = " ".join(line.split())
     parts = re.split(r"(\d[\d.,]*(?:e[-+]?\d+)?|…| )", words)
     kinds = {"…": ".*", " ": r"\s+", "thread": "threads?"}
