@@ -103,7 +103,7 @@ class ProgressView(SearchEvents):
         manifest = study.manifest
         unit = "run" if RETRAINS in manifest else "trial"
         recipe, rungs = manifest["recipe"], manifest["rungs"]
-        stops = f", looked at after {', '.join(map(str, rungs))}" if rungs else ""
+        stops = f", early stopping after {', '.join(map(str, rungs))}" if rungs else ""
         trainable = manifest.get("trainable") or ""
         trainer = f" with {trainable}" if trainable not in manifest["data"] else ""  # own data name it already
         done = queue.spent() - queue.running()

@@ -1,4 +1,4 @@
-"""The sampler that grows the front: expected gains against simulation, and what it proposes."""
+"""The front sampler: expected gains compared with simulation, and its proposals."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def make_seeded(sampler: str = "front", objectives: str = "accuracy,macs", limit
 
 
 def accuracy_of(params: dict[str, Any], macs: int) -> float:
-    """Larger is better, and square filters in the first layer are a waste."""
+    """Made-up accuracy: larger is better, square filters in the first layer are worse."""
     return float(np.clip(0.4 + 0.08 * np.log10(macs) - 0.1 * params["conv1.square"], 0, 1))
 
 
@@ -38,7 +38,7 @@ def train(proposals: Proposals, number: int) -> None:
 
 
 @pytest.mark.parametrize("num_costs", [1, 2])
-def test_expected_gains_are_those_of_a_simulation(num_costs: int) -> None:
+def test_expected_gains_agree_with_simulation(num_costs: int) -> None:
     random = np.random.default_rng(0)
     points = np.concatenate([-random.random((12, 1)), random.random((12, num_costs))], axis=1)
     front = points[front_indices(points)]
@@ -64,12 +64,12 @@ def test_a_gaussian_process_learns_a_function() -> None:
     mean, deviation = process.predict(costs[60:], points[60:])
     assert np.abs(mean - values[60:]).max() < 0.02
     far = process.predict(np.array([[9.0]]), points[:1])[1]
-    assert far[0] > 2 * deviation.max()  # it knows what it has not seen
+    assert far[0] > 2 * deviation.max()  # far from the data it is less sure
     updated = process.with_expected(np.array([[9.0]]), points[:1])
     assert updated.predict(np.array([[9.0]]), points[:1])[1][0] < far[0] / 2
 
 
-def test_a_gaussian_process_is_that_of_the_textbook() -> None:
+def test_a_gaussian_process_agrees_with_the_textbook() -> None:
     random = np.random.default_rng(0)
     costs, points, values = random.random((9, 1)), random.random((9, 4)), random.random(9)
     process = GaussianProcess(costs, points, values, 0.1 * random.random(9), Hyperparameters())
@@ -115,13 +115,13 @@ def test_proposals_keep_to_the_limits_and_the_space() -> None:
     ]
     assert proposed and all(trial.user_attrs["macs"] <= 3_000_000 for trial in proposed)
     rejected = proposals.study.optuna_trials((TrialState.PRUNED,))
-    assert all("point" in trial.user_attrs for trial in rejected)  # of its own it proposes none beyond
+    assert all("point" in trial.user_attrs for trial in rejected)  # only named networks break a limit
     for trial in proposed:
         SPACE.architecture(trial.params)
 
 
 def test_tight_limits_are_kept_from_the_first_proposal_on() -> None:
-    """While nothing can be predicted, too."""
+    """Even before accuracies can be predicted."""
     proposals = make_seeded(limits=Limits(max_macs=600_000))
     seeds = sum(cost(network)["macs"] <= 600_000 for network in {**SPACE.points, **SPACE.seeds}.values())
     asked = [proposals.ask() for _ in range(seeds + 4)]
@@ -129,7 +129,7 @@ def test_tight_limits_are_kept_from_the_first_proposal_on() -> None:
     assert all("point" in trial.user_attrs for trial in proposals.study.optuna_trials((TrialState.PRUNED,)))
 
 
-def test_what_was_stopped_or_is_running_is_learned_from() -> None:
+def test_stopped_and_running_trials_are_observed() -> None:
     proposals = make_seeded()
     train(proposals, MIN_COMPLETED + 5)
     for _ in range(3):
@@ -153,7 +153,7 @@ def test_three_objectives() -> None:
 
 
 @pytest.mark.parametrize("objectives", ["accuracy,latency", "accuracy,macs,latency"])
-def test_latency_is_guessed_for_candidates_and_measured_for_the_chosen(objectives: str) -> None:
+def test_latency_is_estimated_for_candidates_and_measured_for_proposals(objectives: str) -> None:
     proposals = make_seeded(objectives=objectives)
     measured: list[Architecture] = []
 
@@ -171,7 +171,7 @@ def test_latency_is_guessed_for_candidates_and_measured_for_the_chosen(objective
     full = [trial for trial in proposals.study.trials() if trial.status == "completed"]
     assert len(full) == 12 and all(trial.latency is not None and trial.latency <= 0.5 for trial in full)
     assert any(trial.point is None for trial in full)
-    assert len(measured) < 40  # not the hundreds that were looked at
+    assert len(measured) < 40  # only the proposed networks, not the hundreds of candidates
     assert 0 < proposals.study.hypervolume() < 1
     assert [trial.latency for trial in proposals.study.front()] == sorted(
         trial.latency or 0 for trial in proposals.study.front()

@@ -1,4 +1,4 @@
-"""Steps from known points to others: within the space, and not far."""
+"""Mutated points lie in the space, near their parents."""
 
 import numpy as np
 from small_studies import SPACE, make_proposals
@@ -6,7 +6,7 @@ from small_studies import SPACE, make_proposals
 from lrnas.searching.mutate import is_width, mutate
 
 
-def test_steps_stay_in_the_space_and_near() -> None:
+def test_mutated_points_are_in_the_space_and_near_the_parent() -> None:
     varied, distributions = make_proposals().varied, make_proposals().distributions
     parent, random = SPACE.params_of(SPACE.points["nin"]), np.random.default_rng(0)
     changed = []

@@ -1,4 +1,4 @@
-"""What becomes of a trial that ends; searches with Ray are in `integration/`."""
+"""What is recorded when a trial ends. Searches with Ray are in `integration/`."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from lrnas.training.job import Job
 
 
 def test_images_that_cannot_be_read_end_the_search_at_once(tmp_path: Path) -> None:
-    """Whoever tries again meets them again; the trial waits for a set that was mended."""
+    """Another attempt would fail, too; the trial waits until the data set is repaired."""
     proposals = make_proposals()
     told: list[str] = []
     searcher = _StudySearcher(

@@ -1,4 +1,4 @@
-"""Networks of a search trained again: what is chosen, what is recorded, and what of it is read."""
+"""Retraining of networks of a search: which are chosen, what is recorded, and how results are read."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_the_front_and_the_paper_s_networks_are_chosen_once_each() -> None:
     assert [(network.point, network.trial) for network in found] == [
         ("nin", None),
         ("nin-c3", None),
-        ("nin-c3-lr", 2),  # on the front and the paper's: one network
+        ("nin-c3-lr", 2),  # on the front and one of the paper's networks
         (None, 0),
         (None, 1),
     ]
@@ -55,7 +55,7 @@ def test_the_front_and_the_paper_s_networks_are_chosen_once_each() -> None:
     assert len(_choose(study, (3,), True, True)) == 6
 
 
-def test_what_cannot_be_trained_again() -> None:
+def test_networks_that_cannot_be_retrained() -> None:
     study = make_search()
     with pytest.raises(
         StudyError, match=r"s has no network of trial 9; it has networks of 4 trials, up to 3; `lrnas front s` shows"
@@ -76,7 +76,7 @@ def test_what_cannot_be_trained_again() -> None:
 
 
 def test_a_recipe_s_changes_are_in_the_name(tmp_path: Path) -> None:
-    """The same training has one name however it is asked for, so that nothing is trained twice."""
+    """Equal recipes have equal names, however they are given, so that nothing is trained twice."""
     study = make_proposals().study
     assert training(study).label == "fast"
     assert training(study, epochs=10, lr="0.030").label == "fast"
@@ -90,7 +90,7 @@ def test_a_recipe_s_changes_are_in_the_name(tmp_path: Path) -> None:
 
 
 def test_costs_are_those_of_the_images_it_is_trained_on() -> None:
-    """The paper's recipe may crop where the search did not."""
+    """The recipe of a retraining may crop images, although the search did not."""
     study = make_proposals().study
     network = SPACE.points["nin"]
     assert training(study, crop=6).cost(network)["macs"] < training(study).cost(network)["macs"] == 13_291_008
@@ -117,14 +117,14 @@ def test_runs_are_done_once_and_more_seeds_extend() -> None:
     assert (finals[0].diverged, finals[0].open, finals[0].failed) == (0, 0, 0)
     assert finals[0].to_dict()["n"] == 3 and finals[0].recipe == "fast"
     assert again.study.optuna_trials()[0].values == [0.91, 5.0]
-    assert "accuracy" not in again.study.optuna_trials()[0].user_attrs  # what a search would choose by
+    assert "accuracy" not in again.study.optuna_trials()[0].user_attrs  # a search would choose by it
 
     fewer = retraining(study)
     enqueue(fewer, networks[:1], range(1, 4))
-    assert fewer.ask() is None and fewer.left() == 0  # what is left belongs to a network that is not asked for
+    assert fewer.ask() is None and fewer.left() == 0  # the remaining run is of a network that is not asked for
 
 
-def test_what_a_dead_driver_left_is_gone_on_with(tmp_path: Path) -> None:
+def test_runs_of_a_dead_driver_are_continued(tmp_path: Path) -> None:
     study = make_search(tmp_path)
     networks = _choose(study, (0,), False, False)
     one, two = retraining(study), retraining(study)
@@ -133,7 +133,7 @@ def test_what_a_dead_driver_left_is_gone_on_with(tmp_path: Path) -> None:
     left = ask(one).number
     assert two.ledger.release_orphans() == 0 and ask(two).number != left and two.ask() is None
     one.ledger.sign_off()
-    assert two.ledger.release_orphans() == 1 + 1  # its own too: a driver that gives back trains none
+    assert two.ledger.release_orphans() == 1 + 1  # its own run, too: a driver calls it while training none
     assert ask(two).number == left
 
 
@@ -142,7 +142,7 @@ def test_drivers_that_begin_together_train_each_run_once(monkeypatch: pytest.Mon
     networks = _choose(study, (0,), False, False)
     one, two = retraining(study), retraining(study)
     with monkeypatch.context() as blind:
-        blind.setattr(two.study, "optuna_trials", lambda states=None: [])  # neither sees what the other is writing
+        blind.setattr(two.study, "optuna_trials", lambda states=None: [])  # neither sees the runs of the other
         enqueue(one, networks, range(1, 3))
         enqueue(two, networks, range(1, 3))
     assert len(one.study.optuna_trials()) == 4
@@ -155,7 +155,7 @@ def test_drivers_that_begin_together_train_each_run_once(monkeypatch: pytest.Mon
     assert [final.accuracies for final in read_finals(study)] == [(0.5, 0.6)]
 
 
-def test_rows_that_nobody_asks_for_any_more_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicate_runs_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     study = make_search()
     networks = _choose(study, (0,), False, False)
     one, two = retraining(study), retraining(study)
@@ -170,7 +170,7 @@ def test_rows_that_nobody_asks_for_any_more_are_ended(monkeypatch: pytest.Monkey
         "waiting": 2,
         "duplicate": 1,
     }  # the second seed is still to be trained
-    finish(one, 0.6)  # a driver that has spent its budget asks for no more
+    finish(one, 0.6)  # a driver that has spent its budget does not ask again
     before = read_retrained(study)
     one.end_duplicates()
     after = read_retrained(study)
@@ -190,8 +190,8 @@ def test_a_lost_run_is_tried_again_by_the_next_command() -> None:
     assert ask(runs).number == 1
 
 
-def test_a_run_in_the_place_of_a_lost_one_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    """Three workers that went away are no reason to train 90 of 160 epochs again."""
+def test_the_replacement_of_a_lost_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    """Three lost workers are no reason to train 90 of 160 epochs again."""
     study = make_search()
     networks = _choose(study, (0, 1), False, False)
     runs = retraining(study)
@@ -203,14 +203,14 @@ def test_a_run_in_the_place_of_a_lost_one_goes_on_from_its_checkpoint(tmp_path: 
     record = {"state": {"curve": []}}
     for number in (0, 1):
         save_checkpoint(trial_folder(tmp_path, number), 90, {"model.a": torch.ones(2)}, record)
-    (trial_folder(tmp_path, 1) / "checkpoint.json").write_text("{")  # cannot be read: begun anew
+    (trial_folder(tmp_path, 1) / "checkpoint.json").write_text("{")  # unreadable: this run starts again
     enqueue(runs, networks, range(1, 2))
-    for _ in range(2):  # also where another driver was quicker
+    for _ in range(2):  # the second time, as if another driver had been faster
         runs.take_over(tmp_path)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["00001", "00002"]
     view = ProgressView()
     view.started(runs, 2)
-    # what was trained before is not this driver's pace
+    # earlier training does not count for the pace of this driver
     assert view.work_before[2][1:] == (90, 45.0) and view.work_before[3][1:] == (0, 0.0)
     assert ask(runs).number == 2
     found = load_checkpoint(trial_folder(tmp_path, 2))
@@ -218,7 +218,7 @@ def test_a_run_in_the_place_of_a_lost_one_goes_on_from_its_checkpoint(tmp_path: 
 
 
 def test_a_network_that_was_stopped_early_can_be_trained_again() -> None:
-    """Where nothing was trained in full yet, too."""
+    """Even if no network was trained in full yet."""
     proposals = make_proposals()
     proposals.enqueue({"nin": SPACE.points["nin"]})
     proposals.ledger.prune(ask(proposals).number, "stopped", "not competitive")
@@ -226,7 +226,7 @@ def test_a_network_that_was_stopped_early_can_be_trained_again() -> None:
 
 
 def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What is trained again was trained before, or published: an error is more likely the machine's."""
+    """These networks could be trained before, so an error is more likely the fault of the machine."""
     study = make_search()
     networks = _choose(study, (0,), False, True)
     runs = retraining(study)
@@ -253,7 +253,7 @@ def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path, caplog: pyte
 
 
 def fails_always(searcher: _StudySearcher, *_: object) -> None:
-    """As Tune does when nothing works: it asks for all there is, trains it side by side, and ends."""
+    """Behave like Tune when nothing works: ask for all runs, lose them, and end."""
     asked = []
     while searcher.suggest(f"{len(asked)}") != "FINISHED":
         asked.append(f"{len(asked)}")
@@ -261,10 +261,10 @@ def fails_always(searcher: _StudySearcher, *_: object) -> None:
         searcher.on_trial_complete(name, {"status": "lost", "reason": "no room"})
 
 
-def test_rounds_go_on_while_something_is_lost(
+def test_rounds_continue_while_runs_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A run that is lost again stands where it stood, but for its losses; in a row they are counted over rounds."""
+    """A run that is lost again changes nothing but its losses; losses in a row are counted over rounds."""
     monkeypatch.setattr("lrnas.searching.ray_tune._fit", fails_always)
     study = make_search()
     networks = _choose(study, (0, 1), False, False)
@@ -288,10 +288,10 @@ def test_rounds_go_on_while_something_is_lost(
     assert (run.state, run.user_attrs["reason"]) == (TrialState.FAIL, "no room, 3 times")
     assert caplog.messages == ["a trial was lost (no room); it is tried again, 3 times in all"]
     with pytest.raises(StudyError, match="6 trials in a row were lost, the last one: no room"):
-        train(make_proposals(), 1)  # a search has always one more to propose
+        train(make_proposals(), 1)  # a search can always propose one more network
 
 
-def test_runs_that_were_given_up_before_are_asked_for_again() -> None:
+def test_runs_that_failed_before_are_tried_again() -> None:
     study = make_search()
     networks = _choose(study, (0,), False, False)
     runs = retraining(study)
@@ -302,7 +302,7 @@ def test_runs_that_were_given_up_before_are_asked_for_again() -> None:
     assert finish(runs, 0.5).number == 1 and runs.left() == 0
 
 
-def test_progress_is_that_of_what_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_counts_the_runs_that_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "lrnas")
     study = make_search()
     both = _choose(study, (0, 1), False, False)
@@ -325,8 +325,8 @@ def test_progress_is_that_of_what_is_asked_for(caplog: pytest.LogCaptureFixture)
     assert shown().startswith("1/2 runs: 1 running")
 
 
-def test_time_left_is_told_before_the_first_run_ends() -> None:
-    """All that is to be trained is known: three networks under way tell how long an epoch takes."""
+def test_time_left_is_shown_before_the_first_run_ends() -> None:
+    """All runs are known from the start, so three running networks show how long an epoch takes."""
     study = make_search()
     study.manifest["recipe"]["epochs"] = 10
     networks = _choose(study, (0, 1, 3), False, False)
@@ -336,11 +336,11 @@ def test_time_left_is_told_before_the_first_run_ends() -> None:
     view.started(mine, 6)
     for _ in range(3):
         assert view._seconds_left(mine.study.trials(), view.start + 8.0) is None
-        mine.ledger.report_epoch(ask(mine).number, [0.5] * 4, 8.0)  # three at a time, an epoch of each in 2 s
+        mine.ledger.report_epoch(ask(mine).number, [0.5] * 4, 8.0)  # three at a time, 2 s per epoch
     assert view._seconds_left(mine.study.trials(), view.start + 8.0) == pytest.approx((3 * 6 + 3 * 10) * 2 / 3)
 
 
-def test_faults_and_time_left_are_those_of_what_is_asked_for() -> None:
+def test_failures_and_time_left_count_the_runs_that_are_asked_for() -> None:
     study = make_search()
     both = _choose(study, (0, 1), False, False)
     other, mine = retraining(study), retraining(study)
@@ -354,12 +354,12 @@ def test_faults_and_time_left_are_those_of_what_is_asked_for() -> None:
     assert mine.waiting_macs() == [10] and other.waiting_macs() == [11]
     assert mine.faults(mine.study.summary()) == {"diverged": 1, "faulty": 0, "lost": 1}
     assert other.faults(other.study.summary()) == {"diverged": 0, "faulty": 0, "lost": 1}
-    mine.enqueue(both[:1], range(1, 4), costs)  # what was lost is tried again
+    mine.enqueue(both[:1], range(1, 4), costs)  # lost runs are tried again
     assert mine.waiting_macs() == [10, 10] and mine.faults(mine.study.summary())["lost"] == 0
 
 
-def test_networks_know_what_their_search_made_small_and_called_them(tmp_path: Path) -> None:
-    """However they are read: from the search, from the record alone, or where the search is gone."""
+def test_networks_have_the_objectives_and_names_of_their_search(tmp_path: Path) -> None:
+    """Whether they are read from the search, from the retraining, or after the search was deleted."""
     study = make_search(tmp_path / "s", "accuracy,params")
     runs = retraining(study)
     enqueue(runs, _choose(study, (0,), False, False), range(1, 2))
@@ -367,10 +367,10 @@ def test_networks_know_what_their_search_made_small_and_called_them(tmp_path: Pa
     record = open_study("s@fast", studies=tmp_path, allow_retraining=True)
     for source in (study, record):
         (found,) = read_finals(source)
-        assert (found.costs, found.name, found.point) == (("params",), "lr-x0.25", None)  # as the search calls it
+        assert (found.costs, found.name, found.point) == (("params",), "lr-x0.25", None)  # its name in the search
         assert found.to_dict()["name"] == found.to_dict()["known_as"] == "lr-x0.25"
     optuna.delete_study(study_name="s", storage=record.optuna_study._storage)
-    for again in ("", "another search"):  # of that name, without this trial
+    for again in ("", "another search"):  # a new search of the same name, without this trial
         if again:
             make_proposals(tmp_path / "s")
         (found,) = read_finals(record)
@@ -403,7 +403,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_line_that_takes_weights_is_one_for_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_export_command_is_quoted_for_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
     runs = retraining(make_search())
     enqueue(runs, _choose(make_search(), (0,), False, False), range(1, 2))
     finish(runs, 0.9)
@@ -446,7 +446,7 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     (row,) = (line for line in out.splitlines() if line.startswith("nin  "))
     assert "%  2  0, 5 " in row  # n, and the runs over both seeds
     assert "nothing to compare" not in out
-    assert "lr-x0.25 " in out  # the search's name, as in verdicts
+    assert "lr-x0.25 " in out  # its name in the search, as in verdicts
     assert re.search(r"nin-c3: .*unknown; (lr|dense)-x0.25, trial [01], at", " ".join(out.split()))
     assert main(["export", "s@fast:best", "--studies", str(studies)]) == 2
     assert "nothing is chosen by test accuracy; got s@fast:best" in capsys.readouterr().err
@@ -454,9 +454,7 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     assert "did you mean s@fast:NETWORK, as in `lrnas retrain s@fast --studies" in capsys.readouterr().err
 
 
-def test_the_front_says_that_it_is_by_means_and_of_how_many_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_front_is_by_means_and_shows_numbers_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = make_search(tmp_path / "s")
     runs = retraining(study)
     enqueue(runs, _choose(study, (0, 1), False, False), range(1, 2))
@@ -465,7 +463,7 @@ def test_the_front_says_that_it_is_by_means_and_of_how_many_runs(
     shown = ["retrain", "s@fast", "--studies", str(tmp_path)]
     assert main(shown) == 0
     out = capsys.readouterr().out
-    assert "The front is by these means" in out and "fewer runs" not in out  # all have as many
+    assert "The front is by these means" in out and "fewer runs" not in out  # all networks have the same number of runs
     enqueue(runs, _choose(study, (0,), False, False), range(1, 4))
     finish(runs, 0.7)
     finish(runs, 0.6)
@@ -476,7 +474,7 @@ def test_the_front_says_that_it_is_by_means_and_of_how_many_runs(
 
 
 def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No network is the baseline, also not the first one that has no name."""
+    """No network is the baseline, not even the first one without a name."""
     study = make_search(tmp_path / "s")
     study.manifest["space"] |= {"points": {}, "baseline": None}
     runs = retraining(study)
