@@ -10,6 +10,7 @@ import dataclasses
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -37,7 +38,7 @@ from lrnas.training.custom import load_trainable
 
 @takes_settings
 def search(
-    space: str | SearchSettings, *, events: SearchEvents | None = None, progress: bool = True, **settings: Any
+    space: str | Path | SearchSettings, *, events: SearchEvents | None = None, progress: bool = True, **settings: Any
 ) -> Study:
     """Search a space for the networks with the best accuracy for their cost.
 

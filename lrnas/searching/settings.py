@@ -123,8 +123,9 @@ def _function(value: Any) -> Any:
     return value if callable(value) else _text(value)
 
 
-TEXT = Kind("text", "nin", _text)
+TEXT = Kind("text in quotes", '"nin"', _text)
 PATH = Kind("a path", "studies", lambda value: _text(os.fspath(value)))
+SOURCE = Kind("a space or a study file", "nin or studies/nin-cifar10.toml", PATH.read)
 WHOLE = Kind("a whole number", "20", _whole)
 NUMBER = Kind("a number", "0.5", _number)
 FLAG = Kind("true or false", "true", _flag)
@@ -259,7 +260,7 @@ def _read_setting(name: str, value: Any, prefix: str = "") -> Any:
     return read_value(item.kind, value, f"{prefix}{name}")
 
 
-def gather_settings(source: str | SearchSettings | None, given: Mapping[str, Any]) -> SearchSettings:
+def gather_settings(source: str | Path | SearchSettings | None, given: Mapping[str, Any]) -> SearchSettings:
     """The settings of one search.
 
     Args:
@@ -269,10 +270,10 @@ def gather_settings(source: str | SearchSettings | None, given: Mapping[str, Any
     Returns:
         The settings, with defaults for those that neither has.
     """
-    if isinstance(source, SearchSettings):
-        return dataclasses.replace(source, **given)
-    from_file = {} if source is None else _read_source(source)
     own = _read_all(given, "setting", "")
+    if isinstance(source, SearchSettings):
+        return dataclasses.replace(source, **own)
+    from_file = {} if source is None else _read_source(read_value(SOURCE, source, "space"))
     changes = {**from_file.get("set", {}), **(own.get("set") or {})}
     values = {**from_file, **own, "set": changes or None}
     for name in ("space", "budget"):

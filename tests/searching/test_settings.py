@@ -107,7 +107,10 @@ def test_a_space_may_be_named_instead_of_a_study_file(tmp_path: Path) -> None:
     file.write_text('[space]\nbackbone = "nin"\n')
     assert gather_settings(str(file), {"budget": 3}).space == str(file)
     settings = gather_settings("nin", {"budget": 3})
-    assert gather_settings(settings, {"budget": 4}) == gather_settings("nin", {"budget": 4})
+    assert gather_settings(settings, {"budget": "4"}) == gather_settings("nin", {"budget": 4})
+    assert gather_settings(file, {"budget": 3}).space == str(file)
+    with pytest.raises(LrnasError, match="unknown setting 'bugdet'; did you mean budget"):
+        gather_settings(settings, {"bugdet": 4})
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,10 @@ def test_python_is_told_as_clearly() -> None:
         lrnas.search("nin", budget=20, num_epochs=3)
     with pytest.raises(InvalidSettings, match=r"^epochs takes a whole number; got 2.5; for example 20$"):
         lrnas.search("nin", budget=20, epochs=2.5)
+    with pytest.raises(InvalidSettings, match=r"^space takes a space or a study file; got 3; for example nin or "):
+        lrnas.search(3, budget=20)
+    with pytest.raises(InvalidSettings, match=r"^recipe takes text in quotes; got 3; for example \"nin\"$"):
+        lrnas.search("nin", budget=20, recipe=3)
     with pytest.raises(InvalidSettings, match=r"^seed takes a whole number; got None"):
         SearchSettings(space="nin", budget=20, seed=None)
     for name, value in {"input": "64x64", "max_latency": "soon", "cpus_per_trial": "nan", "data_dir": 3}.items():
