@@ -41,7 +41,7 @@ def fill_study(
     (folder / name).mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
         study_name=name,
-        storage=open_storage(storage, folder / name, print),
+        storage=open_storage(storage, folder / name),
         directions=[goal.direction for goal in goals],
     )
     recipe = get_recipe("fast", found.backbones[0], SIZE, 45_000, {"epochs": EPOCHS})

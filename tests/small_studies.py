@@ -35,7 +35,7 @@ def make_proposals(
     goals = pick_objectives(objectives.split(","))
     optuna_study = optuna.create_study(
         study_name="s",
-        storage=None if folder is None else open_storage(None, folder, print),
+        storage=None if folder is None else open_storage(None, folder),
         directions=[goal.direction for goal in goals],
         load_if_exists=True,
         sampler=RandomSampler(seed=0),

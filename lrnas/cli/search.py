@@ -107,7 +107,7 @@ def _print_studies(studies: list[dict[str, Any]], folder: str) -> None:
 def _delete(options: argparse.Namespace) -> None:
     from lrnas.study.folder import delete_study
 
-    deleted = call(delete_study, options, name=options.delete, say=lambda line: print(line, file=sys.stderr))
+    deleted = call(delete_study, options, name=options.delete)
 
     def show() -> None:
         for name, number in deleted.trials.items():

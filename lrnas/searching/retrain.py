@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch.architecture import Architecture
@@ -29,7 +28,7 @@ from lrnas.recipes import InvalidRecipe, get_recipe
 from lrnas.searching.progress import SearchEvents, progress_view
 from lrnas.searching.proposals import FAULTS, Proposal, Queue
 from lrnas.searching.ray_cluster import pick_workers, running_ray
-from lrnas.study.folder import trial_folder, trials_folder
+from lrnas.study.folder import create_optuna_study, trial_folder, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, names_of
@@ -257,9 +256,7 @@ def retrain(
 def _open(search: Study, training: _Training) -> Retraining:
     """The retraining of a search with these settings, new or as it exists."""
     name = f"{search.name}@{training.label}"
-    directions = [goal.direction for goal in RETRAINED]
-    storage = storage_of(search.optuna_study)
-    optuna_study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+    optuna_study = create_optuna_study(name, storage_of(search.optuna_study), RETRAINED)
     advice = "give them, or another name to the recipe's file"
     manifest = check_manifest(optuna_study, training.manifest(search), advice)
     name_metrics(optuna_study, RETRAINED)

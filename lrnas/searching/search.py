@@ -26,7 +26,7 @@ from lrnas.searching.samplers import check_sampler, make_sampler
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
 from lrnas.searching.setup import SearchTraining
 from lrnas.spaces.space import load_space
-from lrnas.study.folder import begin_anew, delete_if_empty, study_folder, trials_folder
+from lrnas.study.folder import begin_anew, create_optuna_study, delete_if_empty, study_folder, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import MANIFEST, OtherSettings, StudyError, has_results, keep_limits
 from lrnas.study.objectives import Limits
@@ -88,9 +88,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     feasible = find_feasible(space, limits, training.cost)
 
     # the study, which pins what its trials have in common
-    directions = [objective.direction for objective in training.objectives]
-    storage = open_storage(settings.storage, folder, logger.info)
-    stored = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+    stored = create_optuna_study(name, open_storage(settings.storage, folder), training.objectives)
     try:
         size = stored.user_attrs.get(MANIFEST, {}).get("image_size")
         if size is not None and training.may_resize_to(size) and has_results(stored):
@@ -100,7 +98,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         try:
             manifest = training.pin(stored, int(workers.cpus))
         except OtherSettings as error:
-            stored = begin_anew(stored, error, checkpoints, training.objectives, logger.info)
+            stored = begin_anew(stored, error, checkpoints, training.objectives)
             manifest = training.pin(stored, int(workers.cpus))
         training.measure_latency(manifest)
         if settings.max_latency is not None:
@@ -110,7 +108,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         delete_if_empty(stored, folder)
         raise
     name_metrics(stored, training.objectives)
-    keep_limits(stored, limits.given(), logger.info)
+    keep_limits(stored, limits.given())
     study = Study(name, stored, training.objectives, manifest)
     proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess)
 

@@ -1,10 +1,9 @@
-"""The folder where studies are kept: their names and places, how one is deleted and how one begins anew."""
+"""The folder where studies are kept: names, places, deleting a study and starting one again."""
 
 from __future__ import annotations
 
 import shutil
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 import optuna
 
+from lrnas._messages import logger
+from lrnas.data.names import first_few
 from lrnas.errors import UnknownName, closest
 from lrnas.study.ledger import living_drivers
 from lrnas.study.manifest import MANIFEST, OtherSettings, StudyError, has_results
@@ -20,118 +21,137 @@ from lrnas.study.optuna_internals import id_of_study, storage_of
 from lrnas.study.storage import DATABASE, open_storage
 
 FIRST_SEARCH = "begin with `lrnas search --space nin --budget 20`"
+MAX_NAMES = 16
+"""Names of studies that an error message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What is gone."""
+    """Studies that were deleted."""
 
     trials: dict[str, int]
-    """Of every study, the search's and those of its networks trained again."""
+    """Number of trials per study: the search's own, and those of its retrainings."""
     folder: Path | None
+    """The folder that was deleted, if there was one."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"trials": self.trials, "folder": None if self.folder is None else str(self.folder)}
 
 
 def study_names(studies: str | Path = "studies") -> list[str]:
-    """The studies kept in a folder."""
+    """Names of the studies in a folder."""
     return sorted(file.parent.name for file in Path(studies).glob(f"*/{DATABASE}"))
 
 
 def only_study(studies: str | Path = "studies", storage: str | None = None) -> str:
-    """The name of the one study there is, for who gives none."""
+    """The name of the only study in a folder, or in a storage; StudyError if there are none or several."""
     if storage is None:
         names, where = study_names(studies), str(studies)
     else:
-        found = open_storage(storage, Path(studies), lambda line: print(line, file=sys.stderr)).get_all_studies()
+        found = open_storage(storage, Path(studies)).get_all_studies()
         names, where = sorted(study.study_name for study in found if "@" not in study.study_name), "the storage"
-    if len(names) == 1:
-        return names[0]
     if not names:
         raise StudyError(f"there is no study in {where} yet; got no name; {FIRST_SEARCH}")
-    listed = ", ".join(names[:16]) + (", …" if len(names) > 16 else "")
-    raise StudyError(f"a study is named where there are several; got none; give one of {listed}")
+    if len(names) > 1:
+        raise StudyError(
+            f"the name of a study is needed if there are several; got none; give one of {first_few(names, MAX_NAMES)}"
+        )
+    return names[0]
 
 
 def study_folder(studies: str | Path, name: str) -> Path:
-    """Where all is that belongs to a search, its storage too where nothing else is said."""
+    """The folder of a search: its checkpoints, reports and, by default, its database."""
     if not name or name != Path(name).name or name.startswith("."):
         raise StudyError(f"a study's name is that of a folder; got {name!r}; leave out / and a leading dot")
     return Path(studies) / name
 
 
 def trials_folder(studies: str | Path, name: str) -> Path:
-    """Where a record's checkpoints are, each in a folder of its trial's number."""
+    """The folder with the checkpoints of a search's trials, or of a retraining's (SEARCH@RECIPE)."""
     search, _, recipe = name.partition("@")
     folder = study_folder(studies, search)
     return folder / "retrained" / recipe if recipe else folder / "trials"
 
 
 def trial_folder(trials: Path, number: int) -> Path:
-    """Of one of a record's trials, within `trials_folder`."""
+    """The folder of one trial, within `trials_folder`."""
     return trials / f"{number:05d}"
 
 
-def delete_study(
-    name: str, *, storage: str | None = None, studies: str | Path = "studies", say: Callable[[str], None] = print
-) -> Deleted:
-    """Delete a search, its networks trained again and its folder; or SEARCH@RECIPE, that retraining alone."""
+def delete_study(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Deleted:
+    """Delete a search with its retrainings and its folder, or one retraining.
+
+    Args:
+        name: The name of the search, or SEARCH@RECIPE for one retraining.
+        storage: A database URL or `journal:FILE`; by default the file in the study's folder.
+        studies: The folder where studies are kept.
+
+    Returns:
+        What was deleted.
+    """
     search, _, recipe = name.partition("@")
     home = study_folder(studies, search)
     folder = trials_folder(studies, name) if recipe else home
     if storage is None and not (home / DATABASE).exists():
         raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
-    kept = open_storage(storage, home, say)
-    there = [study.study_name for study in kept.get_all_studies()]
-    found = [optuna.load_study(study_name=each, storage=kept) for each in there if _belongs(each, name)]
-    if name not in there and (there or storage is not None):  # a database without any is what a start that failed left
-        raise no_such_study(name, there)
+    opened = open_storage(storage, home)
+    names = [study.study_name for study in opened.get_all_studies()]
+    if name not in names and (names or storage is not None):  # a start that failed leaves a database without studies
+        raise no_such_study(name, names)
+    found = [optuna.load_study(study_name=each, storage=opened) for each in names if name in (each, each.split("@")[0])]
     trials = {study.study_name: len(study.get_trials(deepcopy=False)) for study in found}
     for study in found:
         if MANIFEST not in study.user_attrs and trials[study.study_name]:
-            raise StudyError(f"{study.study_name} is a study of Optuna's, but not one of lrnas's; give another")
+            raise StudyError(f"{study.study_name} is a study of Optuna, but not one of lrnas; give another")
         if living := living_drivers(study):
             host, process, _ = min(living).rsplit(":", 2)
             raise StudyError(
-                f"a study that nobody works on can be deleted; got {study.study_name}, which process {process} on "
-                f"{host} works on; stop that first"
+                f"a study that is running cannot be deleted; got {study.study_name}, which process {process} on {host} "
+                "works on; stop that first"
             )
     for study in found:
-        kept.delete_study(id_of_study(study))
+        opened.delete_study(id_of_study(study))
     return Deleted(trials, folder if _remove(folder) else None)
 
 
-def no_such_study(name: str, there: Sequence[str]) -> StudyError:
-    """Where a storage has others."""
-    listed = ", ".join(there[:16]) + (", …" if len(there) > 16 else "") or "none"
-    return StudyError(f"the storage has no study {name!r}{closest(name, there)}; it has {listed}")
-
-
-def _belongs(study: str, name: str) -> bool:
-    """Whether a study is the one of a name, or of networks of it that were trained again."""
-    return study == name or study.partition("@")[0] == name
+def no_such_study(name: str, names: Sequence[str]) -> StudyError:
+    """The error that a storage has no study of a name, only others."""
+    listed = first_few(names, MAX_NAMES) or "none"
+    return StudyError(f"the storage has no study {name!r}{closest(name, names)}; it has {listed}")
 
 
 def begin_anew(
-    study: optuna.Study, error: OtherSettings, folder: Path, goals: Sequence[Objective], say: Callable[[str], None]
+    study: optuna.Study, error: OtherSettings, folder: Path, objectives: Sequence[Objective]
 ) -> optuna.Study:
-    """An empty study in the place of one that has other settings and no results; the error where it has some.
+    """Replace a study that has other settings and no results by an empty one.
 
-    `folder` is where its checkpoints are.
+    Args:
+        study: The study.
+        error: What differs; raised if the study has results, or if a driver works on it.
+        folder: The folder with its checkpoints, which are deleted.
+        objectives: The objectives of the new study.
+
+    Returns:
+        The new study.
     """
     if has_results(study) or living_drivers(study):
         raise error
-    say(f"{study.study_name} was begun with other settings ({error.found}) and has no results: it begins anew")
-    storage = storage_of(study)
-    storage.delete_study(id_of_study(study))
+    logger.info(f"{study.study_name} was begun with other settings ({error.found}) and has no results: it begins anew")
+    storage_of(study).delete_study(id_of_study(study))
     _remove(folder)
-    directions = [goal.direction for goal in goals]
-    return optuna.create_study(storage=storage, study_name=study.study_name, directions=directions)
+    return create_optuna_study(study.study_name, storage_of(study), objectives)
+
+
+def create_optuna_study(
+    name: str, storage: optuna.storages.BaseStorage, objectives: Sequence[Objective]
+) -> optuna.Study:
+    """Create an Optuna study with the directions of objectives, or load the one that exists."""
+    directions = [objective.direction for objective in objectives]
+    return optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
 
 
 def delete_if_empty(study: optuna.Study, folder: Path) -> None:
-    """Leave nothing of a search that could not begin; one that has trials, or that others work on, stays."""
+    """Delete a study without trials, and its folder if nothing else is in it; not while a driver works on it."""
     if study.get_trials(deepcopy=False) or living_drivers(study):
         return
     storage = storage_of(study)
@@ -139,12 +159,12 @@ def delete_if_empty(study: optuna.Study, folder: Path) -> None:
     if not storage.get_all_studies():
         for file in folder.glob(f"{DATABASE}*"):
             file.unlink()
-    with suppress(OSError):  # others may have files there
+    with suppress(OSError):  # there may be other files
         folder.rmdir()
 
 
 def _remove(folder: Path) -> bool:
-    """Whether there was something to remove."""
+    """Delete a folder; False if there is none."""
     if not folder.exists():
         return False
     try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.trial import TrialState
 
+from lrnas._messages import logger
 from lrnas.data.names import is_stream, shown_name
 from lrnas.errors import LrnasError
 
@@ -63,7 +64,7 @@ def check_manifest(
         stored = study.user_attrs.get(MANIFEST)  # another driver may just have started it
     if stored is None:
         if has_trials:
-            raise StudyError(f"{study.study_name} is a study of Optuna's, but not one of lrnas's; give another --name")
+            raise StudyError(f"{study.study_name} is a study of Optuna, but not one of lrnas; give another --name")
         study.set_user_attr(MANIFEST, wanted)
         return dict(wanted)
     for part, key in MEASURED:
@@ -95,14 +96,14 @@ def has_results(study: optuna.Study) -> bool:
     return any(trial.user_attrs.get("trained") or "imported_from" in trial.user_attrs for trial in ended)
 
 
-def keep_limits(study: optuna.Study, limits: Mapping[str, float], say: Callable[[str], None]) -> None:
+def keep_limits(study: optuna.Study, limits: Mapping[str, float]) -> None:
     """Write down the limits a search goes on with, and say so where they were others."""
     before = study.user_attrs.get(LIMITS)
     if before == limits:
         return
     study.set_user_attr(LIMITS, dict(limits))
     if before is not None and has_results(study):
-        say(f"{study.study_name} had {_show_limits(before)}, and goes on with {_show_limits(limits)}")
+        logger.info(f"{study.study_name} had {_show_limits(before)}, and goes on with {_show_limits(limits)}")
 
 
 def _show_limits(limits: Mapping[str, float]) -> str:

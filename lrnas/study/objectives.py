@@ -1,4 +1,4 @@
-"""What a search makes large or small, and what a network may cost."""
+"""Objectives of a search, and limits on what a network may cost."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Literal
 from lrnas.errors import LrnasError, UnknownName
 
 Costs = Mapping[str, float]
-"""What is known of a network before it is trained, by name: macs, params and, where it is asked for, latency."""
+"""Costs of a network by name, known before training: macs, params and, if it is measured, latency."""
 
 
 class InvalidObjectives(LrnasError):
-    """Objectives that make no search."""
+    """The objectives of a search are not accuracy and at least one cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a search makes large or small."""
+    """A value that a search maximises or minimises."""
 
     name: str
     maximise: bool
     doc: str
     label: str
-    """Of an axis, in the unit that pictures have."""
+    """Label of an axis, with the unit."""
     unit: float = 1.0
-    """How much of the objective one such unit is."""
+    """Value of one such unit."""
 
     @property
     def direction(self) -> Literal["maximize", "minimize"]:
@@ -36,30 +36,24 @@ class Objective:
 OBJECTIVES = {
     objective.name: objective
     for objective in (
-        Objective(
-            "accuracy",
-            True,
-            "share of the validation images that are classified right",
-            "validation accuracy, %",
-            0.01,
-        ),
+        Objective("accuracy", True, "share of correctly classified validation images", "validation accuracy, %", 0.01),
         Objective("macs", False, "multiply-accumulates for one image", "multiply-accumulates, millions", 1e6),
         Objective("params", False, "number of parameters", "parameters, millions", 1e6),
         Objective("latency", False, "milliseconds for a batch on a device, without training", "latency, ms"),
     )
 }
-"""Of a search. What is measured on test images is none of them."""
+"""Objectives of a search, by name. Nothing that is measured on test images is one of them."""
 
 RETRAINED = (
-    Objective("test_accuracy", True, "share of the test images that are classified right", "test accuracy, %", 0.01),
+    Objective("test_accuracy", True, "share of correctly classified test images", "test accuracy, %", 0.01),
     OBJECTIVES["macs"],
 )
-"""What is recorded of networks that were chosen and trained again; nothing is chosen by it."""
+"""Values of a retraining's runs; nothing is chosen by them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a network may cost; one that breaks them is never trained."""
+    """Limits on the costs of a network; a network beyond them is never trained."""
 
     max_macs: int | None = None
     min_macs: int | None = None
@@ -68,7 +62,7 @@ class Limits:
     """Milliseconds."""
 
     def excess(self, costs: Costs) -> dict[str, float]:
-        """By how much each limit is broken, as a share of it; nothing where all hold."""
+        """By how much each limit is exceeded, as a share of it; empty if the costs are within all limits."""
         broken = {
             "max_macs": costs["macs"] / self.max_macs - 1 if self.max_macs else 0.0,
             "min_macs": 1 - costs["macs"] / self.min_macs if self.min_macs else 0.0,
@@ -78,17 +72,17 @@ class Limits:
         return {name: value for name, value in broken.items() if value > 0}
 
     def given(self) -> dict[str, float]:
-        """Those there are."""
+        """The limits that are set, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def cost_objectives(objectives: Sequence[Objective]) -> list[Objective]:
-    """Those of them that are known before training."""
+    """The objectives that are costs, which are known before training."""
     return [objective for objective in objectives if not objective.maximise]
 
 
 def pick_objectives(names: Sequence[str]) -> tuple[Objective, ...]:
-    """Objectives by name; accuracy and at least one that costs."""
+    """The objectives with these names: accuracy and at least one cost."""
     for name in names:
         if name not in OBJECTIVES:
             raise UnknownName("objective", name, OBJECTIVES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,14 +42,14 @@ def open_study(
     where = Whereabouts(str(studies), storage)
     if storage is None and not (folder / DATABASE).exists():
         raise UnknownName("study", name, study_names(studies), f"; `lrnas studies{where.options()}` lists all")
-    kept = open_storage(storage, folder, _say)
+    kept = open_storage(storage, folder)
     try:
         optuna_study = optuna.load_study(study_name=name, storage=kept)
     except KeyError:
         raise no_such_study(name, [study.study_name for study in kept.get_all_studies()]) from None
     manifest = optuna_study.user_attrs.get(MANIFEST)
     if manifest is None:
-        raise StudyError(f"{name} is a study of Optuna's, but not one of lrnas's; give another")
+        raise StudyError(f"{name} is a study of Optuna, but not one of lrnas; give another")
     search = manifest.get(RETRAINS)
     if search is not None and not allow_retraining:
         raise StudyError(
@@ -59,7 +58,3 @@ def open_study(
         )
     objectives = RETRAINED if search is not None else pick_objectives(manifest["objectives"])
     return Study(name, optuna_study, objectives, manifest)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

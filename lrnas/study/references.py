@@ -1,6 +1,6 @@
-"""Networks of studies by name: STUDY:TRIAL, STUDY:best, and STUDY@RECIPE:RUN of those that were trained again.
+"""Networks of studies by name: STUDY:TRIAL, STUDY:best, or STUDY@RECIPE:RUN for a run of a retraining.
 
-In place of a number, a network's name as tables show it.
+TRIAL and RUN are a number, or a network's name as tables show it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lrnas.errors import LrnasError, MissingExtra, UnknownName
 from lrnas.models.plan import TIMM
+from lrnas.study.location import Whereabouts
 
 if TYPE_CHECKING:
     from lrnas.study.study import Study, Trial
@@ -32,47 +33,49 @@ class StudyNetwork:
 
 
 def find_network(source: str, studies: str | Path = "studies", storage: str | None = None) -> StudyNetwork | None:
-    """What such a name means; None where it has another form."""
+    """The network of a study that a name means.
+
+    Args:
+        source: The name, such as `nin-digits:best`.
+        studies: The folder where studies are kept.
+        storage: A database URL or `journal:FILE`; by default the file in the study's folder.
+
+    Returns:
+        The network; None if the name does not have the form STUDY:NETWORK.
+    """
     found = None if source.startswith(TIMM) else FORM.fullmatch(source)
     if found is None:
         return None
     try:
-        from lrnas.study.manifest import RETRAINS
-        from lrnas.study.open import open_study  # with ray and optuna: seconds others need not wait
+        from lrnas.study.open import open_study  # with Optuna
     except ImportError as error:
         raise MissingExtra("a study", error.name, "search") from None
     name, which = found[1], found[2]
     study = open_study(name, storage=storage, studies=studies, allow_retraining=True)
-    is_retraining = RETRAINS in study.manifest
-    look = f"`{_command('retrain' if is_retraining else 'front', name, studies, storage)}` shows "
-    if is_retraining:
-        return StudyNetwork(study, _pick_run(study, which, f"{look}them"))
-    return StudyNetwork(study, _pick_trial(study, which, f"{look}the best ones"))
+    is_retraining = "@" in name
+    command = Whereabouts(str(studies), storage).command("retrain" if is_retraining else "front", name)
+    look = f"`{command}` shows {'them' if is_retraining else 'the best ones'}"
+    return StudyNetwork(study, (_find_run if is_retraining else _find_trial)(study, which, look))
 
 
 def check_no_study(source: str, studies: str | Path = "studies", storage: str | None = None) -> None:
-    """Refuse the name of a study where that of one of its networks is meant."""
-    from lrnas.study.storage import DATABASE  # with optuna
+    """Refuse the name of a study where the name of one of its networks is needed."""
+    from lrnas.study.storage import DATABASE  # with Optuna
 
     if source == Path(source).name and (Path(studies) / source.partition("@")[0] / DATABASE).exists():
         means = f"{source}:best"
         if "@" in source:
-            means = f"{source}:NETWORK, as in `{_command('retrain', source, studies, storage)}`"
+            command = Whereabouts(str(studies), storage).command("retrain", source)
+            means = f"{source}:NETWORK, as in `{command}`"
         raise LrnasError(f"a network is wanted; got {source}, a study; did you mean {means}?")
 
 
-def _command(verb: str, name: str, studies: str | Path, storage: str | None) -> str:
-    from lrnas.study.location import Whereabouts  # with torch
-
-    return Whereabouts(str(studies), storage).command(verb, name)
-
-
-def _pick_trial(study: Study, which: str, look: str) -> Trial:
+def _find_trial(study: Study, which: str, look: str) -> Trial:
     if which == "best":
         return study.best()
-    trials = study.trials()
     if which.isdecimal():
-        return _numbered(study, trials, int(which), look)
+        return _find_number(study, int(which), look)
+    trials = study.trials()
     named = [trial for trial in trials if which in (trial.point, trial.identity)]
     if not named:
         known = ["best", *(trial.point or trial.identity for trial in trials)]
@@ -80,7 +83,7 @@ def _pick_trial(study: Study, which: str, look: str) -> Trial:
     return min(named, key=lambda trial: (trial.status != "completed", trial.number))
 
 
-def _pick_run(study: Study, which: str, look: str) -> Trial:
+def _find_run(study: Study, which: str, look: str) -> Trial:
     from lrnas.study.retrained import read_finals
 
     name = study.name
@@ -88,21 +91,20 @@ def _pick_run(study: Study, which: str, look: str) -> Trial:
         raise LrnasError(
             f"nothing is chosen by test accuracy; got {name}:best; name a network or the number of a run, {look}"
         )
-    trials = study.trials()
     if which.isdecimal():
-        return _numbered(study, trials, int(which), look)
+        return _find_number(study, int(which), look)
     finals = read_finals(study)
     final = next((final for final in finals if which in (final.name, final.identity)), None)
     if final is None:
         raise UnknownName(f"network of {name}", which, [final.name for final in finals], f"; {look}")
     if not final.runs:
-        raise LrnasError(f"weights are those of a run that is done; {name} has none of {which}; name another network")
-    return _numbered(study, trials, final.runs[0], look)
+        raise LrnasError(f"weights are those of a finished run; {name} has none of {which}; name another network")
+    return _find_number(study, final.runs[0], look)
 
 
-def _numbered(study: Study, trials: list[Trial], number: int, look: str) -> Trial:
-    for trial in trials:
-        if trial.number == number:
-            return trial
-    there = f"it has {len(trials)}, up to {max(trial.number for trial in trials)}" if trials else "it has none"
-    raise LrnasError(f"{study.name} has no trial {number}; {there}; {look}")
+def _find_number(study: Study, number: int, look: str) -> Trial:
+    trials = {trial.number: trial for trial in study.trials()}
+    if number not in trials:
+        found = f"it has {len(trials)}, up to {max(trials)}" if trials else "it has none"
+        raise LrnasError(f"{study.name} has no trial {number}; {found}; {look}")
+    return trials[number]

@@ -1,8 +1,9 @@
-"""Where studies are kept: SQLite in a folder of their own, any database Optuna knows, or a journal file.
+"""Storages of studies: SQLite in the study's folder, any database that Optuna supports, or a journal file.
 
-A database that goes away is waited for, with a word when it goes and another when it is back. What it was asked to do
-when the connection broke, it may have done or not: reading, attributes and parameters come to the same twice, changes
-of state are looked up first, and a row created twice has no owner and is given back like any other orphan.
+If a database cannot be reached, operations wait and retry; messages say when it is away and when it is back. It is not
+known whether an operation was carried out when its connection broke. Reading and setting attributes or parameters are
+safe to repeat; changes of state are looked up first; a trial that was created twice has no owner, and is put back like
+any other orphan.
 """
 
 from __future__ import annotations
@@ -28,48 +29,45 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
+from lrnas._messages import logger
 from lrnas.errors import LrnasError
 from lrnas.study.optuna_internals import BulkStorage
 
 DATABASE = "study.db"
+"""File of a study's SQLite database, in the study's folder."""
 OPENING = 15.0
-"""Seconds for which a database that does not answer is tried to be opened."""
+"""Seconds to wait for a database that does not answer when it is opened."""
 PATIENCE = 300.0
-"""Seconds for which one that went away is waited for; $LRNAS_PATIENCE sets another number."""
+"""Seconds to wait for a database that became unreachable; $LRNAS_PATIENCE overrides it."""
 PAUSES = 1.0, 15.0
-"""Seconds between two tries, at least and at most."""
+"""Shortest and longest pause between two attempts, in seconds."""
 LOCKED = 60.0
 """Seconds for which SQLite itself waits for a lock."""
-OPERATIONS = (
-    "create_new_study",
-    "delete_study",
-    "set_study_user_attr",
-    "set_study_system_attr",
-    "get_study_id_from_name",
-    "get_study_name_from_id",
-    "get_study_directions",
-    "get_study_user_attrs",
-    "get_study_system_attrs",
-    "get_all_studies",
-    "write",
-    "set_trial_user_attr",
-    "set_trial_system_attr",
-    "set_trial_intermediate_value",
-    "get_trial_id_from_study_id_trial_number",
-    "get_trial",
-    "read_trials",
-)
-"""Of Optuna's storage, that may be done twice."""
+SAFE_TO_REPEAT = (
+    "create_new_study", "delete_study", "set_study_user_attr", "set_study_system_attr", "get_study_id_from_name",
+    "get_study_name_from_id", "get_study_directions", "get_study_user_attrs", "get_study_system_attrs",
+    "get_all_studies", "write", "set_trial_user_attr", "set_trial_system_attr", "set_trial_intermediate_value",
+    "get_trial_id_from_study_id_trial_number", "get_trial", "read_trials",
+)  # fmt: skip
+"""Storage operations that are safe to retry."""
 
 T = TypeVar("T")
 
 
 class StorageError(LrnasError):
-    """A storage that cannot be opened, reached or used."""
+    """A storage cannot be opened, reached or used."""
 
 
-def open_storage(storage: str | None, folder: Path, say: Callable[[str], None]) -> BaseStorage:
-    """A study's storage: a database URL, `journal:FILE` for shared disks, or by default SQLite in its folder."""
+def open_storage(storage: str | None, folder: Path) -> BaseStorage:
+    """Open the storage of a study.
+
+    Args:
+        storage: A database URL, or `journal:FILE` for a file on a shared disk; None for SQLite in the folder.
+        folder: The study's folder.
+
+    Returns:
+        The storage, which waits for a database that cannot be reached for a while.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if storage is None:
         try:
@@ -78,39 +76,39 @@ def open_storage(storage: str | None, folder: Path, say: Callable[[str], None]) 
             raise StorageError(f"cannot write to {folder}: {error.strerror}; give another --studies") from None
         storage = f"sqlite:///{folder / DATABASE}"
     if storage.startswith("journal:"):
-        return _open_journal(Path(storage.removeprefix("journal:")), say)
-    return _connect(storage, say)
+        return _open_journal(Path(storage.removeprefix("journal:")))
+    return _connect(storage)
 
 
 # --- databases
 
 
 class _Away(Exception):
-    """The database does not answer, or somebody else has a lock: the same may work later."""
+    """The database does not answer, or another process holds a lock; a later attempt may work."""
 
 
 class _Patience:
-    """How long a database that went away is waited for; one for all threads that use it."""
+    """Waits while a database is away, for all threads that use it; `shown` is its URL without the password."""
 
-    def __init__(self, shown: str, say: Callable[[str], None]) -> None:
+    def __init__(self, shown: str) -> None:
         self.shown = shown
-        self.say = say
         self.seconds = OPENING
         self.advice = "check --storage"
         self._lock = threading.Lock()
         self._since: float | None = None
-        """When it went away."""
+        """When the database went away; None while it answers."""
         self._over = threading.Event()
-        """Set once it was given up: whoever tidies up then tries, but does not wait again."""
+        """Set when waiting was given up: operations that tidy up afterwards are tried once, without waiting."""
 
     def wait(self, reason: str) -> None:
-        """Until it is time for another try; an error when it is time to give up."""
+        """Wait until the next attempt; raise StorageError when it is time to give up."""
         with self._lock:
             now = time.monotonic()
             if self._since is None:
                 self._since = now
-                limit = f"for {self.seconds:g} s at most"
-                self.say(f"the storage {self.shown} cannot be reached ({reason}); trying again, {limit}")
+                logger.warning(
+                    f"the storage {self.shown} cannot be reached ({reason}); trying again for {self.seconds:g} s"
+                )
             away = now - self._since
         pause = min(max(away, PAUSES[0]), PAUSES[1], self.seconds - away)
         try:
@@ -125,17 +123,17 @@ class _Patience:
             )
 
     def back(self) -> None:
-        """It answers."""
+        """Note that the database answers."""
         if self._since is None:
             return
         with self._lock:
             if self._since is not None:
-                self.say(f"the storage {self.shown} is back after {time.monotonic() - self._since:.0f} s")
+                logger.info(f"the storage {self.shown} is back after {time.monotonic() - self._since:.0f} s")
                 self._since = None
 
 
 class _PatientStorage(BulkStorage):
-    """Optuna's storage, whose operations are tried again while the database is away."""
+    """Database storage whose operations are retried while the database is away."""
 
     def __init__(self, url: str, patience: _Patience, arguments: dict[str, Any]) -> None:
         from sqlalchemy import event
@@ -145,10 +143,15 @@ class _PatientStorage(BulkStorage):
         event.listen(self.engine, "handle_error", _report_absence)  # before Optuna makes its own of it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _connect, (self.url, print)
+        return _connect, (self.url,)
 
     def patiently(self, operation: Callable[[], T], made: Callable[[], T | None] = lambda: None) -> T:
-        """Try until it works. `made` finds what a try has come to whose connection broke, if anything."""
+        """Retry an operation until it works.
+
+        Args:
+            operation: The operation.
+            made: Returns the result of an attempt whose connection broke, or None if that changed nothing.
+        """
         from sqlalchemy.exc import SQLAlchemyError
 
         broken = False
@@ -185,16 +188,15 @@ class _PatientStorage(BulkStorage):
 
         def made() -> bool | None:
             now = super(_PatientStorage, self).get_trial(trial_id)
-            if before is not None:  # back in the queue, from where another driver may have taken it by now
-                made = now.state != before.state or now.datetime_start != before.datetime_start
-            else:  # out of the queue by a broken connection: nobody knows by whose, it is left to be an orphan
-                made = state.is_finished() and now.state == state
-            return made or None
+            if before is not None:  # put back, and perhaps already taken by another driver
+                return now.state != before.state or now.datetime_start != before.datetime_start or None
+            return (state.is_finished() and now.state == state) or None  # if it runs, nobody knows for whom: an orphan
 
         return self.patiently(change, made)
 
 
 def _patient(name: str) -> Callable[..., Any]:
+    """A method that retries the operation of a name."""
     operation = getattr(BulkStorage, name)
 
     @functools.wraps(operation)
@@ -204,7 +206,7 @@ def _patient(name: str) -> Callable[..., Any]:
     return until_it_works
 
 
-for _name in OPERATIONS:
+for _name in SAFE_TO_REPEAT:
     setattr(_PatientStorage, _name, _patient(_name))
 
 
@@ -214,14 +216,13 @@ def _is_made_from(row: FrozenTrial, template: FrozenTrial) -> bool:
 
 
 def _report_absence(context: Any) -> _Away | None:
-    """What SQLAlchemy is to raise instead of an error that will pass."""
+    """Have SQLAlchemy raise `_Away` instead of an error that will pass."""
     error = context.sqlalchemy_exception
-    passes = error is not None and not context.is_pre_ping and _passes(error)
-    return _Away(_reason(error)) if passes else None
+    return _Away(_reason(error)) if error is not None and not context.is_pre_ping and _passes(error) else None
 
 
 def _passes(error: Any) -> bool:
-    """Whether an error of a database's is about the connection, or about a lock of somebody else's."""
+    """Whether a database error is about the connection, or about a lock that another process holds."""
     from sqlalchemy.exc import OperationalError
 
     if getattr(error, "connection_invalidated", False):
@@ -236,19 +237,19 @@ def _passes(error: Any) -> bool:
         return error.statement is None or getattr(error.orig, "args", ())[:1] in (
             (1205,),
             (1213,),
-        )  # none: it could not connect
+        )  # None: no connection
     return state[:2] in ("08", "40", "57") or state == "53300"  # connection, deadlock, shutdown, too many connections
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what the database itself says."""
+    """The first line of the database's own message."""
     while isinstance(error, StorageInternalError) and error.__cause__ is not None:
         error = error.__cause__
     lines = str(getattr(error, "orig", None) or error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def _connect(url: str, say: Callable[[str], None]) -> BulkStorage:
+def _connect(url: str) -> BulkStorage:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
@@ -263,11 +264,11 @@ def _connect(url: str, say: Callable[[str], None]) -> BulkStorage:
     arguments: dict[str, Any] = {"pool_pre_ping": True}
     if parts.drivername.startswith("sqlite"):
         arguments = {"connect_args": {"timeout": LOCKED}}
-    elif parts.drivername in ("postgresql+psycopg", "postgresql+psycopg2"):  # no waiting for a machine that is gone
+    elif parts.drivername in ("postgresql+psycopg", "postgresql+psycopg2"):  # do not wait for a machine that is gone
         known = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "tcp_user_timeout": 30_000}
         arguments["connect_args"] = {name: value for name, value in known.items() if name not in parts.query}
     text = parts.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")  # Optuna formats it
-    patience = _Patience(shown, say)
+    patience = _Patience(shown)
     for attempt in itertools.count():
         try:
             storage = _PatientStorage(text, patience, arguments)
@@ -280,13 +281,13 @@ def _connect(url: str, say: Callable[[str], None]) -> BulkStorage:
                 f"the storage {shown} needs a package that is not here: {missing}; install it (for PostgreSQL: pip "
                 "install 'lrnas[postgres]')"
             ) from None
-        except RuntimeError as error:  # Optuna's word on a database of another version of its own
+        except RuntimeError as error:  # Optuna refuses a database of another version of Optuna
             raise StorageError(f"the storage {shown} cannot be used: {error}") from None
         except (StorageInternalError, SQLAlchemyError) as error:
             cause = error.__cause__ if isinstance(error, StorageInternalError) else error
             reason = _reason(error)
             if attempt < 5 and (isinstance(cause, IntegrityError) or "already exists" in reason):
-                time.sleep(random.uniform(0.1, 0.5))  # another driver is just making the tables
+                time.sleep(random.uniform(0.1, 0.5))  # another driver is creating the tables
                 continue
             if not _passes(cause):
                 raise StorageError(
@@ -326,7 +327,7 @@ def _patience_seconds() -> float:
 
 
 class _JournalFile(JournalFileBackend):
-    """Optuna's, with errors in a line."""
+    """Journal file whose errors are StorageErrors of one line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -345,32 +346,28 @@ class _JournalFile(JournalFileBackend):
         except OSError as error:
             raise self.unusable("written", error) from None
 
-    def is_cut_short(self) -> bool:
-        with self.path.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - 1))
-            return stream.read() not in (b"", b"\n")
-
-    def mend(self) -> bool:
-        """Remove a last line that its writer could not end, on a full disk, say; nobody was told that it is there."""
+    def mend(self) -> None:
+        """Remove an incomplete last line, which its writer could not finish, for example on a full disk."""
+        if self.path.read_bytes()[-1:] in (b"", b"\n"):
+            return
         self.lock.acquire()
         try:
-            text = self.path.read_bytes()
+            text = self.path.read_bytes()  # the line may be complete by now
             whole = text.rfind(b"\n") + 1
             if whole < len(text):
                 os.truncate(self.path, whole)
+                logger.warning(f"the last line of {self.path} was incomplete, and is removed")
         finally:
             self.lock.release()
-        return whole < len(text)
 
     def unusable(self, how: str, error: Exception) -> StorageError:
-        reason = getattr(error, "strerror", None) or f"it is not a journal of Optuna's ({error})"
+        reason = getattr(error, "strerror", None) or f"it is not a journal of Optuna ({error})"
         return StorageError(
             f"the storage journal:{self.path} cannot be {how}: {reason}; mend it, or give another --storage"
         )
 
 
-def _open_journal(file: Path, say: Callable[[str], None]) -> JournalStorage:
+def _open_journal(file: Path) -> JournalStorage:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
@@ -378,18 +375,11 @@ def _open_journal(file: Path, say: Callable[[str], None]) -> JournalStorage:
             backend = _JournalFile(file.resolve())  # Optuna's lock is a link to it
             try:
                 storage = JournalStorage(backend)
-            except (
-                AssertionError,
-                AttributeError,
-                IndexError,
-                KeyError,
-                TypeError,
-            ) as error:  # JSON, but of another kind
+            except (AssertionError, AttributeError, IndexError, KeyError, TypeError) as error:  # JSON of another kind
                 raise backend.unusable("read", error) from None
             if file.stat().st_size and next(backend.read_logs(0), None) is None:
                 raise backend.unusable("read", ValueError("its first line is none of a journal's"))
-            if backend.is_cut_short() and backend.mend():
-                say(f"the last line of {file} was cut short when it was written, and is left out")
+            backend.mend()
             return storage
     except OSError as error:
         raise StorageError(f"cannot use {file}: {error.strerror}; give another --storage") from None

@@ -23,18 +23,8 @@ if TYPE_CHECKING:
 METRIC = "metric."
 """Prefix of the trial attributes that hold metrics which a user's own training code reports beside the accuracy."""
 COLUMNS = (
-    "number",
-    "status",
-    "point",
-    "identity",
-    "accuracy",
-    "macs",
-    "params",
-    "latency",
-    "epochs",
-    "seconds",
-    "on_front",
-)
+    "number", "status", "point", "identity", "accuracy", "macs", "params", "latency", "epochs", "seconds", "on_front",
+)  # fmt: skip
 """Columns of a table of trials."""
 
 

@@ -366,7 +366,7 @@ def make_study(folder: Path, data: str = "digits", **more: object) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     record = optuna.create_study(
         study_name="small",
-        storage=open_storage(None, folder / "small", print),
+        storage=open_storage(None, folder / "small"),
         directions=[goal.direction for goal in goals],
         sampler=optuna.samplers.RandomSampler(seed=0),
     )

@@ -318,17 +318,17 @@ def test_two_drivers_keep_to_the_budget(tmp_path: Path) -> None:
     assert not one.study.optuna_trials((TrialState.WAITING,))
 
 
-def test_other_limits_are_told(tmp_path: Path) -> None:
+def test_other_limits_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     proposals = make_proposals(tmp_path)
-    told: list[str] = []
-    keep_limits(proposals.study.optuna_study, Limits(max_macs=223_000_000).given(), told.append)
-    keep_limits(proposals.study.optuna_study, {}, told.append)
-    assert not told  # nothing was trained yet
+    caplog.set_level("INFO", "lrnas")
+    keep_limits(proposals.study.optuna_study, Limits(max_macs=223_000_000).given())
+    keep_limits(proposals.study.optuna_study, {})
+    assert not caplog.messages  # nothing was trained yet
     finish(proposals, 0.9)
-    keep_limits(proposals.study.optuna_study, {}, told.append)
-    keep_limits(proposals.study.optuna_study, Limits(min_macs=1000, max_latency=1.5).given(), told.append)
-    keep_limits(proposals.study.optuna_study, {}, told.append)
-    assert told == [
+    keep_limits(proposals.study.optuna_study, {})
+    keep_limits(proposals.study.optuna_study, Limits(min_macs=1000, max_latency=1.5).given())
+    keep_limits(proposals.study.optuna_study, {})
+    assert caplog.messages == [
         "s had no limits, and goes on with --min-macs 1000 --max-latency 1.5",
         "s had --min-macs 1000 --max-latency 1.5, and goes on with no limits",
     ]

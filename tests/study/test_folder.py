@@ -75,12 +75,12 @@ def test_a_search_that_could_not_begin_leaves_nothing(tmp_path: Path) -> None:
 
 def test_of_a_database_that_others_use_only_the_study_goes(tmp_path: Path) -> None:
     url = f"journal:{tmp_path / 'journal.log'}"
-    storage = open_storage(url, tmp_path, print)
+    storage = open_storage(url, tmp_path)
     for name in ("s", "t"):
         check_manifest(optuna.create_study(study_name=name, storage=storage), make_proposals().study.manifest)
     optuna.create_study(study_name="u", storage=storage).enqueue_trial({})
     assert delete_study("s", storage=url, studies=tmp_path).to_dict() == {"trials": {"s": 0}, "folder": None}
-    with pytest.raises(StudyError, match="u is a study of Optuna's, but not one of lrnas's"):
+    with pytest.raises(StudyError, match="u is a study of Optuna, but not one of lrnas"):
         delete_study("u", storage=url, studies=tmp_path)
     with pytest.raises(StudyError, match="the storage has no study 's'; known: t, u"):
         delete_study("s", storage=url, studies=tmp_path)
