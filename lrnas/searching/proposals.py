@@ -120,7 +120,7 @@ class Proposals(Queue):
         self._random = np.random.default_rng()
 
     def enqueue(self, named: Mapping[str, Architecture]) -> None:
-        """Have named networks trained first; those the study has already are left alone."""
+        """Put named networks into the queue, except those that the study has already."""
         rows = [
             trial
             for trial in self.study.optuna_trials()
@@ -129,23 +129,27 @@ class Proposals(Queue):
         beyond = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") == "limit"}
         known = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") != "limit"}
         for name, architecture in named.items():
-            still_beyond = name in beyond and self.limits.excess(self.cost_of(architecture))  # limits may change
+            still_beyond = name in beyond and self.limits.excess(self.cost_of(architecture))  # limits may have changed
             if name not in known and not still_beyond:
                 facts = {"point": name, **self._macs(architecture)}
                 self.study.optuna_study.enqueue_trial(self.space.params_of(architecture), user_attrs=facts)
 
     def _macs(self, architecture: Architecture) -> dict[str, float]:
-        """Of a network that will be trained, for who wants to know how much there is to do."""
+        """The multiply-accumulates of a network that will be trained, to estimate the time left."""
         try:
             costs = (self.guess_of or self.cost_of)(architecture)
-        except LrnasError:  # found out, and told, when it is asked for
+        except LrnasError:  # reported when the network is proposed
             return {}
         return {} if self.limits.excess(costs) else {"macs": costs["macs"]}
 
     def import_from(self, other: Study) -> int:
-        """Take over what another study trained in full under the same conditions, as far as it lies in this space.
+        """Import the fully trained networks of another study that lie in this space; they cost no budget.
 
-        It costs no budget. How many networks are new here is returned.
+        Args:
+            other: The other study, which must have the same conditions of training.
+
+        Returns:
+            The number of networks that are new here.
         """
         mine, theirs = (
             {key: value for key, value in study.manifest.items() if key not in (*FREE, "space", "reference")}
@@ -179,29 +183,31 @@ class Proposals(Queue):
         return number
 
     def ask(self, budget: int | None = None) -> Proposal | None:
-        """The next network to train; none where that would be one more than the budget.
+        """The next network to train; None if it would exceed the budget.
 
-        Points that need no training are told at once and cost nothing. Other drivers may ask at the same time: a
-        network is claimed before it is looked for among theirs, so that at least one of two sees the other.
+        Points that need no training are ended at once and cost nothing. Other drivers may ask at the same time: a
+        network is claimed before it is looked up among theirs, so that at least one of two drivers sees the other.
         """
         self.ledger.sign()
         for _ in range(MOST_REJECTIONS):
-            with self.ledger.together():  # the row is there at once, what belongs to it a moment later
+            with self.ledger.together():  # the trial is there at once, its attributes a moment later
                 trial = self.study.optuna_study.ask(self.distributions)
-                trial.set_user_attr("owner", self.ledger.driver)  # at once: others may think it was left behind
+                trial.set_user_attr(
+                    "owner", self.ledger.driver
+                )  # at once: other drivers might think it was left behind
                 facts: dict[str, Any] = {}
                 fault, excess = "", {}
                 try:
                     architecture = self.space.architecture(trial.params)
                     identity = canonical_id(architecture)
                     costs = self.cost_of(architecture)
-                except LrnasError as error:  # a corner of the space that makes no network, at this input size, say
+                except LrnasError as error:  # a point without a network, for example at this input size
                     fault = str(error)
                 else:
                     excess = self.limits.excess(costs)
                     facts |= {"architecture": architecture.to_json(), "id": identity, **costs}
                     facts |= {} if excess else {"trained": True}
-                    facts["params"] = facts.pop("params")  # last: what has parameters has everything
+                    facts["params"] = facts.pop("params")  # last: a trial with parameters has everything
                 self.ledger.write(trial.number, facts)
             if fault:
                 self.ledger.end(trial.number, TrialState.PRUNED, "faulty", fault)
@@ -212,11 +218,11 @@ class Proposals(Queue):
                 self.ledger.end(trial.number, TrialState.PRUNED, "limit", f"beyond {', '.join(sorted(excess))}")
                 continue
             if self._is_known(trial.number, identity):
-                if "point" not in trial.user_attrs:  # a sampler that is sure of itself: look next to its point
+                if "point" not in trial.user_attrs:  # the sampler repeats itself: try a neighbour
                     self.study.optuna_study.enqueue_trial(mutate(self.varied, [trial.params], self._random))
                 continue
             if budget is not None and self.spent() > budget:
-                self.ledger.put_back(trial.number)  # for a larger budget; what waits costs none
+                self.ledger.put_back(trial.number)  # for a larger budget; a waiting trial costs none
                 return None
             return Proposal(trial.number, architecture, trial.user_attrs.get("point"), costs)
         raise StudyError(
@@ -225,7 +231,7 @@ class Proposals(Queue):
         )
 
     def _is_known(self, number: int, identity: str) -> bool:
-        """Whether this network was trained, or is being trained, as another trial; this one is then told."""
+        """Whether another trial trains or trained this network; if so, this trial is ended as a duplicate."""
         for other in self.study.optuna_trials():
             known = other.user_attrs
             if other.number == number or known.get("id") != identity:
@@ -233,7 +239,7 @@ class Proposals(Queue):
             if not (known.get("trained") or "imported_from" in known):
                 continue
             if other.state == TrialState.FAIL:
-                continue  # it was lost: another try
+                continue  # it was lost: try again
             state = other.state if other.state.is_finished() else TrialState.FAIL
             values = other.values if state == TrialState.COMPLETE else None
             self.ledger.end(
@@ -244,7 +250,7 @@ class Proposals(Queue):
 
 
 def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
-    """A space in Optuna's words."""
+    """The parameters of a space as Optuna's distributions."""
     found: dict[str, BaseDistribution] = {}
     for parameter in space.parameters:
         values = parameter.values
@@ -252,7 +258,7 @@ def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
             low, high = float(values[0]), float(values[-1])
             step = (high - low) / (len(values) - 1)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of steps that do not add up to the range, as below
+                warnings.simplefilter("ignore")  # about steps that do not add up to the range, see below
                 steps = FloatDistribution(low, high, step=step)
             places = [(float(value) - low) / step for value in values]
             # Optuna lowers the end of a range that it cannot reach, as of thirds

@@ -35,7 +35,7 @@ from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name
 from lrnas.study.objectives import RETRAINED
 from lrnas.study.open import name_metrics, open_study
 from lrnas.study.optuna_internals import storage_of
-from lrnas.study.retrained import best_run, has_failed, is_done, is_duplicate, run_key
+from lrnas.study.retrained import counting_runs, has_failed, is_done, is_duplicate, run_key
 from lrnas.study.study import Study, Summary
 from lrnas.training.checkpoint import CheckpointError, load_checkpoint
 from lrnas.training.job import Job
@@ -55,34 +55,42 @@ class Chosen:
 
 @dataclass
 class Retraining(Queue):
-    """The record of a retraining: one trial per network and seed, all of them known beforehand."""
+    """The runs of a retraining, one trial per network and seed, all known from the start.
+
+    Args:
+        ledger: The ledger of the driver that trains them.
+        wanted: Networks, by identity, and seeds to train now; the study may have more runs.
+    """
 
     wanted: list[tuple[str, int]] = field(default_factory=list)
-    """The networks and seeds that are asked for now; the record may hold others."""
 
     def enqueue(self, networks: Sequence[Chosen], seeds: Sequence[int], costs: Mapping[str, Mapping[str, int]]) -> None:
-        """Have networks trained over seeds, all on the first seed first; runs that are there already are left alone."""
+        """Put the runs of networks over seeds into the queue, the first seed of all networks first.
+
+        Args:
+            networks: The networks.
+            seeds: The seeds.
+            costs: Costs of each network, by identity.
+        """
         self.wanted = [(network.identity, seed) for seed in seeds for network in networks]
         runs = self.study.optuna_trials()
         known = {run_key(run) for run in runs if not has_failed(run)}
-        failed = {run_key(run): run.number for run in runs if has_failed(run) and not is_duplicate(run)}  # the last one
-        for seed in seeds:
-            for network in networks:
-                if (network.identity, seed) in known:
-                    continue
-                names = {
-                    "point": network.point,
-                    "trial": network.trial,
-                    "after": failed.get((network.identity, seed)),  # what was given up, and may have a checkpoint
-                }
-                facts = {
-                    "id": network.identity,
-                    "seed": seed,
-                    "architecture": network.architecture.to_json(),
-                    **{key: value for key, value in names.items() if value is not None},
-                    **costs[network.identity],
-                }
-                self.study.optuna_study.enqueue_trial({}, user_attrs=facts)
+        failed = {run_key(run): run.number for run in runs if has_failed(run) and not is_duplicate(run)}  # the last
+        chosen = {network.identity: network for network in networks}
+        for identity, seed in self.wanted:
+            if (identity, seed) in known:
+                continue
+            network = chosen[identity]
+            # "after" is a run that was given up, and may have a checkpoint
+            names = {"point": network.point, "trial": network.trial, "after": failed.get((identity, seed))}
+            facts = {
+                "id": identity,
+                "seed": seed,
+                "architecture": network.architecture.to_json(),
+                **{key: value for key, value in names.items() if value is not None},
+                **costs[identity],
+            }
+            self.study.optuna_study.enqueue_trial({}, user_attrs=facts)
 
     def parts(self) -> str:
         networks = len({network for network, _ in self.wanted})
@@ -90,15 +98,16 @@ class Retraining(Queue):
         return f"{networks} networks × {seeds} seeds" if networks > 1 and seeds > 1 else ""
 
     def take_over(self, folder: Path) -> None:
-        """Have runs in the place of ones that were given up go on from the checkpoints of these, if they can be read.
+        """Move the checkpoints of runs that were given up to the runs that replace them.
 
-        `folder` is where the record's checkpoints are.
+        Args:
+            folder: The folder with the checkpoints of the retraining.
         """
         for run in self.study.optuna_trials((TrialState.WAITING,)):
             if (before := run.user_attrs.get("after")) is None:
                 continue
             old, new = trial_folder(folder, before), trial_folder(folder, run.number)
-            with suppress(CheckpointError, OSError):  # another driver may have been quicker
+            with suppress(CheckpointError, OSError):  # another driver may have been faster
                 if not new.exists() and load_checkpoint(old) is not None:
                     old.rename(new)
                     known = self.study.optuna_trial(before).user_attrs
@@ -107,22 +116,19 @@ class Retraining(Queue):
                     )
 
     def waiting_macs(self) -> list[int]:
-        """Of the runs that are asked for."""
+        """Multiply-accumulates of the wanted runs that wait, in their order."""
         waiting = self.study.optuna_trials((TrialState.WAITING,))
         return [run.user_attrs["macs"] for run in waiting if run_key(run) in self.wanted]
 
     def faults(self, summary: Summary) -> dict[str, int]:
-        """Of the runs that are asked for, those that diverged, and those that came to nothing and wait for no one."""
-        runs: dict[tuple[str, int], list[FrozenTrial]] = {}
-        for run in self.study.optuna_trials():
-            if not is_duplicate(run):
-                runs.setdefault(run_key(run), []).append(run)
-        last = [best_run(runs[key]) for key in self.wanted if key in runs]
-        ended = [run.user_attrs.get("status", "") for run in last if run.state.is_finished()]
+        """Number of wanted runs that diverged or were given up, per status."""
+        runs = counting_runs(self.study.optuna_trials())
+        wanted = [runs[key] for key in self.wanted if key in runs]
+        ended = [run.user_attrs.get("status", "") for run in wanted if run.state.is_finished()]
         return {status: ended.count(status) for status in FAULTS}
 
     def spent(self) -> int:
-        """Runs that are asked for and done, or being trained."""
+        """Number of wanted runs that are done or being trained."""
         found = {
             run_key(run)
             for run in self.study.optuna_trials()
@@ -131,11 +137,11 @@ class Retraining(Queue):
         return len(found & set(self.wanted))
 
     def left(self) -> int:
-        """Runs that are asked for and not done; those that diverged are done."""
+        """Number of wanted runs that are not done; a diverged run is done."""
         return len(set(self.wanted) - self._done())
 
     def running(self) -> int:
-        """Runs that are asked for and being trained, by whomever."""
+        """Number of wanted runs that some driver is training."""
         found = {run_key(run) for run in self.study.optuna_trials((TrialState.RUNNING,))}
         return len((found & set(self.wanted)) - self._done())
 
@@ -143,7 +149,7 @@ class Retraining(Queue):
         return {run_key(run) for run in self.study.optuna_trials() if is_done(run)}
 
     def ask(self, budget: int | None = None) -> Proposal | None:
-        """The next run; none where all that are asked for are done or in other hands."""
+        """The next run; None if all wanted runs are done or taken by other drivers."""
         self.ledger.sign()
         wanted = set(self.wanted)
         for run in self.study.optuna_trials((TrialState.WAITING,)):
@@ -159,7 +165,7 @@ class Retraining(Queue):
         return None
 
     def end_duplicates(self) -> None:
-        """End rows that two drivers which began together wrote, and that nobody asked for once the run was done."""
+        """End waiting runs that are done already: drivers that began together may have queued them twice."""
         done = self._done()
         for run in self.study.optuna_trials((TrialState.WAITING,)):
             if run_key(run) in done and self.ledger.claim(run):
@@ -167,7 +173,7 @@ class Retraining(Queue):
                 self._is_known(run)
 
     def _is_known(self, run: FrozenTrial) -> bool:
-        """Whether two drivers that began together both asked for this run: the first row counts, the other is told."""
+        """Whether another trial is the same run and counts; if so, this one is ended as a duplicate."""
         for other in self.study.optuna_trials():
             is_first = is_done(other) or (other.number < run.number and not has_failed(other))
             if is_first and run_key(other) == run_key(run):

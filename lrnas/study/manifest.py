@@ -1,4 +1,4 @@
-"""What a study is about, pinned when it begins: space, data, recipe, objectives. Other settings make another study."""
+"""Manifest: the settings that a study is begun with and that all its trials share."""
 
 from __future__ import annotations
 
@@ -14,54 +14,56 @@ from lrnas.data.names import is_stream, shown_name
 from lrnas.errors import LrnasError
 
 MANIFEST = "lrnas:manifest"
-"""The study's attribute that holds it."""
+"""Study attribute that holds the manifest."""
 LIMITS = "lrnas:limits"
-"""The one that holds what networks could cost at most, which may change."""
+"""Study attribute that holds the limits on costs, which may change."""
 RETRAINS = "retrains"
-"""In the manifest: the search whose networks are trained again, in full; a search has none."""
-
+"""Manifest key of a retraining: the search whose networks it trains. A search has no such key."""
 DATA_NAME = "data_name"
-"""In the manifest: what people call the data, where that is not what they are known by."""
-
+"""Manifest key: the name of the data to show, if it differs from their identity."""
 CLASSES = "classes"
-"""In the manifest: what the classes are called, where no data set of lrnas's tells."""
-
+"""Manifest key: the names of the classes, if the data are not one of lrnas's own sets."""
 SETTINGS = "settings"
-"""In the manifest: the settings that the search was begun with, for information alone."""
-
+"""Manifest key: the settings that the search was begun with, for information only."""
 FREE = ("source", DATA_NAME, CLASSES, SETTINGS)
-"""In the manifest: keys that may change without a conflict."""
+"""Manifest keys that may change without a conflict."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
-"""In the manifest: what no two measurements agree on."""
+"""Manifest entries that were measured: those of the begun study are kept."""
 
 Difference = tuple[str, Any, Any]
 
 
 class StudyError(LrnasError):
-    """A study that cannot be used as asked."""
+    """A study cannot be used as asked."""
 
 
 class OtherSettings(StudyError):
-    """A study that was begun with other settings."""
+    """A study was begun with other settings."""
 
     def __init__(self, name: str, found: str, advice: str) -> None:
         super().__init__(f"{name} was begun with other settings: {found}; {advice}")
         self.found = found
-        """What is not the same, in words."""
+        """The differences, in words."""
 
 
 def check_manifest(
     study: optuna.Study, manifest: Mapping[str, Any], advice: str = "give them, or another --name"
 ) -> dict[str, Any]:
-    """Pin what a study is about, or refuse to go on with something else, with advice; what holds is returned.
+    """Write the manifest of a new study, or check that a begun one has the same.
 
-    What was measured when the study began stays as it was then, and is not compared.
+    Args:
+        study: The study.
+        manifest: The settings to continue with.
+        advice: What to do about other settings, for the error message.
+
+    Returns:
+        The manifest that holds. Measured entries are those of the begun study.
     """
     wanted = json.loads(json.dumps(manifest))
     stored = study.user_attrs.get(MANIFEST)
     if stored is None:
         has_trials = bool(study.get_trials(deepcopy=False))
-        stored = study.user_attrs.get(MANIFEST)  # another driver may just have started it
+        stored = study.user_attrs.get(MANIFEST)  # another driver may have begun it meanwhile
     if stored is None:
         if has_trials:
             raise StudyError(f"{study.study_name} is a study of Optuna, but not one of lrnas; give another --name")
@@ -81,23 +83,23 @@ def check_manifest(
 
 
 def names_of(data: str, classes: Sequence[str]) -> dict[str, Any]:
-    """For a manifest, what people call images that are read from files, and their classes."""
+    """Manifest entries with the names of data that are read from files, and of their classes."""
     return {DATA_NAME: shown_name(data), CLASSES: list(classes)} if is_stream(data) else {}
 
 
 def data_name(manifest: Mapping[str, Any]) -> str:
-    """What people call the data of a study."""
+    """The name of a study's data to show."""
     return str(manifest.get(DATA_NAME) or manifest["data"])
 
 
 def has_results(study: optuna.Study) -> bool:
-    """Whether a trial of a study was trained to an end, or taken over from another one."""
+    """Whether some trial of a study has ended after training, or was imported from another study."""
     ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
     return any(trial.user_attrs.get("trained") or "imported_from" in trial.user_attrs for trial in ended)
 
 
 def keep_limits(study: optuna.Study, limits: Mapping[str, float]) -> None:
-    """Write down the limits a search goes on with, and say so where they were others."""
+    """Write the limits that a search continues with; a message says so if they changed."""
     before = study.user_attrs.get(LIMITS)
     if before == limits:
         return
@@ -107,18 +109,18 @@ def keep_limits(study: optuna.Study, limits: Mapping[str, float]) -> None:
 
 
 def _show_limits(limits: Mapping[str, float]) -> str:
-    """As on the command line."""
+    """Limits as options of the command line."""
     return " ".join(f"--{name.replace('_', '-')} {value:.12g}" for name, value in limits.items()) or "no limits"
 
 
 def list_differences(found: list[Difference]) -> str:
-    """The first few in words."""
+    """The first differences, in words."""
     listed = "; ".join(f"{where} was {repr(old)[:60]}, now {repr(new)[:60]}" for where, old, new in found[:4])
     return listed + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[Difference]:
-    """Where two nested mappings part, and what each has there."""
+    """The places where two nested mappings differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)

@@ -1,4 +1,4 @@
-"""Opens studies that exist."""
+"""Opening studies that exist."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lrnas.study.study import Study
 
 
 def name_metrics(study: optuna.Study, objectives: Sequence[Objective]) -> None:
-    """Tell Optuna's own tools what the values of trials are."""
+    """Name the values of trials, for Optuna's own tools."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # experimental, by Optuna's own count
+        warnings.simplefilter("ignore")  # that this is experimental in Optuna
         study.set_metric_names([objective.name for objective in objectives])
 
 

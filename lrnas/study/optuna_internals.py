@@ -213,11 +213,6 @@ class BulkStorage(RDBStorage):
             for owner, objective, value, kind in rows(model, "objective", "value", "value_type"):
                 values[owner][objective] = model.stored_repr_to_value(value, kind)
 
-            model = models.TrialIntermediateValueModel
-            steps: dict[int, dict[int, float]] = defaultdict(dict)
-            for owner, step, value, kind in rows(model, "step", "intermediate_value", "intermediate_value_type"):
-                steps[owner][step] = model.stored_repr_to_intermediate_value(value, kind)
-
             attributes: list[dict[int, dict[str, Any]]] = []
             for model in (models.TrialUserAttributeModel, models.TrialSystemAttributeModel):
                 attributes.append(defaultdict(dict))
@@ -239,7 +234,7 @@ class BulkStorage(RDBStorage):
                     distributions=distributions[head.trial_id],
                     user_attrs=user[head.trial_id],
                     system_attrs=system[head.trial_id],
-                    intermediate_values=steps[head.trial_id],
+                    intermediate_values={},  # lrnas has none: accuracies per epoch are an attribute
                     trial_id=head.trial_id,
                 )
                 for head in heads

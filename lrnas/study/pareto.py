@@ -1,4 +1,4 @@
-"""Fronts and hypervolumes. Every objective is to be made small; what is to be made large is negated before."""
+"""Fronts and hypervolumes. All objectives are minimised; negate those that are to be maximised."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
 MOST_IN_GRID = 2000
-"""Rows whose volume is taken at once, by memory that grows with their square."""
+"""Largest number of rows whose volume is computed at once, with memory that grows with its square."""
 
 
 def front_indices(values: Sequence[Sequence[float]] | Values) -> list[int]:
-    """Which rows no other row dominates: is as good in every objective and better in one. Equal rows all stay."""
+    """Indices of the rows that no other row dominates, that is, no other is as good everywhere and better somewhere."""
     points = np.asarray(values, dtype=np.float64)
     if not len(points):
         return []
@@ -30,7 +30,7 @@ def front_indices(values: Sequence[Sequence[float]] | Values) -> list[int]:
 
 
 def add_to_front(front: Values, row: Sequence[float]) -> Values | None:
-    """A front, as an array, with one more row and without those it dominates; None where it is dominated itself."""
+    """A front with one more row, without the rows that it dominates; None if the new row is dominated."""
     new = np.asarray(row, dtype=np.float64)
     if ((front <= new).all(axis=1) & (front < new).any(axis=1)).any():
         return None
@@ -45,14 +45,14 @@ def _staircase(points: Values) -> npt.NDArray[np.bool_]:
 
 
 def hypervolume(values: Sequence[Sequence[float]] | Values, reference: Sequence[float]) -> float:
-    """Volume that rows dominate, up to a reference point; rows beyond it in any objective count nothing."""
+    """Volume that rows dominate, up to a reference point; rows beyond it in any objective are ignored."""
     points = np.asarray(values, dtype=np.float64).reshape(-1, len(reference))
     limit = np.asarray(reference, dtype=np.float64)
     return _volume(points[(points < limit).all(axis=1)], limit)
 
 
 def _volume(points: Values, limit: Values) -> float:
-    """In slices along the last objective, each with the volume of what lies at or below it."""
+    """Hypervolume, summed over slices along the last objective."""
     if not len(points):
         return 0.0
     if len(limit) == 1:
@@ -73,7 +73,7 @@ def _volume(points: Values, limit: Values) -> float:
 
 
 def _grid_volume(points: Values, limit: Values) -> float:
-    """Of three objectives, at once: how far each cell between the first two objectives' values reaches in the third."""
+    """Hypervolume of three objectives: the depth in the third of each cell of the grid of the first two."""
     points = points[np.argsort(points[:, 0], kind="stable")]
     order = np.argsort(points[:, 1], kind="stable")
     depths = np.zeros((len(points), len(points)))
@@ -85,5 +85,5 @@ def _grid_volume(points: Values, limit: Values) -> float:
 
 
 def costs_no_more(one: Sequence[float], other: Sequence[float]) -> bool:
-    """In any of the costs."""
+    """Whether the first costs are at most the second, each of them."""
     return all(a <= b for a, b in zip(one, other, strict=True))

@@ -1,7 +1,7 @@
-"""What networks of a study came to when they were trained in full, over several seeds, and tested.
+"""Results of a retraining: networks of a search that were trained in full, over several seeds, and tested.
 
-`lrnas retrain` trains them. Its record is an Optuna study of its own beside the search's, SEARCH@RECIPE, with one trial
-per network and seed.
+`lrnas retrain` trains them. A retraining is an Optuna study of its own, SEARCH@RECIPE, in the storage of the search. It
+has one trial, called a run, per network and seed.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from lrnas.training.seed_stats import OverSeeds
 
 @dataclass(frozen=True, slots=True)
 class Final(OverSeeds):
-    """One network under one recipe, over its seeds."""
+    """One network trained with one recipe, over its seeds."""
 
     identity: str
     """The canonical id of the architecture."""
     description: str
     """The architecture as JSON."""
     point: str | None
-    """The name of the paper's network it is."""
+    """Its name, if it is one of the paper's networks."""
     trial: int | None
-    """Its number in the study, if it is one of its trials."""
+    """Its number in the search, if it is one of its trials."""
     macs: int
     params: int
     recipe: str
     seeds: tuple[int, ...]
     accuracies: tuple[float, ...]
-    """On the test images, one per seed, looked at once, after training."""
+    """Test accuracy per seed, measured once, after training."""
     runs: tuple[int, ...] = ()
-    """The trials of SEARCH@RECIPE, one per seed, by which `lrnas export` finds their weights."""
+    """Numbers of its runs in SEARCH@RECIPE, one per seed; `lrnas export` finds weights by them."""
     diverged: int = 0
-    """Further runs, whose loss became infinite."""
+    """Number of further runs, whose loss became infinite."""
     open: int = 0
-    """Further runs, which wait or are being trained."""
+    """Number of further runs that wait or are being trained."""
     failed: int = 0
-    """Further runs, which ended in an error; the command that began them tries them again."""
+    """Number of further runs that ended in an error; the same command tries them again."""
     reason: str = ""
-    """Of the last one that failed."""
+    """Reason of the last failure."""
     costs: tuple[str, ...] = ("macs",)
-    """The search's objectives that cost, by name, which are what networks are compared by."""
+    """Names of the search's cost objectives, by which networks are compared."""
     known_as: str | None = None
-    """The search's name for it, where it is none of the paper's: that of a seed of the space."""
+    """Its name as a seed of the space, if it is one."""
 
     @property
     def known_costs(self) -> dict[str, int]:
-        """Of these costs, those that are known here; MACs, if none is."""
+        """Those of the costs that are known of retrained networks; the MACs if none is."""
         known = {"macs": self.macs, "params": self.params}
         return {name: known[name] for name in self.costs if name in known} or {"macs": self.macs}
 
     @property
     def cheapest_first(self) -> tuple[tuple[int, ...], str]:
-        """To sort by."""
+        """Sort key."""
         return tuple(self.known_costs.values()), self.identity
 
     @property
@@ -75,12 +75,12 @@ class Final(OverSeeds):
 
     @property
     def name(self) -> str:
-        """For tables and sentences."""
+        """Name for tables and messages."""
         return self.point or self.known_as or self.identity
 
     @property
     def ended(self) -> int:
-        """Runs that came to their end, by a test or by an infinite loss."""
+        """Number of runs that were tested or diverged."""
         return len(self.accuracies) + self.diverged
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,23 +90,23 @@ class Final(OverSeeds):
 
 @dataclass(frozen=True, slots=True)
 class Retrained:
-    """The networks of one search under one recipe, as far as they are trained."""
+    """The networks of one search that are trained again with one recipe, done or not."""
 
     study: str
-    """The search."""
+    """Name of the search."""
     recipe: str
-    """Its name, with what is changed in it."""
+    """Name of the recipe, with the changed fields."""
     fields: Mapping[str, Any]
-    """All of the recipe."""
+    """All fields of the recipe."""
     data: str
     finals: tuple[Final, ...]
     """Cheapest first."""
     has_points: bool = True
-    """Whether the space has networks of the paper."""
+    """Whether the space includes networks of the paper."""
     others: tuple[str, ...] = ()
-    """The names of further retrainings of the search."""
+    """Names of further retrainings of the search."""
     data_name: str = ""
-    """What people call the data, where that is another name."""
+    """Name of the data to show, if it differs."""
 
     @property
     def name(self) -> str:
@@ -114,7 +114,7 @@ class Retrained:
 
     @property
     def left(self) -> int:
-        """Runs that were asked for and are not done."""
+        """Number of runs that are not done."""
         return sum(final.open + final.failed for final in self.finals)
 
     def __str__(self) -> str:
@@ -131,17 +131,21 @@ class Retrained:
 
 
 def read_finals(study: Study, recipe: str | None = None) -> list[Final]:
-    """The networks of a search that are trained again with a recipe, cheapest first; without a name, the last one.
+    """Read the networks of a search that were trained again.
 
-    The study may be the record of a retraining itself. A network has what its finished runs came to, be they all that
-    were asked for, some or none.
+    Args:
+        study: The search, or the retraining itself.
+        recipe: The name of the recipe, as in SEARCH@RECIPE; by default the one used last.
+
+    Returns:
+        The networks, cheapest first, with the results of all runs that are done so far.
     """
     found = read_retrained(study, recipe)
     return [] if found is None else list(found.finals)
 
 
 def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
-    """A retraining as `read_finals` finds it, and what there is to know about it; None where there is none."""
+    """Read a retraining as a whole, with the arguments of `read_finals`; None if there is none."""
     record, search = study.optuna_study, study.manifest.get(RETRAINS)
     if search is not None:
         recipe, known = study.name.partition("@")[2], []
@@ -153,12 +157,11 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
             return None
         recipe = recipe or known[-1]
         record = optuna.load_study(study_name=f"{study.name}@{recipe}", storage=storage_of(record))
-    runs: dict[str, dict[int, list[FrozenTrial]]] = {}
-    for run in record.get_trials(deepcopy=False):
-        # "params" comes last: another driver may just be writing a row
-        if "params" in run.user_attrs and not is_duplicate(run):
-            network, seed = run_key(run)
-            runs.setdefault(network, {}).setdefault(seed, []).append(run)
+    # "params" is written last: another driver may be in the middle of writing a run
+    written = [run for run in record.get_trials(deepcopy=False) if "params" in run.user_attrs]
+    runs: dict[str, list[FrozenTrial]] = {}
+    for (network, _), run in sorted(counting_runs(written).items()):
+        runs.setdefault(network, []).append(run)
     searched = _open_search(study, search)
     finals = sorted((_final(recipe, searched, some) for some in runs.values()), key=lambda final: final.cheapest_first)
     manifest = record.user_attrs[MANIFEST]
@@ -170,7 +173,7 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
 
 
 def _open_search(study: Study, search: str) -> optuna.Study | None:
-    """What was searched, of which the record of a retraining may be all that is left."""
+    """The search of a retraining; None if it was deleted."""
     if study.name == search:
         return study.optuna_study
     if search not in optuna.get_all_study_names(storage_of(study.optuna_study)):
@@ -179,7 +182,7 @@ def _open_search(study: Study, search: str) -> optuna.Study | None:
 
 
 def retrained_recipes(study: Study) -> list[str]:
-    """The recipes that networks of a search were trained again with; the one in use last comes last."""
+    """Recipes of the retrainings of a search, the one used last at the end."""
     found = []
     for other in storage_of(study.optuna_study).get_all_studies():
         manifest = other.user_attrs.get(MANIFEST, {})
@@ -192,39 +195,40 @@ def retrained_recipes(study: Study) -> list[str]:
 
 
 def run_key(run: FrozenTrial) -> tuple[str, int]:
-    """What a run is one of: a network, by its canonical id, and a seed."""
+    """Network, by its canonical id, and seed of a run."""
     return run.user_attrs["id"], run.user_attrs["seed"]
 
 
 def is_done(run: FrozenTrial) -> bool:
-    """Whether a run came to its end: the network was tested, or its loss became infinite."""
+    """Whether a run is done: tested, or diverged."""
     return run.state.is_finished() and run.user_attrs.get("status") in ("completed", "diverged")
 
 
 def has_failed(run: FrozenTrial) -> bool:
-    """Whether a run ended and came to nothing: what was asked for is still to be done."""
+    """Whether a run ended without a result and has to be repeated."""
     return run.state.is_finished() and not is_done(run)
 
 
 def is_duplicate(run: FrozenTrial) -> bool:
-    """Whether it is a row that two drivers wrote which began together, and another one counts."""
+    """Whether a run was created twice, by drivers that began together, and the other one counts."""
     return run.user_attrs.get("status") == "duplicate"
 
 
-def best_run(runs: Iterable[FrozenTrial]) -> FrozenTrial:
-    """Of those of one network and seed, the one that counts: what is done, then what is open, then the last."""
-    return min(runs, key=lambda run: (not is_done(run), has_failed(run), -run.number))
+def counting_runs(runs: Iterable[FrozenTrial]) -> dict[tuple[str, int], FrozenTrial]:
+    """The run that counts for each network and seed: one that is done, else one that is open, else the last."""
+    ranked = sorted(runs, key=lambda run: (is_done(run), not has_failed(run), run.number))
+    return {run_key(run): run for run in ranked if not is_duplicate(run)}
 
 
 def final_front(finals: Iterable[Final]) -> list[Final]:
-    """Those that no other one dominates by its mean accuracy and its known costs, cheapest first."""
+    """Networks that no other one dominates in mean test accuracy and known costs, cheapest first."""
     tested = [final for final in finals if final.accuracies and math.isfinite(final.mean)]
     best = [tested[i] for i in front_indices([[*final.known_costs.values(), -final.mean] for final in tested])]
     return sorted(best, key=lambda final: final.cheapest_first)
 
 
 def front_marks(finals: Sequence[Final]) -> dict[str, str]:
-    """What tables say of those on the front, by identity: one that has fewer runs than others may be there by luck."""
+    """Remarks of tables on the networks of the front, by identity: one with fewer runs may be there by luck."""
     most = max((len(final.accuracies) for final in finals), default=0)
     return {
         final.identity: "front" if len(final.accuracies) == most else "front by fewer runs"
@@ -238,7 +242,7 @@ def _costs(searched: optuna.Study) -> tuple[str, ...]:
 
 
 def _name_in(searched: optuna.Study, number: int, identity: str) -> str | None:
-    """A network's name as a trial of its search, if it has one; another search may have taken that one's place."""
+    """Name of a network as a trial of its search; None if it has none, or if the search is another one by now."""
     try:
         trial = get_trial(searched, number)
     except KeyError:
@@ -247,13 +251,12 @@ def _name_in(searched: optuna.Study, number: int, identity: str) -> str | None:
     return name if trial.user_attrs.get("id") == identity else None
 
 
-def _final(recipe: str, searched: optuna.Study | None, runs: Mapping[int, Sequence[FrozenTrial]]) -> Final:
-    """Of one network's runs by seed; of a seed, what is done counts, then what is open."""
-    best = [best_run(runs[seed]) for seed in sorted(runs)]
-    first = best[0].user_attrs
-    done = [run for run in best if is_done(run)]
+def _final(recipe: str, searched: optuna.Study | None, runs: Sequence[FrozenTrial]) -> Final:
+    """A network's results from its runs, one per seed."""
+    first = runs[0].user_attrs
+    done = [run for run in runs if is_done(run)]
     tested = [run for run in done if run.user_attrs["status"] == "completed"]
-    failed = [run for run in best if has_failed(run)]
+    failed = [run for run in runs if has_failed(run)]
     point, trial = first.get("point"), first.get("trial")
     return Final(
         identity=first["id"],
@@ -267,7 +270,7 @@ def _final(recipe: str, searched: optuna.Study | None, runs: Mapping[int, Sequen
         accuracies=tuple(run.user_attrs["test_accuracy"] for run in tested),
         runs=tuple(run.number for run in tested),
         diverged=len(done) - len(tested),
-        open=len(best) - len(done) - len(failed),
+        open=len(runs) - len(done) - len(failed),
         failed=len(failed),
         reason=max(failed, key=lambda run: run.number).user_attrs.get("reason", "") if failed else "",
         costs=("macs",) if searched is None else _costs(searched),

@@ -1,9 +1,9 @@
-"""Whether a search did better than the networks of the paper: a verdict per network, with the noise between seeds.
+"""Verdicts: whether a search found better networks than the paper's, given the noise between seeds.
 
-A network of the paper is compared with every network the search found that was trained again and costs no more, in any
-of the search's objectives that are known here, multiply-accumulates and parameters. The paper's own are not among
-these: that one of them beats another is no success of a search. Seeds of the space are, which every search trains, and
-are called so.
+Each network of the paper is compared with every retrained network of the search that costs no more, in any of the
+search's objectives that are known of retrained networks: multiply-accumulates and parameters. Other networks of the
+paper are left out, since a search gets no credit for them. Seeds of the space, which every search trains, are compared,
+and the verdict says so.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from lrnas.study.pareto import costs_no_more
 from lrnas.study.retrained import Final
 
 LEVEL = 0.05
-"""Of both sides together; intervals hold with the rest of the probability."""
+"""Significance level of a two-sided test; intervals hold with probability 1 - LEVEL."""
 SIDE = LEVEL / 2
-"""Below which the p-value of one side means something: for one comparison, just where the interval excludes zero."""
+"""Significance level of a one-sided test: a single comparison is significant if its interval excludes zero."""
 TEST = (
     f"Welch's t-test on test accuracies over seeds, either side at level {SIDE:g}, Holm-corrected for `dominated` over "
     "the networks found that cost no more, within each of the paper's networks; intervals are Welch's, two-sided, "
     "95 %, for one comparison; all this holds for a number of seeds that is fixed beforehand"
 )
-"""In words, to stand beside verdicts."""
+"""Description of the test, to be shown beside verdicts."""
 
 WORDS = {"macs": "MACs", "params": "parameters"}
 
@@ -37,39 +37,39 @@ Kind = Literal["dominated", "matched", "not reached", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On one network of the paper."""
+    """Verdict on one network of the paper, called the point."""
 
     point: str
     kind: Kind
-    """Dominated: some network found that costs no more is better beyond noise. Matched: between the best of them and
-    the point there is no difference beyond noise. Not reached: the point is better than the best of them, beyond noise,
-    or there is none. Unknown: too few runs of the point or the best to know the noise, or runs that show none."""
+    """Dominated: some network found costs no more and is significantly better. Matched: the best network found that
+    costs no more does not differ significantly. Not reached: the point is significantly better than the best of them,
+    or there is none. Unknown: the point or the best of them has too few runs to know the noise, or runs without any."""
     rival: Final | None = None
-    """Where dominated: the cheapest of those that do so. Otherwise the best of those that cost no more."""
+    """If dominated: the cheapest network that dominates. Otherwise the best network that costs no more."""
     share: float | None = None
-    """Of the point's multiply-accumulates that the rival has, whatever is compared."""
+    """Multiply-accumulates of the rival as a share of the point's."""
     difference: float | None = None
-    """Of mean accuracies, rival less point."""
+    """Mean accuracy of the rival minus that of the point."""
     interval: tuple[float, float] | None = None
-    """Of the difference; None where the noise is unknown."""
+    """Confidence interval of the difference; None if the noise is unknown."""
     p: float | None = None
-    """Of the one-sided test that the rival is better, corrected; where not reached, of the one that the point is."""
+    """Corrected p-value of the test that the rival is better; if not reached, p-value that the point is better."""
     compared: int = 0
-    """Networks found that cost no more and have runs enough."""
+    """Number of networks found that cost no more and have enough runs."""
     runs: int = 0
-    """Of the point or the rival, whichever has fewer."""
+    """Number of runs of the point or of the rival, whichever has fewer."""
     untested: int = 0
-    """Networks found that cost no more of which no run was tested, or none yet."""
+    """Number of networks found that cost no more and have no tested run."""
     single: int = 0
-    """Networks found that cost no more of which one run was tested, which shows no noise."""
+    """Number of networks found that cost no more and have one tested run, which shows no noise."""
     gone: int = 0
-    """Those of the untested whose runs all diverged."""
+    """Number of the untested networks whose runs all diverged."""
     final: Final | None = None
     """The point's own runs."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Of each of the point's costs that are compared, what the rival has."""
+    """Each compared cost of the rival, as a share of the point's."""
     not_compared: tuple[str, ...] = ()
-    """Objectives of the search that are not known of networks trained again."""
+    """Objectives of the search that are not known of retrained networks."""
 
     def __str__(self) -> str:
         remarks = "".join(f"; {remark}" for remark in self.remarks())
@@ -94,7 +94,7 @@ class Verdict:
         return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{remarks}."
 
     def why(self) -> str:
-        """What the kind comes from, beside the numbers."""
+        """The reason for the kind of verdict, in words."""
         if self.rival is not None:
             return {
                 "dominated": "the cheapest that is better beyond noise",
@@ -110,7 +110,7 @@ class Verdict:
         return "no run of it was tested" if self.kind == "unknown" else "no network found costs no more"
 
     def remarks(self) -> list[str]:
-        """What the numbers leave out: that no search was needed, runs that diverged or are too few, unknown costs."""
+        """Remarks on what the numbers do not show: seeds of the space, diverged or missing runs, unknown costs."""
         told = []
         if self.final is not None and self.final.diverged:
             told.append(f"{self.final.diverged} of its {self.final.ended} runs diverged")
@@ -128,13 +128,13 @@ class Verdict:
 
     @property
     def told_p(self) -> float | None:
-        """The p-value, but for where it would say what the interval says."""
+        """The p-value to show; None if the interval already says the same."""
         is_known = self.kind == "matched" and (self.interval is None or self.interval[0] <= 0)
         return None if is_known else self.p
 
     @property
     def corrected_over(self) -> int | None:
-        """Networks that the p-value that is told is corrected over; None where it is that of one test."""
+        """Number of networks that the shown p-value is corrected over; None if it is that of a single test."""
         is_corrected = self.told_p is not None and self.compared > 1 and self.kind != "not reached"
         return self.compared if is_corrected else None
 
@@ -145,84 +145,92 @@ class Verdict:
         return p if self.corrected_over is None else f"corrected {p}, of {self.corrected_over} compared"
 
     def to_dict(self) -> dict[str, Any]:
+        rival = self.rival
         return {
             "point": self.point,
             "verdict": self.kind,
-            "rival": None if self.rival is None else self.rival.identity,
-            "rival_name": None if self.rival is None else self.rival.name,
-            "rival_trial": None if self.rival is None else self.rival.trial,
+            "rival": rival and rival.identity,
+            "rival_name": rival and rival.name,
+            "rival_trial": rival and rival.trial,
             "share": self.share,
             "shares": dict(self.shares),
             "not_compared": list(self.not_compared),
             "difference": self.difference,
-            "interval": None if self.interval is None else list(self.interval),
-            "p": self.p,
-            "compared": self.compared,
-            "runs": self.runs,
-            "untested": self.untested,
-            "single": self.single,
-            "gone": self.gone,
-            "diverged": None if self.final is None else self.final.diverged,
-            "rival_diverged": None if self.rival is None else self.rival.diverged,
+            "interval": self.interval and list(self.interval),
+            **{name: getattr(self, name) for name in ("p", "compared", "runs", "untested", "single", "gone")},
+            "diverged": self.final and self.final.diverged,
+            "rival_diverged": rival and rival.diverged,
         }
 
 
 def judge(finals: Sequence[Final]) -> list[Verdict]:
-    """On every network of the paper among networks trained under one recipe, cheapest first.
+    """Judge a search by its networks that were trained again.
 
-    Networks that were not tested yet belong here too: without them, a point might seem beyond reach.
+    Args:
+        finals: Networks trained with one recipe, also those that are not tested yet: they may still reach a point.
+
+    Returns:
+        One verdict per network of the paper, cheapest first.
     """
     found = [final for final in finals if final.point is None]
-    points = sorted((final for final in finals if final.point is not None), key=lambda final: final.cheapest_first)
     verdicts = []
-    for point in points:
-        limits = list(point.known_costs.values())
-        cheaper = [final for final in found if costs_no_more(list(final.known_costs.values()), limits)]
-        tested = [final for final in cheaper if _known(final)]
-        unknown = tuple(name for name in point.costs if name not in point.known_costs)
-        verdict = replace(_judge(point, tested), final=point, not_compared=unknown)
+    for point in sorted((final for final in finals if final.point is not None), key=lambda final: final.cheapest_first):
+        assert point.point is not None
+        not_compared = tuple(name for name in point.costs if name not in point.known_costs)
+        verdict = Verdict(point.point, "unknown", final=point, not_compared=not_compared)
         if _known(point):
-            kind: Kind = verdict.kind if tested or not cheaper else "unknown"
-            single = sum(len(_known(final)) == 1 for final in tested)
-            gone = sum(final.diverged > 0 and not (final.accuracies or final.open or final.failed) for final in cheaper)
-            untested = len(cheaper) - len(tested)
-            verdict = replace(verdict, kind=kind, untested=untested, single=single, gone=gone)
+            limits = list(point.known_costs.values())
+            cheaper = [final for final in found if costs_no_more(list(final.known_costs.values()), limits)]
+            tested = [final for final in cheaper if _known(final)]
+            verdict = replace(
+                verdict,
+                kind="unknown" if cheaper else "not reached",
+                untested=len(cheaper) - len(tested),
+                single=sum(len(_known(final)) == 1 for final in tested),
+                gone=sum(
+                    bool(final.diverged) and not (final.accuracies or final.open or final.failed) for final in cheaper
+                ),
+            )
+            if tested:
+                verdict = _compare(verdict, point, tested)
         verdicts.append(verdict)
     return verdicts
 
 
-def _judge(point: Final, cheaper: Sequence[Final]) -> Verdict:
-    assert point.point is not None
-    if not _known(point):
-        return Verdict(point.point, "unknown")
-    if not cheaper:
-        return Verdict(point.point, "not reached")
+def _compare(verdict: Verdict, point: Final, cheaper: Sequence[Final]) -> Verdict:
+    """The verdict on a point after comparison with tested networks that cost no more."""
+    kind, rival, p, compared = _find_rival(point, cheaper)
+    return replace(
+        verdict,
+        kind=kind,
+        rival=rival,
+        share=rival.macs / point.macs,
+        difference=_mean(rival) - _mean(point),
+        interval=None if p is None else _interval(rival, point),
+        p=p,
+        compared=compared,
+        runs=min(len(_known(point)), len(_known(rival))),
+        shares={name: cost / point.known_costs[name] for name, cost in rival.known_costs.items()},
+    )
+
+
+def _find_rival(point: Final, cheaper: Sequence[Final]) -> tuple[Kind, Final, float | None, int]:
+    """Kind, rival, p-value and number of networks compared."""
     able = [rival for rival in cheaper if len(_known(rival)) > 1]
     best = max(cheaper, key=lambda rival: (_mean(rival), len(_known(rival))))
     if len(_known(point)) < 2 or not able:
-        return _verdict(point, "unknown", best, None, 0)
+        return "unknown", best, None, 0
     corrected = _holm([_p_better(rival, point) for rival in able])
-    better = [i for i, p in enumerate(corrected) if p < SIDE]
-    if better:
+    if better := [i for i, p in enumerate(corrected) if p < SIDE]:
         i = min(better, key=lambda i: (able[i].cheapest_first[0], -_mean(able[i])))
-        return _verdict(point, "dominated", able[i], corrected[i], len(able))
+        return "dominated", able[i], corrected[i], len(able)
     is_still = not _vary(best, point) and _known(best)[0] != _known(point)[0]
-    if best not in able or is_still:  # one run that is ahead of all others may be luck, or not
-        return _verdict(point, "unknown", best, None, len(able))
+    if best not in able or is_still:  # a single run ahead of all others may be luck, or not
+        return "unknown", best, None, len(able)
     behind = _p_better(point, best)
     if behind < SIDE:
-        return _verdict(point, "not reached", best, behind, len(able))
-    return _verdict(point, "matched", best, corrected[able.index(best)], len(able))
-
-
-def _verdict(point: Final, kind: Kind, rival: Final, p: float | None, compared: int) -> Verdict:
-    assert point.point is not None
-    interval = None if p is None else _interval(rival, point)
-    difference = _mean(rival) - _mean(point)
-    runs = min(len(_known(point)), len(_known(rival)))
-    share = rival.macs / point.macs
-    shares = {name: cost / point.known_costs[name] for name, cost in rival.known_costs.items()}
-    return Verdict(point.point, kind, rival, share, difference, interval, p, compared, runs, shares=shares)
+        return "not reached", best, behind, len(able)
+    return "matched", best, corrected[able.index(best)], len(able)
 
 
 def _known(final: Final) -> list[float]:
@@ -234,19 +242,17 @@ def _mean(final: Final) -> float:
 
 
 def _vary(*finals: Final) -> bool:
-    """Whether there is any noise to compare with: runs that all came out the same tell nothing of it."""
+    """Whether runs of one of these networks differ; otherwise there is no noise to compare with."""
     return any(len(set(_known(final))) > 1 for final in finals)
 
 
 def _p_better(one: Final, other: Final) -> float:
-    """Of the test that the first one's accuracies are the higher ones; 1 where no noise is seen to compare with."""
-    if not _vary(one, other):
-        return 1.0
-    return float(_welch(one, other, "greater").pvalue)
+    """p-value of the test that the first network is more accurate; 1 if there is no noise to compare with."""
+    return float(_welch(one, other, "greater").pvalue) if _vary(one, other) else 1.0
 
 
 def _interval(one: Final, other: Final) -> tuple[float, float] | None:
-    """In which the difference of means lies."""
+    """Confidence interval of the difference of mean accuracies; None if there is no noise."""
     if not _vary(one, other):
         return None
     found = _welch(one, other, "two-sided").confidence_interval(1 - LEVEL)
@@ -254,15 +260,15 @@ def _interval(one: Final, other: Final) -> tuple[float, float] | None:
 
 
 def _welch(one: Final, other: Final, alternative: str) -> Any:
-    from scipy import stats  # a second that who only reads verdicts need not wait
+    from scipy import stats  # takes a second, which reading verdicts does not need
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about one of the two that does not vary
+        warnings.simplefilter("ignore")  # that one of the two has no variance
         return stats.ttest_ind(_known(one), _known(other), equal_var=False, alternative=alternative)
 
 
 def _holm(values: Sequence[float]) -> list[float]:
-    """P-values corrected for how many there are, by Holm's method."""
+    """p-values corrected for multiple comparisons by Holm's method."""
     corrected = [0.0] * len(values)
     highest = 0.0
     for rank, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):

@@ -32,16 +32,12 @@ SIGNATURES = {
     ),
     models.TrialModel.find_or_raise_by_id: "trial_id session for_update",
     models.TrialValueModel.stored_repr_to_value: "value float_type",
-    models.TrialIntermediateValueModel.stored_repr_to_intermediate_value: "value float_type",
 }
 """Functions that are called or overridden, with their parameters."""
 TABLES = {
     models.TrialModel: "trial_id number study_id state datetime_start datetime_complete",
     models.TrialParamModel: "param_id trial_id param_name param_value distribution_json",
     models.TrialValueModel: "trial_value_id trial_id objective value value_type",
-    models.TrialIntermediateValueModel: (
-        "trial_intermediate_value_id trial_id step intermediate_value intermediate_value_type"
-    ),
     models.TrialUserAttributeModel: "trial_user_attribute_id trial_id key value_json",
     models.TrialSystemAttributeModel: "trial_system_attribute_id trial_id key value_json",
 }
