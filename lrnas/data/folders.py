@@ -26,9 +26,9 @@ from lrnas.errors import DataError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 """File name endings of images, in small or capital letters."""
 WHOLE = 256 * 2**20
-"""Data sets of up to so many bytes are hashed completely."""
+"""Number of bytes up to which a data set is hashed completely."""
 SAMPLE, SAMPLE_BYTES = 2048, 64 * 2**10
-"""For larger ones: number of files per split (equally many of every class, at least one), and bytes of each file."""
+"""Hashed part of larger data sets: files per split (equally many of every class, at least one), bytes per file."""
 THREADS, BLOCK = 16, 256
 """Number of threads that look at files, and of files per task; most of their time is waiting for disks."""
 LAYOUT = "PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg or PATH/test/CLASS/*.jpg"

@@ -190,7 +190,7 @@ class ShardSplit:
     files: tuple[Path, ...]
     labels: Indices
     shards: Indices
-    """For every image the index of its file."""
+    """Index of the file of every image."""
     starts: Indices
     lengths: Indices
 

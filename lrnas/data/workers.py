@@ -83,7 +83,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 class Order(Sampler[list[tuple[int, int]]]):
-    """For every batch the positions of its images in the split, each with the seed of its crop and reflection."""
+    """Sampler of batches: the positions of images in the split, each with the seed of its crop and reflection."""
 
     def __init__(self, positions: Sequence[Tensor] = (), seeds: Sequence[Tensor] = ()) -> None:
         self.positions, self.seeds = positions, seeds

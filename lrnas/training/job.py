@@ -54,7 +54,7 @@ class Job:
     min_size: int = 1
     """Images in memory that are smaller are enlarged to at least this size."""
     data_dir: str | Path | None = None
-    """Where data sets are kept, as an absolute path."""
+    """Folder where data sets are kept, as an absolute path."""
     image_size: int | None = None
     """Rows and columns of images that are read from files."""
     loaders: int | None = None

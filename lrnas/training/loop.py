@@ -77,7 +77,7 @@ class Result:
 
 @dataclass(slots=True)
 class _State:
-    """What one epoch passes to the next, besides weights and momentum."""
+    """State that one epoch passes to the next, besides weights and momentum."""
 
     epoch: int = 0
     best: float = -1.0

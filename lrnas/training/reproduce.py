@@ -114,7 +114,7 @@ class Reproduction:
 
 
 class _Execution(NamedTuple):
-    """How runs are executed, which does not change their outcome."""
+    """Options for executing runs; they do not change the outcome."""
 
     device: str
     workers: int

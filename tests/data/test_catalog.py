@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def small_cifar(monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, np.ndarray]:
-    """60,000 images that are none, with a hash of their own: the sources are the real ones."""
+    """60,000 random images in place of CIFAR-10, with the hash changed to match; the sources are the real ones."""
     rng = np.random.default_rng(0)
     images = rng.integers(256, size=(60_000, 32, 32, 3), dtype=np.uint8)
     labels = (np.arange(60_000) % 10).astype(np.uint8)
@@ -32,7 +32,7 @@ def small_cifar(monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, np.ndarray
 
 
 def write_batches(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    """The original's layout."""
+    """Write images in the layout of the original archive."""
     place = folder / cifar10.FOLDER
     place.mkdir(parents=True)
     for i, name in enumerate(cifar10.BATCHES):
@@ -71,7 +71,7 @@ def test_workers_that_start_together_fetch_once(
     assert not list((tmp_path / "new").glob("*.part"))
 
 
-def test_what_is_not_the_original_is_never_used(small_cifar: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_images_with_another_hash_are_never_used(small_cifar: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     images, labels = small_cifar
     changed = images.copy()
     changed[7, 0, 0, 0] ^= 1
@@ -100,7 +100,7 @@ def test_pickles_of_code_are_refused(tmp_path: Path) -> None:
         cifar10.load_cifar10(tmp_path)
 
 
-def test_without_any_source_all_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_any_source_the_error_lists_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def unreachable(*args: object, **kwargs: object) -> io.BytesIO:
         raise OSError("no route")
 
@@ -157,7 +157,7 @@ def test_unknown_sets_and_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def make_set(number: int = 40, size: int = 6) -> ImageSet:
-    """Every pixel says which image, row and column it is."""
+    """A data set in which every pixel holds the numbers of its image, row and column."""
     which = torch.arange(number)[:, None, None].expand(number, size, size)
     rows = torch.arange(size)[None, :, None].expand(number, size, size)
     columns = torch.arange(size)[None, None].expand(number, size, size)
@@ -219,7 +219,7 @@ def test_evaluation_crops_the_middle() -> None:
 
 
 def correlation(pixels: torch.Tensor) -> float:
-    """The largest between two pixels that are not always black."""
+    """Largest correlation between two pixels that are not always black."""
     varying = pixels[:, pixels.std(0) > 0.5]
     return float((torch.corrcoef(varying.T) - torch.eye(varying.shape[1])).abs().max())
 

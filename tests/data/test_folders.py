@@ -1,4 +1,4 @@
-"""Data sets in folders: the layout, what is wrong with it, and pictures of every mode."""
+"""Data sets in folders: layouts, errors in layouts, identities, and images of every mode."""
 
 import io
 import os
@@ -50,7 +50,7 @@ def test_the_only_other_split_is_kept_for_the_end(kept: str, tmp_path: Path) -> 
     assert np.array_equal(load(tmp_path).val.where, data.val.where)  # always the same
 
 
-def test_what_is_no_image_is_passed_over_and_not_every_class_is_tested(tmp_path: Path) -> None:
+def test_other_files_are_ignored_and_test_classes_may_be_missing(tmp_path: Path) -> None:
     root = write_set(tmp_path, {"train": 4, "val": 2})
     shutil.rmtree(root / "val" / "red")
     (root / "train" / "notes.txt").write_text("")
@@ -63,7 +63,7 @@ def test_what_is_no_image_is_passed_over_and_not_every_class_is_tested(tmp_path:
     assert data.train.source.name(12) == str(root / "train" / "red" / "LAST.JPEG")
 
 
-def test_a_set_is_known_by_its_files_not_by_its_place(tmp_path: Path) -> None:
+def test_the_identity_depends_on_files_not_on_their_folder(tmp_path: Path) -> None:
     first = load(write_set(tmp_path / "a", {"train": 4, "val": 2}))
     second = load(write_set(tmp_path / "b", {"train": 4, "val": 2}))
     assert first.identity == second.identity and first.identity.startswith("folder:")
@@ -79,13 +79,13 @@ def test_a_set_is_known_by_its_files_not_by_its_place(tmp_path: Path) -> None:
 
 
 def flip(file: Path) -> None:
-    """Change a byte in the middle: neither name nor size tell."""
+    """Change one byte in the middle of a file, but neither its name nor its size."""
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
-def test_a_set_is_known_by_all_bytes_of_its_files(tmp_path: Path) -> None:
+def test_the_identity_depends_on_all_bytes_of_a_small_set(tmp_path: Path) -> None:
     root = write_set(tmp_path, {"train": 4, "val": 2})
     before = load(root).identity
     for file in ("train/blue/002.png", "val/red/001.png"):
@@ -95,7 +95,7 @@ def test_a_set_is_known_by_all_bytes_of_its_files(tmp_path: Path) -> None:
         assert load(root).identity == before
 
 
-def test_of_a_large_set_sizes_and_some_files_of_every_class_tell(
+def test_the_identity_of_a_large_set_depends_on_sizes_and_a_sample_of_every_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = write_set(tmp_path, {"train": 9, "val": 2})
@@ -113,7 +113,7 @@ def test_of_a_large_set_sizes_and_some_files_of_every_class_tell(
     assert load(root).identity != before
 
 
-def test_what_cannot_be_looked_at_does_not_keep_a_set_from_being_known(tmp_path: Path) -> None:
+def test_unreadable_files_have_no_size_and_do_not_prevent_an_identity(tmp_path: Path) -> None:
     root = write_set(tmp_path, {"train": 4, "val": 2})
     (root / "train" / "red" / "004.png").symlink_to(tmp_path / "nowhere")
     (root / "train" / "red" / "005.png").mkdir()
@@ -121,7 +121,7 @@ def test_what_cannot_be_looked_at_does_not_keep_a_set_from_being_known(tmp_path:
     assert load(root).identity == load(root).identity
 
 
-def test_neither_a_study_nor_a_checkpoint_goes_on_with_other_images(tmp_path: Path) -> None:
+def test_neither_a_study_nor_a_checkpoint_continues_with_other_images(tmp_path: Path) -> None:
     root = write_set(tmp_path, {"train": 4, "val": 2})
     before = load(root).identity
     study = optuna.create_study(study_name="s")
@@ -211,7 +211,7 @@ def test_sizes_loaders_and_names() -> None:
 
 
 @pytest.mark.parametrize("given", ["shapes", "./shapes", "../here/shapes", "shapes/"])
-def test_a_folder_that_is_not_called_one_is_recognised(
+def test_a_folder_without_its_prefix_is_suggested(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "here" / "shapes").mkdir(parents=True)
@@ -228,7 +228,7 @@ def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr() == (expected, "")
 
 
-def test_classes_that_are_not_everywhere_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_missing_in_a_split_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_set(tmp_path, {"train": 4, "val": 2, "test": 2})
     shutil.rmtree(tmp_path / "val" / "red")
     for name in ("blue", "green"):
@@ -295,7 +295,7 @@ def test_every_mode_that_can_be_converted_is(picture: Image.Image, kind: str, ex
     np.testing.assert_allclose(np.asarray(image)[4, 1], expected, atol=3 if kind != "JPEG" else 12)
 
 
-def test_what_has_no_rgb_form_is_refused() -> None:
+def test_images_without_an_rgb_form_are_refused() -> None:
     with pytest.raises(ValueError, match="mode F, numbers without a known range"):
         read_rgb(encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"))
     with pytest.raises(ValueError, match="mode I with values from -5 to -5"):

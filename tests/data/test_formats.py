@@ -1,4 +1,4 @@
-"""Sets in the formats that timm reads: Hugging Face's, WebDataset's, TensorFlow's."""
+"""Data sets of Hugging Face, WebDataset and TensorFlow Datasets."""
 
 import importlib.util
 import io
@@ -37,7 +37,7 @@ def load(name: str, folder: Path) -> StreamSet:
 
 
 def check_colours(data: StreamSet) -> None:
-    """Every image has the colour of its class."""
+    """Check that every image has the colour of its class."""
     for split in (data.train, data.val, data.test()):
         number = 0
         for images, labels in data.eval_batches(split, Recipe(), CPU, None):
@@ -47,7 +47,7 @@ def check_colours(data: StreamSet) -> None:
 
 
 def write_shards(pictures: Path, root: Path, spoilt: str = "") -> Path:
-    """The pictures of a folder in shards of 8."""
+    """Write the images of a folder as shards of 8."""
     root.mkdir()
     for split in (path.name for path in pictures.iterdir()):
         files = sorted((pictures / split).glob("*/*.png"), key=lambda file: (file.name, file.parent.name))
@@ -141,7 +141,7 @@ def test_splits_are_whole_words(name: str, tmp_path: Path) -> None:
 
 
 def test_shards_are_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever process does it: what is kept hangs on no address."""
+    """The key of the cached index is the same in every process: it contains no memory address."""
     shards = write_shards(write_set(tmp_path / "set", {"train": 4, "val": 2}, size=7), tmp_path / "shards")
     looked: list[Path] = []
     original = readers._tar_entries
@@ -156,7 +156,7 @@ def test_shards_are_looked_through_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(looked) == 5 and set(looked[3:]) == set(shards.glob("*train*"))
 
 
-def test_splits_without_images_are_none(tmp_path: Path) -> None:
+def test_splits_without_images_are_left_out(tmp_path: Path) -> None:
     shards = write_shards(write_set(tmp_path / "set", {"train": 20, "val": 4}, size=7), tmp_path / "shards")
     splits = {name: [file.name for file in shards.glob(f"*{name}*")] for name in ("train", "val")} | {"test": []}
     info = shards / "_info.json"
@@ -177,15 +177,15 @@ def test_splits_without_images_are_none(tmp_path: Path) -> None:
         readers._with_labels("hfds/x", "ab", sources)
 
 
-def test_columns_that_are_not_there() -> None:
+def test_missing_columns_are_an_error() -> None:
     with pytest.raises(
         DataError, match="and one of classes; got text for hfds/x; choose another data set, or save its images"
     ):
         readers._columns("hfds/x", {"text": "text"}, int, int)
 
 
-def test_a_record_that_is_no_example_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With protobuf's own error; any message will do for what TFDS calls an example."""
+def test_a_damaged_record_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any protobuf message can stand for the example of TFDS: the error is protobuf's own."""
     from google.protobuf import struct_pb2
 
     proto = types.SimpleNamespace(tf_example_pb2=types.SimpleNamespace(Example=struct_pb2.Struct))
@@ -205,7 +205,7 @@ def test_a_missing_package_is_named(kind: str, package: str, monkeypatch: pytest
         load_set(f"{kind}/anything")
 
 
-def test_hugging_faces_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hugging_face_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets", reason="datasets is not installed: pip install 'lrnas[test]'")
     write_set(tmp_path / "Set", {"train": 20, "validation": 4, "test": 2}, size=7)
     data = load(f"hfds/{tmp_path / 'Set'}", tmp_path / "cache")
@@ -253,10 +253,10 @@ tfds.dataset_builders.store_as_tfds_dataset(
     data_dir=folder,
 )
 """
-"""In a process of its own: TensorFlow and PyTorch do not always get on in one."""
+"""Run in a process of its own, since TensorFlow and PyTorch may conflict in one."""
 
 
-def test_tensorflows_sets(tmp_path: Path) -> None:
+def test_tensorflow_data_sets(tmp_path: Path) -> None:
     if not all(map(importlib.util.find_spec, ("tensorflow", "tensorflow_datasets"))):
         needed = "tensorflow tensorflow-datasets importlib_resources"
         pytest.skip(f"by hand: TFDS writes a set with TensorFlow, 300 MB; pip install {needed}")

@@ -1,4 +1,4 @@
-"""Sets that are read as needed: batches, determinism, unreadable images, training and the one look at the test."""
+"""Data sets read from files: batches, determinism, unreadable images, training and the single use of test images."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def epoch(data: StreamSet, number: int, recipe: Recipe = RECIPE) -> tuple[torch.
     return torch.cat(images), torch.cat(labels)
 
 
-def test_an_epoch_is_every_image_once_whoever_reads_it(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_has_every_image_once_with_any_loaders(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
     original = FolderSplit.open
     with monkeypatch.context() as patch:
@@ -170,7 +170,7 @@ def be_worker(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
     monkeypatch.setattr("lrnas.data.streamed.world_size", lambda: world)
 
 
-def test_workers_share_out_what_one_would_read(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_together_read_what_one_would_read(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = load(pictures)
     whole, _ = epoch(data, 0)
     validation = len(data.val)
@@ -231,7 +231,7 @@ def test_evaluation_leaves_out_what_cannot_be_read(tmp_path: Path, caplog: pytes
     train(make_model(), data, RECIPE, seed=0)  # what is wrong with the test images does not matter to training
 
 
-def test_what_training_on_all_images_cannot_read_is_known(tmp_path: Path) -> None:
+def test_unreadable_images_of_a_training_on_all_images_are_noted(tmp_path: Path) -> None:
     write_set(tmp_path, {"train": 38, "test": 2}, size=7)
     spoil(tmp_path / "train" / "green" / "010.png")
     data = load(tmp_path)
@@ -242,7 +242,7 @@ def test_what_training_on_all_images_cannot_read_is_known(tmp_path: Path) -> Non
     assert len(data.unreadable["train"]) == 1  # whichever split it is in
 
 
-def test_a_run_that_goes_on_knows_what_could_not_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_continued_run_knows_unreadable_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = large(tmp_path / "set", 1, "val")
     train(make_model(), data, RECIPE.changed({"epochs": 1}), seed=0, folder=tmp_path / "run")
     record = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
@@ -253,7 +253,7 @@ def test_a_run_that_goes_on_knows_what_could_not_be_read(tmp_path: Path, caplog:
     assert again.unreadable == data.unreadable != {} and caplog.messages == logged * 2
 
 
-def test_what_other_workers_cannot_read_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_images_of_other_workers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = large(tmp_path, 1, "val")
     monkeypatch.setattr("lrnas.data.streamed.gather_objects", lambda mine, device: [mine, {44: "as here"}])
     list(data.eval_batches(data.val, RECIPE, CPU, None))
@@ -265,7 +265,7 @@ def test_what_other_workers_cannot_read_counts(tmp_path: Path, monkeypatch: pyte
 
 
 def work(rank: int, root: Path) -> None:
-    """A worker of two, with its share of the images; what came of it is written down."""
+    """Train as one of two workers, and write the error into a file."""
     dist.init_process_group("gloo", init_method=f"file://{root / 'meeting'}", rank=rank, world_size=2)
     torch.set_num_threads(1)
     data = load(root / "set")
@@ -278,8 +278,8 @@ def work(rank: int, root: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_the_rule_holds_over_all_workers(tmp_path: Path) -> None:
-    """Each of two finds one image in 102, which it may; together they find 2."""
+def test_the_limit_counts_all_workers(tmp_path: Path) -> None:
+    """Each of two workers finds 1 unreadable image in 102, which is allowed; together they find 2."""
     large(tmp_path / "set", 2, "val")
     torch.multiprocessing.spawn(work, (tmp_path,), nprocs=2)
     first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in range(2))
@@ -287,8 +287,7 @@ def test_the_rule_holds_over_all_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_any_worker_could_not_read_comes_back(tmp_path: Path) -> None:
-    """Through the checkpoint, which is how a record learns of it."""
+def test_unreadable_images_of_all_workers_are_in_the_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     large(tmp_path / "set", 1)
     thin = Architecture.from_dict({"backbone": "nin", "layers": THIN})
@@ -311,7 +310,7 @@ def test_more_than_one_in_a_hundred_end_the_run(loaders: int, split: str, tmp_pa
     assert message.endswith("; repair or remove them") and "\n" not in message
 
 
-def test_in_a_small_split_a_single_one_does(pictures: Path) -> None:
+def test_in_a_small_split_a_single_image_ends_the_run(pictures: Path) -> None:
     spoil(pictures / "train" / "red" / "003.png")
     with pytest.raises(DataError, match="1 of 36 training images cannot be read, more than 1% end a run"):
         train(make_model(), load(pictures), RECIPE, seed=0)
@@ -354,7 +353,7 @@ def test_recipes_for_streams(pictures: Path) -> None:
 THIN = {name: {"width": 0.05} for name in ("conv1", "cccp1", "cccp2", "conv2", "cccp3", "cccp4", "conv3", "cccp5")}
 
 
-def test_a_reproduction_looks_at_the_test_images_once(
+def test_a_reproduction_uses_the_test_images_once(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events: list[str] = []

@@ -1,4 +1,4 @@
-"""Training code of other people's: finding it, what it is given, what it may do, what survives a stop."""
+"""Training functions of users: finding them, the rules of a run, and continuing after a stop."""
 
 import json
 import math
@@ -28,7 +28,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/own_training.py"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current one, with modules of its own."""
+    """The current folder, whose modules are forgotten after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
@@ -83,7 +83,7 @@ def test_a_function_is_found_in_the_current_folder(folder: Path) -> None:
     assert load_trainable("operator:add").files == ()
 
 
-def test_a_function_itself_goes_by_its_name_where_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_is_passed_by_name_if_it_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     def inner(model: nn.Module, run: Run) -> None: ...
 
     named, unnamed = load_trainable(train), load_trainable(inner)
@@ -117,7 +117,7 @@ def test_a_function_itself_goes_by_its_name_where_it_has_one(monkeypatch: pytest
         ("fine:train", "called with the model and the run; got fine:train(model); write def train(model, run)"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_a_line(
+def test_unusable_functions_are_one_line_errors(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
     (folder / "broken.py").write_text("1 / 0\n")
@@ -161,7 +161,7 @@ def test_a_study_keeps_its_function_and_one_from_before_has_none() -> None:
 # --- a run
 
 
-def test_every_epoch_is_told_and_kept(tmp_path: Path) -> None:
+def test_every_epoch_is_reported_and_saved(tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     run = make_run(tmp_path, told=told)
     assert train_with(with_function(train), run) == "completed"
@@ -193,7 +193,7 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_stopped(tmp_path: Path, stop_a
     assert third.progress()["curve"] == whole.progress()["curve"]
 
 
-def test_a_function_that_restores_nothing_starts_anew(tmp_path: Path) -> None:
+def test_a_function_that_restores_nothing_starts_over(tmp_path: Path) -> None:
     def forgetful(model: nn.Module, run: Run) -> None:
         for epoch in range(run.epochs_done, run.epochs):
             run.report(epoch / 10)
@@ -208,7 +208,7 @@ def test_a_function_that_restores_nothing_starts_anew(tmp_path: Path) -> None:
     assert make_run(tmp_path, epochs=3).keep() == 0  # nothing was kept, so nothing can be gone on with
 
 
-def test_code_that_keeps_other_things_than_before_starts_anew(tmp_path: Path) -> None:
+def test_code_that_keeps_other_objects_than_before_starts_over(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert run.keep(optimizer=torch.optim.SGD(run.model.parameters()), model=run.model) == 0
     run.report(0.5)
@@ -228,7 +228,7 @@ def test_a_checkpoint_that_does_not_fit_is_the_machine_s_fault(tmp_path: Path) -
         make_run(tmp_path, identity={"seed": 0}).keep(other=nn.Linear(3, 3))
 
 
-def test_what_is_kept_can_be_kept(tmp_path: Path) -> None:
+def test_objects_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
     class Odd:
         def state_dict(self) -> dict[str, Any]:
             return {"path": tmp_path}
@@ -263,7 +263,7 @@ def test_a_number_that_is_not_finite_means_it_diverged(tmp_path: Path, values: d
     assert run.progress()["curve"] == [0.5]
 
 
-def test_a_weight_that_is_not_finite_means_it_diverged_whoever_catches_what(tmp_path: Path) -> None:
+def test_a_weight_that_is_not_finite_means_it_diverged_even_if_the_error_is_caught(tmp_path: Path) -> None:
     def stubborn(model: nn.Module, run: Run) -> None:
         nn.init.constant_(next(model.parameters()), math.nan)
         for _ in range(run.epochs):
@@ -285,7 +285,7 @@ def test_a_weight_that_is_not_finite_means_it_diverged_whoever_catches_what(tmp_
         (["good"], r"run.report takes numbers; got accuracy='good'"),
     ],
 )
-def test_what_breaks_a_rule_is_told(tmp_path: Path, reports: list[Any], message: str) -> None:
+def test_broken_rules_are_errors(tmp_path: Path, reports: list[Any], message: str) -> None:
     def function(model: nn.Module, run: Run) -> None:
         for accuracy in reports:
             run.report(accuracy)

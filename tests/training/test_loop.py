@@ -33,7 +33,7 @@ RECIPE = Recipe(epochs=4, batch_size=32, lr=0.1, pad=1, clip=2.0, drop_rate=0.2)
 
 
 def make_model(seed: int = 0) -> nn.Module:
-    """Small, with dropout and batch norm, so that everything a checkpoint must keep is there."""
+    """A small model with dropout and batch norm, so that it has everything a checkpoint must save."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -235,8 +235,8 @@ def test_drops_at_fixed_epochs() -> None:
         Recipe(schedule="one_cycle", drop_at=0.5)
 
 
-def test_weights_that_are_no_numbers_end_a_run() -> None:
-    """Even where a ReLU hides them from the loss."""
+def test_weights_that_are_not_finite_end_a_run() -> None:
+    """This holds even if a ReLU hides them from the loss."""
     model = make_model()
     with torch.no_grad():
         model[0].bias[0] = -torch.inf
@@ -244,7 +244,7 @@ def test_weights_that_are_no_numbers_end_a_run() -> None:
 
 
 def test_the_last_training_may_use_all_images(tmp_path: Path) -> None:
-    """Nothing is validated then, and the test images are whitened as the training images were."""
+    """Then nothing is validated, and the test images are whitened like the training images."""
     data = load_set("digits")
     recipe = Recipe(epochs=4, batch_size=32, lr=0.02, schedule="paper", drop_at=0.5, all_images=True, whiten=True)
     torch.manual_seed(0)
@@ -269,7 +269,7 @@ def test_momentum_comes_back_in_the_layout_of_its_weights(tmp_path: Path) -> Non
 
 
 @pytest.mark.gpu
-def test_a_run_goes_on_after_a_stop_on_a_gpu(tmp_path: Path) -> None:
+def test_a_run_continues_after_a_stop_on_a_gpu(tmp_path: Path) -> None:
     short = dataclasses.replace(RECIPE, epochs=2)
     with pytest.raises(KeyboardInterrupt):
         train(make_model(), DIGITS, short, seed=0, device="cuda", folder=tmp_path, report=_interrupt)

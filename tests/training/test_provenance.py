@@ -1,4 +1,4 @@
-"""What stands beside a result."""
+"""Provenance of results."""
 
 import sys
 
@@ -23,7 +23,7 @@ from lrnas.training.provenance import provenance
         ("lr=0.1", "lr=0.1"),
     ],
 )
-def test_of_this_machines_paths_only_the_last_part_is_told(
+def test_paths_on_this_machine_are_reduced_to_their_last_part(
     typed: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/lrnas", "reproduce", typed])

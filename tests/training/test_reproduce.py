@@ -1,4 +1,4 @@
-"""`lrnas reproduce`, for real but small: two thin networks on the digits."""
+"""`lrnas reproduce` with two thin networks on the digits."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ FAST = {"epochs": 1, "batch_size": 64}
 
 @pytest.fixture
 def thin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A network file, with a baseline that is as small."""
+    """A file with a thin network; its baseline is replaced by one that is as small."""
     file = tmp_path / "thin.json"
     file.write_text(json.dumps({"backbone": "nin", "layers": THIN}))
     from lrnas.arch.architecture import Architecture
@@ -65,7 +65,7 @@ def test_a_network_beside_its_baseline(thin: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_the_baseline_has_batch_norm_where_the_network_has(thin: Path, tmp_path: Path) -> None:
-    """Else its norms would be compared instead of its filters."""
+    """Otherwise the comparison would show the norms instead of the filters."""
     network = json.loads(thin.read_text())
     for with_norm, own_name, name in (
         (True, "mine", "nin-bn"),
@@ -176,8 +176,8 @@ def test_two_workers_have_the_loss_curve_of_one(thin: Path, tmp_path: Path) -> N
     assert curves[0]["test_accuracy"] == pytest.approx(curves[1]["test_accuracy"], abs=0.02)
 
 
-def test_records_from_before_a_field_existed_still_count(capsys: pytest.CaptureFixture[str]) -> None:
-    """The records that come with the project were made by an older version; nothing is trained again."""
+def test_records_without_newer_recipe_fields_still_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """The tracked records were made before recipes had all fields; nothing is trained again."""
     result = reproduce("nin-c3-lr", data="digits", recipe="fast", seeds=3, out=ROOT / "results" / "reproduce")
     assert [len(network.accuracies) for network in result.networks] == [3, 3]
     assert "epoch" not in capsys.readouterr().err
