@@ -102,18 +102,15 @@ def _print_spaces(spaces: list[SearchSpace]) -> None:
     console = make_console()
     console.print(table)
     console.print("points: networks of the paper. seeds: uniform scalings. `lrnas spaces NAME` shows what varies.")
-    console.print("Also: timm:MODEL for any CNN of timm, FILE.toml for one's own (docs/spaces.md).")
+    console.print("Also: timm:MODEL for any CNN of timm, FILE.toml for one of your own (docs/spaces.md).")
 
 
 def _print_space(space: SearchSpace) -> None:
     from lrnas.spaces.parameters import format_values
 
-    title = (
-        f"{space.name}, granularity {space.granularity}: {space.dimension} parameters, {_magnitude(space.size)} points"
-    )
-    table = make_table(title)
-    for column in ("parameter", "values", "layers"):
-        table.add_column(column, no_wrap=column == "parameter")
+    size = f"{space.dimension} parameters, {_magnitude(space.size)} points"
+    title = f"{space.name}, granularity {space.granularity}: {size}"
+    table = make_table(title, ends=["parameter", "values", "layers"])
     layers = {
         parameter.name: ", ".join(dict.fromkeys(layer.name for layer in group.layers))
         for group in space.groups
