@@ -1,1 +1,1 @@
-"""The record of a search: trials, costs, fronts, and where they are stored. Needs neither torch nor Ray."""
+"""A study: its trials, costs and fronts, and the storage that holds them. Needs neither torch nor Ray."""

@@ -146,7 +146,7 @@ def read_finals(study: Study, recipe: str | None = None) -> list[Final]:
 
 def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
     """Read a retraining as a whole, with the arguments of `read_finals`; None if there is none."""
-    record, search = study.optuna_study, study.manifest.get(RETRAINS)
+    retraining, search = study.optuna_study, study.manifest.get(RETRAINS)
     if search is not None:
         recipe, known = study.name.partition("@")[2], []
     else:
@@ -156,15 +156,15 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
         if not known:
             return None
         recipe = recipe or known[-1]
-        record = optuna.load_study(study_name=f"{study.name}@{recipe}", storage=storage_of(record))
+        retraining = optuna.load_study(study_name=f"{study.name}@{recipe}", storage=storage_of(retraining))
     # "params" is written last: another driver may be in the middle of writing a run
-    written = [run for run in record.get_trials(deepcopy=False) if "params" in run.user_attrs]
+    written = [run for run in retraining.get_trials(deepcopy=False) if "params" in run.user_attrs]
     runs: dict[str, list[FrozenTrial]] = {}
     for (network, _), run in sorted(counting_runs(written).items()):
         runs.setdefault(network, []).append(run)
     searched = _open_search(study, search)
     finals = sorted((_final(recipe, searched, some) for some in runs.values()), key=lambda final: final.cheapest_first)
-    manifest = record.user_attrs[MANIFEST]
+    manifest = retraining.user_attrs[MANIFEST]
     others = tuple(f"{search}@{other}" for other in known if other != recipe)
     has_points = bool(manifest["space"]["points"])
     return Retrained(
@@ -187,8 +187,8 @@ def retrained_recipes(study: Study) -> list[str]:
     for other in storage_of(study.optuna_study).get_all_studies():
         manifest = other.user_attrs.get(MANIFEST, {})
         if manifest.get(RETRAINS) == study.name:
-            record = optuna.load_study(study_name=other.study_name, storage=storage_of(study.optuna_study))
-            trials = record.get_trials(deepcopy=False)
+            retraining = optuna.load_study(study_name=other.study_name, storage=storage_of(study.optuna_study))
+            trials = retraining.get_trials(deepcopy=False)
             last = max((trial.datetime_start for trial in trials if trial.datetime_start), default=datetime.min)
             found.append((last, other.study_name.partition("@")[2]))
     return [recipe for _, recipe in sorted(found)]

@@ -1,4 +1,4 @@
-"""The record of a search: asking, telling, what survives, what is on the front."""
+"""Proposals of a search and what drivers write: asking, ending trials, what survives a driver, what is on the front."""
 
 import dataclasses
 import json
