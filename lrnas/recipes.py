@@ -217,7 +217,7 @@ def get_recipe(
     Returns:
         A recipe that fits the data set.
     """
-    changes = dict(changes or {})
+    changes = changes or {}
     if name.endswith(".toml"):
         base, settings = _read_file(Path(name))
         try:

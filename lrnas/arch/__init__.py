@@ -1,1 +1,1 @@
-"""A network as data, and what it costs; needs no torch."""
+"""Descriptions of networks, and their cost; needs no torch."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -25,7 +26,7 @@ from functools import lru_cache
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from lrnas.errors import InvalidArchitecture, closest
 
@@ -241,11 +242,11 @@ class Allocation:
             width: Number of filters of the backbone's layer.
             divisor: Number that filter counts are multiples of; see `Architecture`.
         """
-        filters = _scale_width(self.width, width, divisor)
+        filters = scale_width(self.width, width, divisor)
         if self.form == "separable":
-            middle = filters if self.middle is None else _scale_width(self.middle, width, divisor)
+            middle = filters if self.middle is None else scale_width(self.middle, width, divisor)
             return Mix((Filters(1, kernel, middle),), Filters(kernel, 1, filters))
-        join = None if self.join is None else Filters(1, 1, _scale_width(self.join, width, divisor))
+        join = None if self.join is None else Filters(1, 1, scale_width(self.join, width, divisor))
         if self.form == "dense":
             return Mix((Filters(kernel, kernel, filters),), join)
         shapes, places = _order_groups(tuple([group.shape for group in self.groups]), kernel)
@@ -312,7 +313,7 @@ def apportion(total: int, shares: Iterable[float], divisor: int = 1) -> list[int
     return counts
 
 
-def _scale_width(multiple: float, width: int, divisor: int) -> int:
+def scale_width(multiple: float, width: int, divisor: int) -> int:
     """A multiple of a width, rounded to a multiple of the divisor; at most `width` where the multiple is below 1."""
     if multiple == 1:
         return width
@@ -361,12 +362,9 @@ class Architecture:
             if not isinstance(name, str) or not isinstance(allocation, Allocation):
                 raise InvalidArchitecture(f"layers must be Allocations by name; got {name!r}: {allocation!r}")
         object.__setattr__(self, "layers", MappingProxyType(dict(sorted(self.layers.items()))))
-        if self.pool is not None:
-            _check_one_of("pool", self.pool, get_args(Pool))
-        if self.stem_stride is not None:
-            _check_one_of("stem_stride", self.stem_stride, (1, 2, 4))
-        if self.batch_norm is not None:
-            _check_one_of("batch_norm", self.batch_norm, (True, False))
+        for name, known in (("pool", get_args(Pool)), ("stem_stride", (1, 2, 4)), ("batch_norm", (True, False))):
+            if (value := getattr(self, name)) is not None:
+                _check_one_of(name, value, known)
         if self.classifier is not None:
             parse_classifier(self.classifier)
         if self.divisor is not None:
@@ -461,13 +459,8 @@ def _read_number(value: object, what: str) -> float:
     """A finite number, which can also be a fraction as text: "3/8"."""
     if isinstance(value, str) and _FRACTION.fullmatch(value.strip()):
         return float(Fraction(value.strip()))
-    if not isinstance(value, bool) and isinstance(value, Real):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if math.isfinite(number):
-            return number
+    if not isinstance(value, bool) and isinstance(value, Real) and -1e300 < cast(float, value) < 1e300:  # nan is not
+        return float(value)
     text = repr(value)
     raise InvalidArchitecture(
         f'{what} must be a number or a fraction such as "3/8"; got {text[:40]}{"…" * (len(text) > 40)}'
@@ -500,8 +493,7 @@ def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object as a dict; `json.loads` itself would keep the last value of a repeated key."""
     data = dict(pairs)
     if len(data) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
+        repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"each key can be given once in an object; {repeated!r} is repeated; remove one")
     return data
 

@@ -8,6 +8,7 @@ numbers are in `lrnas.models.backbones`; tests compare the two layer by layer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -65,33 +66,21 @@ class Step(NamedTuple):
         return f"{self.kind} {'x'.join(map(str, self.input))} to {'x'.join(map(str, self.output))} [{settings}]"
 
 
+@dataclass
 class Walk:
-    """Follows the map of one image through a network and records every layer's filters and cost.
+    """Follows the map of one image through a network and records every layer's filters and cost."""
 
-    Args:
-        architecture: The network; its allocations decide what the convolutions are made of.
-        choices: The settings of the whole network.
-        image: Channels, rows and columns of the image.
-        num_classes: Number of classes.
-        check_fit: Whether to refuse kernels that are larger than the backbone's and than their map.
-    """
-
-    def __init__(
-        self, architecture: Architecture, choices: Choices, image: Map, num_classes: int, check_fit: bool
-    ) -> None:
-        self.allocations = architecture.layers
-        self.default = architecture.layers.get("*", DENSE)
-        self.divisor = architecture.divisor or 1
-        self.choices = choices
-        self.image = image
-        self.num_classes = num_classes
-        self.check_fit = check_fit
-        self.costs: list[LayerCost] = []
-        self.convs: list[PlannedConv] = []
-        self.steps: list[Step] = []
-        self.num_pools = 0
-        self.used: set[str] = set()
-        """Keys of `allocations` that name a layer of the network."""
+    architecture: Architecture
+    choices: Choices
+    image: Map
+    num_classes: int
+    check_fit: bool
+    """Whether to refuse kernels that are larger than the backbone's and than their map."""
+    costs: list[LayerCost] = field(default_factory=list)
+    convs: list[PlannedConv] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    """The entries of the architecture's `layers` that name a layer of the network."""
 
     def conv(self, x: Map, name: str, width: int, kernel: int = 1, stride: int = 1, path: str = "") -> Map:
         """A convolution with "same" padding that an architecture can change, and its batch norm.
@@ -108,7 +97,7 @@ class Walk:
             The output map.
         """
         path = path or f"{name}.conv"
-        mix = self._find_allocation(name, path, kernel).at(kernel, width, self.divisor)
+        mix = self._find_allocation(name, path, kernel).at(kernel, width, self.architecture.divisor or 1)
         channels, height, columns = x
         if self.check_fit:
             check_kernels(name, mix, kernel, height, columns, self.image[1])
@@ -125,11 +114,12 @@ class Walk:
 
     def _find_allocation(self, name: str, path: str, kernel: int) -> Allocation:
         """The allocation of a layer, which the architecture can name by its name or its path."""
-        key = name if name in self.allocations else path
-        allocation = self.allocations.get(key)
+        layers = self.architecture.layers
+        key = name if name in layers else path
+        allocation = layers.get(key)
         if allocation is None:
-            return self.default if kernel > 1 else DENSE
-        if key == name and path in self.allocations:
+            return layers.get("*", DENSE) if kernel > 1 else DENSE
+        if key == name and path in layers:
             raise InvalidArchitecture(f"{name} and {path} are the same layer; got both; remove one")
         if kernel == 1 and (allocation.form != "dense" or allocation.join is not None):
             raise InvalidArchitecture(
@@ -157,12 +147,12 @@ class Walk:
     def pool(
         self,
         x: Map,
+        name: str,
         kernel: int,
         stride: int,
         padding: int = 0,
         ceil: bool = True,
         kind: Literal["max pool", "avg pool"] = "max pool",
-        name: str | None = None,
     ) -> Map:
         """A pooling layer; with `ceil` there is an output for the last, partial window, as in Caffe."""
         extra = 2 * padding - kernel + (stride - 1 if ceil else 0)
@@ -172,9 +162,6 @@ class Walk:
                 f"a {kernel}×{kernel} pool needs a map of at least this size; got {x[1]}×{x[2]} at input "
                 f"{self.image[1]}; choose a larger input"
             )
-        if name is None:
-            self.num_pools += 1
-            name = f"pool{self.num_pools}"
         self.steps.append(Step(name, kind, x, out, (kernel, stride, padding, ceil)))
         return out
 
@@ -221,7 +208,7 @@ def _walk_vgg(stages: tuple[tuple[int, ...], ...], walk: Walk) -> None:
             stride = 1
             index += 3 if choices.batch_norm else 2
         if stage < len(stages) or choices.pool == "none":
-            x = walk.pool(x, 2, 2, ceil=False)
+            x = walk.pool(x, f"pool{stage}", 2, 2, ceil=False)
             index += 1
     if choices.pool != "none":
         walk.pool_all(x)
@@ -262,20 +249,20 @@ def _walk_googlenet(pool_padding: int, walk: Walk) -> None:
             walk.steps.append(Step(name, "local norm", x, x))
 
     x = walk.conv(walk.image, "conv1", 64, 7, walk.choices.stem_stride)
-    x = walk.pool(x, 3, 2, pool_padding)
+    x = walk.pool(x, "pool1", 3, 2, pool_padding)
     local_norm(x, "norm1")
     x = walk.conv(x, "conv2_reduce", 64)
     x = walk.conv(x, "conv2", 192, 3)
     local_norm(x, "norm2")
     for module, widths in GOOGLENET_MODULES.items():
         if module in ("3a", "4a", "5a"):
-            x = walk.pool(x, 3, 2, pool_padding)
+            x = walk.pool(x, f"pool{int(module[0]) - 1}", 3, 2, pool_padding)
         name = f"inception_{module}"
         branches = (
             walk.conv(x, f"{name}.conv1x1", widths[0]),
             walk.conv(walk.conv(x, f"{name}.reduce3x3", widths[1]), f"{name}.conv3x3", widths[2], 3),
             walk.conv(walk.conv(x, f"{name}.reduce5x5", widths[3]), f"{name}.conv5x5", widths[4], 5),
-            walk.conv(walk.pool(x, 3, 1, 1, name=f"{name}.pool"), f"{name}.pool_proj", widths[5]),
+            walk.conv(walk.pool(x, f"{name}.pool", 3, 1, 1), f"{name}.pool_proj", widths[5]),
         )
         x = (sum(branch[0] for branch in branches), x[1], x[2])
         walk.steps.append(Step(f"{name}.concat", "concat", x, x, tuple(branch[0] for branch in branches)))
@@ -297,13 +284,13 @@ def _walk_nin(kernels: tuple[int, ...], walk: Walk) -> None:
     x = walk.conv(walk.image, "conv1", 192, kernels[0], walk.choices.stem_stride)
     x = walk.conv(x, "cccp1", 160)
     x = walk.conv(x, "cccp2", 96)
-    x = walk.pool(x, 3, 2)
+    x = walk.pool(x, "pool1", 3, 2)
     middle = kernels[1:-1]
     for i, kernel in enumerate(middle, start=1):
         x = walk.conv(x, "conv2" if len(middle) == 1 else f"conv2_{i}", 192, kernel)
     x = walk.conv(x, "cccp3", 192)
     x = walk.conv(x, "cccp4", 192)
-    x = walk.pool(x, 3, 2, kind="avg pool")
+    x = walk.pool(x, "pool2", 3, 2, kind="avg pool")
     x = walk.conv(x, "conv3", 192, kernels[-1])
     x = walk.conv(x, "cccp5", 192)
     walk.pool_all(walk.plain(x, "cccp6", walk.num_classes, role="classifier"))

@@ -108,17 +108,13 @@ class Cost:
 
     def paper_multiply_acc(self, convention: Convention = Convention()) -> int:  # noqa: B008 - frozen
         """Multiply-accumulates as a table of the paper counts them."""
-        return sum(
-            layer.macs + layer.biases for layer in self.layers if convention.auxiliary_macs or layer.role != "auxiliary"
-        )
+        layers = [layer for layer in self.layers if convention.auxiliary_macs or layer.role != "auxiliary"]
+        return sum(layer.macs + layer.biases for layer in layers)
 
     def paper_params(self, convention: Convention = Convention()) -> int:  # noqa: B008 - frozen
         """Number of parameters as a table of the paper counts them."""
-        return sum(
-            layer.params
-            for layer in self.layers
-            if layer.role == "body" or (layer.role == "classifier" and convention.classifier_params)
-        )
+        roles = ("body", "classifier") if convention.classifier_params else ("body",)
+        return sum(layer.params for layer in self.layers if layer.role in roles)
 
     def layers_as_dicts(self) -> list[dict[str, Any]]:
         """The layers as JSON objects, without auxiliary heads."""

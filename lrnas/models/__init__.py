@@ -1,1 +1,1 @@
-"""From the description of a network to a timm model, and from any model back to counts."""
+"""Models built from descriptions of networks, and the counts of any model."""

@@ -8,6 +8,7 @@ is an argument, because an architecture can change it. The models follow timm's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -60,13 +61,8 @@ class VggGlobalPool(VGG):
         self.pre_logits = nn.Identity()  # type: ignore[assignment]
         if hidden:
             self.pre_logits = ConvMlp(self.num_features, hidden, kernel_size=1, drop_rate=drop_rate, **place)
-        self.head = ClassifierHead(
-            self.head_hidden_size,
-            num_classes,
-            pool_type="avg" if global_pool else "",  # the map is 1×1 already: this only removes its two dimensions
-            drop_rate=drop_rate,
-            **place,
-        )
+        pool_type = "avg" if global_pool else ""  # the map is 1×1 already: this only removes its two dimensions
+        self.head = ClassifierHead(self.head_hidden_size, num_classes, pool_type, drop_rate, **place)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         if global_pool is not None:
@@ -130,10 +126,7 @@ class _Backbone(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Groups of parameters for timm's layer decay: one per child module, in order."""
         names = [name for name, child in self.named_children() if any(True for _ in child.parameters())]
-        return {
-            "stem": rf"^{names[0]}",
-            "blocks": [(rf"^{name}\.", (i,)) for i, name in enumerate(names[1:])],
-        }
+        return {"stem": rf"^{names[0]}", "blocks": [(rf"^{name}\.", (i,)) for i, name in enumerate(names[1:])]}
 
     def forward_features(self, x: Tensor) -> Tensor:
         for name in self.body:
@@ -231,13 +224,8 @@ class GoogLeNet(_Backbone):
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         block = {"batch_norm": batch_norm, **place}
         self.pool_padding = pool_padding
-
-        def norm() -> nn.Module:
-            return nn.Identity() if batch_norm else nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)
-
-        def pool() -> nn.Module:
-            return nn.MaxPool2d(3, stride=2, padding=pool_padding, ceil_mode=True)
-
+        norm: Any = nn.Identity if batch_norm else partial(nn.LocalResponseNorm, 5, alpha=1e-4, beta=0.75)
+        pool = partial(nn.MaxPool2d, 3, stride=2, padding=pool_padding, ceil_mode=True)
         stem = (widths.get("conv1", 64), widths.get("conv2_reduce", 64), widths.get("conv2", 192))
         self._add("conv1", ConvBlock(in_chans, stem[0], 7, stem_stride, **block))
         self._add_level("conv1", stem[0], stem_stride)

@@ -87,15 +87,12 @@ def _can_be_timms(architecture: Architecture, plan: Plan) -> bool:
 
 def _replace_convs(model: nn.Module, plan: Plan) -> list[str]:
     """Replace every convolution that differs from the backbone's; returns their paths."""
-    paths = []
+    modules, paths = dict(model.named_modules(remove_duplicate=False)), []
     for conv in plan.convs:
         kernel = (conv.kernel, conv.kernel)
         if conv.mix.is_plain and conv.mix.groups[0][:2] == kernel:
             continue
-        try:
-            existing = model.get_submodule(conv.path)
-        except AttributeError:
-            existing = None
+        existing = modules.get(conv.path)
         if not isinstance(existing, nn.Conv2d) or existing.kernel_size != kernel:
             raise ConversionError(
                 f"{conv.path} is not the same convolution as in {plan.backbone}, because an argument changes the "
@@ -111,9 +108,7 @@ def _create_backbone(plan: Plan, **kwargs: Any) -> nn.Module:
     choices = plan.choices
     assert choices is not None
     for name in kwargs.keys() & _RESERVED:
-        raise ConversionError(
-            f"{name} must be set in the architecture; got the argument {kwargs[name]!r}; leave it out"
-        )
+        raise ConversionError(f"{name} must be set in the architecture; got argument {kwargs[name]!r}; leave it out")
     if plan.backbone in VGG_STAGES:
         return _create_vgg(plan, **kwargs)
     kwargs.setdefault("global_pool", choices.pool)

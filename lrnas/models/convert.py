@@ -10,8 +10,10 @@ Convolutions that cannot be replaced stay as they are and are listed with the re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from timm.layers import Conv2dSame
@@ -125,12 +127,8 @@ def find_convs(model: nn.Module) -> tuple[dict[str, nn.Conv2d], dict[str, str]]:
 
 def _shared_weights(model: nn.Module) -> set[int]:
     """The ids of parameters that belong to more than one module."""
-    seen: set[int] = set()
-    shared: set[int] = set()
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            (shared if id(parameter) in seen else seen).add(id(parameter))
-    return shared
+    owners = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
+    return {weight for weight, number in owners.items() if number > 1}
 
 
 def reason_to_leave(module: nn.Module) -> str | None:
@@ -161,19 +159,14 @@ def reason_to_leave(module: nn.Module) -> str | None:
     return None
 
 
-def kernel_of(conv: nn.Conv2d) -> int:
-    """The kernel size of a k×k convolution."""
-    return conv.kernel_size[0]
-
-
 def own_mix(conv: nn.Conv2d) -> Mix:
     """The filters that a k×k convolution has now."""
-    return Mix((Filters(kernel_of(conv), kernel_of(conv), conv.out_channels),))
+    return Mix((Filters(conv.kernel_size[0], conv.kernel_size[0], conv.out_channels),))
 
 
 def mix_at(path: str, conv: nn.Conv2d, allocation: Allocation, divisor: int = 1) -> Mix:
     """The whole filters of an allocation in place of a convolution, whose number of outputs must stay the same."""
-    mix = allocation.at(kernel_of(conv), conv.out_channels, divisor)
+    mix = allocation.at(conv.kernel_size[0], conv.out_channels, divisor)
     if mix.out_channels != conv.out_channels:
         raise ConversionError(
             f"{path} must keep its {conv.out_channels} output channels, because the next layers need them; got "
@@ -196,18 +189,9 @@ def replace_conv(model: nn.Module, path: str, mix: Mix) -> nn.Module:
     conv = model.get_submodule(path)
     assert isinstance(conv, nn.Conv2d) and reason_to_leave(conv) is None, f"{path} cannot be replaced"
     padding = "tf_same" if isinstance(conv, Conv2dSame) else conv.padding
-    new = make_conv(
-        conv.in_channels,
-        mix,
-        kernel_of(conv),
-        conv.stride,  # type: ignore[arg-type]  # a pair, but typed as a tuple of any length
-        padding,  # type: ignore[arg-type]
-        conv.dilation,  # type: ignore[arg-type]
-        conv.bias is not None,
-        conv.padding_mode,
-        conv.weight.device,
-        conv.weight.dtype,
-    )
+    geometry = (conv.kernel_size[0], conv.stride, padding, conv.dilation, conv.bias is not None, conv.padding_mode)
+    settings: Any = (*geometry, conv.weight.device, conv.weight.dtype)
+    new = make_conv(conv.in_channels, mix, *settings)
     if conv.weight.is_contiguous(memory_format=torch.channels_last) and not conv.weight.is_contiguous():
         new = new.to(memory_format=torch.channels_last)
     new.train(conv.training)

@@ -29,6 +29,12 @@ from lrnas.models.convert import find_convs
 
 OUTSIDE = "(outside layers)"
 Shape = tuple[int, ...]
+_KINDS = {
+    "composite": CompositeConv2d,
+    "separable": SeparableConv2d,
+    "transposed": _ConvTransposeNd,
+    "linear": nn.Linear,
+}
 
 
 class _Call(NamedTuple):
@@ -82,7 +88,11 @@ def count_model(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
         >>> cost.macs, cost.params
         (1814073344, 11689512)
     """
-    return Cost(_count(model, _image_shape(model, input_size))[0])
+    if not isinstance(input_size, tuple):
+        config = getattr(model, "pretrained_cfg", None) or {}
+        size = config.get("input_size", (3, 224, 224))[-1] if input_size is None else input_size
+        input_size = (getattr(model, "in_chans", 3), int(size), int(size))
+    return Cost(_count(model, input_size)[0])
 
 
 @lru_cache(maxsize=64)
@@ -95,7 +105,12 @@ def trace_timm(name: str, input_size: int, num_classes: int, in_chans: int = 3) 
         num_classes: Number of classes.
         in_chans: Channels of the image.
     """
-    model = create_on_meta(name, num_classes=num_classes, in_chans=in_chans)
+    settings: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(name, **settings)
+    except (TypeError, RuntimeError, AssertionError) as error:
+        raise LrnasError(f"timm:{name} cannot be built with {settings}: {error_line(error)}") from None
     costs, calls = _count(model, (in_chans, input_size, input_size))
     convs, left = find_convs(model)
     left |= dict.fromkeys(convs.keys() - calls.keys(), "the model does not call it")
@@ -116,25 +131,6 @@ def timm_sizes(name: str) -> tuple[int, int]:
     """The input size and the number of classes of a timm model by default."""
     config = get_pretrained_cfg(name) or PretrainedCfg()
     return int(config.input_size[-1]), int(config.num_classes or 1000)
-
-
-def create_on_meta(name: str, **kwargs: Any) -> nn.Module:
-    """A timm model without memory for weights; `kwargs` are those of `timm.create_model`."""
-    with torch.device("meta"):
-        try:
-            return timm.create_model(name, **kwargs)
-        except (TypeError, RuntimeError, AssertionError) as error:
-            raise LrnasError(f"timm:{name} cannot be built with {kwargs}: {error_line(error)}") from None
-
-
-def _image_shape(model: nn.Module, input_size: int | tuple[int, ...] | None) -> Shape:
-    if isinstance(input_size, tuple):
-        return input_size
-    channels = getattr(model, "in_chans", 3)
-    if input_size is None:
-        config = getattr(model, "pretrained_cfg", None) or {}
-        input_size = int(config.get("input_size", (3, 224, 224))[-1])
-    return (channels, input_size, input_size)
 
 
 def _count(model: nn.Module, image: Shape) -> tuple[list[LayerCost], dict[str, list[_Call]]]:
@@ -217,16 +213,11 @@ def _find_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _kind(module: nn.Module) -> str:
-    if isinstance(module, CompositeConv2d):
-        return "composite"
-    if isinstance(module, SeparableConv2d):
-        return "separable"
-    if isinstance(module, _ConvTransposeNd):
-        return "transposed"
+    for kind, types in _KINDS.items():
+        if isinstance(module, types):
+            return kind
     if isinstance(module, _ConvNd):
         return "dense" if module.groups == 1 else "depthwise" if module.groups == module.in_channels else "grouped"
-    if isinstance(module, nn.Linear):
-        return "linear"
     return "norm" if "norm" in type(module).__name__.lower() else type(module).__name__.lower()
 
 

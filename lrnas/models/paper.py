@@ -146,7 +146,6 @@ def family_table(backbone: str) -> Table | None:
     return next((p.table for p in points if backbone in (p.architecture.backbone, p.counted_on)), None)
 
 
-@cache
 def _read_table(file: str) -> dict[str, Published]:
     rows = csv.DictReader((PAPER_TABLES / file).read_text(encoding="utf-8").splitlines())
     return {

@@ -1,4 +1,4 @@
-"""From a description to the network that it means: whole filters, exact costs and one canonical id.
+"""The plan of a network, made from its description: whole filters, exact costs and one canonical id.
 
 `make_plan` follows the walk of a backbone (`lrnas.arch.backbone_shapes`) with the allocations of an architecture. It
 builds nothing, so counting an architecture takes about 0.1 ms. For a `timm:` backbone the layers are read from the
@@ -22,6 +22,12 @@ TIMM = "timm:"
 _VGG_HIDDEN = 4096
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "crop_pct": 0.875}
 _CIFAR10 = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "crop_pct": 1.0}
+_TIMM_SETTINGS: dict[str, tuple[int, str | tuple[str, ...], dict[str, Any]]] = {
+    "vgg": (224, "head.fc", _IMAGENET),
+    "googlenet": (224, ("fc", "aux_4a.fc2", "aux_4d.fc2"), _IMAGENET),
+    "nin": (32, "cccp6", _CIFAR10),
+}
+"""The input size, the last layers and the normalisation of images for each family, as timm describes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,8 @@ class Plan:
     convs: tuple[PlannedConv, ...]
     """Every convolution that an architecture can change, in order."""
     cost: Cost
+    input_size: int
+    num_classes: int
     steps: tuple[Step, ...] = ()
     """The parts of the forward pass that take time, in order; empty for a `timm:` backbone."""
 
@@ -88,7 +96,7 @@ def make_plan(
     BACKBONES[backbone].walk(walk)
     if unknown := architecture.layers.keys() - walk.used - {"*"}:
         _refuse_layer(min(unknown), [conv.name for conv in walk.convs], walk.costs, backbone)
-    return Plan(backbone, choices, tuple(walk.convs), Cost(walk.costs), tuple(walk.steps))
+    return Plan(backbone, choices, tuple(walk.convs), Cost(walk.costs), size, num_classes, tuple(walk.steps))
 
 
 def canonical_id(architecture: Architecture) -> str:
@@ -188,7 +196,7 @@ def _refuse_layer(name: str, known: Sequence[str], costs: Sequence[LayerCost], b
 def _plan_timm(
     architecture: Architecture, backbone: str, input_size: int, num_classes: int, in_chans: int, check_fit: bool
 ) -> Plan:
-    from lrnas.models.convert import kernel_of, mix_at, own_mix
+    from lrnas.models.convert import mix_at, own_mix
     from lrnas.models.count import trace_timm
 
     for choice in ("pool", "stem_stride", "batch_norm", "classifier"):
@@ -204,24 +212,20 @@ def _plan_timm(
     convs = []
     for path, site in trace.sites.items():
         allocation = layers.get(path, layers.get("*"))
-        mix, kernel = own_mix(site.conv), kernel_of(site.conv)
+        mix, kernel = own_mix(site.conv), site.conv.kernel_size[0]
         if allocation is not None:
             mix = mix_at(path, site.conv, allocation, architecture.divisor or 1)
             costs[path] = site.cost(costs[path], mix)
             for call in site.calls if check_fit else ():
                 check_kernels(path, mix, kernel, call.input[2], call.input[3], input_size)
         convs.append(PlannedConv(path, path, kernel, mix, site.conv.stride[0]))
-    return Plan(backbone, None, tuple(convs), Cost(tuple(costs.values())))
+    return Plan(backbone, None, tuple(convs), Cost(tuple(costs.values())), input_size, num_classes)
 
 
 def timm_config(architecture: Architecture) -> dict[str, Any]:
     """The `default_cfg` of timm for a network on one of our own backbones: its input, first and last layers."""
     backbone = architecture.backbone
-    size, classifier, pixels = 224, ("head.fc",), _IMAGENET
-    if backbone.startswith("nin"):
-        size, classifier, pixels = 32, ("cccp6",), _CIFAR10
-    elif backbone.startswith("googlenet"):
-        classifier = ("fc", "aux_4a.fc2", "aux_4d.fc2")  # type: ignore[assignment]
+    size, classifier, pixels = next(_TIMM_SETTINGS[name] for name in _TIMM_SETTINGS if backbone.startswith(name))
     plan = make_plan(architecture, size, check_fit=False)
     stem, last = plan.convs[0], plan.convs[-1].name
     parts = () if stem.mix.is_plain else tuple(f"{stem.path}.conv{group.shape}" for group in stem.mix.groups)
@@ -230,10 +234,10 @@ def timm_config(architecture: Architecture) -> dict[str, Any]:
         "url": "",
         "num_classes": native_num_classes(plan.backbone),
         "input_size": (3, size, size),
-        "min_input_size": (3, *2 * (smallest_input(backbone),)),
+        "min_input_size": (3, smallest_input(backbone), smallest_input(backbone)),
         "pool_size": (map_size, map_size),
         "interpolation": "bilinear",
         "first_conv": parts or stem.path,
-        "classifier": classifier if len(classifier) > 1 else classifier[0],
+        "classifier": classifier,
         **pixels,
     }

@@ -11,7 +11,7 @@ from lrnas.arch.backbone_shapes import BACKBONES
 from lrnas.arch.cost import Convention, Cost
 from lrnas.errors import UnknownName
 from lrnas.models.paper import Counted, Point, count_as, family_table, find_point, named_networks, paper_points
-from lrnas.models.plan import TIMM, Plan, make_plan, native_input_size, native_num_classes, resolve_backbone
+from lrnas.models.plan import TIMM, Plan, make_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +103,13 @@ def summarise(
     Returns:
         The counts.
     """
-    backbone, _ = resolve_backbone(architecture)
-    input_size = native_input_size(backbone) if input_size is None else input_size
-    num_classes = native_num_classes(backbone) if num_classes is None else num_classes
     plan = make_plan(architecture, input_size, num_classes)
-    point = find_point(architecture)
-    if point is not None and (input_size, num_classes) != (point.table.input_size, point.table.num_classes):
+    sizes, point, table = (plan.input_size, plan.num_classes), find_point(architecture), family_table(plan.backbone)
+    if point is not None and sizes != (point.table.input_size, point.table.num_classes):
         point = None
-    table = family_table(backbone)
     convention = Convention() if table is None else table.convention
     paper = count_as(plan.cost, convention) if point is None else point.count()
-    return Summary(name, architecture, input_size, num_classes, plan, paper, point)
+    return Summary(name, architecture, *sizes, plan, paper, point)
 
 
 def summarise_points() -> list[Summary]:

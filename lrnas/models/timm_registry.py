@@ -16,14 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from timm.models import (
-    build_model_with_cfg,
-    generate_default_cfgs,
-    get_pretrained_cfg,
-    is_model,
-    model_entrypoint,
-    register_model,
-)
+from timm import models as timm_models
 from torch import nn
 
 from lrnas.arch.architecture import Architecture
@@ -31,12 +24,14 @@ from lrnas.arch.backbone_shapes import VGG_STAGES
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM, native_num_classes, resolve_backbone, timm_config
 
+Folded = Mapping[str, Any] | None
+
 
 def lrnas(
     pretrained: bool = False,
     *,
     architecture: Architecture | Mapping[str, Any] | str | Path,
-    folded: Mapping[str, Any] | None = None,
+    folded: Folded = None,
     **kwargs: Any,
 ) -> nn.Module:
     """Build any network with `timm.create_model`.
@@ -53,19 +48,14 @@ def lrnas(
     elif not isinstance(architecture, Architecture):
         architecture = Architecture.from_dict(architecture)
     if not kwargs.get("pretrained_cfg"):
-        backbone = architecture.backbone
-        is_timms = backbone.startswith(TIMM)
-        own = get_pretrained_cfg(backbone.removeprefix(TIMM)) if is_timms else timm_config(architecture)
+        model, is_timms = architecture.backbone.removeprefix(TIMM), architecture.backbone.startswith(TIMM)
+        own = timm_models.get_pretrained_cfg(model) if is_timms else timm_config(architecture)
         kwargs["pretrained_cfg"] = own
     return _build("lrnas", architecture, pretrained, folded, **kwargs)
 
 
 def _build(
-    name: str,
-    architecture: Architecture,
-    pretrained: bool = False,
-    folded: Mapping[str, Any] | None = None,
-    **kwargs: Any,
+    name: str, architecture: Architecture, pretrained: bool = False, folded: Folded = None, **kwargs: Any
 ) -> nn.Module:
     backbone, _ = resolve_backbone(architecture)
     # levels of features: one per resolution; a VGG with its fifth pool has six
@@ -82,7 +72,7 @@ def _build(
         return model
 
     feature_cfg = {"flatten_sequential": True, "out_indices": tuple(range(levels))}
-    return build_model_with_cfg(
+    return timm_models.build_model_with_cfg(
         build, name, pretrained, feature_cfg=feature_cfg, pretrained_filter_fn=_without_unknown_heads, **kwargs
     )
 
@@ -98,14 +88,14 @@ def _register(name: str, entry_point: Callable[..., nn.Module]) -> None:
     entry_point.__module__ = __name__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # reloading this module registers the same models again
-        register_model(entry_point)
+        timm_models.register_model(entry_point)
 
 
 _NETWORKS = {name.replace("-", "_"): network for name, network in named_networks().items()}
-default_cfgs = generate_default_cfgs({name: timm_config(network) for name, network in _NETWORKS.items()})
+default_cfgs = timm_models.generate_default_cfgs({name: timm_config(network) for name, network in _NETWORKS.items()})
 _register("lrnas", lrnas)
 for _name, _network in _NETWORKS.items():
-    if is_model(_name) and model_entrypoint(_name).__module__ != __name__:
+    if timm_models.is_model(_name) and timm_models.model_entrypoint(_name).__module__ != __name__:
         warnings.warn(f"timm has its own model {_name}; lrnas.create_model builds the one of lrnas", stacklevel=2)
     else:
         _register(_name, partial(_build, _name, _network))

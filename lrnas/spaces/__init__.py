@@ -1,1 +1,1 @@
-"""What a search may vary: from a TOML file to parameters, to architectures and back."""
+"""Search spaces: what can vary in a network, read from TOML files."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any
 
 from lrnas.arch.architecture import Architecture
@@ -25,20 +26,19 @@ def make_groups(definition: Definition, backbones: Sequence[str], granularity: s
         backbones: The names of its backbones.
         granularity: Which layers vary together: `network`, `stage` or `layer`.
     """
-    layers = [
-        Layer(backbone, conv.name, conv.kernel, conv.mix.out_channels)
-        for backbone in backbones
-        for conv in make_plan(Architecture(backbone)).convs
-    ]
-    return _Grouping(definition, layers).groups(granularity)
+    return _Grouping(definition, backbones).groups(granularity)
 
 
 class _Grouping:
-    def __init__(self, definition: Definition, layers: list[Layer]) -> None:
+    def __init__(self, definition: Definition, backbones: Sequence[str]) -> None:
         self.definition = definition
         self.fail = definition.source.fail
-        self.layers = layers
-        self.kernels = {layer.name: layer.kernel for layer in layers}
+        self.layers = [
+            Layer(backbone, conv.name, conv.kernel, conv.mix.out_channels)
+            for backbone in backbones
+            for conv in make_plan(Architecture(backbone)).convs
+        ]
+        self.kernels = {layer.name: layer.kernel for layer in self.layers}
         self.entries = self.assign_entries()
         self.tied = self.assign_lists("tied", definition.tied)
         self.stages = self.assign_lists("stages", definition.stages)
@@ -97,7 +97,7 @@ class _Grouping:
         """The layers of a name or pattern. If more than the width varies, a pattern does not match 1×1 layers."""
         where = ("space", "vary", i, "layers")
         names = self.expand(pattern, *where)
-        if entry.widths_only:
+        if entry.axes.keys() == {"width"}:
             return names
         if self.kernels.get(pattern) == 1:
             message = f"{pattern} is a 1×1 convolution, in which only the width can vary; got {', '.join(entry.axes)}"
@@ -150,7 +150,5 @@ def _make_parameter(group: str, axis: str, given: Mapping[str, tuple[Any, ...]])
     """The parameter of an axis; it is ordered if its values are numbers in even steps."""
     values = given.get(axis, (NEUTRAL[axis],))
     ordered = len(values) > 1 and all(isinstance(value, float) for value in values)
-    if ordered:
-        step = (values[-1] - values[0]) / (len(values) - 1)
-        ordered = all(abs(values[0] + i * step - value) < 1e-9 for i, value in enumerate(values))
-    return Parameter(f"{group}.{axis}", values, ordered)
+    steps = [after - before for before, after in pairwise(values)] if ordered else []
+    return Parameter(f"{group}.{axis}", values, ordered and max(steps) - min(steps) < 1e-9)

@@ -17,7 +17,7 @@ from itertools import product
 from numbers import Real
 from typing import Any, NamedTuple
 
-from lrnas.arch.architecture import Allocation, Mix
+from lrnas.arch.architecture import Allocation, Mix, scale_width
 from lrnas.errors import OutsideSpace
 
 Values = tuple[float, ...] | tuple[str, ...] | tuple[int, ...]
@@ -98,12 +98,11 @@ class Group:
             for layer, mix in mixes:
                 if self._solve([(layer, mix)]) is None:
                     raise OutsideSpace(f"{layer.name}: {self._explain(layer, mix)}")
-            first, second = next(
-                (mixes[0], other) for i, other in enumerate(mixes) if self._solve(mixes[: i + 1]) is None
-            )
+            i = next(i for i in range(len(mixes)) if self._solve(mixes[: i + 1]) is None)
+            (first, first_mix), (second, second_mix) = mixes[0], mixes[i]
             raise OutsideSpace(
-                f"{first[0].name} and {second[0].name} share their parameters in this space; got {first[1]} and "
-                f"{second[1]}; choose a finer granularity or make them equal"
+                f"{first.name} and {second.name} share their parameters in this space; got {first_mix} and "
+                f"{second_mix}; choose a finer granularity or make them equal"
             )
         return {axis.name: values[name] for name, axis in self.axes.items() if len(axis.values) > 1}
 
@@ -120,13 +119,13 @@ class Group:
         return None
 
     def _fits(self, axis: str, value: Any, layer: Layer, mix: Mix) -> bool:
-        """Whether a layer can have this value of an axis. Shares are not looked at."""
+        """Whether a layer can have this value of an axis; always true for the shares."""
         if axis == "form":
             return bool((value == "separable") == mix.is_separable)
         if axis == "width":
-            return _scale_width(value, layer.width, self.divisor) == _num_filters(mix)
+            return scale_width(value, layer.width, self.divisor) == _num_filters(mix)
         if axis == "join" and not mix.is_separable:
-            num = None if value == "none" else _scale_width(float(Fraction(value)), layer.width, self.divisor)
+            num = None if value == "none" else scale_width(float(Fraction(value)), layer.width, self.divisor)
             return num == (mix.second.num if mix.second else None)
         return True
 
@@ -174,12 +173,6 @@ def _make_allocation(form: str, square: float, vertical: float, join: str, width
     return Allocation.composite(
         vertical=rest * vertical, horizontal=rest * (1 - vertical), square=square, width=width, join=multiple
     )
-
-
-@lru_cache(maxsize=1 << 14)
-def _scale_width(multiple: float, width: int, divisor: int) -> int:
-    """A multiple of a width in whole filters, rounded as in an allocation."""
-    return Allocation(width=multiple).at(1, width, divisor).out_channels
 
 
 def _num_filters(mix: Mix) -> int:

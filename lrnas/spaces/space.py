@@ -119,9 +119,9 @@ class SearchSpace:
         for group in self.groups:
             layers = [layer for layer in group.layers if layer.backbone == plan.backbone]
             params |= group.params_of([(layer, mixes.pop(layer.name)) for layer in layers])
+        own_mixes = {conv.name: conv.mix for conv in make_plan(Architecture(plan.backbone)).convs}
         for name, mix in mixes.items():
-            own = next(conv.mix for conv in make_plan(Architecture(plan.backbone)).convs if conv.name == name)
-            if mix != own:
+            if mix != (own := own_mixes[name]):
                 raise OutsideSpace(f"{name}: {mix}; allowed: {own}, because this layer does not vary in this space")
         return {parameter.name: params[parameter.name] for parameter in self.parameters}
 

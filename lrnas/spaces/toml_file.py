@@ -74,11 +74,6 @@ class Entry:
     """The allowed values by axis, for the axes in the table."""
     name: str = ""
 
-    @property
-    def widths_only(self) -> bool:
-        """Whether nothing but the width varies."""
-        return not self.axes.keys() - {"width"}
-
 
 @dataclass(frozen=True)
 class Definition:
