@@ -125,7 +125,7 @@ def get_point(name: str) -> Point:
         >>> import lrnas
         >>> point = lrnas.get_point("nin-c3-lr")
         >>> point.architecture.backbone, point.published.params
-        ('nin_3x3', 438282)
+        ('nin_3x3', 438410)
     """
     points = paper_points()
     key = name.replace("_", "-")
