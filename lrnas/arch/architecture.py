@@ -19,14 +19,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import lru_cache
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from lrnas.errors import InvalidArchitecture, closest
 
@@ -459,8 +459,10 @@ def _read_number(value: object, what: str) -> float:
     """A finite number, which can also be a fraction as text: "3/8"."""
     if isinstance(value, str) and _FRACTION.fullmatch(value.strip()):
         return float(Fraction(value.strip()))
-    if not isinstance(value, bool) and isinstance(value, Real) and -1e300 < cast(float, value) < 1e300:  # nan is not
-        return float(value)
+    if not isinstance(value, bool) and isinstance(value, Real):
+        with suppress(OverflowError):  # a whole number that is too large for a float
+            if math.isfinite(number := float(value)):
+                return number
     text = repr(value)
     raise InvalidArchitecture(
         f'{what} must be a number or a fraction such as "3/8"; got {text[:40]}{"…" * (len(text) > 40)}'

@@ -105,12 +105,12 @@ def trace_timm(name: str, input_size: int, num_classes: int, in_chans: int = 3) 
         num_classes: Number of classes.
         in_chans: Channels of the image.
     """
-    settings: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
     try:
         with torch.device("meta"):
-            model = timm.create_model(name, **settings)
+            model = timm.create_model(name, num_classes=num_classes, in_chans=in_chans)
     except (TypeError, RuntimeError, AssertionError) as error:
-        raise LrnasError(f"timm:{name} cannot be built with {settings}: {error_line(error)}") from None
+        settings = f"{num_classes} classes and {in_chans} channels"
+        raise LrnasError(f"timm:{name} cannot be built for {settings}: {error_line(error)}") from None
     costs, calls = _count(model, (in_chans, input_size, input_size))
     convs, left = find_convs(model)
     left |= dict.fromkeys(convs.keys() - calls.keys(), "the model does not call it")

@@ -177,8 +177,7 @@ def _resolve_choices(architecture: Architecture, backbone: str, batch_norm: bool
             f"{backbone} with pool none must have its classifier mlp:{_VGG_HIDDEN}; got {architecture.classifier!r}; "
             "set pool to max or avg"
         )
-    stride = architecture.stem_stride or own.stem_stride
-    return Choices(pool, stride, batch_norm, kind, hidden)  # type: ignore[arg-type]  # checked above
+    return Choices(pool, architecture.stem_stride or own.stem_stride, batch_norm, kind, hidden)  # type: ignore[arg-type]
 
 
 def _refuse_layer(name: str, known: Sequence[str], costs: Sequence[LayerCost], backbone: str) -> None:

@@ -235,10 +235,9 @@ def named_spaces() -> list[str]:
 
 def _make_space(definition: Definition, granularity: str, batch_norm: bool | None) -> SearchSpace:
     backbones = _resolve_backbones(definition)
-    models = [name for name in backbones if name.startswith(TIMM)]
     if batch_norm is None:
         batch_norm = definition.batch_norm
-    if batch_norm is not None and (models or definition.name.startswith(TIMM)):
+    if batch_norm is not None and any(name.startswith(TIMM) for name in (*backbones, definition.name)):
         got = str(batch_norm).lower()
         raise InvalidSpace(f"{definition.name}: a timm model keeps its own norm; got batch_norm {got}; leave it out")
     values = {**definition.choices, "backbone": backbones}
