@@ -19,8 +19,8 @@ def rung_epochs(min_epochs: int | None, epochs: int) -> tuple[int, ...]:
     """Epochs after which trials may be stopped: `min_epochs`, 3 times as many and so on, below `epochs`.
 
     Args:
-        min_epochs: epochs that every network is trained for; None: one ninth of `epochs`.
-        epochs: epochs of a full training.
+        min_epochs: Epochs that every network is trained for; None: one ninth of `epochs`.
+        epochs: Epochs of a full training.
     """
     rung = max(1, epochs // REDUCTION_FACTOR**2) if min_epochs is None else min_epochs
     if not 1 <= rung <= epochs:
@@ -36,9 +36,9 @@ def is_competitive(accuracy: float, costs: Sequence[float], others: Iterable[tup
     """Whether a trial is among the best third of the trials at its rung that cost no more.
 
     Args:
-        accuracy: accuracy of the trial at this rung.
-        costs: all costs of the trial.
-        others: accuracy and costs of the other trials that reached this rung.
+        accuracy: Accuracy of the trial at this rung.
+        costs: All costs of the trial.
+        others: Accuracy and costs of the other trials that reached this rung.
 
     Returns:
         Also True as long as fewer than three trials can be compared.

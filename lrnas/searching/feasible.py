@@ -33,16 +33,16 @@ def find_feasible(
     """Find a point that keeps the limits, if no named network does.
 
     Args:
-        space: the search space.
-        limits: limits on the costs.
-        estimate_of: fast estimate of a network's costs; called for hundreds of networks.
-        cost_of: exact costs, which decide if the estimate breaks the limits; None: `estimate_of` is exact.
+        space: The search space.
+        limits: Limits on the costs.
+        estimate_of: Fast estimate of a network's costs; called for hundreds of networks.
+        cost_of: Exact costs, which decide if the estimate breaks the limits; None: `estimate_of` is exact.
 
     Returns:
         The point, or None if a named network keeps the limits.
 
     Raises:
-        StudyError: no network that keeps the limits was found.
+        StudyError: No network that keeps the limits was found.
     """
 
     def excess(params: Params) -> float:

@@ -55,11 +55,11 @@ class FrontSampler(BaseSampler):
     """Sampler for `optuna.Study` that proposes the candidate with the largest expected gain in hypervolume.
 
     Args:
-        parameters: the parameters of the search space.
-        distributions: the same parameters as Optuna's distributions, by name.
-        cost_names: names of the cost objectives; trials have their values as user attributes.
-        costs_of: gives the cost objectives of a point, or None if it is no valid network or breaks a limit.
-        seed: seed of the proposals.
+        parameters: The parameters of the search space.
+        distributions: The same parameters as Optuna's distributions, by name.
+        cost_names: Names of the cost objectives; trials have their values as user attributes.
+        costs_of: Gives the cost objectives of a point, or None if it is no valid network or breaks a limit.
+        seed: Seed of the proposals.
     """
 
     def __init__(

@@ -42,8 +42,8 @@ class GaussianProcess:
         points: (networks, features), the encoded parameters, scaled to about 1.
         values: (networks,), the measurements.
         variances: (networks,), variance of each measurement beyond the common noise, in squared units of the values.
-        settings: hyperparameters of the kernel.
-        squares: squared distances between the rows of `costs` and of `points`, if they are known already.
+        settings: Hyperparameters of the kernel.
+        squares: Squared distances between the rows of `costs` and of `points`, if they are known already.
     """
 
     costs: Array
@@ -89,14 +89,10 @@ class GaussianProcess:
 
     def with_expected(self, costs: Array, points: Array) -> GaussianProcess:
         """The process as if more networks had been measured, each with the value that is predicted for it."""
-        expected, _ = self.predict(costs, points)
-        return GaussianProcess(
-            np.concatenate([self.costs, costs]),
-            np.concatenate([self.points, points]),
-            np.concatenate([self.values, expected]),
-            np.concatenate([self.variances, np.zeros(len(costs))]),
-            self.settings,
-        )
+        known = self.costs, self.points, self.values, self.variances
+        new = costs, points, self.predict(costs, points)[0], np.zeros(len(costs))
+        all_costs, all_points, values, variances = map(np.concatenate, zip(known, new, strict=True))
+        return GaussianProcess(all_costs, all_points, values, variances, self.settings)
 
 
 def fit(
@@ -110,12 +106,12 @@ def fit(
     """Fit the hyperparameters by random search for the highest likelihood.
 
     Args:
-        costs: as in `GaussianProcess`.
-        points: as in `GaussianProcess`.
-        values: as in `GaussianProcess`.
-        variances: as in `GaussianProcess`.
-        random: source of the hyperparameters that are tried.
-        start: hyperparameters of an earlier fit to similar data; None: try more, and farther from the default.
+        costs: As in `GaussianProcess`.
+        points: As in `GaussianProcess`.
+        values: As in `GaussianProcess`.
+        variances: As in `GaussianProcess`.
+        random: Source of the hyperparameters that are tried.
+        start: Hyperparameters of an earlier fit to similar data; None: try more, and farther from the default.
     """
     settings = start or Hyperparameters()
     squares = _squares(costs, costs), _squares(points, points)

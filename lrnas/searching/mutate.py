@@ -19,9 +19,9 @@ def mutate(
     all its widths are scaled.
 
     Args:
-        parameters: the parameters that may change.
-        parents: points to start from, with a value for every parameter.
-        random: source of the choices.
+        parameters: The parameters that may change.
+        parents: Points to start from, with a value for every parameter.
+        random: Source of the choices.
     """
     params = dict(parents[int(random.integers(len(parents)))])
     if random.random() < 0.3:
