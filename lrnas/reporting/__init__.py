@@ -1,1 +1,1 @@
-"""What people look at: the report page and the figures."""
+"""The report page and the figures of studies, profiles, filters and of the paper."""

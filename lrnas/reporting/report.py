@@ -26,7 +26,7 @@ from lrnas.study.manifest import StudyError, data_name
 from lrnas.study.objectives import OBJECTIVES, Objective
 from lrnas.study.pareto import add_to_front, hypervolume
 from lrnas.study.retrained import Retrained
-from lrnas.study.study import ImageShape, Study, Summary, Trial
+from lrnas.study.study import COLUMNS, ImageShape, Study, Summary, Trial
 from lrnas.study.verdicts import TEST, judge
 
 MAX_DIFFERENCES = 4
@@ -78,12 +78,9 @@ class Network:
 
     def to_dict(self) -> dict[str, Any]:
         trial = self.trial
-        names = ("number", "status", "point", "identity", "macs", "params", "latency", "accuracy", "epochs", "seconds")
         return {
-            **{name: getattr(trial, name) for name in names},
+            **{name: getattr(trial, name) for name in (*COLUMNS, "reason")},
             **{name: getattr(self, name) for name in ("name", "is_paper", "is_full", "is_partial")},
-            "on_front": trial.on_front,
-            "reason": trial.reason,
             "curve": [round(value, 5) for value in trial.curve],
             "metrics": dict(trial.metrics),
             "layers": [layer.to_dict() for layer in self.layers],

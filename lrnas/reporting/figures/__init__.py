@@ -1,1 +1,1 @@
-"""Figures for print."""
+"""Figures as PNG, SVG or PDF files."""

@@ -1,1 +1,1 @@
-"""The paper's figures, drawn again with what was measured here."""
+"""The paper's figures: published numbers, and those measured by this project."""
