@@ -32,8 +32,7 @@ from lrnas.exporting.formats import ARCHITECTURE, CONFIG, WEIGHTS, WRITERS, Netw
 from lrnas.exporting.onnx import check_extras, has_cuda, onnx_timer
 from lrnas.exporting.sample_inputs import Inputs, find_data, find_inputs
 from lrnas.exporting.sources import ExportError, Source, find_source
-from lrnas.profiling.threads import num_threads
-from lrnas.profiling.timing import find_device, measure
+from lrnas.profiling.timing import find_device, measure, num_threads
 from lrnas.training.provenance import hardware
 
 Format = Literal["timm", "onnx", "torch-export"]
@@ -140,12 +139,8 @@ def export(
     """
     if format not in get_args(Format):
         raise UnknownName("format", str(format), get_args(Format))
-    for what, value in (
-        ("batch", batch),
-        ("number of threads", threads),
-        ("input", input_size),
-        ("number of classes", num_classes),
-    ):
+    counts = {"batch": batch, "number of threads": threads, "input": input_size, "number of classes": num_classes}
+    for what, value in counts.items():
         if value is not None and value < 1:
             raise ExportError(f"the {what} must be at least 1; got {value}; give a larger number")
     notes: list[str] = []

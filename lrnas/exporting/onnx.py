@@ -58,17 +58,10 @@ def to_onnx(model: nn.Module, images: Tensor, outputs: tuple[str, ...] = (OUTPUT
     Returns:
         The program (`torch.onnx.ONNXProgram`), for batches of any size.
     """
+    names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(outputs), "dynamic_shapes": ANY_BATCH}
     try:
         with quiet(), torch.no_grad():
-            return torch.onnx.export(
-                model.eval(),
-                (batch_of_two(images),),
-                dynamo=True,
-                verbose=False,
-                input_names=[INPUT],
-                output_names=list(outputs),
-                dynamic_shapes=ANY_BATCH,
-            )
+            return torch.onnx.export(model.eval(), (batch_of_two(images),), dynamo=True, verbose=False, **names)
     except Exception as error:  # operators that ONNX does not have lead to many kinds of errors
         raise ExportError(
             f"this network cannot be written as ONNX: {error_line(error)}; try --format torch-export"

@@ -67,9 +67,14 @@ def _replace_classes(model: nn.Module) -> dict[type[nn.Module], Any]:
         replacements = gpu.REPLACEMENTS
     for module in model.modules():
         own: Any = getattr(type(module), "replaced_class", type(module))  # it may have been replaced before
-        fitting = [new for base, new in replacements.items() if own.forward is base.forward and new.fits(module)]
-        module.__class__ = _subclass(own, fitting[0]) if fitting else own
+        new = next((new for base, new in replacements.items() if own.forward is base.forward), None)
+        module.__class__ = own if new is None or not _fits(new, module) else _subclass(own, new)
     return replacements
+
+
+def _fits(new: Any, module: nn.Module) -> bool:
+    """Whether a replacement can do what a module does; layers that pad their input before all filters stay."""
+    return not getattr(module, "pads_input", False) and (not hasattr(new, "fits") or new.fits(module))
 
 
 @functools.cache

@@ -13,6 +13,7 @@ computed by one kernel instead of several convolutions and a concatenation.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -52,7 +53,36 @@ def _explicit_padding(padding: Padding, window: tuple[int, int], dilation: tuple
     return (rows, rows), (columns, columns)
 
 
-class WindowConv2d(nn.Conv2d):
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module must be called itself: it has hooks, or somebody replaced its `forward`."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    everywhere = (modules._global_forward_hooks, modules._global_forward_pre_hooks, modules._global_backward_hooks)
+    return any(hooks) or any(everywhere) or "forward" in module.__dict__
+
+
+class _Groups(ABC):
+    """Mixin for layers with convolutions side by side that one fused kernel can compute."""
+
+    @abstractmethod
+    def group_convs(self) -> Iterable[WindowConv2d]:
+        """The convolutions side by side, in the order of their outputs."""
+
+    def supports(self, x: Tensor) -> bool:
+        """Whether a fused kernel can compute the groups. All other inputs go to PyTorch, which may refuse them."""
+        convs = list(self.group_convs())
+        fits = is_faster(x) and x.shape[1] == convs[0].in_channels and min(_output_size(convs[0], x)) > 0
+        return fits and not any(map(has_hooks, convs))
+
+    def compute(self, x: Tensor, **epilogue: Any) -> Tensor:
+        """Compute the groups by one fused kernel, followed by an epilogue (see `composite_conv`), without a join."""
+        from lrnas.layers.kernels.composite_op import composite_conv
+
+        convs = list(self.group_convs())
+        epilogue.setdefault("bias", concatenated_bias(convs))
+        return composite_conv(x, [conv.weight for conv in convs], layer=kernel_layer(convs, x), **epilogue)
+
+
+class WindowConv2d(_Groups, nn.Conv2d):
     """A convolution whose kernel lies in the middle of a larger window.
 
     The output has the size that a convolution with the window as its kernel would have. Where the window is larger
@@ -106,38 +136,8 @@ class WindowConv2d(nn.Conv2d):
             return self.compute(x)
         return super().forward(x if self.margin is None else F.pad(x, self.margin))
 
-    def supports(self, x: Tensor) -> bool:
-        """Whether a fused kernel can compute this layer for an input."""
-        return _kernel_supports([self], x)
-
-    def compute(self, x: Tensor, **epilogue: Any) -> Tensor:
-        """Compute the layer by a fused kernel, followed by an epilogue (see `composite_conv`)."""
-        return _compute_groups([self], x, **epilogue)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module must be called itself: it has hooks, or somebody replaced its `forward`."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    everywhere = (modules._global_forward_hooks, modules._global_forward_pre_hooks, modules._global_backward_hooks)
-    return any(hooks) or any(everywhere) or "forward" in module.__dict__
-
-
-def _kernel_supports(convs: Sequence[WindowConv2d], x: Tensor) -> bool:
-    """Whether one fused kernel computes these convolutions. All other inputs go to PyTorch, which may refuse them."""
-    return (
-        is_faster(x)
-        and x.shape[1] == convs[0].in_channels
-        and min(_output_size(convs[0], x)) > 0
-        and not any(has_hooks(conv) for conv in convs)
-    )
-
-
-def _compute_groups(convs: Sequence[WindowConv2d], x: Tensor, **epilogue: Any) -> Tensor:
-    """Convolutions of one input, their outputs concatenated, by one kernel, followed by an epilogue."""
-    from lrnas.layers.kernels.composite_op import composite_conv
-
-    epilogue.setdefault("bias", concatenated_bias(convs))
-    return composite_conv(x, [conv.weight for conv in convs], layer=kernel_layer(convs, x), **epilogue)
+    def group_convs(self) -> Iterable[WindowConv2d]:
+        return [self]
 
 
 def kernel_layer(convs: Sequence[WindowConv2d], x: Tensor) -> Layer:
@@ -145,14 +145,10 @@ def kernel_layer(convs: Sequence[WindowConv2d], x: Tensor) -> Layer:
     from lrnas.layers.kernels.layer import Layer
 
     first = convs[0]
-    return Layer(
-        tuple(conv.out_channels for conv in convs),
-        tuple(_pair(conv.kernel_size) for conv in convs),
-        tuple((conv.margins[0][0], conv.margins[1][0]) for conv in convs),
-        _pair(first.stride),
-        _pair(first.dilation),
-        _output_size(first, x),
-    )
+    filters = tuple(conv.out_channels for conv in convs)
+    kernels = tuple(_pair(conv.kernel_size) for conv in convs)
+    margins = tuple((conv.margins[0][0], conv.margins[1][0]) for conv in convs)
+    return Layer(filters, kernels, margins, _pair(first.stride), _pair(first.dilation), _output_size(first, x))
 
 
 def concatenated_bias(convs: Sequence[nn.Conv2d]) -> Tensor | None:
@@ -226,7 +222,7 @@ class _Replacement(nn.Module):
         return text
 
 
-class CompositeConv2d(_Replacement):
+class CompositeConv2d(_Groups, _Replacement):
     """Groups of filters of different shapes side by side, optionally followed by a 1×1 convolution (join).
 
     It replaces a k×k convolution: the output has the same size. Outputs are concatenated in a fixed order: k×1, 1×k,
@@ -290,7 +286,6 @@ class CompositeConv2d(_Replacement):
         self.join = nn.Conv2d(total, join, 1, bias=bias, device=device, dtype=dtype) if join else None
 
     def group_convs(self) -> Iterator[WindowConv2d]:
-        """The convolutions side by side, in the order of their outputs."""
         for group in self.filters:
             yield cast(WindowConv2d, self.get_submodule(f"conv{group.shape}"))
 
@@ -302,14 +297,6 @@ class CompositeConv2d(_Replacement):
             outputs = [conv(x) for conv in self.group_convs()]
             x = torch.cat(outputs, dim=-3) if len(outputs) > 1 else outputs[0]
         return x if self.join is None else self.join(x)
-
-    def supports(self, x: Tensor) -> bool:
-        """Whether one fused kernel can compute all groups for an input."""
-        return _kernel_supports(list(self.group_convs()), x)
-
-    def compute(self, x: Tensor, **epilogue: Any) -> Tensor:
-        """Compute all groups by one fused kernel, without the join, followed by an epilogue (see `composite_conv`)."""
-        return _compute_groups(list(self.group_convs()), x, **epilogue)
 
 
 class SeparableConv2d(_Replacement):

@@ -54,20 +54,12 @@ class _Conv2d(nn.Conv2d):
 
 
 class _Window(WindowConv2d):
-    @staticmethod
-    def fits(module: WindowConv2d) -> bool:
-        return True
-
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(_channels_last(x))
 
 
 class _Composite(CompositeConv2d):
     """Groups and join as one convolution if that needs fewer products, as after few channels."""
-
-    @staticmethod
-    def fits(module: CompositeConv2d) -> bool:
-        return not module.pads_input
 
     def forward(self, x: Tensor) -> Tensor:
         if not _is_inference(x):

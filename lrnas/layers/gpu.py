@@ -81,11 +81,9 @@ class _AnyBatchNorm(nn.BatchNorm2d):
 
     def compute(self, x: Tensor, relu: bool) -> Tensor:
         out, mean, var = ops.batch_norm(x, self.weight, self.bias, self.eps, relu)
-        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(var, self.momentum)
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
+        for running, new in ((self.running_mean, mean), (self.running_var, var)):
+            cast(Tensor, running).lerp_(new, cast(float, self.momentum))
+        cast(Tensor, self.num_batches_tracked).add_(1)
         return out
 
 
@@ -142,10 +140,6 @@ class _AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d):
 
 class _Composite(CompositeConv2d):
     """A composite layer in the fastest of the forms below; the epilogue follows the join, if there is one."""
-
-    @staticmethod
-    def fits(module: CompositeConv2d) -> bool:
-        return not module.pads_input
 
     def supports(self, x: Tensor) -> bool:
         join_fits = self.join is None or (isinstance(self.join, _Conv2d) and not has_hooks(self.join))
@@ -240,10 +234,6 @@ def best_form(composite: CompositeConv2d, positions: int, pools: bool) -> Form:
 class _Separable(SeparableConv2d):
     """A separable layer whose second half computes the epilogue."""
 
-    @staticmethod
-    def fits(module: SeparableConv2d) -> bool:
-        return not module.pads_input
-
     def supports(self, x: Tensor) -> bool:
         first, second = self.halves()
         return first.supports(x) and not has_hooks(second) and min(kernel_layer([second], x).size) > 0
@@ -255,10 +245,6 @@ class _Separable(SeparableConv2d):
 
 class _Sequence(nn.Module):
     """Runs its children one after another, each convolution and batch norm together with its epilogue."""
-
-    @staticmethod
-    def fits(module: nn.Module) -> bool:
-        return True
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         if not usable(input):

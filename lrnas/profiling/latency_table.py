@@ -87,15 +87,11 @@ class Conditions:
         dtype = dtype or ("bf16" if on_gpu else "fp32")
         if dtype not in DTYPES:
             raise LrnasError(f"the type must be one of {', '.join(DTYPES)}; got {dtype!r}; choose one")
-        return cls(
-            device.type,
-            torch.cuda.get_device_name(device) if on_gpu else _processor(),
-            dtype,
-            batch,
-            0 if on_gpu else threads or torch.get_num_threads(),
-            on_gpu and os.environ.get("LRNAS_KERNELS") != "off",
-            f"torch {torch.__version__}{library}, lrnas {__version__}",
-        )
+        hardware = torch.cuda.get_device_name(device) if on_gpu else _processor()
+        threads = 0 if on_gpu else threads or torch.get_num_threads()
+        kernels = on_gpu and os.environ.get("LRNAS_KERNELS") != "off"
+        versions = f"torch {torch.__version__}{library}, lrnas {__version__}"
+        return cls(device.type, hardware, dtype, batch, threads, kernels, versions)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -25,8 +25,7 @@ from lrnas.models.paper import family_table, named_networks
 from lrnas.models.plan import canonical_id, make_plan, native_input_size, native_num_classes, resolve_backbone
 from lrnas.profiling.latency_table import DTYPES, REFERENCES, Conditions, Latency, LatencyTable
 from lrnas.profiling.step_modules import Setting, layer_call, network_call, steps_of
-from lrnas.profiling.threads import num_threads
-from lrnas.profiling.timing import Call, find_device, measure
+from lrnas.profiling.timing import Call, find_device, measure, num_threads
 from lrnas.spaces.space import load_space
 
 
@@ -171,19 +170,18 @@ def profile(
         calls = [network_call(*shape[:3], setting, channels, training=is_training) for shape in shapes]
         return _milliseconds(calls, place)
 
-    with num_threads(conditions.threads), _explained_errors(), _unlimited_compilations():
+    # torch.compile's own limit on compilations of one kind of module is lower than the number of layers
+    many_compilations = torch._dynamo.config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000)
+    with num_threads(conditions.threads), _explained_errors(), many_compilations:
         forward = time_networks(False)
         trained = time_networks(True) if training else [None] * len(rows)
         steps = [steps_of(*shape) if layers else [] for shape in shapes]
         times = _time_layers(steps, setting, training)
-    return Profile(
-        conditions,
-        compile_networks,
-        [
-            Profiled(name, network, base, shapes[i][1], costs[i].macs, forward[i], trained[i], times[i])
-            for i, (name, network, base) in enumerate(rows)
-        ],
-    )
+    measured = [
+        Profiled(name, network, base, shapes[i][1], costs[i].macs, forward[i], trained[i], times[i])
+        for i, (name, network, base) in enumerate(rows)
+    ]
+    return Profile(conditions, compile_networks, measured)
 
 
 def _with_baselines(
@@ -221,18 +219,11 @@ def _time_layers(steps: list[list[Step]], setting: Setting, training: bool) -> l
             calls = [layer_call(step, setting, training=True, is_first=key in firsts) for key, step in new.items()]
             trained = _milliseconds(calls, setting.device)
         times |= dict(zip(new, zip(forward, trained, strict=True), strict=True))
-    return [
-        [
-            LayerTime(
-                step.name,
-                str(step.settings[0]) if step.kind in ("conv", "bare conv") else step.kind,
-                step.macs,
-                *times[step.key],
-            )
-            for step in own
-        ]
-        for own in steps
-    ]
+    return [[LayerTime(step.name, _filters(step), step.macs, *times[step.key]) for step in own] for own in steps]
+
+
+def _filters(step: Step) -> str:
+    return str(step.settings[0]) if step.kind in ("conv", "bare conv") else step.kind
 
 
 @contextmanager
@@ -244,15 +235,6 @@ def _explained_errors() -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         hint = "; give a larger --batch" if "more than 1 value per channel" in str(error) else ""
         raise LrnasError(f"a network cannot be run with these settings: {error_line(error)}{hint}") from None
-
-
-@contextmanager
-def _unlimited_compilations() -> Iterator[None]:
-    """Lift torch.compile's limit on compilations of one kind of module: here every layer needs one."""
-    import torch._dynamo.config as config
-
-    with config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000):
-        yield
 
 
 @dataclass(frozen=True, slots=True)

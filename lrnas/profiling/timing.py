@@ -9,15 +9,17 @@ preceded by one call, so that caches are filled as if nothing else were running.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from lrnas.errors import LrnasError
-from lrnas.profiling.threads import num_threads
 
 Call = Callable[[], object]
 
@@ -44,6 +46,40 @@ def find_device(name: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= (number := torch.cuda.device_count()):
         raise LrnasError(f"this machine has {number} GPUs that PyTorch can use; got {name!r}; choose another device")
     return device
+
+
+@contextmanager
+def num_threads(number: int | None) -> Iterator[None]:
+    """Let PyTorch use a number of CPU threads inside a `with` block.
+
+    `torch.set_num_threads(1)` alone is not enough: on ARM, convolutions and matrix products come from the Arm Compute
+    Library, which uses all threads when it is told to use one. So OpenMP, which owns the threads, is told to start no
+    parallel work at all.
+
+    Args:
+        number: Number of threads; None or 0 changes nothing.
+    """
+    if not number:
+        yield
+        return
+    before, openmp = torch.get_num_threads(), _openmp() if number == 1 else None
+    torch.set_num_threads(number)
+    levels = openmp.omp_get_max_active_levels() if openmp else 0
+    if openmp:
+        openmp.omp_set_max_active_levels(0)
+    try:
+        yield
+    finally:
+        if openmp:
+            openmp.omp_set_max_active_levels(levels)
+        torch.set_num_threads(before)
+
+
+@functools.cache
+def _openmp() -> ctypes.CDLL | None:
+    """The OpenMP library that PyTorch is linked with; None if there is none or if it cannot be found."""
+    library = ctypes.CDLL(torch._C.__file__)
+    return library if hasattr(library, "omp_set_max_active_levels") else None
 
 
 def measure(
