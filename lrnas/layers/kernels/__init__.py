@@ -1,9 +1,8 @@
-"""Fused kernels for GPUs, in Triton: what PyTorch computes in several passes over memory, in one.
+"""Fused GPU kernels, in Triton: one pass over memory for what PyTorch computes in several.
 
-`ops` has them as PyTorch operators, and `composite_op` the convolution by filters of
-different shapes, which `gathered` and `tiled` compute in two ways; this file only says whether they can be used.
-Without a GPU, where Triton does not work or with LRNAS_KERNELS=off everything runs in plain PyTorch, with the same
-results within rounding.
+`ops` offers them as PyTorch operators. `composite_op` offers the convolution with filters of different shapes, which
+`gathered` and `tiled` compute in two ways. This file only decides whether they can be used. Without a GPU, without a
+working Triton, or with LRNAS_KERNELS=off, everything runs in plain PyTorch, with the same results within rounding.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import torch
 from torch import Tensor
 
 FEW_CHANNELS = 4
-"""Up to this many input channels a convolution's patches are written out: tensor cores want longer rows than that."""
+"""Up to this number of input channels, the patches of a convolution are written out: tensor cores need longer rows."""
 LONGEST_PATCH = 128
-"""Positions of a window, at most, for its patches to be written out."""
+"""Largest number of positions of a window whose patches are written out."""
 
 _works: dict[torch.device, bool] = {}
 
 
 @torch.compiler.assume_constant_result
 def available(device: torch.device) -> bool:
-    """Whether the kernels run on a device; tried once."""
+    """Whether the kernels run on a device; this is tried once."""
     if device.type != "cuda" or torch.version.hip is not None or os.environ.get("LRNAS_KERNELS") == "off":
         return False
     if device not in _works:
@@ -36,20 +35,20 @@ def available(device: torch.device) -> bool:
             _works[device] = True
         except Exception as error:  # no Triton, no compiler for it, a GPU it does not know
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(f"training without the fused kernels, which do not run here: {reason}", stacklevel=2)
+            warnings.warn(f"the fused kernels do not run here, PyTorch's operations are used: {reason}", stacklevel=2)
             _works[device] = False
     return _works[device]
 
 
 def usable(x: object) -> bool:
-    """Whether this is a map that the kernels can take."""
+    """Whether this is a map that the kernels can compute with."""
     return isinstance(x, Tensor) and x.is_cuda and x.ndim == 4 and x.numel() > 0 and x.dtype in _DTYPES
 
 
 def is_faster(x: object) -> bool:
-    """Whether the composite convolution is the faster way for a map: in half precision, on a GPU.
+    """Whether the composite convolution is faster than PyTorch's operations for a map: in half precision, on a GPU.
 
-    What is traced to be taken elsewhere has PyTorch's own operations in it.
+    It is False while a model is traced for export, which should contain only PyTorch's own operations.
     """
     # is_exporting() is true inside torch.compile in some versions
     exporting = getattr(torch.compiler, "_is_exporting_flag", False)

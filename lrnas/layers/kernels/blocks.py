@@ -1,8 +1,8 @@
-"""How a matrix-product kernel cuts its work into blocks: a rule, or what was measured on this GPU and kept on disk.
+"""Block sizes of matrix-product kernels: by a rule, or measured on this GPU and stored on disk.
 
-The rule pads little and was chosen on an H200, where it is within a few per cent of the best for the paper's layers.
-Inside `with tuning():` every kind of shape that is met for the first time is measured with a few other cuts, and the
-best is remembered, per GPU, for all layers that resemble it: a search never waits for a measurement.
+The rule adds little padding. It was chosen on an H200, where it is within a few per cent of the best for the paper's
+layers. Inside `with tuning():` a few other block sizes are measured for every new kind of shape, and the best is stored
+per GPU for all similar layers. Outside, nothing is measured, so a search never waits for it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 from lrnas._files import write_atomically
 
 ROUNDS = 3
-"""How often a candidate is measured; the best counts."""
+"""Number of measurements of a candidate; the shortest time counts."""
 
 
 class Blocks(NamedTuple):
-    """Rows, columns and inner length of what one program multiplies, its warps, and the loads it has in flight."""
+    """Rows, columns and inner length of the product in one program, its warps, and the number of loads in flight."""
 
     rows: int
     cols: int
@@ -36,7 +36,7 @@ class Blocks(NamedTuple):
 
 
 def fitting(sizes: Iterable[int], options: Sequence[int]) -> int:
-    """The largest block length that pads these sizes hardly more than the smallest one does."""
+    """The largest block length that needs at most 10 % more padded length than the best one."""
     sizes = list(sizes)
     padded = {option: sum(math.ceil(size / option) * option for size in sizes) for option in options}
     least = min(padded.values())
@@ -48,7 +48,7 @@ _measuring = False
 
 @contextmanager
 def tuning() -> Iterator[None]:
-    """Inside, kernels measure how to cut kinds of shapes that have not been measured on this GPU."""
+    """Measure block sizes for new kinds of shapes inside a `with` block."""
     global _measuring
     before, _measuring = _measuring, True
     try:
@@ -60,7 +60,15 @@ def tuning() -> Iterator[None]:
 def choose(
     kind: str, shape: Sequence[int], default: Blocks, others: Sequence[Blocks], run: Callable[[Blocks], object]
 ) -> Blocks:
-    """The best known blocks for a kernel on a shape; `run` is the kernel, for measuring."""
+    """The best known blocks for a kernel and a shape.
+
+    Args:
+        kind: Name of the kernel.
+        shape: Sizes that the best blocks depend on.
+        default: Blocks by the rule.
+        others: Further candidates.
+        run: Runs the kernel with some blocks, for measuring.
+    """
     if not torch.cuda.is_available():
         return default
     table, key = _table(_gpu_name()), f"{kind} {' '.join(str(_rounded(size)) for size in shape)}"
@@ -72,7 +80,7 @@ def choose(
 
 
 def _rounded(size: int) -> int:
-    """Sizes that round to the same number resemble each other: two steps for every doubling."""
+    """A number that is the same for similar sizes: two steps for every doubling."""
     return 0 if size <= 0 else round(2 * math.log2(size))
 
 
@@ -118,7 +126,7 @@ def _table(gpu: str) -> dict[str, Blocks]:
 
 
 def _keep(gpu: str, key: str, blocks: Blocks) -> None:
-    """Adds to what is on disk by now; the file is replaced as a whole, so that nobody reads half of it."""
+    """Add an entry to the file, which other processes may have changed in the meantime."""
     file = _file(gpu)
     try:
         known = json.loads(file.read_text()) if file.exists() else {}
@@ -126,4 +134,4 @@ def _keep(gpu: str, key: str, blocks: Blocks) -> None:
         with write_atomically(file) as part:
             part.write_text(json.dumps(known, indent=0, sort_keys=True))
     except (OSError, ValueError):
-        return  # measured again next time
+        return  # it will be measured again next time

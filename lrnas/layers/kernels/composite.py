@@ -1,4 +1,4 @@
-"""Convolution by groups of filters of different shapes side by side, with its gradients, by whichever kernels fit."""
+"""Convolution with groups of filters of different shapes side by side, and its gradients, by the kernels that fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lrnas.layers.kernels.layer import ALIGNMENT, Layer
 from lrnas.layers.kernels.rows import as_rows, bias_backward, empty_map, unpool
 
 LONGEST_WINDOW = 128
-"""Values that a filter sees, up to which gathering them one by one is the fastest."""
+"""Number of values in a window up to which gathering them one by one is the fastest."""
 
 
 def _aligned(channels: int) -> int:
@@ -23,22 +23,22 @@ def _aligned(channels: int) -> int:
 
 
 def _pixels(x: Tensor) -> Tensor:
-    """[N, H, W, C] in one piece, with zeros up to a multiple of eight channels."""
+    """A map as contiguous [N, H, W, C], with zeros up to a multiple of eight channels."""
     x = x.permute(0, 2, 3, 1)
     missing = _aligned(x.shape[3]) - x.shape[3]
     return (F.pad(x, (0, missing)) if missing else x).contiguous()
 
 
 def _as_map(pixels: Tensor, channels: int) -> Tensor:
-    """The inverse: a map without what was filled up, channels last in memory."""
+    """The inverse of `_pixels`: a channels-last map without the added channels."""
     out = pixels[..., :channels].permute(0, 3, 1, 2)
     return out.contiguous(memory_format=torch.channels_last)
 
 
 def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype, *, boxes: bool = False) -> Tensor:
-    """Rows of channels: group after group, tap after tap, filter after filter, zeros up to whole blocks.
+    """Weights as rows of channels, ordered by group, tap and filter, with zeros up to whole blocks.
 
-    For `boxes` there are zeros too where a box begins before the group it is for.
+    With `boxes`, there are also zeros where a box begins before its group.
     """
     channels = _aligned(weights[0].shape[1])
     leads, heights = (layer.leads, layer.box_rows) if boxes else ((0,) * len(weights), layer.filter_rows)
@@ -57,7 +57,7 @@ def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype, *, boxes:
 
 
 def _matrices(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> list[Tensor]:
-    """[filters, taps × channels] of every group: free for weights in this precision with channels last."""
+    """Weights of every group as [filters, taps × channels]; not copied if they have this type and channels last."""
     missing = _aligned(weights[0].shape[1]) - weights[0].shape[1]
     taps = [weight.permute(0, 2, 3, 1).flatten(1, 2) for weight in weights]
     if layer.taps:
@@ -73,25 +73,25 @@ def _matrices(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> li
 
 @functools.cache
 def _copies_boxes(device: torch.device) -> bool:
-    """Whether a GPU copies boxes, and has the shared memory for several of them."""
-    if device.type == "cpu":  # an interpreter
+    """Whether a GPU can copy boxes, and has enough shared memory for several of them."""
+    if device.type == "cpu":  # the interpreter
         return True
     properties = torch.cuda.get_device_properties(device)
-    usual = 227 << 10 if properties.major in (9, 10) else 0  # where PyTorch does not tell
+    usual = 227 << 10 if properties.major in (9, 10) else 0  # if PyTorch does not report it
     return properties.major >= 9 and getattr(properties, "shared_memory_per_block_optin", usual) >= 200 << 10
 
 
 def _kernels(layer: Layer, channels: int, like: Tensor) -> ModuleType:
-    """Boxes where the GPU can copy them and PyTorch's numbers fit its rules."""
+    """The module with the kernels for a layer: boxes if the GPU can copy them and the sizes allow it."""
     fits = layer.stride == (1, 1) and channels % ALIGNMENT == 0 and like.element_size() == 2
     return tiled if fits and _copies_boxes(like.device) else gathered
 
 
 def _merged(layer: Layer, channels: int) -> Layer:
-    """Filters of a map of few channels as filters of one shape that covers all, zero where they do not look.
+    """A layer on few channels as one group whose shape covers all filters, with zeros around each.
 
-    Such a layer takes the time of its output, not that of its products: one pass over the positions is better than
-    one for every group, unless the shape that covers all is long and no filter is, or too long for patches.
+    The time of such a layer is that of its output, not of its products, so one pass over the positions is better than
+    one for every group. The layer stays as it is if the common shape is long and no filter is, or too long for patches.
     """
     if channels > FEW_CHANNELS or len(layer.filters) == 1:
         return layer
@@ -112,7 +112,7 @@ def _merged(layer: Layer, channels: int) -> Layer:
 
 
 def _places(dense: Tensor, layer: Layer, merged: Layer) -> list[Tensor]:
-    """The part of [filters, channels, rows, columns] of a merged layer that belongs to each group."""
+    """The parts of the merged weights [filters, channels, rows, columns] that belong to each group."""
     parts = []
     for part, margin, kernel in zip(dense.split(list(layer.filters)), layer.margins, layer.kernels, strict=True):
         row, col = ((merged.margins[0][axis] - margin[axis]) // layer.dilation[axis] for axis in (0, 1))
@@ -130,8 +130,10 @@ def _merge(weights: Sequence[Tensor], layer: Layer, merged: Layer) -> list[Tenso
 
 
 def _goes_by_patches(x: Tensor, merged: Layer) -> bool:
-    """Whether a layer is best a matrix product with its patches: few channels, a long window, and a stride, without
-    which there are as many patches as pixels."""
+    """Whether a layer is fastest as a matrix product with its patches.
+
+    This needs few channels, a long window, and a stride; with stride 1 there are as many patches as pixels.
+    """
     return (
         x.shape[1] <= FEW_CHANNELS
         and len(merged.filters) == 1
@@ -154,7 +156,7 @@ def forward(
     pool: int,
     keep_winner: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The output, and which position of each window of the pool was largest, empty if that is not kept."""
+    """The output, and the position of the maximum in each window of the pool (empty if `keep_winner` is False)."""
     winner = torch.empty(0, dtype=torch.uint8, device=x.device)
     if keep_winner:
         winner = empty_map(x, layer.num_filters, layer.size[0] // pool, layer.size[1] // pool, torch.uint8)
@@ -185,9 +187,9 @@ def _patches_forward(
 
 
 def _spread(x: Tensor, weight: Tensor, layer: Layer) -> tuple[Tensor, list[Tensor], Layer]:
-    """A convolution of few channels as one of more channels: those that a row of the window sees, side by side.
+    """A convolution of few channels as one of more channels: the pixels of a row of the window, side by side.
 
-    One copy of the map, and what is left is a window of one column, for whole boxes of memory.
+    This copies the map once. The remaining window has one column, which can be read in boxes.
     """
     rows, cols = layer.kernels[0]
     pixels = gathered.spread(
@@ -209,11 +211,10 @@ def backward(
     needs_input: bool,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the input, of all weights one after another, [filters, rows, columns, channels] each, and of the
-    bias; empty where not needed. `out` is the output of a ReLU.
+    """Gradients of the input, of all weights, and of the bias; empty if they are not needed.
 
-    A pool passes each of its gradients to one position, so ReLU's mask and the bias's sum are taken where the map is
-    small.
+    Weights follow one another, each as [filters, rows, columns, channels]. `out` is the output if there is a ReLU. A
+    pool passes each gradient to one position, so the mask of the ReLU and the sum for the bias use the smaller map.
     """
     if x.dtype == torch.float64:
         return _plain_backward(grad, out, winner, x, weights, layer, pool, needs_input)
@@ -244,7 +245,7 @@ def backward(
 
 
 def _apart(total: Tensor, layer: Layer, merged: Layer) -> Tensor:
-    """From [filters, rows, columns, channels] of a merged layer what belongs to its groups, one after another."""
+    """The gradients of each group, one after another, from those of the merged layer."""
     parts = _places(total.permute(0, 3, 1, 2), layer, merged)
     return torch.cat([part.permute(0, 2, 3, 1).flatten() for part in parts])
 
@@ -252,7 +253,7 @@ def _apart(total: Tensor, layer: Layer, merged: Layer) -> Tensor:
 def _patches_backward(
     grad_pixels: Tensor, x: Tensor, weights: Sequence[Tensor], layer: Layer, merged: Layer, needs_input: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the input and of all weights, as in `backward`; these in half precision, as PyTorch's are."""
+    """Gradients of the input and of all weights, as in `backward`; the sums are in half precision, as in PyTorch."""
     weight = _merge(weights, layer, merged)[0].to(x.dtype)
     grad, geometry = grad_pixels.permute(0, 3, 1, 2), (merged.stride, merged.margins[0], merged.dilation)
     grad_x, total, _ = convs.conv_backward(grad, None, x, weight, *geometry, needs_input, False)
@@ -265,7 +266,7 @@ def _num_processors(device: torch.device) -> int:
 
 
 def _margin(x: Tensor, weight: Tensor, before: tuple[int, int], layer: Layer) -> list[int]:
-    """What `F.pad` adds to the input for one group, or crops."""
+    """The padding (or cropping) of the input for one group, in the order of `F.pad`."""
     after = []
     for axis in (0, 1):
         seen = (layer.size[axis] - 1) * layer.stride[axis] + layer.dilation[axis] * (weight.shape[2 + axis] - 1) + 1
@@ -283,7 +284,7 @@ def _plain(
     pool: int,
     winner: Tensor,
 ) -> Tensor:
-    """In PyTorch's own operations: what the kernels are held against."""
+    """The same in PyTorch's own operations, to compare the kernels with."""
     parts = []
     for weight, before in zip(weights, layer.margins, strict=True):
         padded = F.pad(x, _margin(x, weight, before, layer))

@@ -119,10 +119,10 @@ def _(
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weights, bias, scale, *ctx.geometry, ctx.relu, ctx.pool, keep_winner = inputs
     if scale is not None or (ctx.pool > 1 and not keep_winner):
-        raise RuntimeError("a composite convolution with a scale, or a pool without winners, is for inference")
+        raise RuntimeError("a composite convolution with a scale, or a pool without winners, is only for inference")
     out, winner = output
     ctx.mark_non_differentiable(winner)
-    ctx.set_materialize_grads(False)  # winners have none: no zeros for them
+    ctx.set_materialize_grads(False)  # winners have no gradients: do not make zeros for them
     ctx.has_bias = bias is not None
     ctx.save_for_backward(x, *weights, *((out,) if ctx.relu else ()), *((winner,) if keep_winner else ()))
 
@@ -162,11 +162,23 @@ def composite_conv(
     scale: Tensor | None = None,
     pool: int = 1,
 ) -> Tensor:
-    """Groups of filters side by side; then, if wanted, scaled by filter, with a bias, pooled (maxima of pool × pool)
-    and with a ReLU. Weights and bias may have a higher precision than the map."""
+    """Convolve with groups of filters side by side and, in the same pass, compute an epilogue.
+
+    Args:
+        x: The map, [number, channels, rows, columns].
+        weights: The filters of each group; they may have a higher precision than the map.
+        bias: A summand for every filter, or None.
+        layer: The geometry of the groups.
+        relu: Apply a ReLU, as the last step.
+        scale: A factor for every filter, applied before the bias; for inference.
+        pool: Take the maxima of windows of pool × pool; 1 for no pool.
+
+    Returns:
+        The outputs of all groups, concatenated.
+    """
     if min(layer.size) < pool or pool & (pool - 1):
         raise RuntimeError(
-            f"windows of a pool are 1, 2, 4, ... rows and columns of the map, which has at least one of them; got "
+            f"a pool must have 1, 2, 4, ... rows and columns and fit into the map; got "
             f"{pool}x{pool} of {layer.size[0]}x{layer.size[1]}"
         )
     if torch.is_autocast_enabled(x.device.type):

@@ -1,7 +1,7 @@
-"""Convolution with bias and ReLU, channels last, by whichever library kernel is fastest for its shape.
+"""Convolution with bias and ReLU on channels-last maps, by the library kernel that is fastest for its shape.
 
-A 1×1 convolution is one matrix product, and so is one with few input channels once its patches are written out side
-by side; bias and ReLU then come with the product. Others go to cuDNN.
+A 1×1 convolution is one matrix product. So is a convolution with few input channels, after its patches are written out
+side by side. Bias and ReLU are part of the product. Other convolutions go to cuDNN.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lrnas.layers.kernels import FEW_CHANNELS
 from lrnas.layers.kernels.rows import as_map, as_rows, bias_backward
 
 ALIGNMENT = 8
-"""Columns of a matrix product come in multiples of 16 bytes, or it is slow."""
+"""The columns of a matrix product must be a multiple of 16 bytes, or it is slow."""
 PATCH_ROWS = 32
 
 
@@ -29,14 +29,14 @@ def _patches_kernel(
     STRIDE_ROWS: tl.constexpr, STRIDE_COLS: tl.constexpr, PAD_ROWS: tl.constexpr, PAD_COLS: tl.constexpr,
     STEP_ROWS: tl.constexpr, STEP_COLS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Copies pixels, each of them some words of 8 bytes."""
+    """Copy pixels; each consists of some words of 8 bytes."""
     position = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = tl.arange(0, BLOCK_COLS)
     tap_row, tap_col = col // WORDS // KERNEL_COLS * STEP_ROWS, col // WORDS % KERNEL_COLS * STEP_COLS
     row = position // out_width % out_height * STRIDE_ROWS - PAD_ROWS
     column = position % out_width * STRIDE_COLS - PAD_COLS
     image = (position // (out_height * out_width)).to(tl.int64)
-    # one number per row and one per column, so that an element costs an addition
+    # one number per row and one per column, so that each element needs only an addition
     origin = image * (height * width * WORDS) + (row * width + column) * WORDS
     step = (tap_row * width + tap_col) * WORDS + col % WORDS
     in_row, in_col = row[:, None] + tap_row[None, :], column[:, None] + tap_col[None, :]
@@ -51,7 +51,7 @@ def _patches_kernel(
 def _patches(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """What every output position sees, [N·H·W, rows·columns·4]: pixels of 4 channels, and zeros up to 16 bytes."""
+    """The patch of every output position, [N·H·W, rows·columns·4]: pixels of 4 channels, with zeros up to 16 bytes."""
     number, channels, height, width = x.shape
     pixels = F.pad(x.permute(0, 2, 3, 1), (0, FEW_CHANNELS - channels)).contiguous().view(torch.int64)
     words = pixels.shape[3]
@@ -82,7 +82,7 @@ def _is_product(weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -
 
 
 def _weight_rows(weight: Tensor) -> Tensor:
-    """[filters, rows·columns·channels], with zeros where the input's rows have them, and up to columns of 16 bytes."""
+    """Weights as [filters, rows·columns·channels], with zeros where patches have them and up to 16 bytes."""
     taps = weight.permute(0, 2, 3, 1)
     rows, spare = taps.flatten(1), 0
     if weight.shape[1] <= FEW_CHANNELS:
@@ -92,14 +92,14 @@ def _weight_rows(weight: Tensor) -> Tensor:
 
 
 def _fill(matrix: Tensor, rows: int, cols: int) -> Tensor:
-    """More rows and columns, of zeros; `F.pad` by nothing would be a copy."""
+    """Add rows and columns of zeros; unlike `F.pad`, nothing is copied if there are none to add."""
     return F.pad(matrix, (0, cols, 0, rows)) if rows or cols else matrix
 
 
 def _input_rows(
     x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor | None:
-    """The matrix whose product with the weights is the convolution, where there is a cheap one."""
+    """The matrix whose product with the weights is the convolution; None if it would be expensive."""
     kernel = weight.shape[2:]
     if weight.shape[1] <= FEW_CHANNELS:
         return _patches(x, kernel, stride, padding, dilation)
@@ -145,7 +145,7 @@ def conv_backward(
     needs_input: bool,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the input, the weight and the bias, empty where not needed; `out` is the output of a ReLU."""
+    """Gradients of the input, the weight and the bias; empty if not needed. `out` is the output if there is a ReLU."""
     grad_rows, grad_bias = as_rows(grad), grad.new_empty(0, dtype=torch.float32)
     if out is not None or needs_bias:
         grad_rows, grad_bias = bias_backward(grad_rows, None if out is None else as_rows(out))

@@ -1,4 +1,4 @@
-"""What both kinds of forward kernels do with a block of sums before they write it."""
+"""The epilogue of both forward kernels: what is done with a block of sums before it is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def scale_and_shift(total, scale_ptr, bias_ptr, filters, exist, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Of [positions, filters], every filter by its own numbers."""
+    """Scale and shift [positions, filters] by a number per filter."""
     if HAS_SCALE:
         total *= tl.load(scale_ptr + filters, mask=exist, other=0.0)[None, :]
     if HAS_BIAS:
@@ -23,7 +23,7 @@ def _larger(a, b):
 
 @triton.jit
 def first_largest(a, at, b, other):
-    """The larger of two values, of equal ones the first, and where it is; what is not a number is largest."""
+    """The larger of two values and its position; of equal values the first; NaN counts as the largest."""
     taken = (b > a) | ((b == a) & (other < at)) | ((b != b) & ((a == a) | (other < at)))
     return tl.where(taken, b, a), tl.where(taken, other, at)
 
@@ -33,9 +33,9 @@ def pool_and_clip(
     windows, winner_ptr, at, here,
     RELU: tl.constexpr, POOL: tl.constexpr, WINNER: tl.constexpr,
 ):  # fmt: skip
-    """Pools [positions, POOL * POOL, filters], or takes [positions, filters] without a pool; ReLU.
+    """Pool [positions, POOL * POOL, filters], or take [positions, filters] if there is no pool; then apply the ReLU.
 
-    Winners are written where `at` says, if they are wanted.
+    Positions of the maxima are written to `at`, if they are wanted.
     """
     if WINNER:
         order = tl.broadcast_to(tl.arange(0, POOL * POOL)[None, :, None], windows.shape)

@@ -1,7 +1,7 @@
-"""The products of a composite layer by kernels that gather: for any stride, any number of channels, any GPU.
+"""Products of a composite layer by kernels that gather values: for any stride, number of channels and GPU.
 
-All three products of training are matrix products whose operands are picked together while they are loaded, so that
-nothing is written out but results:
+All three products of training are matrix products whose operands are gathered while they are loaded, so that only
+results are written:
 
 - forward: positions × filters, over the taps and channels of a group; every block of filters belongs to one group and
   writes to its place in the concatenated output, with scale, bias, ReLU and pool applied;
@@ -9,8 +9,8 @@ nothing is written out but results:
 - weight gradient: filters × (taps and channels) of one group, over positions, which are split among programs whose
   partial sums are added in a fixed order.
 
-Maps are [N, H, W, C] in one piece. Weights are rows of channels: group after group, tap after tap, filter after
-filter, each tap with rows of zeros up to a multiple of `Layer.filter_block`.
+Maps are contiguous [N, H, W, C]. Weights are rows of channels, ordered by group, tap and filter; each tap has rows of
+zeros up to a multiple of `Layer.filter_block`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _SIZES = [
     *("filter_units", "filter_rows", "num_positions", "positions_per_split", "channel_units"),
     *("height", "width", "out_height", "out_width"),
 ]
-"""What a kernel is not compiled anew for."""
+"""Arguments that a kernel is not specialised for, so that a new value needs no compilation."""
 SUMS = 1 << 22
-"""Partial sums that are cheap to add up: so many, small layers are split further."""
+"""Number of partial sums that are cheap to add: small layers are split up to this number."""
 
 
 @triton.jit
 def _position(index, height, width):
-    """Image, row and column of a position counted through a batch of maps."""
+    """Image, row and column of a position, given its index in a batch of maps."""
     return index // (height * width), index // width % height, index % width
 
 
@@ -49,7 +49,7 @@ def _forward_kernel(
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
-    """Positions come window by window of the pool; sizes of the output and positions are counted after it."""
+    """The forward product. Positions are ordered by window of the pool; output sizes are those after the pool."""
     channels = channel_units * UNIT
     num_blocks, num_filters = 0, 0
     for group in tl.static_range(len(KERNELS)):
@@ -120,7 +120,7 @@ def _input_kernel(
     UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the input [N, H, W, channels]: one loop over the taps and filters of all groups."""
+    """The gradient of the input [N, H, W, channels], in one loop over the taps and filters of all groups."""
     channels = channel_units * UNIT
     num_steps, num_filters = 0, 0
     for group in tl.static_range(len(KERNELS)):
@@ -141,7 +141,7 @@ def _input_kernel(
 
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for step in range(num_steps):
-        # which group this step belongs to, and its numbers
+        # the group of this step, and its sizes
         rest, own_blocks, own_filters, own_rows, first_filter, first_row = step, 1, 0, 0, 0, 0
         kernel_cols, top, left = 1, 0, 0
         steps_before, filters_before, rows_before = 0, 0, 0
@@ -269,7 +269,7 @@ def _spread_kernel(
 
 
 def spread(pixels: Tensor, out_width: int, cols: int, margin: int, step: int) -> Tensor:
-    """The pixels that a row of a window sees, side by side as channels, with zeros up to a power of two."""
+    """The pixels of a row of the window side by side as channels, with zeros up to a power of two."""
     number, height, width, channels = pixels.shape
     units = max(16, triton.next_power_of_2(cols * channels))
     out = pixels.new_empty(number, height, out_width, units)
@@ -290,7 +290,7 @@ def forward(
     pool: int,
     winner: Tensor | None,
 ) -> Tensor:
-    """`winner`, where given, is written: which position of each window of the pool was largest."""
+    """The output map; positions of the maxima in each window of the pool are written to `winner`, if given."""
     number, height, width, channels = pixels.shape
     out_height, out_width = layer.size[0] // pool, layer.size[1] // pool
     out = pixels.new_empty(number, out_height, out_width, layer.num_filters)
@@ -345,7 +345,7 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
 
 
 def weight_gradient(grad: Tensor, pixels: Tensor, layer: Layer, num_programs: int) -> Tensor:
-    """Partial sums [splits, weights], to be added; weights go by group, each [filters, rows, columns, channels]."""
+    """Partial sums [splits, weights], to be added; the weights of each group are [filters, rows, columns, channels]."""
     number, height, width, channels = pixels.shape
     num_positions = number * layer.size[0] * layer.size[1]
     lengths = [area * channels for area in layer.areas]

@@ -1,4 +1,4 @@
-"""What the kernels know of a layer whose filters have different shapes."""
+"""The description of a layer with filters of different shapes that the kernels use."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import torch
 
 Pair = tuple[int, int]
 ALIGNMENT = 8
-"""Channels are loaded so many at a time: 16 bytes of half precision. A box may begin at no other place, and a map with
-another number of channels is filled up with zeros first."""
+"""Number of channels that are loaded at a time: 16 bytes in half precision. A box must begin at a multiple of it, and
+maps get channels of zeros up to a multiple of it."""
 _SPEEDS = {16: 0.5, 32: 0.9, 64: 1.0}
-"""Of products over blocks of filters of some lengths, roughly."""
+"""Approximate relative speed of products, by the length of the blocks of filters."""
 
 
 class Layer(NamedTuple):
-    """Groups of filters side by side. `margins` are the zeros above and to the left of the input, or what is cropped
-    there where negative; `size` is the output's rows and columns, which say how far it reaches below and to the right.
+    """Groups of filters side by side.
+
+    `margins` are the zeros above and to the left of the input for each group; negative numbers crop it. `size` is the
+    rows and columns of the output, which determine the zeros below and to the right.
     """
 
     filters: tuple[int, ...]
@@ -29,8 +31,8 @@ class Layer(NamedTuple):
     dilation: Pair
     size: Pair
     taps: tuple[int, ...] = ()
-    """Of a layer of one group: the positions of its window that are looked at, counted row by row, where the weights of
-    the others are zero; all where empty."""
+    """For a layer of one group: the positions of its window that may have nonzero weights, counted row by row; empty
+    for all positions."""
 
     @property
     def areas(self) -> tuple[int, ...]:
@@ -49,7 +51,7 @@ class Layer(NamedTuple):
         return tuple(num // self.filter_unit for num in self.filters)
 
     def work(self, blocks: Iterable[int]) -> dict[int, int]:
-        """Products of a position and a channel, where filters come in whole blocks of one length or another."""
+        """Products per position and channel if filters are computed in whole blocks, by the length of the blocks."""
         return {
             block: sum(
                 math.ceil(num / block) * block * area for num, area in zip(self.filters, self.areas, strict=True)
@@ -59,27 +61,27 @@ class Layer(NamedTuple):
 
     @property
     def filter_block(self) -> int:
-        """Each tap of the packed weights has a multiple of this many rows.
+        """The number of rows of each tap of the packed weights is a multiple of this.
 
-        Products over longer blocks are faster, those with zeros are for nothing.
+        Longer blocks are faster, but waste more products on zeros.
         """
         work = self.work(_SPEEDS)
         return min(_SPEEDS, key=lambda block: (work[block] / _SPEEDS[block], -block))
 
     @property
     def filter_rows(self) -> tuple[int, ...]:
-        """Of one tap of each group: a row for every filter, and zeros up to whole blocks."""
+        """Rows of one tap of each group: one for every filter, and zeros up to whole blocks."""
         return self._in_blocks(self.filters)
 
     @property
     def leads(self) -> tuple[int, ...]:
-        """How far before each group's first filter the box begins that holds it."""
+        """Distance from the beginning of each group's box to its first filter."""
         before = itertools.accumulate(self.filters[:-1], initial=0)
         return tuple(first % ALIGNMENT for first in before)
 
     @property
     def box_rows(self) -> tuple[int, ...]:
-        """As `filter_rows`, for boxes: with zeros before each group's first filter too, where they begin before it."""
+        """`filter_rows` for boxes: also with zeros where a box begins before the first filter of its group."""
         return self._in_blocks(lead + num for lead, num in zip(self.leads, self.filters, strict=True))
 
     def _in_blocks(self, lengths: Iterable[int]) -> tuple[int, ...]:
@@ -88,10 +90,10 @@ class Layer(NamedTuple):
 
 
 def unit(number: int) -> int:
-    """What a kernel takes for granted to divide a number: it loads eight at a time, or one."""
+    """A divisor of a number that a kernel may rely on: it loads eight values at a time, or one."""
     return 1 if number % ALIGNMENT else ALIGNMENT
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Of products of float32, as for PyTorch's convolutions."""
+    """The precision of float32 products, as set for PyTorch's convolutions."""
     return "tf32" if dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else "ieee"

@@ -91,7 +91,7 @@ _conv.register_autograd(_conv_autograd, setup_context=_conv_setup)
 def conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, relu: bool
 ) -> Tensor:
-    """A convolution, with a ReLU if wanted."""
+    """Convolution, with a ReLU if wanted."""
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), bias if bias is None else bias.to(dtype)
@@ -129,7 +129,7 @@ def _(grad: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor,
 def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, bias, _, ctx.relu = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # statistics and winners have none: no zeros for them
+    ctx.set_materialize_grads(False)  # statistics have no gradients: do not make zeros for them
     ctx.save_for_backward(x, output[1], weight, bias)
 
 
@@ -144,7 +144,7 @@ _batch_norm.register_autograd(_norm_autograd, setup_context=_norm_setup)
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm in training, with a ReLU if wanted; beside it the mean and unbiased variance of every channel."""
+    """Batch norm in training, with a ReLU if wanted; also the mean and unbiased variance of every channel."""
     out, statistics = _batch_norm(x, weight, bias, eps, relu)
     return out, statistics[0], statistics[2]
 
@@ -269,6 +269,6 @@ _whole_max.register_autograd(_whole_autograd, setup_context=_whole_setup)
 
 
 def whole_max(x: Tensor) -> Tensor:
-    """The largest value of every channel, as a map of one position."""
+    """The maximum of every channel, as a map of one position."""
     out: Tensor = _whole_max(x)[0]
     return out

@@ -1,7 +1,7 @@
 """Triton kernels for pooling over small windows and over whole maps, channels last.
 
-Backward, every input position looks up the windows it lies in, so nothing is added atomically and the sum has one
-order. Max-pooling remembers which position of its window won in a byte.
+Backward, every input position looks up the windows that contain it, so there are no atomic additions and sums have a
+fixed order. Max-pooling stores the position of the maximum in its window as one byte.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK_POSITIONS, BLOCK_COLS, NUM_WARPS = 32, 32, 4
 
 
 class Window(NamedTuple):
-    """A square pooling window and where it goes."""
+    """A square pooling window, its stride and its padding."""
 
     size: int
     stride: int
@@ -29,7 +29,7 @@ class Window(NamedTuple):
     def output_size(self, length: int, ceil_mode: bool) -> int:
         reach = length + 2 * self.padding - self.size + (self.stride - 1 if ceil_mode else 0)
         output = reach // self.stride + 1
-        # a last window has to start inside the input or its left padding
+        # the last window must start inside the input or its left padding
         return output - 1 if ceil_mode and (output - 1) * self.stride >= length + self.padding else output
 
 
@@ -40,7 +40,7 @@ def _grid(x: Tensor) -> tuple[int, int]:
 
 @triton.jit
 def _block(number, channels, height, width, BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """A program's block of a map: image, row and column of its positions, its channels, and what of it exists."""
+    """The block of a program: image, row and column of its positions, its channels, and a mask of what exists."""
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     area = height * width
     channel = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
@@ -50,14 +50,14 @@ def _block(number, channels, height, width, BLOCK: tl.constexpr, BLOCK_COLS: tl.
 
 @triton.jit
 def _offsets(image, row, col, height, width, channel, channels):
-    """Of some channels of some positions, in memory."""
+    """Memory offsets of some channels at some positions."""
     return ((image.to(tl.int64) * height + row) * width + col)[:, None] * channels + channel[None, :]
 
 
 @triton.jit
 def _window_area(row, col, height, width, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
                  COUNT_PADDING: tl.constexpr):  # fmt: skip
-    """How many positions a window averages over, as PyTorch counts them."""
+    """The number of positions that a window averages over, as PyTorch counts them."""
     top, left = row * STRIDE - PADDING, col * STRIDE - PADDING
     bottom, right = tl.minimum(top + SIZE, height + PADDING), tl.minimum(left + SIZE, width + PADDING)
     if not COUNT_PADDING:
@@ -152,7 +152,7 @@ def _backward(
 
 
 def max_forward(x: Tensor, window: Window, ceil_mode: bool) -> tuple[Tensor, Tensor]:
-    """The pooled map, and which position of each window won."""
+    """The pooled map, and the position of the maximum in each window."""
     return _forward(x, window, ceil_mode, True, False)
 
 
@@ -173,7 +173,7 @@ def _whole_max_kernel(
     x_ptr, out_ptr, winner_ptr, num_positions, channels,
     BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """A program takes some channels of one image."""
+    """Maximum over a whole map; a program computes some channels of one image."""
     image = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     exists = channel < channels
@@ -209,7 +209,7 @@ def _whole_max_backward_kernel(
 
 
 def whole_max_forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest value of every channel, [N, C, 1, 1], and the position of the first that is."""
+    """The maximum of every channel, [N, C, 1, 1], and the position where it first occurs."""
     x = x.contiguous(memory_format=torch.channels_last)
     number, channels, height, width = x.shape
     out, winner = (x.new_empty(number, channels, 1, 1, dtype=dtype) for dtype in (x.dtype, torch.int32))

@@ -1,9 +1,9 @@
 """Triton kernels over rows and channels: a channels-last map [N, C, H, W] is a matrix of N·H·W rows and C columns.
 
-What stands between two convolutions reads and writes whole maps and computes almost nothing, so its time is the
-number of passes over memory. Here each of these is one pass: ReLU's mask with the bias gradient, and with the way back
-through a pool; batch norm's statistics; its scaling with the ReLU; and the same two backward. Sums over rows are taken
-in float32, per program and then over programs, in a fixed order.
+Operations between two convolutions read and write whole maps and compute almost nothing, so their time is the number of
+passes over memory. Each of these is one pass here: the mask of the ReLU with the bias gradient, also with the way back
+through a pool; the statistics of batch norm; its scaling with the ReLU; and both of these backward. Sums over rows are
+computed in float32, per program and then over programs, in a fixed order.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from torch import Tensor
 
 BLOCK_ROWS, BLOCK_COLS, NUM_WARPS = 32, 64, 4
 PARTIALS = 256
-"""Programs along the rows, at most: their partial sums are added up in one block."""
+"""Largest number of programs along the rows: their partial sums are added in one block."""
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """A map [N, C, H, W] as [N·H·W, C]; free where channels are last in memory."""
+    """A map [N, C, H, W] as [N·H·W, C]; not copied if channels are last in memory."""
     return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]).contiguous()
 
 
 def as_map(rows: Tensor, number: int, height: int, width: int) -> Tensor:
-    """The inverse of `as_rows`, as a tensor of its own: to autograd a view may not be changed in place."""
+    """The inverse of `as_rows`. It is not a view, because autograd forbids changing some views in place."""
     channels = rows.shape[1]
     size, stride = (number, channels, height, width), (height * width * channels, 1, width * channels, channels)
     return rows.new_empty(0).set_(rows.untyped_storage(), rows.storage_offset(), size, stride)
 
 
 def empty_map(like: Tensor, channels: int, height: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
-    """For as many images as another map has, channels last."""
+    """An uninitialised channels-last map for as many images as another map has."""
     shape = (len(like), channels, height, width)
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def _grid(num_rows: int, num_cols: int) -> tuple[tuple[int, int], int]:
-    """Programs along rows and columns, and the rows of each."""
+    """The number of programs along rows and columns, and the rows of each program."""
     blocks = triton.cdiv(triton.cdiv(num_rows, BLOCK_ROWS), PARTIALS)
     rows_per_program = blocks * BLOCK_ROWS
     return (triton.cdiv(num_rows, rows_per_program), triton.cdiv(num_cols, BLOCK_COLS)), rows_per_program
@@ -47,7 +47,7 @@ def _grid(num_rows: int, num_cols: int) -> tuple[tuple[int, int], int]:
 
 @triton.jit
 def _tile(start, num_rows, cols, num_cols, BLOCK_ROWS: tl.constexpr):
-    """Offsets of a block of the matrix, and which of them lie inside."""
+    """Offsets of a block of the matrix, and a mask of those inside."""
     rows = start + tl.arange(0, BLOCK_ROWS)
     inside = (rows < num_rows)[:, None] & (cols < num_cols)[None, :]
     return rows.to(tl.int64)[:, None] * num_cols + cols[None, :], inside
@@ -55,18 +55,18 @@ def _tile(start, num_rows, cols, num_cols, BLOCK_ROWS: tl.constexpr):
 
 @triton.jit
 def _program(rows_per_program, BLOCK_COLS: tl.constexpr):
-    """Which program this is along rows, the first of its rows, and its columns."""
+    """The number of this program along the rows, its first row, and its columns."""
     program = tl.program_id(0)
     return program, program * rows_per_program, tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
 
 
 @triton.jit
 def _load_masked(grad_ptr, out_ptr, at, inside, RELU: tl.constexpr):
-    """A block of a gradient; zero where the output of a ReLU is."""
+    """A block of a gradient, with zeros where the output of the ReLU is zero."""
     grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
     if RELU:
         out = tl.load(out_ptr + at, mask=inside, other=0.0)
-        grad = tl.where(out <= 0, tl.zeros_like(grad), grad)  # what is not a number passes, as in PyTorch
+        grad = tl.where(out <= 0, tl.zeros_like(grad), grad)  # NaN passes, as in PyTorch
     return grad
 
 
@@ -87,7 +87,7 @@ def _bias_kernel(
 
 
 def bias_backward(grad: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The sum of a gradient over rows, which is that of a bias; before it, ReLU's mask where its output is given."""
+    """The gradient, masked by the ReLU whose output is given (if any), and its sum over rows, the bias gradient."""
     num_rows, num_cols = grad.shape
     grid, rows_per_program = _grid(num_rows, num_cols)
     masked = grad if out is None else torch.empty_like(grad)
@@ -125,10 +125,10 @@ def _unpool_kernel(
 def unpool(
     grad: Tensor, out: Tensor | None, winner: Tensor, size: Sequence[int], full_size: Sequence[int], pool: int
 ) -> tuple[Tensor, Tensor]:
-    """`bias_backward`, and each gradient taken to the position that won among pool × pool: [N·H·W, C] of the map
-    before, and the sums.
+    """`bias_backward` combined with the way back through a pool of pool × pool without overlap.
 
-    `size` and `full_size` are rows and columns after and before the pool. Windows do not overlap.
+    Each gradient goes to the position of the maximum. `size` and `full_size` are rows and columns after and before the
+    pool. Returns the gradient [N·H·W, C] of the map before the pool, and the sums over rows.
     """
     num_rows, num_cols = grad.shape
     grid, rows_per_program = _grid(num_rows, num_cols)
@@ -148,7 +148,7 @@ def _statistics_kernel(
     x_ptr, means_ptr, squares_ptr, num_rows, num_cols, rows_per_program,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Mean and sum of squared deviations of a program's rows, taken from their first one against cancellation."""
+    """Mean and sum of squared deviations of a program's rows, relative to the first row to avoid cancellation."""
     program, first, cols = _program(rows_per_program, BLOCK_COLS)
     origin = tl.load(x_ptr + first.to(tl.int64) * num_cols + cols, mask=cols < num_cols, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
@@ -171,7 +171,7 @@ def _finish_statistics_kernel(
     means_ptr, squares_ptr, statistics_ptr, num_rows, num_cols, rows_per_program, num_partials, eps,
     PARTIALS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """From the partial statistics to those of all rows; the variance as batch norm's running one wants it, unbiased."""
+    """Combine partial statistics to those of all rows; the variance is unbiased, as for batch norm's running one."""
     partials = tl.arange(0, PARTIALS)
     cols = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     here = cols < num_cols
@@ -192,7 +192,7 @@ def _finish_statistics_kernel(
 
 @triton.jit
 def _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols):
-    """Mean, 1/deviation, scale and bias of some channels, each [1, channels]."""
+    """Mean, 1/(standard deviation), scale and bias of some channels, each [1, channels]."""
     here = cols < num_cols
     mean = tl.load(statistics_ptr + cols, mask=here, other=0.0)
     rstd = tl.load(statistics_ptr + num_cols + cols, mask=here, other=0.0)
@@ -234,7 +234,7 @@ def norm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool
 
 @triton.jit
 def _load_normed(grad_ptr, x_ptr, at, inside, mean, scale, bias, RELU: tl.constexpr):
-    """A block of the gradient, zero where a ReLU after the norm is, and how far the input lies from its mean."""
+    """A block of the gradient, masked by a ReLU after the norm, and the distance of the input from its mean."""
     grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
     apart = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) - mean
     if RELU:
@@ -248,7 +248,7 @@ def _norm_sums_kernel(
     num_rows, num_cols, rows_per_program,
     RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Sums over a program's rows of the gradient, and of the gradient times the normalised input."""
+    """Sums over a program's rows: of the gradient, and of the gradient times the normalised input."""
     program, first, cols = _program(rows_per_program, BLOCK_COLS)
     here = cols < num_cols
     mean, rstd, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)

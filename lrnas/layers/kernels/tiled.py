@@ -1,15 +1,15 @@
-"""The products of a composite layer by kernels that copy boxes, for GPUs that can (NVIDIA's from Hopper on).
+"""Products of a composite layer by kernels that copy boxes, for NVIDIA GPUs from Hopper on.
 
-A program works on a box of images × rows × columns. What its positions see through one tap is the same box, moved:
-one copy, with zeros where it reaches over the edge, no address and no mask per element. The box is the right-hand
-factor of each product and the result comes out transposed: that operand alone may be several-dimensional in Triton
-without a detour through registers. Strides of 1, and rows of channels of a multiple of 16 bytes.
+A program works on a box of images × rows × columns. Through one tap its positions see the same box, shifted: one copy,
+with zeros beyond the edge, and no address or mask per element. The box is the right-hand
+factor of each product, and the result is transposed, because only this operand may have several dimensions in Triton
+without a detour through registers. The stride must be 1, and a row of channels a multiple of 16 bytes.
 
-Maps lie in memory as in `gathered`. Forward, the weights of a group are a matrix [filters, taps × channels], which is
-what a convolution's are in memory with channels last, and each group is written by boxes of its own, which end where
-it ends. Backward they are packed as for `gathered`, with rows of zeros before a group that does not begin at whole 16
-bytes too, since a box must; blocks of filters are as long as the zero rows allow, so that no product over filters
-reaches into the next tap.
+Maps are stored as in `gathered`. Forward, the weights of a group are a matrix [filters, taps × channels], as they are
+in memory with channels last, and each group is written by its own boxes, which end where the group ends. Backward they
+are packed as for `gathered`, also with rows of zeros before a group that does not begin at a multiple of 16 bytes,
+where a box must begin. Blocks of filters are as long as the zero rows allow, so that no product over filters reaches
+into the next tap.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from lrnas.layers.kernels.epilogue import pool_and_clip, scale_and_shift
 from lrnas.layers.kernels.layer import ALIGNMENT, Layer, precision, unit
 
 MOST_GROUPS = 4
-"""Of a layer, for the forward kernel."""
+"""Largest number of groups of a layer for the forward kernel."""
 _ALIGNMENT = tl.constexpr(ALIGNMENT)
 _SIZES = ["filter_units", "box_rows", "channel_units", "number", "height", "width", "tiles_per_split"]
 
 
 @triton.jit
 def _corner(tile, height, width, BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """First image, row and column of a box."""
+    """The first image, row and column of a box."""
     down, across = tl.cdiv(height, BLOCK_HEIGHT), tl.cdiv(width, BLOCK_WIDTH)
     return tile // (down * across) * BLOCK_IMAGES, tile // across % down * BLOCK_HEIGHT, tile % across * BLOCK_WIDTH
 
@@ -78,7 +78,7 @@ def _forward_kernel(
     BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
-    """`height` and `width` are the output's, before the pool."""
+    """The forward product; `height` and `width` are those of the output before the pool."""
     channels = channel_units * UNIT
     num_blocks, num_filters = 0, 0
     for group in tl.static_range(len(KERNELS)):
@@ -107,7 +107,7 @@ def _forward_kernel(
                 seen_col = col - MARGINS[group][1] + place_in_window % KERNELS[group][1] * DILATION[1]
                 x = x_box.load([image, seen_row, seen_col, channel])
                 x = x.reshape(BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH, BLOCK_INNER)
-                # a block that reaches into the next tap meets the zeros after the last channel there
+                # where a block reaches into the next tap, the other operand has zeros after the last channel
                 weight = _load_of(
                     group, weight_0, weight_1, weight_2, weight_3, block * BLOCK_COLS, tap * channels + channel
                 )
@@ -139,7 +139,7 @@ def _forward_kernel(
                 _store_of(
                     group, out_0, out_1, out_2, out_3, image, row // POOL, col // POOL, block * BLOCK_COLS, result
                 )
-            else:  # groups begin anywhere
+            else:  # groups may begin anywhere
                 tl.store(out_ptr + out_at, result, mask=here)
         block -= own_blocks
         first_filter += own_filters
@@ -154,7 +154,7 @@ def _input_kernel(
     BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
-    """One loop over the taps and filters of all groups; `height` and `width` are the input's."""
+    """The input gradient, in one loop over the taps and filters of all groups; `height` and `width` are the input's."""
     channels = channel_units * UNIT
     num_blocks = tl.cdiv(channels, BLOCK_COLS)
     num_steps = 0
@@ -168,12 +168,12 @@ def _input_kernel(
     for step in range(num_steps):
         rest, own_blocks, first_filter, kernel_cols, top, left = step, 1, 0, 1, 0, 0
         steps_before, filters_before = 0, 0
-        for group in tl.static_range(len(KERNELS)):  # the numbers of the group that this step belongs to
+        for group in tl.static_range(len(KERNELS)):  # find the group of this step, and its sizes
             blocks = box_rows[group] // BLOCK_INNER
             mine = step >= steps_before
             rest = tl.where(mine, step - steps_before, rest)
             own_blocks = tl.where(mine, blocks, own_blocks)
-            # boxes begin at whole 16 bytes, or the GPU stops; what they hold of the group before meets zeros
+            # boxes must begin at multiples of 16 bytes; their part of the group before is multiplied by zeros
             first_filter = tl.where(mine, filters_before // _ALIGNMENT * _ALIGNMENT, first_filter)
             kernel_cols = tl.where(mine, KERNELS[group][1], kernel_cols)
             top = tl.where(mine, MARGINS[group][0], top)
@@ -200,9 +200,9 @@ def _weight_kernel(
     BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums [splits, weights], filters × channels of one tap; `height` and `width` are the output's.
+    """Partial sums [splits, weights]; a block has filters × channels of one tap.
 
-    Weights here are group after group, each [filters, rows, columns, channels].
+    The weights of each group are [filters, rows, columns, channels]. `height` and `width` are the output's.
     """
     channels = channel_units * UNIT
     across = tl.cdiv(channels, BLOCK_COLS)
@@ -258,7 +258,7 @@ Box = tuple[int, int, int]
 
 @functools.cache
 def _box(length: int, number: int, height: int, width: int, least: int = 1) -> Box:
-    """Images × rows × columns of so many positions, powers of two, that cover a map with the least left over."""
+    """Images × rows × columns, powers of two with a given product, that cover a map with the least waste."""
     sides = [least << power for power in range(length.bit_length())]
     boxes = [
         (length // (rows * cols), rows, cols)
@@ -278,14 +278,14 @@ def _num_tiles(box: Box, number: int, height: int, width: int) -> int:
 
 
 def _describe(tensor: Tensor, *block: int) -> TensorDescriptor:
-    """A tensor in one piece, for copies of blocks of it. Where a side is 1, PyTorch may call any stride contiguous."""
+    """A descriptor of a contiguous tensor for copies of blocks. PyTorch's strides of sides of 1 may be wrong."""
     strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.ndim)]
     aligned = tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
     return TensorDescriptor(aligned, list(tensor.shape), strides, list(block))
 
 
 def _describe_parts(out: Tensor, layer: Layer, *block: int) -> list[TensorDescriptor]:
-    """The filters of each group in an output map."""
+    """Descriptors of the part of each group in an output map."""
     number, height, width, num_filters = out.shape
     strides = [height * width * num_filters, width * num_filters, num_filters, 1]
     shapes = [[number, height, width, num] for num in layer.filters]
@@ -294,7 +294,7 @@ def _describe_parts(out: Tensor, layer: Layer, *block: int) -> list[TensorDescri
 
 
 def _four(boxes: list[TensorDescriptor]) -> list[TensorDescriptor]:
-    """As many as a kernel has arguments for."""
+    """Descriptors for all arguments of a kernel; those that are not needed repeat the first."""
     return boxes + boxes[:1] * (MOST_GROUPS - len(boxes))
 
 
@@ -308,9 +308,9 @@ def forward(
     pool: int,
     winner: Tensor | None,
 ) -> Tensor:
-    """`matrices` are the weights of each group, [filters, taps × channels].
+    """The output map; `matrices` are the weights of each group, [filters, taps × channels].
 
-    `winner`, where given, is written: which position of each window of the pool was largest.
+    Positions of the maxima in each window of the pool are written to `winner`, if given.
     """
     number, _, _, channels = pixels.shape
     height, width = layer.size
@@ -345,13 +345,13 @@ def forward(
 
 
 def _forward_blocks(layer: Layer, channels: int) -> Blocks:
-    """Long blocks where they pad little; more positions where filters are few or pad more."""
+    """Long blocks if they need little padding; more positions if there are few filters or more padding."""
     work, inner = layer.work((64, 128)), fitting([channels], (16, 32, 64))
     if work[128] <= 1.1 * work[64]:
         return Blocks(128, 128, inner, 4, 3)
     if work[128] <= 1.3 * work[64]:
         return Blocks(256, 128, inner, 8, 3)
-    if channels == inner == 16:  # of few channels, side by side
+    if channels == inner == 16:  # pixels of few channels, side by side
         return Blocks(256, 64, inner, 4, 4)
     return Blocks(256, 64, inner, 8, 2) if len(layer.filters) > 2 else Blocks(128, 64, inner, 4, 2)
 
@@ -378,12 +378,12 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
     ]
     shape = (number * height * width, channels, *layer.filters, *layer.areas)
     blocks = choose(f"tiled input {grad.dtype}", shape, default, others, run)
-    run(blocks._replace(inner=layer.filter_block))  # a layer that this was measured for may have had longer blocks
+    run(blocks._replace(inner=layer.filter_block))  # the blocks may have been measured for a layer with longer ones
     return out
 
 
 def weight_gradient(grad: Tensor, pixels: Tensor, layer: Layer, num_programs: int) -> Tensor:
-    """Partial sums [splits, weights], to be added; weights go by group, each [filters, rows, columns, channels]."""
+    """Partial sums [splits, weights], to be added; the weights of each group are [filters, rows, columns, channels]."""
     number, _, _, channels = pixels.shape
     height, width = layer.size
     num_weights = sum(num * area for num, area in zip(layer.filters, layer.areas, strict=True)) * channels
