@@ -1,1 +1,1 @@
-"""Mixed-shape convolutions: the layers, their initialisation, their equal but cheaper forms, and GPU kernels."""
+"""Mixed-shape convolutions: the layers, their initialisation, their equivalent forms, and GPU kernels."""

@@ -1,1 +1,1 @@
-"""Time and latency, measured."""
+"""Measured times of layers and networks, and the latency table."""
