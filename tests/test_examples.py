@@ -26,6 +26,7 @@ def test_every_example_is_run() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.examples
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_example(name: str, tmp_path: Path) -> None:
