@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.table.networks import DENSE, Network, draw_near_front, read_networks
+from benchmarks.table.networks import Network, draw_near_front, read_networks
 from benchmarks.table.records import Record, key_of
 from lrnas.recipes import Recipe
 
@@ -53,7 +53,7 @@ def make_job(what: str, network: Network, recipe: Recipe, seed: int, images: int
 def list_jobs(args: argparse.Namespace) -> list[Job]:
     """The jobs of a command, most important first, each once."""
     jobs: list[Job] = []
-    some = in_turn({space: _choose(space, args.slow, *args.range) for space in DENSE})
+    some = in_turn({space: _choose(space, args.slow, *args.range) for space in args.spaces})
     recipes = {
         "truth": [make_recipe(args.full, make_recipe(FULL))],
         "short": [make_recipe(text) for text in args.short],

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table.jobs import SHORT, Job, front_jobs, list_jobs
+from benchmarks.table.networks import DENSE
 from benchmarks.table.records import Record, append_record, key_of, known_files, read_records
 
 START = time.time()
@@ -46,7 +47,8 @@ def work(args: argparse.Namespace, pipe: Connection) -> None:
     torch.set_num_threads(1)
     data = load_data(args.data, args.images)
     mps = "CUDA_MPS_PIPE_DIRECTORY" in os.environ
-    run = provenance(command=args.command, processes=args.processes, mps=mps)
+    run = provenance(processes=args.processes, mps=mps)
+    run["command"] = run["command"].replace("table/train.py", "-m benchmarks.table.train")
     pipe.send(None)
     while True:
         job = pipe.recv()
@@ -242,6 +244,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     add("--processes", type=int, default=8, help="trainings at the same time (default: 8)")
     add("--range", default="0:32", help="truth and short: networks of each space, by index (default: 0:32)")
+    add("--spaces", nargs="+", choices=DENSE, default=list(DENSE), help="truth and short: spaces (default: all)")
     add("--seeds", type=int, nargs="+", default=[0], help="truth and short: seeds (default: 0)")
     add("--full", default="", help='truth: changes of jobs.FULL, for example "lr=1 clip=0"')
     add("--short", nargs="+", default=SHORT, help="short: recipes, table: one recipe, as changes of jobs.BASE")
@@ -252,7 +255,6 @@ def parse_arguments() -> argparse.Namespace:
     add("--images", type=int, default=ALL_IMAGES, help="for tests: use only so many training images")
     add("--list", action="store_true", help="print the jobs that are left, and end")
     args = parser.parse_args()
-    args.command = " ".join(["python -m benchmarks.table.train", *sys.argv[1:]])
     args.range = [int(part) for part in args.range.split(":")]
     args.table = {space: int(number) for space, number in (part.split("=") for part in args.table.split(","))}
     return args
