@@ -24,6 +24,7 @@ from lrnas.errors import LrnasError
 from lrnas.models.plan import canonical_id, make_plan
 from lrnas.searching.mutate import mutate
 from lrnas.spaces.space import SearchSpace, load_space
+from lrnas.training.provenance import provenance
 
 FILE = Path(__file__).parents[2] / "results" / "table" / "networks.json.xz"
 DENSE = {"nin": "nin", "vgg11": "vgg-gmp"}
@@ -161,6 +162,8 @@ def read_networks() -> dict[str, list[Network]]:
 if __name__ == "__main__":
     lists = {name: draw_networks(name, number) for name, number in NUMBER.items()}
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.write_bytes(lzma.compress(json.dumps(lists, separators=(",", ":")).encode(), preset=9))
+    origin = provenance(command="python -m benchmarks.table.networks", seeds=[SEED], n=sum(NUMBER.values()))
+    text = json.dumps({"provenance": origin, **lists}, separators=(",", ":"))
+    FILE.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
     for name, networks in lists.items():
         print(name, len(networks), [round(network["macs"] / dense_macs(name), 2) for network in networks[:32]])
