@@ -1,8 +1,7 @@
 """Neural architecture search over convolution filters of mixed shapes, on timm.
 
-`import lrnas` registers the networks with timm: as soon as timm is imported too, before or after,
-`timm.create_model("vgg_gmp_lr_join_wfull", num_classes=10)` works. Until something needs torch, it is
-not loaded.
+`import lrnas` registers the networks with timm, so that `timm.create_model("vgg_gmp_lr_join_wfull", num_classes=10)`
+works. The order of the two imports does not matter. torch is loaded only when it is needed.
 """
 
 from __future__ import annotations
@@ -99,21 +98,24 @@ def __dir__() -> list[str]:
 
 
 class _AfterTimm(importlib.abc.MetaPathFinder):
-    """Registers our networks right after timm is imported, so that importing lrnas stays cheap."""
+    """Import hook that registers our networks as soon as timm is imported.
+
+    `import lrnas` itself then need not load timm and torch.
+    """
 
     def __init__(self) -> None:
-        self.looking = threading.local()
+        self.state = threading.local()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "timm" or getattr(self.looking, "now", False):
+        if name != "timm" or getattr(self.state, "is_searching", False):
             return None
-        self.looking.now = True
+        self.state.is_searching = True  # `importlib.util.find_spec` calls this method again
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self.looking.now = False
+            self.state.is_searching = False
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module

@@ -1,4 +1,4 @@
-"""Lets `python -m lrnas` do what `lrnas` does."""
+"""Entry point of `python -m lrnas`, which is the same as the command `lrnas`."""
 
 import sys
 

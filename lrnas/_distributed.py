@@ -1,4 +1,4 @@
-"""Rank and number of the workers that train one network together; a single process has rank 0 of 1."""
+"""Rank and number of the workers that train one network together. A single process is worker 0 of 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def rank() -> int:
-    """The number of this worker, from 0."""
+    """The rank of this worker, counted from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 

@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one."""
+"""Atomic writing of files: a reader never sees an incomplete file."""
 
 from __future__ import annotations
 

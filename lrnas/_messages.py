@@ -1,4 +1,4 @@
-"""Messages of the library: the logger `lrnas`, and the handler that shows them on stderr."""
+"""The logger `lrnas` for messages of the library, and a handler that writes them to stderr."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ logger = logging.getLogger("lrnas")
 
 
 class _Stderr(logging.Handler):
-    """Writes each message as one plain line to what `sys.stderr` is at that moment."""
+    """Writes each message as one plain line to `sys.stderr`, which tests and notebooks can replace at any time."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -20,7 +20,7 @@ class _Stderr(logging.Handler):
 
 
 def show_messages() -> None:
-    """Show messages on stderr, unless the logger `lrnas` has a handler already."""
+    """Write messages to stderr, unless the logger `lrnas` already has a handler."""
     if not logger.handlers:
         logger.addHandler(_Stderr())
         logger.setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""Errors that users can meet. Each message states the rule, the value that was given and the next step."""
+"""Errors that users can get. Each message states the rule, the value that was given and the next step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DataError(LrnasError):
 
 
 class UnreadableImages(DataError):
-    """A data set with too many unreadable images. Trying again gives the same error."""
+    """A data set with too many unreadable images. Retrying does not help."""
 
 
 class InvalidSpace(LrnasError, ValueError):
@@ -38,7 +38,7 @@ class MissingExtra(LrnasError):
     """A feature whose optional packages are not installed.
 
     Args:
-        what: The feature, as the subject of the message.
+        what: Name of the feature; the message begins with it.
         package: The package that is missing.
         extra: The extra of lrnas that installs it.
     """
@@ -51,7 +51,7 @@ class UnknownName(LrnasError, LookupError):
     """A name that does not exist; the message lists similar names.
 
     Args:
-        what: The kind of thing that was looked for, for the message.
+        what: Kind of the thing with this name, such as "recipe".
         name: The unknown name.
         known: All names that exist.
         next_step: Further advice at the end of the message.

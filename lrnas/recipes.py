@@ -31,7 +31,7 @@ _RULES = (
     (("schedule",), f"one of {', '.join(get_args(Schedule))}", lambda v: v in get_args(Schedule)),
     (("init",), f"one of {', '.join(_INIT_RULES)}", lambda v: v in _INIT_RULES),
 )
-"""Names of fields, the values they can have in words, and a test for such a value."""
+"""Names of fields, a description of their allowed values, and a function that checks a value."""
 
 
 class InvalidRecipe(LrnasError, ValueError):
@@ -88,7 +88,7 @@ class Recipe:
     whiten: bool = False
     """Use global contrast normalisation and ZCA whitening instead of mean and standard deviation."""
     all_images: bool = False
-    """Train on the validation images too; for final trainings that choose nothing by them."""
+    """Train on the validation images too; only for final trainings, where no choice depends on them."""
     init: str = "composite"
     """Rule for the initial weights: composite, fan_in, fan_out or default; see lrnas.layers.init."""
 
@@ -143,7 +143,7 @@ class Recipe:
 
     @classmethod
     def complete(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """A stored recipe as a dict of all fields; fields that it does not have get their defaults."""
+        """All fields of a stored recipe, by name. Fields that are missing in the record have their defaults."""
         return {**cls().to_dict(), **record}
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
@@ -169,8 +169,8 @@ def _parse(text: str, expected: type, name: str) -> Any:
 
 
 _PAPER = {
-    # As the authors of Network in Network: 128 images, lr 0.1 and momentum 0.9 (the defaults), dropout after each pool;
-    # the epochs of the drops were chosen once by validation accuracy, and the final training is on all images.
+    # As in Network in Network: 128 images, lr 0.1 and momentum 0.9 (the defaults), dropout after each pool. We chose
+    # the epochs of the drops once, by validation accuracy. The final training is on all images.
     "nin": Recipe(
         epochs=160,
         weight_decay=1e-4,
@@ -203,15 +203,16 @@ def get_recipe(
 ) -> Recipe:
     """The recipe for training on a data set.
 
-    Some settings follow from the data: batches are small enough for 32 steps per epoch; the recipe `paper` crops only
-    images of the size that the paper cropped; the recipe `fast` pads images by an eighth of their size.
+    Some settings follow from the data. Batches are small enough for 32 steps per epoch. Images are padded by an eighth
+    of their size before cropping. The exception is NiN with the recipe `paper` on images of 32×32 pixels, as in the
+    paper: they are whitened and cropped to 30×30, and the validation images are used for training too.
 
     Args:
         name: `paper`, `fast`, or a TOML file of fields, whose key `base` (default: fast) names the recipe to change.
         backbone: Name of the backbone; `paper` has one recipe per family.
         image_size: Rows and columns of the images.
         num_images: Number of training images.
-        changes: Values by field, which replace those of the recipe; text is converted.
+        changes: New values by field, as in `Recipe.changed`.
         own_crops: Whether the data set crops images itself. The recipe then has no crop, padding or whitening.
 
     Returns:
@@ -226,7 +227,7 @@ def get_recipe(
             raise InvalidRecipe(f"{name}: {error}") from None
     if name == "paper":
         recipe = next((_PAPER[family] for family in _PAPER if backbone.startswith(family)), _PAPER["vgg"])
-        if recipe.crop != image_size - 2:  # images of another size than the paper's: pad, then crop to the full size
+        if recipe.crop != image_size - 2:  # not as in the paper: pad, then crop to the image size
             recipe = dataclasses.replace(recipe, crop=0, whiten=False, all_images=False, pad=image_size // 8)
     elif name == "fast":
         recipe = dataclasses.replace(_FAST, pad=image_size // 8)
@@ -260,7 +261,11 @@ def named_recipes() -> dict[str, Recipe]:
 
 
 def field_docs(described: type = Recipe) -> dict[str, str]:
-    """The description of each field of a class, by default of a recipe: the text under it in the class."""
+    """The descriptions of the fields of a dataclass, by field: the text under each field.
+
+    Args:
+        described: The class; by default `Recipe`.
+    """
     body = ast.parse(inspect.getsource(described)).body[0]
     assert isinstance(body, ast.ClassDef)
     docs = {}

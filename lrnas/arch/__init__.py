@@ -1,1 +1,1 @@
-"""Descriptions of networks, and their cost; needs no torch."""
+"""Descriptions of networks, and their cost; does not need torch."""

@@ -57,8 +57,8 @@ class Filters(NamedTuple):
 class Mix(NamedTuple):
     """The filters of one layer in whole numbers: groups side by side, then possibly a second convolution.
 
-    The second convolution is the 1×1 join of a composite layer or the k×1 half of a separable layer; there is no
-    activation between the two. A plain convolution has one group and no second convolution. Two layers are the same if
+    The second convolution is the 1×1 join of a composite layer or the k×1 half of a separable layer. There is no
+    activation before it. A plain convolution has one group and no second convolution. Two layers are the same if
     and only if their mixes are equal.
     """
 
@@ -217,7 +217,7 @@ class Allocation:
 
         Args:
             data: The JSON object.
-            where: The place that error messages name.
+            where: The place that error messages begin with.
         """
         data = _check_keys(data, ["form", "join", "middle", "shares", "width"], where)
         shares = data.pop("shares", {})
@@ -227,7 +227,7 @@ class Allocation:
             return cls(groups=tuple(FilterGroup(shape, share) for shape, share in shares.items()), **data)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, without the settings that are as in the backbone."""
+        """The JSON form, without settings that are the same as in the backbone."""
         data: dict[str, Any] = {"form": self.form}
         if self.groups:
             data["shares"] = {group.shape: _json_number(group.share) for group in self.groups}
@@ -235,12 +235,12 @@ class Allocation:
         return data | {name: _json_number(value) for name, value in multiples.items() if value is not None}
 
     def at(self, kernel: int, width: int, divisor: int = 1) -> Mix:
-        """The whole filters of this allocation in one layer.
+        """The filters of this allocation in one layer, in whole numbers.
 
         Args:
             kernel: Kernel size k of the backbone's layer.
             width: Number of filters of the backbone's layer.
-            divisor: Number that filter counts are multiples of; see `Architecture`.
+            divisor: Filter counts are multiples of this number; see `Architecture`.
         """
         filters = scale_width(self.width, width, divisor)
         if self.form == "separable":
@@ -282,13 +282,13 @@ def concatenation_order(kernel: tuple[int, int]) -> tuple[int, int, int]:
 def apportion(total: int, shares: Iterable[float], divisor: int = 1) -> list[int]:
     """Divide a number of filters in proportion to shares, by the largest-remainder rule.
 
-    Of equal remainders, the first share is rounded up first.
+    If remainders are equal, the first of their shares is rounded up first.
 
     Args:
         total: The number of filters.
         shares: Shares that sum to 1.
-        divisor: Number that all counts are multiples of, except the last, which gets the rest. If the filters are too
-            few for one multiple per share, the divisor is halved until they are enough.
+        divisor: All counts are multiples of this number, except the last, which gets the rest. If there are too few
+            filters for one multiple per share, the divisor is halved until there are enough.
 
     Returns:
         One whole number per share; they sum to `total`.
@@ -323,19 +323,21 @@ def scale_width(multiple: float, width: int, divisor: int) -> int:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network: a backbone and the differences from it. Settings that are None are as in the backbone.
+    """A network: a backbone and the differences from it. A setting of None means: the same as in the backbone.
 
     Args:
         backbone: vgg11, vgg13, vgg16, vgg19, googlenet, nin, nin_3x3, or timm:NAME for any CNN of timm.
         layers: Allocations by layer name; "*" is every k×k layer without an entry of its own.
         pool: Final pooling over the whole map: "max" or "avg"; "none" keeps the map (VGG's original 7×7 head).
         stem_stride: Stride of the first convolution: 1, 2 or 4.
-        batch_norm: Whether batch norm follows every convolution except the classifier's; these have no bias then.
+        batch_norm: Whether a batch norm follows every convolution outside the classifiers. A convolution before a batch
+            norm has no bias.
         classifier: "linear", "mlp" (the two hidden layers of VGG; "mlp:512" makes them 512 wide) or "conv" (the 1×1
             convolution of NiN).
-        divisor: Number that filter counts are multiples of: the width of a layer that differs from the backbone's, and
-            every group of a composite layer. With 8, groups start at multiples of 16 bytes in half precision, which
-            GPUs read fastest. Layers too narrow for one multiple per shape use half the divisor, and so on.
+        divisor: Filter counts are multiples of this number. It applies to layer widths that differ from the backbone's
+            and to every group of a composite layer. With 8, groups start at multiples of 16 bytes in half precision,
+            which GPUs read fastest. If a layer is too narrow for one multiple per shape, the divisor is halved until it
+            fits.
 
     Example:
         >>> half = Allocation.composite(vertical=0.5, horizontal=0.5)
@@ -422,7 +424,7 @@ class Architecture:
         return cls.from_dict(data, where)
 
     def to_json(self, indent: int | None = None) -> str:
-        """The JSON text; `indent` is the number of spaces per level, None puts all in one line."""
+        """The JSON text; `indent` is the number of spaces per level, None for a single line."""
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
@@ -437,7 +439,7 @@ class Architecture:
 
 
 def parse_classifier(classifier: object) -> tuple[str, int | None]:
-    """The kind of a classifier and the width of its hidden layers, None where no width is given."""
+    """The kind of a classifier, and the width of its hidden layers (None if no width is given)."""
     match = re.fullmatch(r"(linear|conv|mlp)(?:(?<=mlp):([1-9][0-9]{0,5}))?", str(classifier))
     if match is None or not isinstance(classifier, str):
         raise InvalidArchitecture(
@@ -448,7 +450,7 @@ def parse_classifier(classifier: object) -> tuple[str, int | None]:
 
 
 def check_divisor(divisor: object) -> None:
-    """Raise InvalidArchitecture unless a divisor of filter counts is valid."""
+    """Raise InvalidArchitecture if a divisor of filter counts is not valid."""
     if not isinstance(divisor, int) or isinstance(divisor, bool) or not 1 <= divisor <= MAX_DIVISOR:
         raise InvalidArchitecture(
             f"divisor must be a whole number from 1 to {MAX_DIVISOR}; got {divisor!r}; 8 suits GPUs in half precision"
@@ -481,7 +483,7 @@ def _check_one_of(name: str, value: object, known: tuple[object, ...]) -> None:
 
 
 def _check_keys(data: object, known: list[str], where: str) -> dict[str, Any]:
-    """A copy of a JSON object, all of whose keys are known."""
+    """A copy of a JSON object; raises InvalidArchitecture if it has an unknown key."""
     if not isinstance(data, Mapping):
         raise InvalidArchitecture(f"{where}: a JSON object is needed; got {data!r}")
     for key in data:
@@ -492,7 +494,7 @@ def _check_keys(data: object, known: list[str], where: str) -> dict[str, Any]:
 
 
 def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as a dict; `json.loads` itself would keep the last value of a repeated key."""
+    """A JSON object as a dict; raises ValueError if a key is repeated, where `json.loads` would keep the last value."""
     data = dict(pairs)
     if len(data) < len(pairs):
         repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -510,4 +512,4 @@ def _located(where: str) -> Iterator[None]:
 
 
 DENSE = Allocation()
-"""The allocation of a layer that is as in the backbone."""
+"""The allocation of a layer that is the same as in the backbone."""

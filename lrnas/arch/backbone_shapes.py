@@ -1,8 +1,8 @@
-"""The backbones as functions over shapes: which layer follows which, how wide, on maps of which size.
+"""The backbones as functions over shapes: the order and widths of their layers, and the sizes of their maps.
 
-Such a walk is a forward pass in which only sizes flow. It needs no torch and builds nothing, so the cost of an
-architecture takes only a few dozen multiplications (see `lrnas.models.plan`). The modules that compute with real
-numbers are in `lrnas.models.backbones`; tests compare the two layer by layer.
+Such a function, a walk, is a forward pass that computes only the sizes of maps. It does not need torch and builds no
+model, so the cost of an architecture takes only a few dozen multiplications (see `lrnas.models.plan`). The models
+themselves are in `lrnas.models.backbones`; tests compare the two layer by layer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Map = tuple[int, int, int]
 
 
 class Choices(NamedTuple):
-    """The settings of the whole network, all of them decided."""
+    """The settings of the whole network; defaults are filled in."""
 
     pool: Pool
     stem_stride: int
     batch_norm: bool
     classifier: Literal["linear", "mlp", "conv"]
     hidden: int | None
-    """Width of an MLP classifier's hidden layers."""
+    """Width of the hidden layers of an MLP classifier; None for other classifiers."""
 
 
 class PlannedConv(NamedTuple):
@@ -53,15 +53,16 @@ class Step(NamedTuple):
     output: tuple[int, ...]
     settings: tuple[object, ...] = ()
     """Depends on the kind. conv: filters, kernel, stride, batch norm; a ReLU follows. head: kernel, padding; a ReLU
-    follows. max pool and avg pool: kernel, stride, padding, whether partial windows count. global pool: max or avg.
-    concat: the widths. bare conv (a convolution of a timm model): filters and further arguments of `make_conv`."""
+    follows. max pool and avg pool: kernel, stride, padding, whether partial windows have an output. global pool:
+    max or avg. concat: the widths. bare conv (a convolution of a timm model): filters and further arguments of
+    `make_conv`."""
     macs: int = 0
     params: int = 0
     role: Role = "body"
 
     @property
     def key(self) -> str:
-        """A text that is the same for all steps that take the same time."""
+        """A text that is the same for all steps with the same kind, shapes and settings, which take the same time."""
         settings = ", ".join(map(str, self.settings))
         return f"{self.kind} {'x'.join(map(str, self.input))} to {'x'.join(map(str, self.output))} [{settings}]"
 
@@ -75,15 +76,15 @@ class Walk:
     image: Map
     num_classes: int
     check_fit: bool
-    """Whether to refuse kernels that are larger than the backbone's and than their map."""
+    """Whether to refuse kernels that are larger than both the backbone's kernel and the map."""
     costs: list[LayerCost] = field(default_factory=list)
     convs: list[PlannedConv] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
-    """The entries of the architecture's `layers` that name a layer of the network."""
+    """The keys of the architecture's `layers` that are layers of the network."""
 
     def conv(self, x: Map, name: str, width: int, kernel: int = 1, stride: int = 1, path: str = "") -> Map:
-        """A convolution with "same" padding that an architecture can change, and its batch norm.
+        """Add a convolution with "same" padding, which an architecture can change, and its batch norm.
 
         Args:
             x: The input map.
@@ -113,7 +114,7 @@ class Walk:
         return out
 
     def _find_allocation(self, name: str, path: str, kernel: int) -> Allocation:
-        """The allocation of a layer, which the architecture can name by its name or its path."""
+        """The allocation of a layer. The architecture can refer to the layer by its name or by its path."""
         layers = self.architecture.layers
         key = name if name in layers else path
         allocation = layers.get(key)
@@ -130,7 +131,7 @@ class Walk:
         return allocation
 
     def plain(self, x: Map, name: str, width: int, kernel: int = 1, role: Role = "body") -> Map:
-        """A convolution of a head: with bias, without padding, the same in every architecture."""
+        """Add a convolution of a head. It has a bias and no padding, and architectures cannot change it."""
         out = (width, x[1] - kernel + 1, x[2] - kernel + 1)
         weights = x[0] * kernel * kernel * width
         macs = weights * out[1] * out[2]
@@ -139,7 +140,7 @@ class Walk:
         return out
 
     def linear(self, features: int, name: str, width: int, role: Role) -> None:
-        """A linear layer with bias."""
+        """Add a linear layer with bias."""
         weights = features * width
         self.costs.append(LayerCost(name, "linear", weights, weights + width, width, (width,), role))
         self.steps.append(Step(name, "linear", (features,), (width,), (), weights, weights + width, role))
@@ -154,7 +155,7 @@ class Walk:
         ceil: bool = True,
         kind: Literal["max pool", "avg pool"] = "max pool",
     ) -> Map:
-        """A pooling layer; with `ceil` there is an output for the last, partial window, as in Caffe."""
+        """Add a pooling layer; with `ceil` there is an output for the last, partial window, as in Caffe."""
         extra = 2 * padding - kernel + (stride - 1 if ceil else 0)
         out = (x[0], (x[1] + extra) // stride + 1, (x[2] + extra) // stride + 1)
         if min(out) < 1:
@@ -166,12 +167,14 @@ class Walk:
         return out
 
     def pool_all(self, x: Map) -> None:
-        """The pool over the whole map."""
+        """Add the pool over the whole map."""
         self.steps.append(Step("global_pool", "global pool", x, (x[0],), (self.choices.pool,)))
 
 
 def check_kernels(name: str, mix: Mix, kernel: int, height: int, width: int, input_size: int) -> None:
-    """Raise InvalidArchitecture for kernels larger than the backbone's and than the map: their ends see only padding.
+    """Raise InvalidArchitecture if a kernel is larger than both the backbone's kernel and the map.
+
+    The ends of such a kernel would see only padding.
 
     Args:
         name: Name of the layer.
@@ -272,12 +275,15 @@ def _walk_googlenet(pool_padding: int, walk: Walk) -> None:
             walk.linear(head[0] * grid * grid, f"aux_{module}.fc1", 1024, "auxiliary")
             walk.linear(1024, f"aux_{module}.fc2", walk.num_classes, "auxiliary")
     walk.pool_all(x)
-    # with padded pools, Caffe's fixed 7×7 window makes a 2×2 map of the 8×8 map, and all four values are classified
+    # with padded pools, Caffe's fixed 7×7 window pools the 8×8 map to 2×2, and the classifier gets all four values
     walk.linear(x[0] * (4 if pool_padding else 1), "classifier", walk.num_classes, "classifier")
 
 
 NIN_KERNELS: dict[str, tuple[int, ...]] = {"nin": (5, 5, 3), "nin_3x3": (3, 3, 3, 3)}
-"""Kernel sizes of the spatial convolutions: conv1, one or two in block 2, conv3. nin_3x3 is the paper's nin-c3."""
+"""Kernel sizes of the spatial convolutions: conv1, one or two in block 2, conv3.
+
+The paper's nin-c3 is based on nin_3x3.
+"""
 
 
 def _walk_nin(kernels: tuple[int, ...], walk: Walk) -> None:
@@ -297,11 +303,11 @@ def _walk_nin(kernels: tuple[int, ...], walk: Walk) -> None:
 
 
 class Backbone(NamedTuple):
-    """A backbone, and the settings that it allows; the first pool and classifier are the backbone's own."""
+    """A backbone, and the settings that it allows. The first pool and the first classifier are the defaults."""
 
     walk: Callable[[Walk], None]
     input_size: int
-    """The input size that the paper's counts are for."""
+    """The input size for which the paper gives counts."""
     pools: tuple[Pool, ...]
     classifiers: tuple[Literal["linear", "mlp", "conv"], ...]
     stem_stride: int = 1
@@ -314,7 +320,7 @@ BACKBONES = {
         for name, stages in VGG_STAGES.items()
     },
     "googlenet": Backbone(partial(_walk_googlenet, 0), 224, ("avg", "max"), ("linear",), stem_stride=2),
-    # the maps on which the paper counted its googlenet-lr: every stride-2 pool is padded by 1
+    # with the maps that the paper used to count its googlenet-lr: every stride-2 pool is padded by 1
     "googlenet_padded": Backbone(partial(_walk_googlenet, 1), 224, ("avg",), ("linear",), stem_stride=2),
     **{
         name: Backbone(partial(_walk_nin, kernels), 30, ("avg", "max"), ("conv",), num_classes=10)
@@ -324,5 +330,5 @@ BACKBONES = {
 
 
 def smallest_input(backbone: str) -> int:
-    """Rows and columns that images must at least have for a backbone; smaller images are enlarged to this."""
+    """The smallest number of rows and columns of images for a backbone. Smaller images are enlarged to it."""
     return 8 if backbone.startswith("nin") else 32

@@ -44,10 +44,10 @@ class MixCost(NamedTuple):
 
 
 def mix_cost(mix: Mix, in_channels: int, in_rows: int, rows: int, columns: int, bias: bool) -> MixCost:
-    """The cost of a mix of filters at one place in a network.
+    """The cost of a layer, computed from its filters and the sizes of its maps.
 
     Args:
-        mix: The filters.
+        mix: The filters of the layer.
         in_channels: Channels of the input map.
         in_rows: Rows of the input map.
         rows: Rows of the output map.
@@ -72,7 +72,7 @@ def mix_cost(mix: Mix, in_channels: int, in_rows: int, rows: int, columns: int, 
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """The way in which a published table counts, besides one for every bias."""
+    """The rules of counting that differ between tables of the paper. All tables count one for every bias."""
 
     auxiliary_macs: bool = False
     """Whether the multiply-accumulates (and biases) of auxiliary heads are counted."""
@@ -107,16 +107,16 @@ class Cost:
         return sum(layer.params for layer in self.layers if layer.role != "auxiliary")
 
     def paper_multiply_acc(self, convention: Convention = Convention()) -> int:  # noqa: B008 - frozen
-        """Multiply-accumulates as a table of the paper counts them."""
+        """Multiply-accumulates by the rules of a table of the paper."""
         layers = [layer for layer in self.layers if convention.auxiliary_macs or layer.role != "auxiliary"]
         return sum(layer.macs + layer.biases for layer in layers)
 
     def paper_params(self, convention: Convention = Convention()) -> int:  # noqa: B008 - frozen
-        """Number of parameters as a table of the paper counts them."""
+        """Number of parameters by the rules of a table of the paper."""
         roles = ("body", "classifier") if convention.classifier_params else ("body",)
         return sum(layer.params for layer in self.layers if layer.role in roles)
 
     def layers_as_dicts(self) -> list[dict[str, Any]]:
-        """The layers as JSON objects, without auxiliary heads."""
+        """The costs of the layers as JSON objects, without auxiliary heads."""
         keys = ("name", "kind", "macs", "params", "output")
         return [{key: getattr(layer, key) for key in keys} for layer in self.layers if layer.role != "auxiliary"]
