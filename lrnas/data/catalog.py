@@ -1,9 +1,9 @@
 """Loading of data sets by name.
 
-Every data set has three splits. Training and validation images are a fixed, stratified division of the training images
-(or the folder's own validation images, if it has both validation and test images); whatever chooses between networks
-or epochs sees only these. The test images are reached only through `DataSet.test`, once, for a network that is trained
-and chosen.
+Every data set has three splits: training, validation and test. A data set that comes with all three is used as it is;
+otherwise, a fixed, stratified part of its training images becomes the validation images. Code that chooses between
+networks or epochs sees only the training and validation images. The test images are available only through
+`DataSet.test`, which is called once, for a network that is already chosen and trained.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lrnas.data.workers import STREAM_SIZE, Found
 from lrnas.errors import DataError, MissingExtra, UnknownName
 
 Finder = Callable[[str, str | None, Progress | None], Found]
-"""Function of the rest of a name, the data folder and a progress callback."""
+"""Function that finds a data set, given its name without the kind, the data folder and a progress callback."""
 FINDERS: dict[str, Finder] = {"folder": find_folders, "hfds": find_hfds, "wds": find_wds, "tfds": find_tfds}
 
 
@@ -45,25 +45,28 @@ def load_set(
     Args:
         name: Name of the data set.
         folder: Where data sets are kept (default: $LRNAS_DATA or ~/.cache/lrnas).
-        min_size: Smallest size, in pixels, that the network takes. Smaller images in memory are enlarged by a whole
-            factor; images from files must be given a size that is large enough.
-        image_size: Rows and columns of images read from files (default: 224). Images in memory have a fixed size.
-        loaders: Number of processes that read images from files (default: one per core, at most 16; 0: none).
-        progress: Callback that is told about downloads and long searches for files.
+        min_size: Smallest image size, in pixels, that the network accepts. `digits` and `cifar10` are enlarged by a
+            whole factor if their images are smaller; for other data sets, `image_size` must be at least this large.
+        image_size: Rows and columns of images read from files (default: 224); not allowed for `digits` and `cifar10`.
+        loaders: Number of processes that read images from files (default: one per core, at most 16; 0: the calling
+            process reads them).
+        progress: Callback that shows the progress of downloads and of long searches for files.
 
     Returns:
-        The data set; images from files are opened when they are needed.
+        The data set. Images in files are opened only when they are needed.
     """
     if loaders is not None and loaders < 0:
-        raise DataError(f"the number of loaders is at least 0; got {loaders}; leave it out for one per core")
+        raise DataError(f"the number of loaders must be at least 0; got {loaders}; leave it out for one per core")
     name, place = with_absolute_paths(name, folder)
     kind, rest = parse_name(name)
     if kind in STREAMS:
         size = STREAM_SIZE if image_size is None else image_size
         if size < min_size:
-            raise DataError(f"images have at least {min_size} pixels here; got {size}; give a larger --image-size")
+            raise DataError(
+                f"this network needs images of at least {min_size} pixels; got {size}; give a larger --image-size"
+            )
         if not rest:
-            raise DataError(f"the name of a {kind} data set is {STREAMS[kind]}; got {name!r}; add the missing part")
+            raise DataError(f"a {kind} data set must be written as {STREAMS[kind]}; got {name!r}; add the missing part")
         return make_stream(FINDERS[kind](rest, place, progress), size, loaders)
     if name not in SETS:
         if Path(name).is_dir():
@@ -102,7 +105,7 @@ def _load_cifar10(folder: Path, min_size: int, progress: Progress | None) -> Ima
 def _make_splits(
     images: npt.NDArray[np.uint8], labels: Indices, parts: tuple[Indices, Indices, Indices], min_size: int
 ) -> tuple[Split, Split, Split]:
-    """Make the splits of some images, which are first enlarged by a whole factor to at least `min_size` pixels."""
+    """Enlarge images by a whole factor to at least `min_size` pixels, and divide them into three splits."""
     if (factor := -(-min_size // images.shape[1])) > 1:
         images = images.repeat(factor, axis=1).repeat(factor, axis=2)
     train, val, test = (Split(torch.from_numpy(images[part]), torch.from_numpy(labels[part])) for part in parts)

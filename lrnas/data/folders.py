@@ -1,8 +1,8 @@
 """Data sets in folders: train/ and val/ or test/, each with one folder of images per class.
 
-Mistakes in the layout are reported at once. Finding the files opens none of them. To tell one data set from another,
-their bytes are hashed (in a large data set those of a sample), but nothing is decoded: an image that cannot be read is
-noticed when it is needed (`lrnas.data.streamed`).
+Mistakes in the layout are reported at once. The bytes of the files are hashed to tell one data set from another (in a
+large data set, only the bytes of a sample of files). No image is decoded here: an unreadable image is noticed when it
+is needed (`lrnas.data.streamed`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lrnas.errors import DataError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 """File name endings of images, in small or capital letters."""
 WHOLE = 256 * 2**20
-"""Number of bytes up to which a data set is hashed completely."""
+"""Data sets of up to this many bytes are hashed completely."""
 SAMPLE, SAMPLE_BYTES = 2048, 64 * 2**10
-"""Hashed part of larger data sets: files per split (equally many of every class, at least one), bytes per file."""
+"""Sample that is hashed of larger data sets: files per split (divided equally between the classes), bytes per file."""
 THREADS, BLOCK = 16, 256
-"""Number of threads that look at files, and of files per task; most of their time is waiting for disks."""
+"""Number of threads that hash files, and number of files per task. The threads mostly wait for the disk."""
 LAYOUT = "PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg or PATH/test/CLASS/*.jpg"
 
 
@@ -44,7 +44,7 @@ class FolderSplit:
     names: npt.NDArray[np.bytes_]
     """File names without folders, in one block of memory that loader processes share."""
     sizes: Indices
-    """File sizes in bytes; -1 for anything that is not a regular file or cannot be looked at."""
+    """File sizes in bytes; -1 for entries that are not regular files or whose size cannot be read."""
 
     def name(self, index: int) -> str:
         return str(self.path / self.classes[self.labels[index]] / os.fsdecode(self.names[index]))
@@ -53,7 +53,7 @@ class FolderSplit:
         return Path(self.name(index)).open("rb")
 
     def contents(self) -> Iterable[bytes]:
-        """Yield labels and file names, independent of the folder's path; `Found.bytes_hash` covers the files' bytes."""
+        """Yield labels and file names, without the folder's path; `Found.bytes_hash` is a hash of the files' bytes."""
         yield self.path.name.encode() + self.labels.tobytes()
         yield from self.names
 
@@ -72,17 +72,17 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
     root = Path(path).expanduser().resolve()
     if not root.is_dir():
         problem = "is a file" if root.exists() else "does not exist"
-        raise DataError(f"folder: takes a folder; got {root}, which {problem}; give folder:PATH with {LAYOUT}")
+        raise DataError(f"folder:PATH needs a folder; got {root}, which {problem}; give a folder with {LAYOUT}")
     splits = [name for name in ("train", "val", "test") if (root / name).is_dir()]
     if "train" not in splits or len(splits) < 2:
         missing = "train/" if "train" not in splits else "val/ and test/"
         raise DataError(
-            f"a data set has train/ and val/ or test/; {root} has no {missing}; arrange the images as {LAYOUT}"
+            f"a data set needs train/ and val/ or test/; {root} has no {missing}; arrange the images as {LAYOUT}"
         )
     classes = tuple(_class_folders(root / "train"))
     if len(classes) < 2:
         raise DataError(
-            f"{root / 'train'} has one folder per class, at least 2; got {', '.join(classes) or 'none'}; "
+            f"{root / 'train'} must have one folder per class, at least 2; got {', '.join(classes) or 'none'}; "
             f"arrange the images as {LAYOUT}"
         )
     found = {name: _find_images(root / name, classes) for name in splits}
@@ -93,26 +93,26 @@ def _find_images(path: Path, classes: tuple[str, ...]) -> FolderSplit:
     own = _class_folders(path)  # classes of train/ may be missing in val/ and test/
     if unknown := sorted(set(own) - set(classes)):
         raise DataError(
-            f"every class has a folder in train/; got {first_few(unknown)} only in {path}; add it to train/ or remove "
-            f"it from {path.name}/"
+            f"every class needs a folder in train/; got {first_few(unknown)} only in {path}; add it to train/ or "
+            f"remove it from {path.name}/"
         )
     with ThreadPoolExecutor(THREADS) as pool:
         files = dict(zip(own, pool.map(_list_images, [path / name for name in own]), strict=True))
     if empty := [name for name, found in files.items() if not found]:
         deeper = any(_class_folders(path / name) for name in empty)
         raise DataError(
-            f"every class has images directly in its folder ({', '.join(SUFFIXES[:3])}, …); got none for "
+            f"every class needs images directly in its folder ({', '.join(SUFFIXES[:3])}, …); got none for "
             f"{first_few(empty)} in {path}{', only folders' if deeper else ''}; add images or remove the folders"
         )
     if not files:
-        raise DataError(f"{path} has one folder per class; got none; use the layout {LAYOUT}, or remove {path.name}/")
+        raise DataError(f"{path} must have one folder per class; got none; use the layout {LAYOUT}, or remove it")
     rows = [(label, *file) for label, name in enumerate(classes) for file in files.get(name, ())]
     labels, names, sizes = zip(*rows, strict=True)
     return FolderSplit(path, classes, np.array(labels, np.int64), np.array(names, np.bytes_), np.array(sizes, np.int64))
 
 
 def _hash_files(splits: Mapping[str, FolderSplit]) -> str:
-    """Hash the sizes of all files and the bytes of all files or, in a large data set, of a sample of every class."""
+    """Hash the sizes of all files and their bytes; in a large data set, only the bytes of a sample of every class."""
     digest = hashlib.sha256()
     is_small = sum(int(split.sizes.clip(0).sum()) for split in splits.values()) <= WHOLE
     blocks: list[tuple[FolderSplit, Indices, int]] = []
@@ -128,7 +128,7 @@ def _hash_files(splits: Mapping[str, FolderSplit]) -> str:
 
 
 def _sample(split: FolderSplit) -> Indices:
-    """Choose files at equal distances within every class, from the first on."""
+    """Return the indices of a sample of files: equally spaced within every class, starting with its first file."""
     bounds = np.flatnonzero(np.diff(split.labels, prepend=-1, append=-1))
     most = max(1, SAMPLE // (len(bounds) - 1))
     chosen = []

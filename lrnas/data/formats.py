@@ -1,9 +1,9 @@
 """Data sets in the formats that timm reads: `hfds/NAME`, `wds/FOLDER` and `tfds/NAME`.
 
-Hugging Face data sets are read by timm's own reader. timm's readers of WebDataset shards and of TFDS go through their
-files from front to back and shuffle within a window; here the same files are read by position, after one pass that
-finds where each image lies. So every data set, whatever its format, has the same stratified split, names the images
-that cannot be read, and continues after a stop exactly as if it had not been stopped.
+Hugging Face data sets are read by timm's own reader. timm's readers of WebDataset shards and of TFDS read their files
+from front to back and shuffle within a window. Here, one pass first finds where each image lies, and then images are
+read by position. So all formats have the same features: a stratified split, messages that name unreadable images, and
+trainings that continue after a stop exactly as if they had never stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Entries = Callable[[Path], Iterable[Entry]]
 """Function that finds the images inside a file."""
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "dev"), "test": ("test",)}
-"""Our names of the splits, and the names they have elsewhere."""
+"""Our names of the splits, and the names that data sets use for them."""
 IMAGE_KEYS = ("jpg", "jpeg", "png", "webp")
 
 
@@ -44,7 +44,7 @@ def find_hfds(name: str, folder: str | None, progress: Progress | None = None) -
 
     Args:
         name: Name on the hub, or a folder that the `datasets` library understands.
-        folder: Where it is cached; None for the library's default.
+        folder: Where the data set is cached; None for the library's default.
         progress: Progress callback; not used.
 
     Returns:
@@ -62,7 +62,7 @@ def find_hfds(name: str, folder: str | None, progress: Progress | None = None) -
         for split, theirs in _known_splits(f"hfds/{name}", list(loaded)).items():
             reader = ReaderHfds(name, folder, theirs, input_key=image, target_key=label)
             labels = np.asarray(reader.dataset[label][:], dtype=np.int64)
-            # differs for other files or another revision on the hub; for a folder, for other paths or times of change
+            # on the hub, it depends on the files and the revision; for a folder, on paths and modification times
             fingerprint = f"{name} {loaded[theirs]._fingerprint}"
             sources[split] = HfSplit(f"hfds/{name} {split}", reader, labels, fingerprint)
     except DataError:
@@ -97,23 +97,23 @@ def find_wds(path: str, folder: str | None, progress: Progress | None = None) ->
     """Open a folder of WebDataset shards: `*.tar` files with images KEY.jpg beside their class KEY.cls.
 
     Args:
-        path: The folder. Its `_info.json`, or whole words in the names of the shards, tell the splits apart.
-        folder: Where data sets are kept: a relative path starts there, and so does the index of the images.
-        progress: Callback that is told how far the indexing is.
+        path: The folder. The split of each shard is listed in `_info.json`, or is a word in the name of the shard.
+        folder: Where data sets are kept. A relative `path` starts there, and the index of the images is cached there.
+        progress: Callback that shows the progress of indexing.
 
     Returns:
         The data set.
     """
     root = (Path(folder or "") / Path(path).expanduser()).resolve()
     if not root.is_dir():
-        raise DataError(f"wds/ takes a folder of shards; got {root}, which is not a folder; give wds/FOLDER")
+        raise DataError(f"wds/ needs a folder of shards; got {root}, which is not a folder; give wds/FOLDER")
     info = next((root / name for name in ("_info.json", "info.json") if (root / name).is_file()), None)
     if info is not None:
         try:
             splits = json.loads(info.read_text(encoding="utf-8"))["splits"]
             files = {split: [root / file for file in splits[split]["filenames"]] for split in splits}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{info} lists the files of every split; got {error!r}; correct it or remove it") from None
+            raise DataError(f"{info} must list the files of every split; got {error!r}; correct or remove it") from None
     else:
         files = _shards_by_name(sorted(root.glob("*.tar")))
     known = _known_splits(f"wds/{root}", [split for split, shards in files.items() if shards])
@@ -126,33 +126,33 @@ def find_wds(path: str, folder: str | None, progress: Progress | None = None) ->
 
 
 def _shards_by_name(shards: Sequence[Path]) -> dict[str, list[Path]]:
-    """Group shards by the whole words in their names: contest-train-0001.tar is for training."""
+    """Group shards by split, which is a whole word in their names: contest-train-0001.tar belongs to `train`."""
     files: dict[str, list[Path]] = {}
     for shard in shards:
         words = set(re.split(r"[^a-z]+", shard.stem.lower()))
         fitting = [split for split, names in SPLITS.items() if words & set(names)]
         if len(fitting) > 1:
             raise DataError(
-                f"the name of a shard contains one split; got {shard}, with {' and '.join(fitting)}; rename it, or "
+                f"the name of a shard must contain one split; got {shard}, with {' and '.join(fitting)}; rename it, or "
                 "list the files of every split in _info.json"
             )
         files.setdefault(fitting[0] if fitting else "", []).append(shard)
     if "" in files and len(files) > 1:
         raise DataError(
-            f"the name of a shard contains its split as a word, train, val or test; got {files[''][0]}; rename or "
-            "remove it, or list the files of every split in _info.json"
+            f"the name of a shard must contain the word train, val or test; got {files[''][0]}; rename or remove it, "
+            "or list the files of every split in _info.json"
         )
     files.pop("", None)
     return files
 
 
 def find_tfds(name: str, folder: str | None, progress: Progress | None = None) -> Found:
-    """Open a data set that TensorFlow Datasets has prepared.
+    """Open a data set that was prepared by TensorFlow Datasets.
 
     Args:
-        name: Its name there.
-        folder: The folder it was prepared in, which also gets the index of the images; None for the defaults.
-        progress: Callback that is told how far the indexing is.
+        name: Its name in TensorFlow Datasets.
+        folder: The folder in which it was prepared; the index of the images is cached there too. None for the defaults.
+        progress: Callback that shows the progress of indexing.
 
     Returns:
         The data set.
@@ -174,7 +174,7 @@ def find_tfds(name: str, folder: str | None, progress: Progress | None = None) -
         advice = f"prepare it with `tfds build {name}`, or give --data-dir"
         raise DataError(f"tfds/{name} cannot be loaded ({error_line(error)}); {advice}") from None
     if kind != "tfrecord":
-        raise DataError(f"tfds/ reads files of the format tfrecord; got {kind} for {name}; prepare it again")
+        raise DataError(f"tfds/ reads only the file format tfrecord; got {kind} for {name}; prepare it again")
     entries, key = partial(_record_entries, label=label), f"tfrecord {label}"
     sources: dict[str, Source] = {
         split: RecordSplit(shards, *_index(shards, entries, key, folder, progress), image)
@@ -185,7 +185,7 @@ def find_tfds(name: str, folder: str | None, progress: Progress | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class ShardSplit:
-    """Images inside larger files, found by position."""
+    """A split whose images lie inside larger files, at known positions."""
 
     files: tuple[Path, ...]
     labels: Indices
@@ -211,7 +211,7 @@ class ShardSplit:
 
 
 class TarSplit(ShardSplit):
-    """A split of a WebDataset: every image is a file in a tar."""
+    """A split of a WebDataset: every image is a file in a tar archive."""
 
     __slots__ = ()
 
@@ -247,7 +247,7 @@ def _tar_entries(file: Path) -> Iterator[Entry]:
             elif suffix == "cls" and (content := tar.extractfile(member)) is not None:
                 labels[key] = int(content.read())
     if unlabelled := sorted(images.keys() - labels.keys()):
-        raise ValueError(f"{unlabelled[0].lstrip('/')} has no file .cls with its class")
+        raise ValueError(f"{unlabelled[0].lstrip('/')} has no .cls file with its class")
     for key, (start, length) in images.items():
         yield start, length, labels[key]
 
@@ -277,9 +277,9 @@ def _parse_record(record: bytes) -> Any:
 def _index(
     files: Sequence[Path], entries: Entries, key: str, folder: str | None, progress: Progress | None
 ) -> tuple[Indices, Indices, Indices, Indices]:
-    """Return the labels, files, starts and lengths of all images.
+    """Return the labels, files, starts and lengths of all images, and cache them.
 
-    They are cached; `key` names what `entries` looks for, and an index with another key is not used.
+    `key` says what `entries` looks for: it is part of the name of the cache file.
     """
     try:
         stats = [file.stat() for file in files]
@@ -291,7 +291,7 @@ def _index(
         try:
             labels, shards, starts, lengths = np.load(cached, allow_pickle=False)
             return labels, shards, starts, lengths
-        except (OSError, ValueError, EOFError):  # it is damaged, and made again
+        except (OSError, ValueError, EOFError):  # damaged: make it again
             cached.unlink()
     rows: list[tuple[int, int, int, int]] = []
     done, total = 0, sum(stat.st_size for stat in stats)
@@ -304,7 +304,7 @@ def _index(
             raise DataError(f"{file} cannot be read ({error}); fetch it again") from None
         done += stat.st_size
     if not rows:
-        raise DataError(f"a split has images; got none in {files[0].parent}; each is KEY.jpg beside its KEY.cls")
+        raise DataError(f"a split must have images; got none in {files[0].parent}; store each as KEY.jpg and KEY.cls")
     table = np.ascontiguousarray(np.array(rows, dtype=np.int64).T)
     write_cache(cached, lambda stream: np.save(stream, table))
     labels, shards, starts, lengths = table
@@ -322,7 +322,7 @@ def _columns(name: str, features: Any, image: type, label: type) -> tuple[str, s
     labels = sorted((key for key in features if isinstance(features[key], label)), key=lambda key: key != "label")
     if not images or not labels:
         raise DataError(
-            f"a data set has a column of images and one of classes; got {', '.join(features) or 'none'} for {name}; "
+            f"a data set needs a column of images and one of classes; got {', '.join(features) or 'none'} for {name}; "
             "choose another data set, or save its images as folder:PATH"
         )
     return images[0], labels[0]
@@ -334,14 +334,14 @@ def _known_splits(name: str, theirs: list[str]) -> dict[str, str]:
     known = {ours: word for ours, word in found.items() if word is not None}
     if "train" not in known or len(known) < 2:
         raise DataError(
-            f"a data set has images in the splits train and validation or test; got {', '.join(theirs) or 'none'} for "
-            f"{name}; rename the splits, or choose another data set"
+            f"a data set needs images in the splits train and validation or test; got {', '.join(theirs) or 'none'} "
+            f"for {name}; rename the splits, or choose another data set"
         )
     return known
 
 
 def _with_labels(name: str, classes: Iterable[str], sources: Mapping[str, Source]) -> Found:
-    """Leave out empty splits, and the test split of a competition, whose classes are secret (-1)."""
+    """Return the data set without empty splits and without splits whose classes are secret (-1), as in competitions."""
     labelled = {split: source for split, source in sources.items() if len(source.labels) and source.labels.min() >= 0}
     _known_splits(name, list(labelled))
     return Found(name, tuple(classes), labelled)

@@ -1,8 +1,8 @@
-"""Data sets in memory and their batches: all images lie on the device, and one gather makes a batch.
+"""Data sets in memory and their batches: all images lie on the device, and one gather operation makes a batch.
 
-Crops and reflections are index arithmetic: which image, which rows, which columns and in which direction. Everything
-random about an epoch is drawn at its start on the CPU, from the seed and the number of the epoch. So every device sees
-the same images, and a run that stops between epochs continues exactly as if it had not stopped.
+Crops and reflections are index arithmetic: the number of the image, its rows, its columns and their direction. All
+random numbers of an epoch are drawn at its start on the CPU, from the seed and the number of the epoch. So every device
+sees the same images, and a run that stops between epochs continues exactly as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Batches(Protocol):
     steps: int
     """Steps per epoch."""
     plan: Tensor
-    """[any number, steps * batch_size]: one column for every image of the epoch, to be passed to `take`."""
+    """One column for every image of the epoch, [rows, steps * batch_size]; columns are passed to `take`."""
 
     def start_epoch(self, generator: torch.Generator) -> None:
-        """Draw everything that is random about the epoch."""
+        """Draw all random numbers of the epoch: order, crops and reflections."""
 
     def load(self, step: int) -> None:
         """Bring the images of a step to the device; called before the step, outside of CUDA graphs."""
 
     def take(self, plan: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the images [number, channels, rows, columns] and labels for some columns of the plan."""
+        """Return images [number, channels, rows, columns] and labels for the given columns of the plan."""
 
 
 Unreadable = dict[str, list[tuple[int, str]]]
 """Images that could not be read, by split: their numbers and the reasons."""
 Evaluation = Iterable[tuple[Tensor, Tensor]]
-"""Images and labels, batch by batch; with several workers, this worker's share."""
+"""Batches of images and labels; with several workers, only this worker's share."""
 
 
 class DataSet(ABC):
@@ -54,13 +54,13 @@ class DataSet(ABC):
 
     name: str
     identity: str
-    """Differs from that of every other data set; checkpoints and studies store it."""
+    """Text that differs between data sets. Checkpoints and studies store it to recognise the data set."""
     classes: tuple[str, ...]
     channels: int
     image_size: int
     """Rows and columns of the images."""
     own_crops: bool
-    """Whether images are cropped when they are read, so that a recipe must have neither crop nor pad."""
+    """Whether images are cropped when they are read; then a recipe must have neither crop nor pad."""
     train: Sized
     val: Sized
     _test: Sized
@@ -70,7 +70,7 @@ class DataSet(ABC):
         return len(self.classes)
 
     def test(self) -> Any:
-        """Return the test images. Nothing may be chosen by a measurement on them."""
+        """Return the test images. Never choose between networks or settings by their accuracy on these images."""
         return self._test
 
     def remarks(self) -> list[str]:
@@ -79,11 +79,11 @@ class DataSet(ABC):
 
     @property
     def unreadable(self) -> Unreadable:
-        """The images that could not be read so far, which a checkpoint stores."""
+        """The images that could not be read so far; checkpoints store them."""
         return {}
 
     def restore_unreadable(self, unreadable: Unreadable) -> None:
-        """Take over the images that could not be read in an earlier run, or in another worker."""
+        """Add images that could not be read before a stop, or by another worker."""
         assert not unreadable
 
     @abstractmethod
@@ -97,7 +97,7 @@ class DataSet(ABC):
         Args:
             recipe: Batch size, crops and preprocessing.
             device: Where the batches go.
-            cache: Folder for the results of preprocessing; None to keep none.
+            cache: Folder for the results of preprocessing; None to cache nothing.
         """
 
     @abstractmethod
@@ -125,7 +125,7 @@ class ImageSet(DataSet):
         train: The training images.
         val: The validation images.
         test: The test images.
-        mirrorable: Whether a mirrored image still belongs to its class; a digit does not.
+        mirrorable: Whether a mirrored image still belongs to its class; False for digits.
     """
 
     own_crops = False
@@ -157,21 +157,22 @@ class ImageSet(DataSet):
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """Return the generator of an epoch's random numbers, which follow from the seed and the epoch."""
+    """Return the generator of an epoch's random numbers; they depend only on the seed and the epoch."""
     return torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
 
 
 class Preprocessing:
-    """Turns pixels into the numbers that a network takes; fitted to the training images.
+    """Turns pixels into the input of a network; its constants are computed from the training images.
 
-    By default every channel gets mean 0 and standard deviation 1. With `whiten`, as in the paper for CIFAR-10: the
-    contrast of each image is normalised, then all pixels are decorrelated (ZCA), with Goodfellow et al.'s constants.
+    By default every channel gets mean 0 and standard deviation 1. With `whiten`, images are prepared as in the paper
+    for CIFAR-10: the contrast of each image is normalised, then all pixels are decorrelated (ZCA), with the constants
+    of Goodfellow et al.
 
     Args:
         data: The data set; only its training images are used.
-        whiten: Whether to whiten.
+        whiten: Whether to normalise contrast and decorrelate pixels.
         device: Where images are prepared.
-        cache: Folder that keeps the whitening matrix; None to compute it every time.
+        cache: Folder in which the whitening matrix is cached; None to compute it every time.
     """
 
     CONTRAST_SCALE, CONTRAST_BIAS, ZCA_BIAS = 55.0, 10.0, 0.1
@@ -193,7 +194,7 @@ class Preprocessing:
             self.scale, self.shift = (1 / self.std).float(), (-self.mean / self.std).float()
 
     def prepare(self, images: Tensor, pad: int) -> Tensor:
-        """Move a split to the device and add a margin of the mean colour; whitened images are in half precision."""
+        """Move images to the device and pad them with the mean colour; whitened images become half precision."""
         if self.whiten:
             parts = [self._whitened(part.to(self.device)).half() for part in images.split(10_000)]
             return F.pad(torch.cat(parts), (0, 0, pad, pad, pad, pad))
@@ -218,7 +219,7 @@ class Preprocessing:
 
 
 def normalise(batch: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn bytes [batch, rows, columns, channels] into the network's input; shift and scale are per channel."""
+    """Turn bytes [batch, rows, columns, channels] into the network's input, with a shift and a scale per channel."""
     return _channels_first(torch.addcmul(shift, batch.float(), scale).to(dtype))
 
 
@@ -234,7 +235,7 @@ def _normalise_contrast(flat: Tensor) -> Tensor:
 
 
 def _load_or_fit(images: Tensor, device: torch.device, file: Path | None) -> tuple[Tensor, Tensor]:
-    """Return the mean image and the whitening matrix, from the file if there is one."""
+    """Return the mean image and the whitening matrix; they are read from the file if it exists."""
     if file is not None and file.exists():
         mean, matrix = map(torch.from_numpy, read_arrays(file, "mean", "matrix"))
         return mean, matrix
@@ -250,7 +251,7 @@ def _load_or_fit(images: Tensor, device: torch.device, file: Path | None) -> tup
 
 
 class TrainBatches:
-    """Shuffled, cropped and mirrored batches of one epoch after another, all of the same size."""
+    """Training batches of images in memory: shuffled, cropped and mirrored, all of the same size."""
 
     def __init__(self, data: ImageSet, preprocessing: Preprocessing, recipe: Recipe) -> None:
         self.preprocessing = preprocessing
@@ -261,7 +262,7 @@ class TrainBatches:
         self.mirror = recipe.mirror and data.mirrorable
         self.batch_size = min(recipe.batch_size, len(data.train))
         self.steps = len(data.train) // self.batch_size
-        # one column per image: which image, first row, first column, mirrored or not
+        # one column per image: its number, first row, first column, and whether it is mirrored
         self.plan = torch.zeros(4, self.steps * self.batch_size, dtype=torch.int64, device=self.device)
         self.along = torch.arange(self.crop, device=self.device)
 
@@ -278,7 +279,7 @@ class TrainBatches:
         """Do nothing: all images are on the device."""
 
     def take(self, plan: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the images [batch, channels, crop, crop] and labels for some columns of the plan."""
+        """Return images [batch, channels, crop, crop] and labels for the given columns of the plan."""
         which, top, left, mirrored = plan
         rows = top[:, None] + self.along
         columns = left[:, None] + torch.where(mirrored[:, None] > 0, self.crop - 1 - self.along, self.along)

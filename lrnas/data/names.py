@@ -1,4 +1,4 @@
-"""Names of data sets, and the folder where data sets are kept. Needs no torch."""
+"""Names of data sets, and the folder where data sets are kept. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def data_folder(folder: str | Path | None = None) -> Path:
 
 
 def pin_data_folder() -> None:
-    """Make $LRNAS_DATA an absolute path. Workers inherit it, and their current folder is a different one."""
+    """Make $LRNAS_DATA an absolute path, because workers inherit it but run in another folder."""
     if folder := os.environ.get("LRNAS_DATA"):
         os.environ["LRNAS_DATA"] = str(Path(folder).absolute())
 
@@ -47,7 +47,8 @@ def with_absolute_paths(name: str, folder: str | Path | None) -> tuple[str, str 
         folder: Where data sets are kept; None for the default.
 
     Returns:
-        The name and the folder with absolute paths. Symbolic links are kept: machines may have different ones.
+        The name and the folder with absolute paths. Symbolic links are not resolved, as they may differ on other
+        machines.
     """
     kind, rest = parse_name(name)
     is_path = kind == "folder" or (kind == "wds" and folder is None) or (kind == "hfds" and Path(rest).is_dir())
@@ -63,7 +64,7 @@ def short_name(name: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """Return the name of a data set for display: a folder without the path to it."""
+    """Return the name of a data set for display: of a path, only the last folder is shown."""
     kind, rest = parse_name(name)
     if rest and (kind in ("folder", "wds") or (kind == "hfds" and Path(rest).is_dir())):
         name = name.removesuffix(rest) + Path(os.path.normpath(Path(rest).expanduser().absolute())).name
@@ -71,5 +72,5 @@ def shown_name(name: str) -> str:
 
 
 def first_few(names: Sequence[str], most: int = 5) -> str:
-    """List the first names, and say how many more there are."""
+    """Return the first names as text, followed by the number of other names."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

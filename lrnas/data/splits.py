@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 SPLIT_SEED = 20160502
-"""Never changes, so that results stay comparable."""
+"""Seed of the division. It must never change, so that results stay comparable."""
 
 Indices = npt.NDArray[np.int64]
 
@@ -16,7 +16,7 @@ def stratified(labels: Indices, fraction: float) -> tuple[Indices, Indices]:
 
     Args:
         labels: The class of each image.
-        fraction: Share of each class that goes to the second part, at least one image.
+        fraction: Share of each class that goes to the second part; at least one image per class does.
 
     Returns:
         The sorted indices of both parts.

@@ -1,11 +1,13 @@
 """Data sets that are read from files during training: loader processes decode the images, batch after batch.
 
-Images are resized so that their shorter side is 8/7 of the input, then cropped (256 to 224, as usual for ILSVRC):
-anywhere in training, in the middle otherwise. Which image, which crop and whether it is mirrored follow from the seed
-and the epoch, not from the number of loader processes. An image that cannot be read is named once and left out: in
-training the next image takes its place, in evaluation none does. More than 1 % of such images in a split end the run;
-in a split of less than 100 images a single one does. At the end of every pass the workers exchange which images they
-could not read, and checkpoints store them: the limit counts all workers and the whole run.
+Images are resized so that their shorter side is 8/7 of the input size, then cropped (256 to 224, as usual for ILSVRC):
+at a random place in training, in the middle otherwise. The order, the crops and the reflections depend on the seed and
+the epoch, but not on the number of loader processes.
+
+An unreadable image is logged once and left out: in training the next image takes its place; in evaluation no image
+does. A run ends if more than 1 % of the images in a split are unreadable (in a split of less than 100 images: if a
+single one is). At the end of every pass over a split, workers exchange their lists of unreadable images, and
+checkpoints store these lists, so the limit holds for all workers together and for the whole run.
 """
 
 from __future__ import annotations
@@ -50,34 +52,37 @@ VALIDATION_SHARE = 0.1
 
 @dataclass(slots=True)
 class Stream:
-    """A split: some images of a source, and which of them could not be read."""
+    """A split: a selection of the images of a source, and a record of unreadable images."""
 
     title: str
     source: Source
     where: Indices
     """The images of the split, by number in the source."""
     unreadable: dict[int, str] = field(default_factory=dict)
-    """The reasons why images could not be read, by number in the source. Splits of one source share this."""
+    """Why images could not be read, by number in the source. Splits of the same source share this dictionary."""
 
     def __len__(self) -> int:
         return len(self.where)
 
     def report(self, problems: Iterable[Problem]) -> None:
-        """Note images that could not be read. Raises UnreadableImages if there are too many."""
+        """Record images that could not be read. Raises UnreadableImages if there are too many."""
         if self.note(problems):
             self.check()
 
     def share(self, device: torch.device) -> None:
-        """Exchange unreadable images with the other workers; all workers must call this, and all raise or none."""
+        """Exchange lists of unreadable images with the other workers; every worker must call this.
+
+        If there are too many of them, every worker raises UnreadableImages.
+        """
         self.note(item for unreadable in gather_objects(self.unreadable, device) for item in unreadable.items())
         self.check()
 
     def note(self, problems: Iterable[Problem]) -> bool:
-        """Log images that are not known yet as unreadable; return whether there were any."""
+        """Record and log unreadable images that were not known before. Returns whether there were any."""
         new = {number: reason for number, reason in problems if number not in self.unreadable}
         self.unreadable.update(new)
         for number in new:
-            logger.warning("left out, cannot be read: %s", self.describe(number))
+            logger.warning("leaving out an image that cannot be read: %s", self.describe(number))
         return bool(new)
 
     def check(self) -> None:
@@ -86,11 +91,11 @@ class Stream:
             raise UnreadableImages(self.complaint())
 
     def complaint(self) -> str:
-        """Return a line about the unreadable images of this split; "" if there are none."""
+        """Return a message about the unreadable images of this split; "" if there are none."""
         own = self._unreadable_here()
         few = "; ".join(self.describe(int(number)) for number in own[:3]) + ("; …" if own.size > 3 else "")
         too_many = own.size > MOST_UNREADABLE * len(self)
-        result = f"more than {MOST_UNREADABLE:.0%} end a run" if too_many else "a run leaves them out"
+        result = f"and more than {MOST_UNREADABLE:.0%} end a run" if too_many else "and are left out"
         unreadable = f"{own.size:,} of {len(self):,} {self.title} images cannot be read"
         return f"{unreadable}, {result}: {few}; repair or remove them" if own.size else ""
 
@@ -103,7 +108,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class StreamSet(DataSet):
-    """A data set that is too large for memory, or simply stored in files."""
+    """A data set whose images are read from files during training."""
 
     name: str
     identity: str
@@ -120,7 +125,7 @@ class StreamSet(DataSet):
     def joined(self) -> StreamSet:
         if self.val.source is not self.train.source:
             raise InvalidRecipe(
-                f"all_images adds validation images taken from train; {self.name} has validation images of its own; "
+                f"all_images needs validation images that were taken from train; those of {self.name} are separate; "
                 "set all_images=false"
             )
         where = np.sort(np.concatenate([self.train.where, self.val.where]))
@@ -133,8 +138,8 @@ class StreamSet(DataSet):
             if missing := [self.classes[i] for i in np.flatnonzero(counts == 0)]:
                 which = "this class" if len(missing) == 1 else "these classes"
                 found.append(
-                    f"there are no {stream.title} images of {first_few(missing)}: {stream.title} accuracy says nothing "
-                    f"about {which}"
+                    f"there are no {stream.title} images of {first_few(missing)}: the {stream.title} accuracy does not "
+                    f"cover {which}"
                 )
         return found
 
@@ -142,7 +147,7 @@ class StreamSet(DataSet):
         """Open every image.
 
         Args:
-            progress: Callback that is told how many images were opened.
+            progress: Callback that shows how many images were opened.
 
         Returns:
             One line for each split with images that cannot be read.
@@ -189,16 +194,17 @@ class StreamSet(DataSet):
 def make_stream(found: Found, image_size: int, loaders: int | None = None) -> StreamSet:
     """Make a data set from its sources.
 
-    With both val and test, val chooses between networks and test is kept for the end. If there is only one of them, it
-    is kept for the end, and a fixed tenth of every class of train chooses.
+    If there are both val and test, val holds the validation images and test the test images. If there is only one of
+    them, it holds the test images, and a fixed tenth of every class of train becomes the validation images.
 
     Args:
-        found: Its name, classes and sources.
+        found: Name, classes and sources of the data set.
         image_size: Rows and columns of the images after cropping.
         loaders: Number of processes that read images (default: one per core, at most 16).
 
     Returns:
-        The data set; its identity is a hash of the sources' contents, followed by the hash of the files' bytes.
+        The data set. Its identity is its kind, a hash of the sources' contents and, if there is one, the hash of the
+        files' bytes.
     """
     name, classes, sources, bytes_hash = found
     digest = hashlib.sha256("\n".join(classes).encode())
@@ -210,7 +216,8 @@ def make_stream(found: Found, image_size: int, loaders: int | None = None) -> St
     for title, source in sources.items():
         if missing := [classes[i] for i in np.unique(source.labels) if not counts[i]]:
             raise DataError(
-                f"every class has training images; {name} has {first_few(missing)} only in {title}; add training images"
+                f"every class needs training images; {name} has {first_few(missing)} only in {title}; add training "
+                "images"
             )
     training = Stream("training", train, np.arange(len(train.labels)))
     if {"val", "test"} <= sources.keys():
@@ -218,11 +225,11 @@ def make_stream(found: Found, image_size: int, loaders: int | None = None) -> St
     else:
         if few := [classes[i] for i in np.flatnonzero(counts == 1)]:
             raise DataError(
-                f"every class has at least 2 training images, one of them for validation; got one for "
+                f"every class needs at least 2 training images, because one is used for validation; got one for "
                 f"{first_few(few)} in {name}; add images"
             )
         training.where, chosen = stratified(train.labels, VALIDATION_SHARE)
-        validation = replace(training, title="validation", where=chosen)  # shares what is known to be unreadable
+        validation = replace(training, title="validation", where=chosen)  # shares the record of unreadable images
     tested = sources["test" if "test" in sources else "val"]
     test = Stream("test", tested, np.arange(len(tested.labels)))
     if loaders is None:
@@ -233,7 +240,7 @@ def make_stream(found: Found, image_size: int, loaders: int | None = None) -> St
 
 
 class _TrainStream:
-    """Shuffled, cropped and mirrored batches; each of several workers loads its own share."""
+    """Training batches read from files: shuffled, cropped and mirrored. Every worker loads its own share."""
 
     def __init__(self, stream: Stream, size: int, loaders: int, recipe: Recipe, device: torch.device) -> None:
         self.stream = stream
@@ -252,7 +259,7 @@ class _TrainStream:
         self.loader = make_loader(pictures, self.order, loaders, device)
 
     def start_epoch(self, generator: torch.Generator) -> None:
-        """Draw the order and, for every image, the seed of its crop and reflection; start to read."""
+        """Draw the order and, for every image, the seed of its crop and reflection; start reading."""
         number = self.steps * self.batch_size
         order = torch.randperm(len(self.stream), generator=generator)[:number]
         seeds = torch.randint(2**62, (number,), generator=generator)
@@ -262,13 +269,15 @@ class _TrainStream:
         self.batches = read_batches(self.loader)
 
     def load(self, step: int) -> None:
-        """Copy the next batch to where the step expects it; from pinned memory, so that nothing waits for the copy."""
+        """Copy the next batch into the tensors that a step reads, from pinned memory, without waiting for the copy."""
         batch = next(self.batches)
         try:
             self.stream.report(batch.problems)
             if len(batch.labels) < len(self.labels):
                 first = self.stream.describe(next(iter(self.stream.unreadable)))
-                raise UnreadableImages(f"{TRIES} images in a row cannot be read, from {first}; repair or remove them")
+                raise UnreadableImages(
+                    f"{TRIES} images in a row cannot be read, for example {first}; repair or remove them"
+                )
             if step == self.steps - 1:
                 next(self.batches, None)  # ends the pass, but not the processes
                 self.stream.share(self.device)
@@ -284,7 +293,7 @@ class _TrainStream:
 
 
 class _EvalStream:
-    """A split in order, cropped in the middle, without unreadable images; each of several workers has a share."""
+    """Evaluation batches: readable images in order, cropped in the middle. Every worker loads its own share."""
 
     def __init__(self, stream: Stream, size: int, loaders: int, device: torch.device) -> None:
         self.stream = stream
@@ -297,7 +306,7 @@ class _EvalStream:
         mine = torch.arange(len(self.stream))[rank() :: world_size()].split(EVAL_BATCH)
         order = Order(mine, [torch.zeros_like(part) for part in mine])
         loader = make_loader(self.pictures, order, min(self.loaders, len(order)), self.device)
-        with closing(read_batches(loader)) as batches:  # after an error too: tracebacks keep loader processes alive
+        with closing(read_batches(loader)) as batches:  # otherwise a traceback would keep loader processes alive
             for batch in batches:
                 self.stream.report(batch.problems)
                 if len(batch.labels):
@@ -307,7 +316,7 @@ class _EvalStream:
 
 
 def _shift_and_scale(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return per channel how bytes become numbers with mean 0 and deviation 1 over ILSVRC."""
+    """Return the shift and scale per channel that give ILSVRC images mean 0 and deviation 1."""
     from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     mean, std = (torch.tensor(values, dtype=torch.float64) for values in (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD))

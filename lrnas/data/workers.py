@@ -24,7 +24,7 @@ CROP_SHARE = 224 / 256
 STREAM_SIZE = 224
 """Default rows and columns of images that are read from files."""
 TRIES = 100
-"""Number of images in a row that cannot be read before a batch stays incomplete."""
+"""After this many unreadable images in a row, a batch stays incomplete."""
 
 Transform = Callable[[Image.Image], Image.Image]
 Problem = tuple[int, str]
@@ -40,10 +40,10 @@ class Source(Protocol):
     def open(self, index: int) -> BinaryIO: ...
 
     def name(self, index: int) -> str:
-        """Return where the image comes from, for messages."""
+        """Return a description of where the image is stored, for messages."""
 
     def contents(self) -> Iterable[bytes]:
-        """Yield what distinguishes this source from others."""
+        """Yield bytes that differ between sources, to be hashed."""
 
 
 class Found(NamedTuple):
@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
 
 def read_rgb(file: BinaryIO) -> Image.Image:
-    """Decode an image as RGB. Raises ValueError if it has no RGB form, or any error of its decoder."""
+    """Decode an image as RGB. Raises ValueError if it cannot be converted, and any error of the decoder."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # remarks about metadata, one per file
         with Image.open(file) as image:
@@ -97,7 +97,7 @@ class Order(Sampler[list[tuple[int, int]]]):
 
 
 class Batch(NamedTuple):
-    """A batch as loader processes hand it over."""
+    """A batch made by a loader process."""
 
     images: Tensor
     """uint8 [number, rows, columns, 3]."""
@@ -113,7 +113,7 @@ class Pictures(Dataset[Batch]):
         source: The encoded images.
         where: The images of the split, by number in the source.
         transform: Makes images of equal size.
-        replace: Whether the next image takes the place of one that cannot be read.
+        replace: Whether an image that cannot be read is replaced by the next image.
     """
 
     def __init__(self, source: Source, where: Indices, transform: Transform, replace: bool) -> None:
@@ -147,10 +147,10 @@ def _reason(error: Exception) -> str:
 
 
 def make_loader(pictures: Pictures, order: Order, loaders: int, device: torch.device) -> DataLoader[Batch]:
-    """Make the DataLoader of a split; its processes stay from one pass to the next."""
+    """Make the DataLoader of a split; its processes keep running between passes."""
     return DataLoader(
         pictures,
-        batch_size=None,  # `order` has whole batches
+        batch_size=None,  # `order` yields whole batches
         sampler=order,
         num_workers=loaders,
         pin_memory=device.type == "cuda",
@@ -170,12 +170,12 @@ def read_batches(loader: DataLoader[Batch]) -> Generator[Batch]:
         if "DataLoader worker" not in str(error):
             raise
         reason = str(error).splitlines()[0]
-        raise DataError(f"a process that reads images died ({reason}); use fewer, for example --loaders 1") from None
+        raise DataError(f"a process that reads images died ({reason}); try --loaders 1") from None
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed both generators that transforms draw from, and restore them afterwards."""
+    """Seed the random generators of Python and torch, which transforms use, and restore them afterwards."""
     python, generator = random.getstate(), torch.default_generator.get_state()
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -202,9 +202,9 @@ def evaluation_transform(size: int) -> Transform:
     from torchvision import transforms
 
     composed = create_transform(size, is_training=False, crop_pct=CROP_SHARE, interpolation="bilinear", normalize=False)
-    return transforms.Compose(composed.transforms[:-1])  # type: ignore[no-any-return]  # without the one to tensors
+    return transforms.Compose(composed.transforms[:-1])  # type: ignore[no-any-return]  # without the conversion to a tensor
 
 
 def corner(image: Image.Image) -> Image.Image:
-    """Return one pixel of an image, for reading images without using them."""
+    """Crop an image to one pixel: the transform for checking whether images can be read."""
     return image.crop((0, 0, 1, 1))

@@ -76,12 +76,12 @@ def test_images_with_another_hash_are_never_used(small_cifar: tuple[np.ndarray, 
     changed = images.copy()
     changed[7, 0, 0, 0] ^= 1
     write_batches(tmp_path / "a", changed, labels)
-    with pytest.raises(DataError, match=r"from folder is not the original.*it is not used"):
+    with pytest.raises(DataError, match=r"from folder differs from the original.*delete it"):
         cifar10.load_cifar10(tmp_path / "a")
     assert not (tmp_path / "a" / "cifar10.npz").exists()
     (tmp_path / "b").mkdir()
     np.savez(tmp_path / "b" / "cifar10.npz", x=changed, y=labels)
-    with pytest.raises(DataError, match=r"cifar10.npz is not the original"):
+    with pytest.raises(DataError, match=r"cifar10.npz differs from the original"):
         cifar10.load_cifar10(tmp_path / "b")
     whole = (tmp_path / "b" / "cifar10.npz").read_bytes()
     (tmp_path / "b" / "cifar10.npz").write_bytes(whole[: len(whole) // 2])

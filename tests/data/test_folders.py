@@ -169,19 +169,25 @@ def broken(root: Path, how: str) -> Path:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("no folder", r"takes a folder; got .*nowhere, which does not exist; give folder:PATH with PATH/train"),
+        ("no folder", r"needs a folder; got .*nowhere, which does not exist; give a folder with PATH/train"),
         ("file", "which is a file"),
-        ("no train", r"a data set has train/ and val/ or test/; .* has no train/; arrange the images as"),
+        ("no train", r"a data set needs train/ and val/ or test/; .* has no train/; arrange the images as"),
         ("no val", "has no val/ and test/; arrange the images as"),
         (
             "unknown class",
-            r"every class has a folder in train/; got violet only in .*val; add it to train/ or remove it",
+            r"every class needs a folder in train/; got violet only in .*val; add it to train/ or remove it",
         ),
-        ("empty class", r"every class has images directly in its folder .*; got none for green in .*train; add images"),
+        (
+            "empty class",
+            r"every class needs images directly in .*; got none for green in .*train; add images",
+        ),
         ("nested", "got none for green in .*train, only folders; add images or remove"),
-        ("one class", "has one folder per class, at least 2; got blue; arrange the images"),
-        ("one image", "every class has at least 2 training images, one of them for validation; got one for red"),
-        ("empty val", "has one folder per class; got none; .*or remove val/"),
+        ("one class", "must have one folder per class, at least 2; got blue; arrange the images"),
+        (
+            "one image",
+            "every class needs at least 2 training images, .* got one for red",
+        ),
+        ("empty val", "must have one folder per class; got none; .*or remove it"),
     ],
 )
 def test_bad_layouts_are_one_line(how: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,9 +200,9 @@ def test_bad_layouts_are_one_line(how: str, message: str, tmp_path: Path, capsys
 
 
 def test_sizes_loaders_and_names() -> None:
-    with pytest.raises(DataError, match="images have at least 32 pixels here; got 8; give a larger --image-size"):
+    with pytest.raises(DataError, match="needs images of at least 32 pixels; got 8; give a larger --image-size"):
         load_set("folder:x", image_size=8, min_size=32)
-    with pytest.raises(DataError, match="the number of loaders is at least 0; got -1"):
+    with pytest.raises(DataError, match="the number of loaders must be at least 0; got -1"):
         load_set("folder:x", loaders=-1)
     with pytest.raises(DataError, match="the images of digits have a fixed size; got --image-size 32; leave it out"):
         load_set("digits", image_size=32)
@@ -205,7 +211,7 @@ def test_sizes_loaders_and_names() -> None:
     with pytest.raises(UnknownName, match="unknown data set 'folder/x'; did you mean folder:PATH"):
         load_set("folder/x")
     with pytest.raises(
-        DataError, match="the name of a folder data set is folder:PATH; got 'folder:'; add the missing part"
+        DataError, match="a folder data set must be written as folder:PATH; got 'folder:'; add the missing part"
     ):
         load_set("folder:")
 
@@ -235,8 +241,8 @@ def test_classes_missing_in_a_split_are_mentioned(tmp_path: Path, capsys: pytest
         shutil.rmtree(tmp_path / "test" / name)
     assert main(["data", f"folder:{tmp_path}"]) == 0  # not every class has to be tested
     assert capsys.readouterr().err.splitlines() == [
-        "lrnas: there are no validation images of red: validation accuracy says nothing about this class",
-        "lrnas: there are no test images of blue, green: test accuracy says nothing about these classes",
+        "lrnas: there are no validation images of red: the validation accuracy does not cover this class",
+        "lrnas: there are no test images of blue, green: the test accuracy does not cover these classes",
     ]
     assert load_set("digits").remarks() == []
 
@@ -247,7 +253,7 @@ def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.Captu
     assert main(["data", f"folder:{tmp_path}"]) == 1
     told, complaint = capsys.readouterr()
     assert told.startswith(f"folder:{tmp_path}: 303 training, 9 validation and 9 test images")
-    left_out = "lrnas: 1 of 303 training images cannot be read, a run leaves them out: "
+    left_out = "lrnas: 1 of 303 training images cannot be read, and are left out: "
     assert complaint.startswith(f"{left_out}{bad} (") and complaint.endswith("); repair or remove them\n")
     for name in ("000", "001", "002"):
         spoil(tmp_path / "test" / "blue" / f"{name}.png")
@@ -255,7 +261,7 @@ def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.Captu
     assert main(["data", f"folder:{tmp_path}"]) == 1
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(left_out)
-    assert second.startswith("lrnas: 4 of 9 test images cannot be read, more than 1% end a run: ")
+    assert second.startswith("lrnas: 4 of 9 test images cannot be read, and more than 1% end a run: ")
     assert second.count(".png") == 3 and "; …; repair" in second
 
 

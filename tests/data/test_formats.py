@@ -97,9 +97,9 @@ def test_info_tells_the_splits_and_a_spoilt_image_is_named(tmp_path: Path) -> No
 
 
 def test_bad_shards_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"takes a folder of shards; got .*nowhere, which is not a folder"):
+    with pytest.raises(DataError, match=r"needs a folder of shards; got .*nowhere, which is not a folder"):
         load("wds/nowhere", tmp_path)
-    with pytest.raises(DataError, match="the name of a wds data set is wds/FOLDER; got 'wds/'; add the missing part"):
+    with pytest.raises(DataError, match="must be written as wds/FOLDER; got 'wds/'; add the missing part"):
         load("wds/", tmp_path)
     shards = write_shards(write_set(tmp_path / "set", {"train": 4}, size=7), tmp_path / "shards")
     with pytest.raises(
@@ -111,10 +111,10 @@ def test_bad_shards_are_one_line(tmp_path: Path) -> None:
         load(f"wds/{shards}", tmp_path)
     with tarfile.open(shards / "small-test-0000.tar", "w") as tar:
         tar.add(tmp_path / "set" / "train" / "red" / "000.png", "a.png")
-    with pytest.raises(DataError, match=r"cannot be read \(a has no file .cls with its class\)"):
+    with pytest.raises(DataError, match=r"cannot be read \(a has no .cls file with its class\)"):
         load(f"wds/{shards}", tmp_path)
     (shards / "_info.json").write_text("{}")
-    with pytest.raises(DataError, match=r"_info.json lists the files of every split; got KeyError\('splits'\)"):
+    with pytest.raises(DataError, match=r"_info.json must list the files of every split; got KeyError\('splits'\)"):
         load(f"wds/{shards}", tmp_path)
 
 
@@ -132,11 +132,11 @@ def test_splits_are_whole_words(name: str, tmp_path: Path) -> None:
 
     (shards / f"{name}-train-test-0000.tar").write_bytes(b"")
     with pytest.raises(
-        DataError, match=rf"contains one split; got .*{name}-train-test-0000.tar, with train and test; rename"
+        DataError, match=rf"must contain one split; got .*{name}-train-test-0000.tar, with train and test; rename"
     ):
         load(f"wds/{shards}", tmp_path)
     (shards / f"{name}-train-test-0000.tar").rename(shards / f"{name}-0000.tar")
-    with pytest.raises(DataError, match=rf"its split as a word, .*; got .*{name}-0000.tar; rename or remove it"):
+    with pytest.raises(DataError, match=rf"the word train, val or test; got .*{name}-0000.tar; rename or remove it"):
         load(f"wds/{shards}", tmp_path)
 
 

@@ -216,7 +216,7 @@ def test_an_unreadable_image_is_named_once_and_replaced(
     result = train(model, data, RECIPE, seed=0)
     assert result.status == "completed"
     file = tmp_path / "train" / "green" / "010.png"
-    assert caplog.messages == [f"left out, cannot be read: {file} (image file is truncated)"]
+    assert caplog.messages == [f"leaving out an image that cannot be read: {file} (image file is truncated)"]
     assert data.unreadable == {"train": [(44, "image file is truncated")]}
     again = make_model()
     train(again, load(tmp_path), RECIPE, seed=0)
@@ -283,7 +283,7 @@ def test_the_limit_counts_all_workers(tmp_path: Path) -> None:
     large(tmp_path / "set", 2, "val")
     torch.multiprocessing.spawn(work, (tmp_path,), nprocs=2)
     first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in range(2))
-    assert first == second and "2 of 102 validation images cannot be read, more than 1% end a run" in first
+    assert first == second and "2 of 102 validation images cannot be read, and more than 1% end a run" in first
 
 
 @pytest.mark.slow
@@ -306,13 +306,13 @@ def test_more_than_one_in_a_hundred_end_the_run(loaders: int, split: str, tmp_pa
         train(make_model(), load(tmp_path, loaders), RECIPE, seed=0)
     message = str(caught.value)
     title = {"train": "training", "val": "validation"}[split]
-    assert message.startswith(f"2 of 102 {title} images cannot be read, more than 1% end a run: {tmp_path}")
+    assert message.startswith(f"2 of 102 {title} images cannot be read, and more than 1% end a run: {tmp_path}")
     assert message.endswith("; repair or remove them") and "\n" not in message
 
 
 def test_in_a_small_split_a_single_image_ends_the_run(pictures: Path) -> None:
     spoil(pictures / "train" / "red" / "003.png")
-    with pytest.raises(DataError, match="1 of 36 training images cannot be read, more than 1% end a run"):
+    with pytest.raises(DataError, match="1 of 36 training images cannot be read, and more than 1% end a run"):
         train(make_model(), load(pictures), RECIPE, seed=0)
 
 
@@ -334,7 +334,7 @@ def test_every_kind_of_broken_file_has_its_reason(tmp_path: Path, caplog: pytest
 
 def test_a_loader_that_dies_is_one_line(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FolderSplit, "open", lambda self, index: os._exit(3))
-    with pytest.raises(DataError, match=r"a process that reads images died \(.*\); use fewer") as caught:
+    with pytest.raises(DataError, match=r"a process that reads images died \(.*\); try --loaders 1") as caught:
         train(make_model(), load(pictures, 1), RECIPE, seed=0)
     assert "\n" not in str(caught.value)
 

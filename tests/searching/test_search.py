@@ -148,7 +148,7 @@ def test_a_search_says_which_classes_choose_nothing(
     shutil.rmtree(pictures / "val" / "green")
     begin(tmp_path, pictures)
     assert caplog.messages == [
-        "there are no validation images of green: validation accuracy says nothing about this class"
+        "there are no validation images of green: the validation accuracy does not cover this class"
     ]
 
 
