@@ -1,4 +1,4 @@
-"""Faster execution of a model, whatever it was built with: fused kernels on a GPU, rearranged work on a CPU.
+"""Faster execution of any PyTorch model: with fused kernels on a GPU, with rearranged operations on a CPU.
 
 Classes of modules are replaced by subclasses that differ only in `forward` (`lrnas.layers.gpu`, `lrnas.layers.cpu`).
 Parameters, names and, within rounding, results stay the same. `fused(model)` does this for the duration of a `with`
@@ -21,7 +21,7 @@ from lrnas.layers.kernels import available
 
 @contextmanager
 def fused(model: nn.Module) -> Iterator[None]:
-    """Run a model with the fused kernels inside a `with` block; afterwards it is what it was before.
+    """Make a model faster inside a `with` block; afterwards its modules have their old classes again.
 
     Args:
         model: The model, already on the device where it will run.
@@ -38,11 +38,12 @@ def fused(model: nn.Module) -> Iterator[None]:
 def accelerate(model: nn.Module) -> nn.Module:
     """Make a trained model faster, permanently and in place.
 
-    On a GPU its layers use the fused kernels, in half precision. On a CPU inference uses the channels-last layout, also
-    for the weights of convolutions, whose values do not change. An accelerated model can be copied but not pickled.
+    On a GPU its layers use the fused kernels, in half precision. On a CPU inference uses the channels-last layout; the
+    weights of convolutions are stored in it too, with the same values. An accelerated model can be copied but not
+    pickled.
 
     Args:
-        model: Any model, already on the device where it will run. Its own code must take maps apart with `flatten` or
+        model: Any model, already on the device where it will run. Its own code must reshape maps with `flatten` or
             `reshape`, not with `view`.
 
     Returns:
@@ -56,7 +57,7 @@ def accelerate(model: nn.Module) -> nn.Module:
 
 
 def _replace_classes(model: nn.Module) -> dict[type[nn.Module], Any]:
-    """Replace classes of modules by the faster ones for the model's device; returns all replacements there."""
+    """Replace classes of modules by faster ones; returns all replacements for the model's device."""
     first = next(model.parameters(), None)
     if first is None:
         return {}
@@ -66,18 +67,18 @@ def _replace_classes(model: nn.Module) -> dict[type[nn.Module], Any]:
 
         replacements = gpu.REPLACEMENTS
     for module in model.modules():
-        own: Any = getattr(type(module), "replaced_class", type(module))  # it may have been replaced before
+        own: Any = getattr(type(module), "replaced_class", type(module))  # the class may have been replaced before
         new = next((new for base, new in replacements.items() if own.forward is base.forward), None)
         module.__class__ = own if new is None or not _fits(new, module) else _subclass(own, new)
     return replacements
 
 
 def _fits(new: Any, module: nn.Module) -> bool:
-    """Whether a replacement can do what a module does; layers that pad their input before all filters stay."""
+    """Whether a replacement can do what a module does. Layers with `pads_input` are never replaced."""
     return not getattr(module, "pads_input", False) and (not hasattr(new, "fits") or new.fits(module))
 
 
 @functools.cache
 def _subclass(own: Any, replacement: Any) -> Any:
-    """A subclass of a module's own class with the `forward` of its replacement."""
+    """A subclass of a module's own class that has the `forward` of the replacement."""
     return type(f"Fused{own.__name__}", (replacement, own), {"replaced_class": own})

@@ -7,8 +7,8 @@ is a 1×k convolution followed by a k×1 convolution.
 
 Keys of the state dict name the shapes: `conv3x1.weight`, `conv1x3.weight`, `conv3x3.weight`, `join.weight`.
 
-All of this is plain PyTorch, with one exception: on a GPU that runs the fused kernels, filters side by side are
-computed by one kernel instead of several convolutions and a concatenation.
+The layers consist of ordinary PyTorch operations. On a GPU that can run the fused kernels, one kernel computes all
+groups instead of several convolutions and a concatenation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Padding = IntPair | str
 """As in `nn.Conv2d`: numbers, "valid" or "same"; also "tf_same", the padding of timm's `Conv2dSame`."""
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 Margins = tuple[tuple[int, int], tuple[int, int]]
-"""Zeros before and after the rows, before and after the columns of an input; negative numbers crop it."""
+"""Padding of an input with zeros: (before, after) its rows, and (before, after) its columns. Negative numbers crop."""
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
@@ -43,7 +43,7 @@ def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
 
 
 def _explicit_padding(padding: Padding, window: tuple[int, int], dilation: tuple[int, int]) -> Margins:
-    """Padding as numbers, for every form of padding that `nn.Conv2d` takes."""
+    """The padding in numbers, for any padding argument of `nn.Conv2d`."""
     if padding == "same":
         totals = [step * (size - 1) for step, size in zip(dilation, window, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)  # type: ignore[return-value]
@@ -54,7 +54,7 @@ def _explicit_padding(padding: Padding, window: tuple[int, int], dilation: tuple
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module must be called itself: it has hooks, or somebody replaced its `forward`."""
+    """Whether a module has hooks or a replaced `forward`. It must then be called; a kernel cannot do its work."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     everywhere = (modules._global_forward_hooks, modules._global_forward_pre_hooks, modules._global_backward_hooks)
     return any(hooks) or any(everywhere) or "forward" in module.__dict__
@@ -68,13 +68,13 @@ class _Groups(ABC):
         """The convolutions side by side, in the order of their outputs."""
 
     def supports(self, x: Tensor) -> bool:
-        """Whether a fused kernel can compute the groups. All other inputs go to PyTorch, which may refuse them."""
+        """Whether a fused kernel can compute the groups for this input. All other inputs are left to PyTorch."""
         convs = list(self.group_convs())
         fits = is_faster(x) and x.shape[1] == convs[0].in_channels and min(_output_size(convs[0], x)) > 0
         return fits and not any(map(has_hooks, convs))
 
     def compute(self, x: Tensor, **epilogue: Any) -> Tensor:
-        """Compute the groups by one fused kernel, followed by an epilogue (see `composite_conv`), without a join."""
+        """Compute the groups and an epilogue (see `composite_conv`) with one fused kernel; a join is not included."""
         from lrnas.layers.kernels.composite_op import composite_conv
 
         convs = list(self.group_convs())
@@ -85,9 +85,9 @@ class _Groups(ABC):
 class WindowConv2d(_Groups, nn.Conv2d):
     """A convolution whose kernel lies in the middle of a larger window.
 
-    The output has the size that a convolution with the window as its kernel would have. Where the window is larger
-    than the kernel, the padding shrinks by the difference; if it gets negative, the input is cropped. In a window of
-    even size the middle is rounded down.
+    The output has the size that a convolution with the window as its kernel would have. If the window is larger than
+    the kernel, there is less padding by the difference; negative padding crops the input. In a window of even size the
+    middle is rounded down.
 
     Args:
         in_channels: Channels of the input.
@@ -129,7 +129,7 @@ class WindowConv2d(_Groups, nn.Conv2d):
         )
         self.margins: Margins = (margins[0], margins[1])
         self.margin = None if even else (*margins[1], *margins[0])
-        """Uneven padding, or cropping where negative: left, right, top, bottom."""
+        """Uneven padding: left, right, top, bottom. Negative numbers crop. None if the padding is even."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.supports(x):
@@ -141,7 +141,7 @@ class WindowConv2d(_Groups, nn.Conv2d):
 
 
 def kernel_layer(convs: Sequence[WindowConv2d], x: Tensor) -> Layer:
-    """The description that the kernels need of convolutions side by side."""
+    """The description of convolutions side by side that the kernels need, for an input."""
     from lrnas.layers.kernels.layer import Layer
 
     first = convs[0]
@@ -152,7 +152,7 @@ def kernel_layer(convs: Sequence[WindowConv2d], x: Tensor) -> Layer:
 
 
 def concatenated_bias(convs: Sequence[nn.Conv2d]) -> Tensor | None:
-    """The biases of convolutions whose outputs are concatenated; None if they have none."""
+    """The biases of convolutions whose outputs are concatenated; None if there are no biases."""
     biases = [conv.bias for conv in convs if conv.bias is not None]
     return None if not biases else biases[0] if len(biases) == 1 else torch.cat(biases)
 
@@ -173,7 +173,7 @@ def _output_size(conv: WindowConv2d, x: Tensor) -> tuple[int, int]:
 
 
 class _Replacement(nn.Module):
-    """Base of layers that replace a k×k convolution: its geometry, and padding with other values than zeros."""
+    """Base class of layers that replace a k×k convolution: its geometry, and all padding that is not with zeros."""
 
     def __init__(
         self,
@@ -192,10 +192,10 @@ class _Replacement(nn.Module):
         self.stride = _pair(stride)
         self.padding = padding if isinstance(padding, str) else _pair(padding)
         self.dilation = _pair(dilation)
-        self.groups = 1  # like nn.Conv2d, for code that asks
+        self.groups = 1  # for code that reads this attribute of nn.Conv2d
         self.padding_mode = padding_mode
         self.pads_input = padding_mode != "zeros" or padding == "tf_same"
-        """Whether the input is padded once for all filters, which then crop their part of it."""
+        """Whether the input is padded once for all filters. Each filter then crops the part that it needs."""
 
     @property
     def inner_padding(self) -> Padding:
@@ -267,7 +267,7 @@ class CompositeConv2d(_Groups, _Replacement):
         if not present or len({group.shape for group in present}) < len(present) or join == 0:
             listed = ", ".join(f"{group.shape} {group.num}" for group in present) or "none"
             raise ConversionError(
-                f"a composite layer has at least one filter, each shape once, and a join of at least 1 or None; got "
+                f"a composite layer needs at least one filter, no shape twice, and a join of None or at least 1; got "
                 f"{listed} and join {join}"
             )
         total = sum(group.num for group in present)
@@ -276,8 +276,8 @@ class CompositeConv2d(_Groups, _Replacement):
         tallest, widest = max(g.height for g in present), max(g.width for g in present)
         if self.pads_input and (tallest > self.kernel_size[0] or widest > self.kernel_size[1]):
             raise ConversionError(
-                f"filters larger than the {self.kernel_size} window need zero padding, whose margin can grow; got "
-                f"{tallest}x{widest} with {self.padding_mode if padding != 'tf_same' else 'tf_same'} padding"
+                f"filters larger than the window {self.kernel_size} need padding with zeros; got {tallest}x{widest} "
+                f"with {self.padding_mode if padding != 'tf_same' else 'tf_same'} padding"
             )
         geometry = (self.kernel_size, self.stride, self.inner_padding, self.dilation, bias, device, dtype)
         for group in present:
@@ -361,7 +361,7 @@ class SeparableConv2d(_Replacement):
 
 
 def output_convs(layer: nn.Module) -> list[nn.Conv2d]:
-    """The convolutions inside a layer that produce its output channels, in their order."""
+    """The convolutions inside a layer that produce its output channels, in the order of these channels."""
     if isinstance(layer, CompositeConv2d):
         return list(layer.group_convs()) if layer.join is None else [layer.join]
     if isinstance(layer, SeparableConv2d):
@@ -382,12 +382,19 @@ def make_conv(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """Make the layer for a mix of filters that replaces a k×k convolution.
+    """Make the layer that replaces a k×k convolution by a mix of filters.
 
     Args:
         in_channels: Channels of the input.
-        mix: How many filters of which shapes, and whether a second convolution follows.
-        kernel_size: Kernel size of the k×k convolution, as are the arguments after it (see `nn.Conv2d`).
+        mix: The numbers and shapes of the filters, and the second convolution, if any.
+        kernel_size: Kernel size of the k×k convolution.
+        stride: As in `nn.Conv2d`, of the k×k convolution.
+        padding: As in `nn.Conv2d`, of the k×k convolution; also "tf_same" (timm's `Conv2dSame`).
+        dilation: As in `nn.Conv2d`, of the k×k convolution.
+        bias: Whether the convolutions have biases.
+        padding_mode: As in `nn.Conv2d`.
+        device: As in `nn.Conv2d`.
+        dtype: As in `nn.Conv2d`.
 
     Returns:
         The simplest module for the mix: `nn.Conv2d`, `WindowConv2d`, `SeparableConv2d` or `CompositeConv2d`.
@@ -407,7 +414,7 @@ def make_conv(
 
 
 class ConvBlock(nn.Module):
-    """Convolution with "same" padding, then batch norm if wanted, then ReLU.
+    """Convolution with "same" padding, then an optional batch norm, then ReLU.
 
     Args:
         in_chs: Channels of the input.

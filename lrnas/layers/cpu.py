@@ -1,8 +1,8 @@
 """Replacements for modules on a CPU; `lrnas.layers.accelerate` installs them.
 
-Without gradients, maps are in the channels-last layout: the library behind PyTorch's convolutions needs it, and copies
-maps of another layout once for every group of filters. Results differ in their last digits at most. Code that takes
-such a map apart must use `reshape`, because `view` needs PyTorch's own layout.
+Without gradients, maps are in the channels-last layout. The library behind PyTorch's convolutions needs this layout; it
+would copy maps in another layout once for every group of filters. Results are equal up to rounding. Code that reshapes
+such a map must use `reshape` or `flatten`, because `view` works only in PyTorch's default layout.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from lrnas.layers.conv import CompositeConv2d, WindowConv2d, has_hooks, num_posi
 from lrnas.layers.fold import join_kernels, joined_bias, joined_geometry
 
 LARGE_MAP = 1 << 16
-"""Number of values from which on a pool in several passes is faster than PyTorch's, which goes value by value."""
+"""Smallest number of values of a map for which pooling in several passes is faster than PyTorch's pool."""
 
 
 def _is_inference(x: Tensor) -> bool:
-    """Whether this is a map of a model that runs without gradients."""
+    """Whether a tensor is a map of a model that runs without gradients."""
     return x.ndim == 4 and x.is_floating_point() and not torch.is_grad_enabled()
 
 
@@ -33,10 +33,10 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 class _Conv2d(nn.Conv2d):
-    """A matrix product where the kernel covers the whole input, as in VGG's classifier.
+    """A convolution that is computed as a matrix product if its kernel covers the whole input, as in VGG's classifier.
 
-    On some processors oneDNN takes ten times as long for the gradients of such a convolution, and it copies the weights
-    in the forward pass.
+    On some processors the gradients of such a convolution take ten times as long with oneDNN, which also copies the
+    weights in the forward pass.
     """
 
     @staticmethod
@@ -47,19 +47,21 @@ class _Conv2d(nn.Conv2d):
         is_simple = self.padding == (0, 0) and self.dilation == (1, 1)
         if is_simple and input.ndim == 4 and input.shape[1:] == self.weight.shape[1:]:
             x, weight = input, self.weight
-            if not weight.is_contiguous():  # use its order in memory, so that it is not copied
+            if not weight.is_contiguous():  # keep its order in memory, to avoid a copy
                 x, weight = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
             return F.linear(x.flatten(1), weight.flatten(1), self.bias)[:, :, None, None]
         return super().forward(_channels_last(input))
 
 
 class _Window(WindowConv2d):
+    """A convolution that converts its input to the channels-last layout."""
+
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(_channels_last(x))
 
 
 class _Composite(CompositeConv2d):
-    """Groups and join as one convolution if that needs fewer products, as after few channels."""
+    """Computes groups and join as one convolution if this needs fewer products, for example with few input channels."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not _is_inference(x):
@@ -83,9 +85,9 @@ class _Composite(CompositeConv2d):
 
 
 class _LocalResponseNorm(nn.LocalResponseNorm):
-    """Local response norm by square roots, which the exponent 3/4 allows, and sums over neighbouring channels.
+    """Local response norm with exponent 3/4, computed by square roots and sums over neighbouring channels.
 
-    PyTorch computes powers value by value, which takes longer than the convolution before it.
+    PyTorch computes a power for each value, which takes longer than the convolution before it.
     """
 
     @staticmethod
@@ -114,7 +116,7 @@ class _MaxPool2d(nn.MaxPool2d):
     @staticmethod
     def fits(module: nn.MaxPool2d) -> bool:
         is_plain = module.dilation in (1, (1, 1)) and not module.return_indices and not module.ceil_mode
-        # with larger strides PyTorch compares fewer values than this would
+        # with a larger stride PyTorch's pool compares fewer values than this one
         return is_plain and (module.kernel_size, module.stride, module.padding) in ((2, 2, 0), (3, 1, 1))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -135,4 +137,4 @@ REPLACEMENTS: dict[type[nn.Module], Any] = {
     nn.LocalResponseNorm: _LocalResponseNorm,
     nn.MaxPool2d: _MaxPool2d,
 }
-"""The class that replaces a module, by the class whose `forward` the module has."""
+"""Replacement classes. A key is the class that defines the `forward` of the module to be replaced."""

@@ -1,15 +1,17 @@
-"""Layers as fewer, larger operations that compute the same: mixed-shape layers as one convolution, norms folded in.
+"""Equivalent forms of layers with fewer, larger operations: mixed-shape layers as one convolution, norms folded in.
 
-Nothing here changes what a network computes, up to rounding:
+Up to rounding, nothing here changes what a network computes:
 
-- Groups side by side are one convolution whose kernels have zeros around each shape ("merged", followed by the join).
-- With a join, and no activation in between, all of it is one convolution ("dense"): the join mixes the kernels in the
-  same way as it would mix their outputs.
-- A separable layer is one convolution of outer products, except at the border: its second half pads the output of the
-  first half with zeros. If the first half has a bias, a padded image would not give zeros there, and the layer is kept.
+- The groups of a composite layer are one convolution whose kernels have zeros around each shape. The form "merged" is
+  this convolution followed by the join.
+- There is no activation before a join, so groups and join together are also one convolution: the join mixes the kernels
+  in the same way as it would mix their outputs. This is the form "dense".
+- A separable layer is one convolution whose kernels are sums of outer products, also called "dense". The exception is a
+  layer whose first half has a bias: its second half pads with zeros, where the single convolution would have the bias.
+  Such a layer is kept.
 
-Which form is the fastest depends on where it runs: `exporting.fastest_form` measures. A `Folding` says what was
-folded, so that the same can be done to a new model before weights are loaded into it.
+Which form is fastest depends on the device; `lrnas.exporting.fastest_form` measures it. A `Folding` records what was
+folded, so that a new model can be folded in the same way before weights are loaded into it.
 """
 
 from __future__ import annotations
@@ -67,9 +69,10 @@ def fold(model: nn.Module, folding: Folding) -> nn.Module:
 
 
 def foldable_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Mixed-shape layers and single narrow filters of a model, by path.
+    """The layers of a model that may have a dense form, by path.
 
-    `dense_form` makes one dense convolution of them, or `reason_to_keep` says why that is impossible.
+    These are mixed-shape layers and single convolutions that are not square. `dense_form` returns this form, or
+    `reason_to_keep` the reason why there is none.
     """
     found: dict[str, nn.Module] = {}
     inside: set[nn.Module] = set()
@@ -83,7 +86,7 @@ def foldable_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def reason_to_keep(layer: nn.Module) -> str:
-    """The reason why a layer has no dense form; "" if it has one."""
+    """The reason why a layer has no dense form; an empty text if it has one."""
     if not isinstance(layer, SeparableConv2d):
         return ""
     first, second = layer.halves()
@@ -94,7 +97,7 @@ def reason_to_keep(layer: nn.Module) -> str:
 
 @torch.no_grad()
 def dense_form(layer: nn.Module) -> nn.Conv2d | None:
-    """A single convolution that computes the same as a layer; None if there is none."""
+    """A single convolution that computes the same as a layer; None if no convolution does."""
     if isinstance(layer, SeparableConv2d):
         return None if reason_to_keep(layer) else _dense_separable(layer)
     if isinstance(layer, CompositeConv2d):
@@ -125,7 +128,7 @@ class Joined(NamedTuple):
 
 
 def joined_geometry(composite: CompositeConv2d) -> tuple[Margins, tuple[int, int], tuple[int, ...]]:
-    """Margins, size and taps of the smallest kernel that contains those of all groups."""
+    """Margins, size and taps of the smallest kernel that contains the kernels of all groups."""
     convs = list(composite.group_convs())
     margins = _common_margins(*(conv.margins for conv in convs))
     left, right, above, below = _zeros_around(convs[0], margins)
@@ -156,11 +159,11 @@ def joined_bias(composite: CompositeConv2d, bias: Tensor | None, scale: Tensor |
 
     Args:
         composite: A composite layer with a join.
-        bias: What is added after the join, already scaled.
-        scale: A factor for every output, as of a batch norm after the join; needs a bias.
+        bias: The bias after the join, already scaled.
+        scale: A factor for every output, for example of a batch norm after the join; `bias` must then be given.
 
     Returns:
-        The bias, with the share that comes from the biases of the groups.
+        The sum of `bias` and the effect of the groups' biases on the output.
     """
     assert composite.join is not None
     group_bias = concatenated_bias(list(composite.group_convs()))
@@ -180,7 +183,7 @@ def _one_conv(
     window: tuple[int, int],
     join: nn.Conv2d | None = None,
 ) -> nn.Conv2d:
-    """The convolutions of a layer as one, whose kernel is at least as large as a window; with the join, if given."""
+    """One convolution for all convolutions of a layer, and the join if given. Its kernel covers at least the window."""
     margins = _common_margins(*(conv.margins for conv in convs), _window_margins(convs[0], window))
     weight = _embed_kernels(convs, margins).double()
     bias = concatenated_bias(convs)
@@ -214,7 +217,7 @@ def _dense_separable(layer: SeparableConv2d) -> nn.Conv2d:
 
 
 def _like(layer: CompositeConv2d | SeparableConv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
-    """The k×k convolution that a layer stands for, with these weights."""
+    """A convolution with these weights and the geometry of the k×k convolution that a layer replaces."""
     assert tuple(weight.shape[2:]) == layer.kernel_size
     if layer.padding == "tf_same":
         return _new_conv(Conv2dSame, layer, weight, bias)
@@ -228,7 +231,7 @@ def _new_conv(
     bias: Tensor | None,
     **geometry: Any,
 ) -> nn.Conv2d:
-    """A convolution with these weights, and with stride, dilation, device and type of a layer."""
+    """A convolution with these weights, and with the stride, dilation, device and dtype of a layer."""
     geometry |= {"stride": layer.stride, "dilation": layer.dilation, "bias": bias is not None}
     new = kind(layer.in_channels, len(weight), (weight.shape[2], weight.shape[3]), **geometry)
     own = next(layer.parameters())
@@ -239,7 +242,7 @@ def _new_conv(
     return new
 
 
-# geometry: kernels of different sizes at their places in a common kernel
+# Geometry: the place of each kernel in a common, larger kernel.
 
 
 def _common_margins(*margins: Margins) -> Margins:
@@ -249,7 +252,7 @@ def _common_margins(*margins: Margins) -> Margins:
 
 
 def _window_margins(conv: WindowConv2d, window: tuple[int, int]) -> Margins:
-    """The margins of a window whose middle a convolution looks at."""
+    """The margins of a window of a given size around the kernel of a convolution."""
     margins = []
     for (before, after), size, kernel, step in zip(conv.margins, window, conv.kernel_size, conv.dilation, strict=True):
         first = (size - 1) // 2 - (kernel - 1) // 2
@@ -258,14 +261,14 @@ def _window_margins(conv: WindowConv2d, window: tuple[int, int]) -> Margins:
 
 
 def _zeros_around(conv: WindowConv2d, margins: Margins) -> list[int]:
-    """Zeros to the left, right, above and below a kernel (`F.pad`'s order) that give it these margins."""
+    """The zeros around a kernel that give it these margins: left, right, above, below (the order of `F.pad`)."""
     return [
         (margins[axis][side] - conv.margins[axis][side]) // conv.dilation[axis] for axis in (1, 0) for side in (0, 1)
     ]
 
 
 def _embed_kernels(convs: Sequence[WindowConv2d], margins: Margins) -> Tensor:
-    """The kernels of convolutions of one input, with zeros around them, [filters, channels, rows, columns]."""
+    """The kernels of several convolutions in one tensor [filters, channels, rows, columns], with zeros around them."""
     return torch.cat([F.pad(conv.weight, _zeros_around(conv, margins)) for conv in convs])
 
 

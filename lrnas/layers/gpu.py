@@ -1,7 +1,7 @@
 """Replacements for modules on a GPU: the same layers with the fused kernels; `lrnas.layers.accelerate` installs them.
 
-A convolution also computes its epilogue, the modules that follow it: the ReLU and, after filters of different shapes,
-a 2×2 pool; in evaluation also the batch norm before them.
+A convolution also computes its epilogue, that is, some of the modules that follow it: the ReLU and, in mixed-shape
+layers, a 2×2 pool and (in evaluation) a batch norm.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ from lrnas.layers.kernels.pools import Window
 from lrnas.layers.norms import scale_and_shift
 
 MANY_POSITIONS = 1 << 14
-"""From this number of positions on, one more pass over a map takes longer than a few small matrix products."""
+"""On maps with at least this number of positions, one more pass takes longer than a few small matrix products."""
 PRODUCTS_PER_BYTE = 75
-"""Products that a GPU computes while it moves one byte, in half precision, roughly (H200: 300 TMAC/s, 4 TB/s)."""
+"""Approximate number of products that a GPU computes in half precision while it moves one byte.
+
+H200: 300 TMAC/s, 4 TB/s.
+"""
 LIBRARY_TIME = 0.78
 """Time per product in cuDNN's k×k convolution relative to our kernel (0.73 to 0.87 on an H200)."""
 
 
 class _Conv2d(nn.Conv2d):
-    """Matrix products for 1×1 kernels and for few input channels, with bias and ReLU in the same pass."""
+    """A convolution that is computed as a matrix product if it is 1×1 or has few input channels."""
 
     @staticmethod
     def fits(module: nn.Conv2d) -> bool:
@@ -51,7 +54,7 @@ class _Conv2d(nn.Conv2d):
         return module.groups == 1 and zeros and not long_patch
 
     def supports(self, x: Tensor) -> bool:
-        """Whether the kernels can compute this input. All others go to PyTorch, which may refuse them."""
+        """Whether the kernels can compute this input. All other inputs are left to PyTorch."""
         if not usable(x) or x.shape[1] != self.in_channels:
             return False
         geometry = zip(x.shape[2:], cast(tuple[int, int], self.padding), self.dilation, self.kernel_size, strict=True)
@@ -62,14 +65,14 @@ class _Conv2d(nn.Conv2d):
         return self.compute(input, relu=False) if direct and self.supports(input) else super().forward(input)
 
     def compute(self, x: Tensor, relu: bool, **bias: Tensor | None) -> Tensor:
-        """Compute the layer with its own bias or, if given, with another one (which may be None)."""
+        """Compute the layer. The argument `bias`, if given, replaces the bias of the layer; None means no bias."""
         shift = bias.get("bias", self.bias)
         padding = cast(tuple[int, int], self.padding)
         return ops.conv(x, self.weight, shift, self.stride, padding, self.dilation, relu)
 
 
 class _AnyBatchNorm(nn.BatchNorm2d):
-    """Training with statistics in one pass, and normalisation with ReLU in another."""
+    """A batch norm that in training needs two passes: one for statistics, one for normalisation and ReLU."""
 
     @staticmethod
     def fits(module: nn.BatchNorm2d) -> bool:
@@ -93,7 +96,7 @@ class _BatchNorm2d(_AnyBatchNorm):
 
 
 class _BatchNormAct2d(_AnyBatchNorm, BatchNormAct2d):
-    """timm's batch norm that includes its ReLU."""
+    """timm's batch norm, which includes the ReLU after it."""
 
     @staticmethod
     def fits(module: Any) -> bool:
@@ -128,7 +131,7 @@ class _AvgPool2d(nn.AvgPool2d):
 
 
 class _AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d):
-    """Maximum over the whole map."""
+    """Global max pool with the fused kernel."""
 
     @staticmethod
     def fits(module: nn.AdaptiveMaxPool2d) -> bool:
@@ -139,7 +142,7 @@ class _AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d):
 
 
 class _Composite(CompositeConv2d):
-    """A composite layer in the fastest of the forms below; the epilogue follows the join, if there is one."""
+    """A composite layer, computed in the fastest `Form`. If there is a join, the epilogue follows the join."""
 
     def supports(self, x: Tensor) -> bool:
         join_fits = self.join is None or (isinstance(self.join, _Conv2d) and not has_hooks(self.join))
@@ -152,7 +155,7 @@ class _Composite(CompositeConv2d):
         form = best_form(self, num_positions(x), pools="pool" in epilogue)
         if form is Form.APART and num_positions(x) < MANY_POSITIONS:
             return self._compute_join(super().compute(x), **epilogue)
-        # a bias of the groups would need one more pass over the map backward
+        # as part of the join's bias; a bias of the groups would need one more backward pass over the map
         epilogue["bias"] = joined_bias(self, epilogue["bias"], epilogue.get("scale"))
         if form is Form.APART:
             return self._compute_join(super().compute(x, bias=None), **epilogue)
@@ -199,10 +202,10 @@ class Form(Enum):
 
 
 def best_form(composite: CompositeConv2d, positions: int, pools: bool) -> Form:
-    """The form that takes the least time by a simple count of products and of bytes moved.
+    """The form with the shortest estimated time, from the numbers of products and of bytes moved.
 
-    In training the gradients of a convolution need twice its products, so there the groups stay apart, except after few
-    channels.
+    In training, gradients need twice the products of the forward pass. The groups therefore stay apart, except in a
+    layer with few input channels.
 
     Args:
         composite: A composite layer with a join.
@@ -244,7 +247,7 @@ class _Separable(SeparableConv2d):
 
 
 class _Sequence(nn.Module):
-    """Runs its children one after another, each convolution and batch norm together with its epilogue."""
+    """Runs its children one after another; convolutions and batch norms also compute their epilogues."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         if not usable(input):
@@ -268,7 +271,7 @@ class _Sequence(nn.Module):
 
 
 def _find_epilogue(module: nn.Module, following: list[nn.Module]) -> tuple[dict[str, Any], int]:
-    """The modules after a module that it can compute itself, as arguments of its `compute`, and their number."""
+    """The epilogue of a module as arguments of its `compute`, and the number of following modules that it replaces."""
     if not isinstance(module, _WITH_EPILOGUE) or has_hooks(module):
         return {}, 0
     rest = list(itertools.takewhile(lambda other: not has_hooks(other), following))
@@ -289,7 +292,7 @@ def _find_epilogue(module: nn.Module, following: list[nn.Module]) -> tuple[dict[
 
 
 def _is_constant(module: nn.Module) -> bool:
-    """Whether this is a batch norm in evaluation that needs no gradient: then it is a scale and a shift."""
+    """Whether a module is a batch norm that only scales and shifts: in evaluation, without gradients."""
     if not isinstance(module, nn.BatchNorm2d) or module.training or torch.is_grad_enabled():
         return False
     is_plain = type(module).forward in (nn.BatchNorm2d.forward, _BatchNorm2d.forward)
@@ -302,7 +305,7 @@ def _window(pool: nn.MaxPool2d | nn.AvgPool2d) -> Window:
 
 
 def _is_square(pool: nn.MaxPool2d | nn.AvgPool2d) -> bool:
-    """Whether rows and columns are pooled alike, in a window whose positions fit into one byte."""
+    """Whether a pool treats rows and columns alike, and a position in its window fits into one byte."""
     numbers = (pool.kernel_size, pool.stride, pool.padding)
     return all(isinstance(number, int) or len(set(number)) == 1 for number in numbers) and _window(pool)[0] <= 8
 
@@ -328,5 +331,6 @@ REPLACEMENTS: dict[type[nn.Module], Any] = {
     CompositeConv2d: _Composite,
     SeparableConv2d: _Separable,
 }
-"""The class that replaces a module, by the class whose `forward` the module has."""
+"""Replacement classes. A key is the class that defines the `forward` of the module to be replaced."""
 _WITH_EPILOGUE = (_Conv2d, _BatchNorm2d, _Composite, _Separable, WindowConv2d)
+"""Classes that can compute an epilogue."""

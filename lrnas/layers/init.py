@@ -5,16 +5,16 @@ is chosen so that the whole layer, seen as one layer, keeps the variance of the 
 
     sigma = sqrt(gain / n_hat),    n_hat = sum over groups of rows * columns * filters
 
-The gain is 2 before a ReLU, which stops half of the gradients. It is 1 where the next convolution follows without an
-activation (a composite layer before its join, the first half of a separable layer): nothing is stopped there, and with
-a gain of 2 the gradients of a deep network with joins would double at every layer. With one group the rule is He's
-fan-out rule.
+The gain is 2 before a ReLU, which stops half of the gradients. It is 1 if another convolution follows without an
+activation (in a composite layer before its join, and in the first half of a separable layer). Nothing stops gradients
+there, so with a gain of 2 the gradients of a deep network with joins would double at every layer. For a layer with one
+group this is He's fan-out rule.
 
 Convolutions that read the same input side by side count as one layer, even if they are in different modules: the first
 convolutions of the four branches of an inception module are drawn together.
 
-A classifier is drawn with sigma = sqrt(1 / fan_in). Its fan-out is the number of classes, so by the rule above the
-first logits would be larger for fewer classes.
+The weights of a classifier are drawn with sigma = sqrt(1 / fan_in). Its fan-out is the number of classes, so with the
+rule above the initial logits would be larger for fewer classes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lrnas.errors import LrnasError
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 
 Rule = Literal["composite", "fan_in", "fan_out", "default"]
-"""composite: the paper's rule. fan_in, fan_out: He's rules, for each group by itself. default: PyTorch's rule."""
+"""composite: the paper's rule. fan_in, fan_out: He's rules for each group separately. default: PyTorch's rule."""
 
 
 @torch.no_grad()
@@ -38,13 +38,13 @@ def initialise(model: nn.Module, rule: Rule = "composite", *, generator: torch.G
     """Initialise all convolutions, linear layers and batch norms of a model, in place.
 
     Biases become zero, or the `initial_bias` of a layer that has this attribute. With the rule "default" all layers are
-    initialised by PyTorch's own rules. Classifiers are the layers that `get_classifier` returns, for the model and for
-    the heads inside it.
+    initialised by PyTorch's own rules. Classifiers are the layers that `get_classifier` returns, both of the model and
+    of heads inside it.
 
     Args:
         model: Any model.
-        rule: "composite" for the paper's rule, "fan_in" or "fan_out" for He's rules on each group by itself, "default"
-            for PyTorch's rule.
+        rule: "composite" for the paper's rule, "fan_in" or "fan_out" for He's rules for each group separately,
+            "default" for PyTorch's rule.
         generator: Source of the random numbers; None for PyTorch's global one.
 
     Raises:
@@ -58,7 +58,7 @@ def initialise(model: nn.Module, rule: Rule = "composite", *, generator: torch.G
     if rule == "default":
         return
     classifiers = find_classifiers(model)
-    for convs, gain in _layers(model):
+    for convs, gain in _initialised_together(model):
         if convs[0] in classifiers:
             continue
         n_hat = sum(map(_fan_out, convs))
@@ -74,7 +74,7 @@ def initialise(model: nn.Module, rule: Rule = "composite", *, generator: torch.G
 
 
 def find_classifiers(model: nn.Module) -> list[nn.Module]:
-    """The layers whose outputs are classes: the last layer of a timm model, and those of heads inside it."""
+    """The layers whose outputs are classes: the last layer of a timm model, and the last layers of heads inside it."""
     getters = [getattr(module, "get_classifier", None) for module in model.modules()]
     found = [getter() for getter in getters if callable(getter)]
     return [layer for layer in found if isinstance(layer, nn.Module)]
@@ -90,8 +90,8 @@ def _draw(module: nn.Conv2d | nn.Linear, variance: float, generator: torch.Gener
         module.bias.fill_(getattr(module, "initial_bias", 0.0))
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[list[nn.Conv2d], float]]:
-    """Every convolution of the model once, with those that count as the same layer; and the gain of the layer."""
+def _initialised_together(model: nn.Module) -> Iterator[tuple[list[nn.Conv2d], float]]:
+    """Lists of convolutions that count as one layer, each with its gain. Every convolution occurs once."""
     seen: set[nn.Module] = set()
     for module in model.modules():
         layers: list[tuple[list[nn.Conv2d], float]] = []

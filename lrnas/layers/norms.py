@@ -1,6 +1,7 @@
-"""Batch norms that follow a convolution: finding them, and folding them into the convolution.
+"""Find the batch norms that follow a convolution, and fold them into the convolution.
 
-In evaluation a batch norm multiplies every channel by a scale and adds a shift. The filters before it can do both.
+In evaluation a batch norm multiplies every channel by a scale and adds a shift. The weights and the bias of the
+convolution before it can include both.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def find_norms(model: nn.Module, images: Tensor) -> dict[str, str]:
     """Find the batch norms that can be folded into the convolution before them.
 
     The model is run once with hooks, so the result depends on what the model computes and not on names of modules. A
-    batch norm is found if it is the only use of a convolution's output, and if both run once.
+    batch norm is found if nothing else uses the output of the convolution, and if both modules run once.
 
     Args:
         model: Any model; it is evaluated without gradients and stays unchanged.
@@ -35,7 +36,7 @@ def find_norms(model: nn.Module, images: Tensor) -> dict[str, str]:
         The path of the batch norm by the path of the convolution or mixed-shape layer before it.
     """
     producers: dict[int, str] = {}
-    outputs: list[Tensor] = []  # kept alive, so that no other tensor gets the id of one of them
+    outputs: list[Tensor] = []  # keeps the tensors alive, so that ids are unique
     inputs_of_norms: dict[str, str] = {}
     calls: Counter[str] = Counter()
     handles = []
@@ -61,7 +62,7 @@ def find_norms(model: nn.Module, images: Tensor) -> dict[str, str]:
             handles.append(module.register_forward_pre_hook(functools.partial(note_input, path)))
     was_training = model.training
     model.eval()
-    uses = _Uses(producers)
+    uses = _UseCounter(producers)
     try:
         with uses:
             result = model(images)
@@ -80,7 +81,7 @@ def find_norms(model: nn.Module, images: Tensor) -> dict[str, str]:
 
 @torch.no_grad()
 def fold_norm(layer: nn.Module, norm: nn.BatchNorm2d) -> None:
-    """Change a layer in place so that it computes what it and the batch norm after it compute in evaluation.
+    """Fold a batch norm into the layer before it, in place. The layer then computes what both compute in evaluation.
 
     Args:
         layer: A convolution or mixed-shape layer.
@@ -100,7 +101,7 @@ def fold_norm(layer: nn.Module, norm: nn.BatchNorm2d) -> None:
 
 
 def scale_and_shift(norm: nn.BatchNorm2d, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The factor and the summand of every channel that a batch norm applies in evaluation."""
+    """The scale and the shift that a batch norm applies to each channel in evaluation."""
     assert norm.running_mean is not None and norm.running_var is not None, "a batch norm without running statistics"
     scale = (norm.running_var.to(dtype) + norm.eps).rsqrt()
     if norm.weight is not None:
@@ -109,8 +110,8 @@ def scale_and_shift(norm: nn.BatchNorm2d, dtype: torch.dtype) -> tuple[Tensor, T
     return scale, shift if norm.bias is None else shift + norm.bias.to(dtype)
 
 
-class _Uses(TorchFunctionMode):
-    """Counts, for some tensors, the operations that take them and return tensors."""
+class _UseCounter(TorchFunctionMode):
+    """Counts how many operations that return tensors take each of the watched tensors (given by id)."""
 
     def __init__(self, watched: Mapping[int, object]) -> None:
         super().__init__()
@@ -125,7 +126,7 @@ class _Uses(TorchFunctionMode):
 
 
 def _can_absorb_a_norm(module: nn.Module) -> bool:
-    """Whether this is a convolution of a known kind, without hooks and parametrizations."""
+    """Whether a module is a convolution of a known type without hooks and parametrizations."""
     layers = (CompositeConv2d, SeparableConv2d, WindowConv2d)
     if type(module) not in (nn.Conv2d, Conv2dSame) and not isinstance(module, layers):
         return False

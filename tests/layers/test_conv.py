@@ -129,9 +129,9 @@ def test_zero_filters_in_any_group() -> None:
 
 def test_refusals() -> None:
     for filters, join in (({(3, 1): 0}, None), ({(3, 1): 4}, 0), ([Filters(3, 1, 2), Filters(3, 1, 2)], None)):
-        with pytest.raises(ConversionError, match="at least one filter, each shape once, and a join of at least 1"):
+        with pytest.raises(ConversionError, match="no shape twice, and a join of None or at least 1"):
             CompositeConv2d(3, filters, 3, join=join)
-    with pytest.raises(ConversionError, match=r"larger than the .* window need zero padding"):
+    with pytest.raises(ConversionError, match=r"larger than the window .* need padding with zeros"):
         CompositeConv2d(3, {(5, 1): 2}, 3, padding=1, padding_mode="circular")
     with pytest.raises(ConversionError, match="needs a kernel of at least 2x2; got 1x3"):
         SeparableConv2d(3, 8, (1, 3))
