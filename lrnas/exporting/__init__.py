@@ -1,1 +1,1 @@
-"""Networks for use elsewhere: timm checkpoints, ONNX, torch.export."""
+"""Export of networks for use without lrnas or without its searches: timm checkpoints, ONNX, torch.export."""

@@ -1,13 +1,13 @@
-"""Export of a network to files that others can use, checked against the network before they are kept.
+"""Export of a network to files for use elsewhere. The files are checked against the network before they are kept.
 
 - timm: a folder with safetensors and a configuration, in the layout of timm and the Hugging Face Hub. `import lrnas`
   and `timm.create_model("local-dir:FOLDER", pretrained=True)` load the network.
 - onnx: one file for onnxruntime and others, for batches of any size.
 - torch-export: one file with PyTorch's own operations (`torch.export`), which runs without lrnas.
 
-With `fuse`, batch norms are folded and every mixed-shape layer takes the form that is the fastest on the device where
-the network will run (`lrnas.exporting.fastest_form`). Files are written to a temporary folder and moved to their place
-when all checks have passed.
+With `fuse`, batch norms are folded and every mixed-shape layer gets the form that is fastest on the device where the
+network will run (`lrnas.exporting.fastest_form`). Files are written to a temporary folder and moved to their place when
+all checks have passed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lrnas.training.provenance import hardware
 Format = Literal["timm", "onnx", "torch-export"]
 SUFFIX = {"timm": "", "onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-4
-"""Largest difference of outputs as a share of the largest output: rounding is far below, errors are above."""
+"""Largest allowed difference of outputs, as a share of the largest output. Rounding errors are far smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class Export:
     threads: int
     """CPU threads, for PyTorch and onnxruntime."""
     fusion: Fusion | None = None
-    """What was folded and measured with `fuse`."""
+    """Folded norms, chosen forms and measured times; None without `fuse`."""
     notes: list[str] = field(default_factory=list)
-    """What a user should know, as it was also logged."""
+    """Messages for the user; they were also logged."""
 
     def to_dict(self) -> dict[str, Any]:
         """All results, for JSON."""
@@ -117,13 +117,13 @@ def export(
         source: A checkpoint (folder or file), STUDY:TRIAL, a named network, FILE.json or timm:MODEL.
         format: "timm" (a folder), "onnx" or "torch-export" (a file each).
         out: Folder or file to write; None for one in `exports/`.
-        fuse: Fold batch norms, and give every mixed-shape layer the form that is measured to be the fastest.
+        fuse: Fold batch norms, and replace every mixed-shape layer by its fastest form, found by measurement.
         device: Where the network will run and is measured: cpu, cuda or cuda:N; None for the GPU if there is one.
         batch: Images in a batch, for the measurements.
         threads: CPU threads for the measurements; None for PyTorch's number, or for one if that is faster.
-        data: Data set of the images to check with; None for the one that the network was trained on.
+        data: Data set whose images are used for the check; None for the one that the network was trained on.
         data_dir: Folder of the data sets; None for the default one.
-        input_size: Rows and columns of an image; None for the size in training, or the backbone's own.
+        input_size: Rows and columns of an image; None for the size in training or, if unknown, the backbone's size.
         num_classes: Number of classes of a network with random weights; None for that of the data or the backbone.
         architecture: JSON file with the architecture, for a file of weights that does not contain it.
         studies: Folder of the studies, for STUDY:TRIAL.
@@ -182,7 +182,7 @@ def export(
 
 
 def _pick_device(wanted_format: str, name: str | None) -> tuple[torch.device, str]:
-    """The device where the network will run, and a message if that is not the one that others would take."""
+    """The device where the network will run, and a message if it is not the default device."""
     if wanted_format == "onnx":
         check_extras()
     device = find_device(name)
@@ -214,7 +214,7 @@ def _find_place(out: str | Path | None, name: str, wanted_format: str, force: bo
 
 @contextmanager
 def _temporary_folder(place: Path) -> Iterator[Path]:
-    """A folder beside the place, which is removed afterwards."""
+    """A temporary folder next to the place; it is removed when the `with` block ends."""
     folder = place.with_name(f".{place.name}.part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def _temporary_folder(place: Path) -> Iterator[Path]:
 
 
 def _move(folder: Path, home: Path) -> dict[Path, int]:
-    """Move files to their place; returns their sizes."""
+    """Move files to their folder. Returns the moved files and their sizes."""
     home.mkdir(exist_ok=True)
     files = [file.replace(home / file.name) for file in sorted(folder.iterdir())]
     return {file: file.stat().st_size for file in files}
@@ -235,7 +235,7 @@ def _move(folder: Path, home: Path) -> dict[Path, int]:
 def _prepare(
     source: Source, data: DataSet | None, num_classes: int | None, data_dir: str | Path | None, size: int | None
 ) -> tuple[nn.Module, Inputs]:
-    """The network as it is, and images for it."""
+    """The network before the export, and images for it."""
     in_chans = None
     if source.weights is None and data is not None:
         num_classes, in_chans = num_classes or data.num_classes, data.channels
@@ -250,7 +250,7 @@ def _outputs(model: nn.Module, images: Tensor) -> Tensor:
             outputs = model(images)
     except RuntimeError as error:
         size = "×".join(map(str, images.shape[2:]))
-        raise ExportError(f"the network does not take images of {size}: {error_line(error)}; give --input") from None
+        raise ExportError(f"the network cannot process images of {size}: {error_line(error)}; give --input") from None
     if not isinstance(outputs, Tensor) or not outputs.isfinite().all():
         raise ExportError("the outputs of the network are not finite numbers; export weights of another epoch")
     return outputs
@@ -275,15 +275,15 @@ def _pick_threads(model: nn.Module, images: Tensor, device: torch.device) -> int
 
 
 def _check(written: Written, inputs: Inputs, expected: Tensor) -> Check:
-    """Compare outputs for the batch of all images and for a batch of one."""
+    """Compare outputs for all images in one batch, and for a batch of one image."""
     found = written.run(inputs.images)
     alone = written.run(inputs.images[:1])
     largest = expected.abs().max().item()
     difference = max((found - expected).abs().max().item(), (alone - expected[:1]).abs().max().item())
     if not difference <= TOLERANCE * max(largest, 1e-6):
         raise ExportError(
-            f"the exported network does not compute the same: outputs differ by {difference:.3g}, and the largest is "
-            f"{largest:.3g}; nothing is written; try without --fuse, or another format"
+            f"the exported network does not compute the same outputs: they differ by {difference:.3g}, and the largest "
+            f"is {largest:.3g}; nothing is written; try without --fuse, or another format"
         )
     same = int((found.argmax(1) == expected.argmax(1)).sum())
     return Check(inputs.what, difference, largest, same, len(expected))
@@ -292,7 +292,7 @@ def _check(written: Written, inputs: Inputs, expected: Tensor) -> Check:
 def _time(
     written: Written, model: nn.Module, images: Tensor, device: torch.device, threads: int, wanted_format: str
 ) -> dict[str, float]:
-    """Seconds of a batch, in PyTorch before the export and as exported."""
+    """Seconds of a batch, before the export (in PyTorch) and after."""
     model, x = model.to(device), images.to(device)
     before, after = ("PyTorch", "onnxruntime") if wanted_format == "onnx" else ("before", "exported")
     with torch.inference_mode():
@@ -303,7 +303,7 @@ def _time(
 def _how_to_load(
     wanted_format: str, place: Path, architecture: Architecture, model: Any, inputs: Inputs, is_fused: bool
 ) -> tuple[str, str]:
-    """Python code that loads the network, and a second line if there is more to say."""
+    """Python code that loads the network; and code that loads it in another way or runs it, or ""."""
     if wanted_format == "onnx":
         return f'import onnxruntime; session = onnxruntime.InferenceSession("{place}")', (
             'logits, = session.run(None, {"images": images})  # float32 [any number, '

@@ -2,9 +2,9 @@
 
 A mixed-shape layer has fewer multiply-accumulates than the dense layer it replaces, but it is not faster on every
 machine. The forms of each layer (`layers.fold`) are timed side by side at the layer's own input size, and the fastest
-is kept. Then the whole network with these forms is timed beside the network as trained and the one with all layers
-dense, and the fastest of these is kept. Everything is measured twice: a difference smaller than that between the two
-measurements does not count.
+is kept. Then the whole network with these forms is timed side by side with the network as trained and with the network
+whose layers are all dense, and the fastest of them is kept. Everything is measured twice: a form counts as faster only
+if the gain is larger than the difference between the two measurements.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from lrnas.layers.norms import find_norms
 from lrnas.profiling.timing import Call, measure
 
 MARGIN = 0.02
-"""Another whole network replaces the one with the fastest layers if it is faster by more than this share."""
+"""Another form of the whole network replaces that with the fastest layers if it is faster by more than this share."""
 ROUNDS, SAMPLE, LIMIT = 10, 0.005, 0.6
-"""Rounds, seconds of a sample, and seconds of all samples of a call, in each of two measurements. There are many short
-samples, because some of them are then undisturbed."""
+"""Rounds, seconds of a sample, and seconds of all samples of a call, in each of two measurements. Many short samples
+are taken, so that at least some of them are not disturbed by other work."""
 
 
 class Times(NamedTuple):
-    """Times of calls that took turns."""
+    """Times of calls that were measured in turns."""
 
     seconds: dict[str, float]
     noise: float
@@ -55,16 +55,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """A network with norms folded and forms chosen."""
+    """A network with folded norms and chosen forms."""
 
     model: nn.Module
     folding: Folding
     layers: list[Choice] = field(default_factory=list)
     network: Choice | None = None
-    """The choice among whole networks; None if there was only one."""
+    """The choice between forms of the whole network; None if there was only one."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What was folded and measured, for JSON."""
+        """Folded norms, chosen forms and times, for JSON."""
         network = None if self.network is None else asdict(self.network)
         return {**asdict(self.folding), "layers": [asdict(choice) for choice in self.layers], "network": network}
 
@@ -74,8 +74,8 @@ def choose_forms(model: nn.Module, images: Tensor, time_forms: Timer) -> Fusion:
 
     Args:
         model: The model, on the CPU; it stays unchanged.
-        images: A batch of the size that the network will run with.
-        time_forms: Measures modules where the network will run.
+        images: A batch of the size that will be used when the network runs.
+        time_forms: Function that measures modules on the device where the network will run.
 
     Returns:
         A copy of the model with the changes, and all measured times.
@@ -120,7 +120,11 @@ def _choose_layers(model: nn.Module, images: Tensor, time_forms: Timer) -> list[
 
 
 def _prefer(preferred: str, times: Times, margin: float) -> tuple[str, str]:
-    """The preferred form, or one that is faster by more than a margin; and a remark if one is faster by less."""
+    """The chosen form and a remark.
+
+    The preferred form is chosen unless another is faster by more than a margin; the remark names a form that is faster
+    by less.
+    """
     seconds = times.seconds
     quickest = min(seconds, key=seconds.__getitem__, default=preferred)
     if quickest == preferred:
@@ -144,7 +148,7 @@ def torch_timer(device: torch.device, threads: int) -> Timer:
 
 
 def fastest(calls: Mapping[str, Call], device: torch.device, threads: int) -> Times:
-    """Shortest time of each call, which is the one that nothing disturbed, from two measurements of all calls."""
+    """The shortest time of each call, from two measurements of all calls; other work only makes times longer."""
     options: dict[str, Any] = {"rounds": ROUNDS, "sample": SAMPLE, "limit": LIMIT, "quantile": 0.0, "threads": threads}
     first, second = (measure(list(calls.values()), device, capture=False, **options) for _ in range(2))
     pairs = dict(zip(calls, zip(first, second, strict=True), strict=True))
@@ -161,7 +165,7 @@ def _forms(layer: nn.Module) -> dict[str, nn.Module]:
 
 
 def _filters(layer: nn.Module) -> str:
-    """The filters of a layer in words, like 3x1,32 || 1x3,32 > 1x1,64."""
+    """The filters of a layer as text, for example 3x1,32 || 1x3,32 > 1x1,64."""
 
     def words(conv: nn.Conv2d) -> str:
         return f"{conv.kernel_size[0]}x{conv.kernel_size[1]},{conv.out_channels}"
@@ -176,7 +180,7 @@ def _filters(layer: nn.Module) -> str:
 
 
 def _input_shapes(model: nn.Module, layers: Mapping[str, nn.Module], images: Tensor) -> dict[str, torch.Size]:
-    """The input shape of each layer that is used; for a layer that is used several times, the last."""
+    """The input shape of each layer that is used; for a layer that is used several times, its last input shape."""
     shapes: dict[str, torch.Size] = {}
 
     def note(path: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

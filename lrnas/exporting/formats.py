@@ -41,7 +41,7 @@ class Network:
     folding: Folding | None = None
 
     def description(self) -> dict[str, Any]:
-        """What every format stores beside the weights."""
+        """Information that every format stores beside the weights."""
         data = {"architecture": self.architecture.to_dict(), **self.inputs.to_dict()}
         return data if self.folding is None else {**data, "folded": asdict(self.folding)}
 
@@ -69,7 +69,7 @@ def _written_module(model: nn.Module, move: Callable[[torch.device], nn.Module])
 
 
 def registered_name(architecture: Architecture) -> str | None:
-    """The name under which timm knows one of our networks; None if it is not registered."""
+    """The name under which lrnas registered a network with timm; None if it is not registered."""
     if architecture.backbone.startswith(TIMM):
         return None
     wanted = canonical_id(architecture)
@@ -152,4 +152,4 @@ WRITERS: Mapping[str, Callable[[Network, Path, str], Written]] = {
     "onnx": _write_onnx,
     "torch-export": _write_torch_export,
 }
-"""By format, the function that writes a network into a folder under a name and reads it back."""
+"""Functions by format that write a network into a folder, under a file name, and read it back."""

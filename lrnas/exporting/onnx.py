@@ -25,7 +25,7 @@ INPUT, OUTPUT = "images", "logits"
 ANY_BATCH = ({0: torch.export.Dim("batch", min=1)},)
 """Shapes of the inputs for `torch.export`: the batch has any size."""
 TOGETHER = 200 * 2**20
-"""Bytes of weights up to which several modules are written as one model, which is much faster."""
+"""Several modules are written as one model, which is much faster, if their weights have at most this many bytes."""
 
 
 def check_extras() -> None:
@@ -52,7 +52,7 @@ def to_onnx(model: nn.Module, images: Tensor, outputs: tuple[str, ...] = (OUTPUT
 
     Args:
         model: A model on the CPU.
-        images: Images of the size that it takes.
+        images: Images of the model's input size.
         outputs: Names of its outputs.
 
     Returns:
@@ -69,14 +69,20 @@ def to_onnx(model: nn.Module, images: Tensor, outputs: tuple[str, ...] = (OUTPUT
 
 
 def make_session(model: bytes | Path, device: torch.device, threads: int = 0) -> Any:
-    """An onnxruntime session for a model, with a number of CPU threads; 0 for onnxruntime's default."""
+    """An onnxruntime session for a model.
+
+    Args:
+        model: The ONNX model, or its file.
+        device: Where it runs.
+        threads: Number of CPU threads; 0 for onnxruntime's default.
+    """
     import onnxruntime
 
     providers = ["CUDAExecutionProvider"] if device.type == "cuda" else []
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # leaves the cores to whatever runs next
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # frees the cores after each run
     data = model if isinstance(model, bytes) else str(model)
     return onnxruntime.InferenceSession(data, options, providers=[*providers, "CPUExecutionProvider"])
 

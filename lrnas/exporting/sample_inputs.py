@@ -1,7 +1,7 @@
-"""Images to check an exported network with, and what its users must know about images.
+"""Images for checking an exported network, and how users of the network must prepare images.
 
-These are validation images of the data set that the network was trained on, if it is on this machine; an export never
-downloads anything. Otherwise they are random, with mean 0 and standard deviation 1 like normalised images.
+The images are validation images of the data set that the network was trained on, if it is on this machine; an export
+never downloads anything. Otherwise they are random, with mean 0 and standard deviation 1 like normalised images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lrnas.recipes import Recipe
 
 @dataclass(frozen=True)
 class Inputs:
-    """Images as a network takes them, and how to prepare others in the same way."""
+    """Images that are prepared for a network, and the numbers needed to prepare other images in the same way."""
 
     images: Tensor
     """Float [number, channels, rows, columns]."""
@@ -37,18 +37,18 @@ class Inputs:
     mean: tuple[float, ...] | None = None
     """Mean of every channel, for pixels between 0 and 1; None if it is unknown or if images are also whitened."""
     std: tuple[float, ...] | None = None
-    """Standard deviation of every channel, likewise."""
+    """Standard deviation of every channel, under the same conditions as `mean`."""
     crop_share: float | None = None
     """Share of the shorter side of an image that is cut out of its middle; None if it is unknown."""
     classes: tuple[str, ...] = ()
     """Names of the classes; empty if they are unknown."""
 
     def batch(self, number: int) -> Tensor:
-        """A batch of images, repeated if there are fewer."""
+        """A batch with a number of images; they are repeated if there are too few."""
         return self.images.repeat(-(-number // len(self.images)), 1, 1, 1)[:number].contiguous()
 
     def to_dict(self) -> dict[str, Any]:
-        """What is stored with an exported network."""
+        """The values that are stored with an exported network."""
         data: dict[str, Any] = {"input_size": list(self.images.shape[1:])}
         if self.mean is not None and self.std is not None:
             data |= {"mean": list(self.mean), "std": list(self.std)}
@@ -100,9 +100,9 @@ def find_inputs(
     Args:
         source: The network.
         data: The data set; None for random images.
-        shape: Channels of the network's images; rows and columns that are usual for the backbone.
+        shape: Channels of the network's images, and the usual rows and columns for the backbone.
         data_dir: Folder of the data sets.
-        size: Rows and columns of the images; None for the size in training or, if unknown, that of `shape`.
+        size: Rows and columns of the images; None for the size in training or, if that is unknown, the size in `shape`.
 
     Returns:
         The images, at most 64, or 8 if they have more than 64×64 pixels.
@@ -136,7 +136,7 @@ def find_inputs(
 def _random_inputs(source: Source, recipe: Recipe, shape: tuple[int, int, int], size: int | None) -> Inputs:
     channels, rows, columns = shape
     trained_on = str(source.identity.get("data", ""))
-    if own_shape := re.search(r"\b\d+x(\d+)x(\d+)\b", trained_on):  # of a data set that a user defined
+    if own_shape := re.search(r"\b\d+x(\d+)x(\d+)\b", trained_on):  # the training function loaded its own data
         rows, columns = int(own_shape[1]), int(own_shape[2])
     elif known := recipe.crop or source.identity.get("image_size"):
         rows = columns = int(known)

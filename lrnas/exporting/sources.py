@@ -49,8 +49,8 @@ class Source:
         """Build the network on the CPU, in evaluation mode.
 
         Args:
-            num_classes: Number of classes; trained weights allow only their own.
-            in_chans: Channels of the images; likewise.
+            num_classes: Number of classes; trained weights allow only the number they were trained for.
+            in_chans: Channels of the images; trained weights allow only the number they were trained for.
 
         Returns:
             The model, and the channels of its images.
@@ -166,7 +166,7 @@ def _from_weights(path: Path, given: Architecture | None) -> Source:
 
 
 def _model_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of the model in a checkpoint, which also has others, or in a file of weights alone."""
+    """The weights of the model, from a checkpoint (which also contains other tensors) or from a file of weights."""
     own = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
     return own or dict(tensors)
 

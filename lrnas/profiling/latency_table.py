@@ -1,10 +1,11 @@
 """Latency of a network before training: a table of measured layers.
 
-The latency of a network is the sum of the times of its steps (a convolution with batch norm and ReLU, a pool, a part of
-the head), multiplied by a factor that corrects for the difference between whole networks and such sums; in milliseconds
-per batch. Every step is measured when it first occurs and stored in an SQLite file, together with everything that its
-time depends on: device, type, batch, versions. The first process that stores the time of a step decides it. A sampler
-that looks at hundreds of candidates uses estimates for steps that were not measured: a fit to the measured ones.
+The latency of a network, in milliseconds per batch, is the sum of the times of its steps (a convolution with batch norm
+and ReLU, a pool, a part of the head), multiplied by a factor, because a whole network does not take exactly as long as
+its steps together. Every step is measured when it first occurs and stored in an SQLite file, together with everything
+that its time depends on: device, type, batch, versions. If several processes measure the same step, the first stored
+time is kept. A sampler that looks at hundreds of candidates uses estimates for steps that were not measured; they come
+from a fit to the measured steps.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOGETHER = 12
 """Number of steps that are measured side by side."""
 PASSES, ROUNDS, QUANTILE = 2, 12, 0.1
-"""Each step is measured in two passes of 12 samples, of which a low quantile counts, and the shorter of the two times
-is stored. Trials may run at the same time: they make many samples longer and none shorter."""
+"""Each step is measured in two passes of 12 samples. The time of a pass is a low quantile of its samples, and the
+shorter of the two times is stored, because trials that run at the same time make samples longer, never shorter."""
 REFERENCES = 4
-"""Number of named networks that are measured as a whole, for the factor."""
+"""Number of named networks that are measured as a whole to find the factor."""
 FEWEST = 10
-"""Smallest number of measured steps of a kind for an estimate."""
+"""Number of measured steps of a kind that an estimate needs."""
 
 Array = npt.NDArray[np.float64]
 
@@ -116,7 +117,7 @@ class LatencyTable:
     Args:
         conditions: The conditions of all measurements.
         file: The SQLite file, which several processes may use.
-        device: The device; None for the default one of the kind in `conditions`.
+        device: The device; None for the default device of the kind in `conditions`.
     """
 
     def __init__(self, conditions: Conditions, file: Path, device: torch.device | None = None) -> None:
@@ -130,7 +131,7 @@ class LatencyTable:
         self._fits: dict[tuple[object, ...], Array | None] = {}
 
     def seconds(self, steps: Sequence[Step]) -> list[float]:
-        """The time of each step; missing ones are measured now."""
+        """The time of each step; missing times are measured now."""
         missing = {step.key: step for step in steps if step.key not in self._known}
         names = list(missing)
         measured: dict[str, float] = {}
@@ -153,7 +154,7 @@ class LatencyTable:
         return measure(calls, device, rounds=ROUNDS, sample=0.001, limit=0.5, quantile=QUANTILE, threads=threads)
 
     def number(self, key: str, compute: Callable[[], float]) -> float:
-        """Another number that is stored in the table; it is computed if it is missing."""
+        """A number stored in the table that is not the time of a step; it is computed now if it is missing."""
         if key not in self._known:
             self.store({key: compute()})
         return self._known[key]
@@ -208,7 +209,7 @@ class LatencyTable:
 
 
 def _kind(step: Step) -> tuple[object, ...]:
-    """What steps must have in common to be fitted together: kernels, strides and map sizes, but not widths."""
+    """Key of the steps that are fitted together: they share kernels, strides and map sizes, but not widths."""
     kind = (step.kind, step.input[1:], step.output[1:])
     if step.settings and isinstance(mix := step.settings[0], Mix):
         return *kind, mix.kind, mix.second is not None, *step.settings[1:]
@@ -216,7 +217,7 @@ def _kind(step: Step) -> tuple[object, ...]:
 
 
 def _features(step: Step) -> Array:
-    """What the time of a step grows with: convolutions, multiply-accumulates, values read and written, weights."""
+    """Numbers that the time of a step depends on: convolutions, MACs, values read, values written, weights."""
     mix = step.settings[0] if step.settings else None
     parts = len(mix.groups) + (mix.second is not None) if isinstance(mix, Mix) else 1
     read, written = float(np.prod(step.input)), float(np.prod(step.output))
@@ -224,12 +225,12 @@ def _features(step: Step) -> Array:
 
 
 def _fit(features: Array, seconds: Array) -> Array:
-    """Non-negative coefficients with the least squares of relative errors."""
-    from scipy.optimize import nnls  # only searches need it, and they have the extra
+    """Non-negative coefficients that minimise the squares of relative errors."""
+    from scipy.optimize import nnls  # only searches need it, and their extra installs it
 
     scaled = features / seconds[:, None]
     size = np.abs(scaled).max(axis=0) + 1e-300
-    # a little ridge: features can be collinear, and then the smallest coefficients extrapolate best
+    # a small penalty: features can be collinear, and then the smallest coefficients extrapolate best
     ridge = 1e-5 * np.eye(features.shape[1])
     wanted = np.append(np.ones(len(seconds)), np.zeros(len(ridge)))
     coefficients: Array = nnls(np.vstack([scaled / size, ridge]), wanted)[0] / size
@@ -245,14 +246,14 @@ class Latency:
     num_classes: int
     in_chans: int = 3
     factor: float = 1.0
-    """Ratio of the time of whole networks to the sums of their steps."""
+    """Ratio of the time of a whole network to the sum of its steps."""
 
     def of(self, architecture: Architecture) -> float:
-        """The latency of a network by the table; missing steps are measured now."""
+        """The latency of a network, computed from the table; missing steps are measured now."""
         return self._total(architecture, self.table.seconds)
 
     def guess(self, architecture: Architecture) -> float:
-        """The latency of a network by the table, with estimates for missing steps."""
+        """The latency of a network, computed from the table, with estimates for missing steps."""
         return self._total(architecture, self.table.estimates)
 
     def _total(self, architecture: Architecture, seconds: Callable[[Sequence[Step]], list[float]]) -> float:
@@ -289,9 +290,10 @@ class Latency:
         return network_call(architecture, self.input_size, self.num_classes, self.table.setting, self.in_chans)
 
     def calibrated(self, architectures: Sequence[Architecture]) -> Latency:
-        """A copy whose factor is the median over some networks, which are measured once.
+        """A copy whose factor is the median over the given networks, which are measured as a whole.
 
-        The factor is 1 for timm models: what their steps leave out is measured as one more step.
+        The factor is stored in the table and computed only once. It is 1 for timm models: the time that their steps do
+        not cover is measured as one more step.
         """
         if not architectures or any(network.backbone.startswith(TIMM) for network in architectures):
             return dataclasses.replace(self, factor=1.0)
@@ -305,9 +307,9 @@ class Latency:
         return dataclasses.replace(self, factor=factor)
 
     def some_networks(self, space: SearchSpace, number: int, seed: int = 0) -> list[Architecture]:
-        """Random networks of a space, the same ones for the same seed.
+        """Random networks of a space; the same seed gives the same networks.
 
-        Points that are not valid networks at this image size are skipped; there may be fewer than requested.
+        Points that are not valid networks at this image size are skipped, so there may be fewer than requested.
         """
         generator = random.Random(seed)
         networks: list[Architecture] = []
@@ -330,7 +332,11 @@ class Latency:
         return whole, sum(times[step.key] for step in steps)
 
     def prepare(self, architectures: Iterable[Architecture], seconds: float) -> int:
-        """Measure the steps of networks, for later estimates, until the time is over.
+        """Measure the steps of networks until the time is over, as a basis for estimates.
+
+        Args:
+            architectures: The networks.
+            seconds: Time after which no further network is begun.
 
         Returns:
             The number of networks that were measured.

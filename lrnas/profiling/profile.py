@@ -1,8 +1,9 @@
 """Measured times of networks and their layers on this machine, beside their multiply-accumulates.
 
 Every network is compared with the dense network it is derived from (its baseline). Whole networks are measured side by
-side, and so are the layers at the same position, forward and as part of a training step. So both sides of a comparison
-come from the same run. `check_table` compares whole networks with the latency that a search uses, the sum of layers.
+side, and so are layers at the same position, in a forward pass and in a training step. So both sides of a comparison
+come from the same run. `check_table` compares measured times of whole networks with the latency that a search uses,
+which is computed from a table of layers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class LayerTime:
     macs: int
     forward: float
     training: float | None
-    """Forward and backward; None if it was not measured."""
+    """Time of forward and backward pass; None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Profiled:
     macs: int
     forward: float
     training: float | None
-    """A step of SGD; None if it was not measured."""
+    """Time of a step of SGD; None if it was not measured."""
     layers: list[LayerTime]
 
 
@@ -144,8 +145,8 @@ def profile(
         num_classes: Number of classes; None for the number in the paper.
         dtype: bf16, fp16 or fp32; None for bf16 on a GPU and fp32 on a CPU.
         threads: CPU threads; None for PyTorch's number.
-        compile_networks: Use torch.compile for everything.
-        baseline: Compare all networks with this one; None for the baseline of each network's family.
+        compile_networks: Use torch.compile for networks, baselines and layers.
+        baseline: Name and architecture to compare all networks with; None for the baseline of each network's family.
         training: Measure training steps too.
         layers: Measure single layers too.
 
@@ -187,7 +188,7 @@ def profile(
 def _with_baselines(
     networks: Sequence[tuple[str, Architecture]], baseline: tuple[str, Architecture] | None
 ) -> list[tuple[str, Architecture, str]]:
-    """Name, architecture and name of the baseline of every network, each network once, baselines first."""
+    """Rows of name, architecture and name of the baseline: every network once, baselines first."""
     given = {canonical_id(network): (name, network) for name, network in networks}
     baselines: dict[str, tuple[str, Architecture]] = {}
     baseline_names = {}
@@ -231,7 +232,7 @@ def _explained_errors() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:
-        raise LrnasError("the device has too little memory for these networks side by side; lower --batch") from None
+        raise LrnasError("the device has too little memory to measure these networks together; lower --batch") from None
     except (RuntimeError, ValueError) as error:
         hint = "; give a larger --batch" if "more than 1 value per channel" in str(error) else ""
         raise LrnasError(f"a network cannot be run with these settings: {error_line(error)}{hint}") from None
@@ -246,7 +247,7 @@ class Check:
     input_size: int
     factor: float
     rows: list[tuple[str, int, float, float]]
-    """Name, multiply-accumulates, time by the table, measured time."""
+    """Name, multiply-accumulates, time computed from the table, measured time."""
 
     @property
     def errors(self) -> list[float]:
@@ -311,7 +312,7 @@ def check_table(
         seed: Seed for the choice of networks.
 
     Returns:
-        Times by the table and measured times of all networks.
+        Times computed from the table and measured times of all networks.
     """
     found = load_space(space, batch_norm=None if space.startswith("timm:") else True)
     place = find_device(device)

@@ -1,7 +1,7 @@
 """The steps of a network as modules that can be run and timed by themselves.
 
-One of our networks is a list of steps: a convolution with its batch norm and ReLU, a pool, a part of the head. The
-steps of a timm model are only the convolutions that an architecture may change.
+A network of lrnas is a list of steps: a convolution with its batch norm and ReLU, a pool, a part of the head. The steps
+of a timm model are only the convolutions that an architecture may change.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Setting:
         return module.to(self.device, dtype, memory_format=self.layout)  # type: ignore[call-overload, no-any-return]
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module, compiled if wanted."""
+        """The module, compiled with torch.compile if `compile` is set."""
         return cast(nn.Module, torch.compile(module)) if self.compile else module
 
     def trained(self, module: nn.Module) -> Callable[[Tensor], Any]:
-        """The forward pass as in training: with the fused kernels, fp32 weights, and autocast to the type."""
+        """The forward pass as in training: with the fused kernels, fp32 weights, and autocast to `dtype`."""
         kernels = fused(module)
-        kernels.__enter__()  # until the module is no longer used
+        kernels.__enter__()  # never left: the module keeps the kernels as long as it exists
         run, mixed = self.wrap(module), self.dtype != torch.float32
 
         def forward(x: Tensor, _keep: object = kernels) -> Any:

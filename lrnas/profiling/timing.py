@@ -1,10 +1,10 @@
 """Time of several calls, measured side by side: other work on the machine and its clock rate affect all of them alike.
 
-On a GPU a call is repeated in a CUDA graph until a sample takes some milliseconds, so the time of launches from Python
-is not included; the second-level cache contains what the kernel before left there, as in a network. On a CPU calls are
-repeated in a loop. So are calls on a GPU that cannot be captured in a graph, or whose launches should count. Samples
-are taken in rounds, with all calls in each round. The first round is not counted, and each sample of a short call is
-preceded by one call, so that caches are filled as if nothing else were running.
+On a GPU, a call is repeated in a CUDA graph until a sample takes some milliseconds. So the time of launches from Python
+is not included, and the second-level cache contains the data of the previous kernel, as in a network. On a CPU, calls
+are repeated in a loop; on a GPU too, if a call cannot be captured in a graph or if launches should be included. Samples
+are taken in rounds, with all calls in each round. The first round is not counted, and each sample of a short call
+follows one call that is not counted, so that caches are filled as if nothing else were running.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Call = Callable[[], object]
 
 ROUNDS = 15
 FEWEST = 3
-"""Smallest number of rounds, however long they take."""
+"""Number of rounds that are always made, however long they take."""
 SAMPLE = 0.004
 """Smallest duration of a sample in seconds, unless this needs more than MOST calls."""
 MOST = 200
 SHORT = 0.05
-"""Duration of a call in seconds up to which the state of caches matters."""
+"""Calls of at most this many seconds depend on the state of caches."""
 LIMIT = 2.0
-"""Seconds of samples after which a call gets no more of them."""
+"""After this many seconds of samples, a call gets no further samples."""
 
 
 def find_device(name: str | None) -> torch.device:
@@ -53,8 +53,8 @@ def num_threads(number: int | None) -> Iterator[None]:
     """Let PyTorch use a number of CPU threads inside a `with` block.
 
     `torch.set_num_threads(1)` alone is not enough: on ARM, convolutions and matrix products come from the Arm Compute
-    Library, which uses all threads when it is told to use one. So OpenMP, which owns the threads, is told to start no
-    parallel work at all.
+    Library, which uses all threads when it is told to use one. Therefore OpenMP, which owns the threads, is told not to
+    start any parallel work.
 
     Args:
         number: Number of threads; None or 0 changes nothing.
@@ -100,11 +100,11 @@ def measure(
         device: Where they run: cpu or cuda.
         rounds: Number of samples of each call.
         sample: Smallest duration of a sample in seconds; short calls are repeated.
-        limit: Seconds of samples after which a call gets no more of them.
-        quantile: Which of the samples counts: 0.5 for the median, less if other work disturbs the machine.
-        threads: Number of CPU threads; None to leave it unchanged. With one thread on a CPU, time is the CPU time of
-            this thread, which does not grow while others use the core.
-        capture: On a GPU, use CUDA graphs. Without, launches and copies count, as for a caller that waits.
+        limit: Seconds of samples after which a call gets no further samples.
+        quantile: Quantile of the samples that is returned: 0.5 is the median; use less if the machine has other work.
+        threads: Number of CPU threads; None to leave it unchanged. With one thread on a CPU, the CPU time of this
+            thread is measured, which does not grow while other programs use the core.
+        capture: On a GPU, use CUDA graphs. If False, times include launches and copies.
 
     Returns:
         Seconds of each call.
@@ -116,7 +116,7 @@ def measure(
                 try:
                     return _measure([_gpu_sampler(call, sample) for call in calls], rounds, limit, quantile)
                 finally:
-                    torch.cuda.empty_cache()  # graphs keep their memory, which others may need for training
+                    torch.cuda.empty_cache()  # otherwise graphs keep memory that other processes may need
         clock = time.thread_time if threads == 1 and device.type == "cpu" else time.perf_counter
         return _measure([_cpu_sampler(call, sample, clock, device) for call in calls], rounds, limit, quantile)
 

@@ -1,1 +1,1 @@
-"""One network trained, checkpointed, and tested."""
+"""Training, checkpoints and tests of single networks."""

@@ -1,7 +1,7 @@
 """Checkpoints: tensors as safetensors, everything else as a small JSON file; never a pickle.
 
-The tensors are written first, under a name of their own; then the JSON file that names them is replaced in one step.
-Whatever happens in between, the JSON file on disk names a complete file of tensors.
+The tensors are written first, to a new file; then the JSON file that names this file is replaced in one step. So if the
+program stops in between, the JSON file still names a complete file of tensors.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ def load_checkpoint(folder: Path, identity: Mapping[str, Any] | None = None) -> 
 
     Args:
         folder: The folder of the run.
-        identity: What the checkpoint must have been made with; None to take any.
+        identity: Facts about the run (architecture, data, recipe, seed). A checkpoint with other facts raises
+            CheckpointError. None accepts any checkpoint.
 
     Returns:
-        Its tensors and its record; None if there is no checkpoint.
+        The tensors and the record of the checkpoint; None if there is no checkpoint.
     """
     path = folder / RECORD
     try:
@@ -101,7 +102,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def described(model: nn.Module) -> dict[str, Any]:
-    """Return what a record needs to build the network again: its architecture, if it has one."""
+    """Return the entries of a record that are needed to build the network again: its architecture, if it has one."""
     architecture = getattr(model, "architecture", None)
     return {"architecture": architecture.to_dict()} if isinstance(architecture, Architecture) else {}
 
@@ -116,7 +117,7 @@ def drop_momentum(folder: Path) -> None:
 
 
 def recorded_curve(folder: Path) -> list[dict[str, Any]]:
-    """Return the epochs recorded by the checkpoint in a folder; none if there is no checkpoint."""
+    """Return the epochs recorded in the checkpoint of a folder; an empty list if there is no checkpoint."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -127,7 +128,8 @@ def recorded_curve(folder: Path) -> list[dict[str, Any]]:
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the first difference between the identities of two runs; "" if there is none.
 
-    Fields that a recorded recipe does not have yet count as their defaults, which is how that run was made.
+    Recipe fields that did not exist when a run was recorded have their default values in the comparison, because the
+    run was made that way.
     """
     for key in sorted({**before, **now}):
         old, new = before.get(key), now.get(key)

@@ -1,8 +1,8 @@
-"""Training functions of your own: `--trainable package.module:function` replaces the training loop of lrnas.
+"""Custom training functions: `--trainable package.module:function` replaces the training loop of lrnas.
 
-The function is called as `function(model, run)`. The `Run` says how long to train, saves what a stopped trial needs to
-continue, and takes a report after every epoch; the function needs to know nothing about Ray, Optuna or checkpoints.
-See docs/own_training.md.
+The function is called as `function(model, run)`. The `Run` says how many epochs to train, receives a report after every
+epoch, and saves the state that a stopped trial needs to continue. The function itself does not have to deal with Ray,
+Optuna or checkpoints. See docs/own_training.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TrainableError(LrnasError):
 
 
 class Diverged(LrnasError):
-    """Raised by `Run.report` to end a training whose numbers are no longer finite."""
+    """Raised by `Run.report` to end a training with numbers that are not finite."""
 
 
 @runtime_checkable
@@ -56,18 +56,18 @@ class Stateful(Protocol):
 
 
 class Run:
-    """One training, as the training function sees it. Make one yourself to try a function without a search.
+    """One training run, as passed to a training function. Create one yourself to try a function without a search.
 
     Args:
         model: The network to train, on `device`.
-        epochs: Number of epochs to train, including those before a stop.
+        epochs: Number of epochs to train in total, including epochs that were trained before a stop.
         folder: Where checkpoints are written.
         seed: Seed of the random numbers of every epoch.
         device: Where the model is.
-        recipe: The study's recipe, for functions that want its learning rate, batch size and the like.
-        identity: What a checkpoint in the folder must have been made with to be used.
-        load_data: Function that returns the study's data set; None if the function loads data of its own.
-        tell: Callback after every epoch, with what `progress` returns.
+        recipe: The study's recipe, for functions that use its learning rate, batch size or other fields.
+        identity: Facts about the run. A checkpoint in the folder with other facts is refused.
+        load_data: Function that returns the study's data set; None if the training function loads its own data.
+        tell: Callback after every epoch; it gets the result of `progress`.
 
     Example:
         >>> def train(model, run):
@@ -109,12 +109,12 @@ class Run:
 
     @property
     def epochs_done(self) -> int:
-        """Number of epochs reported; epochs before a stop count once `keep` has restored them."""
+        """Number of epochs reported so far, including epochs before a stop after `keep` has restored them."""
         return len(self._curve)
 
     @property
     def folder(self) -> Path:
-        """A folder for files of your own, which is still there when a stopped trial continues."""
+        """A folder for your own files; it is kept when a trial stops and continues."""
         folder = self._run_folder / "own"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -124,23 +124,23 @@ class Run:
         """The study's data set, loaded when it is first used."""
         if self._load_data is None:
             raise TrainableError(
-                "run.data is the data set of --data; this study has none; load your own, or give --data"
+                "run.data is the data set of --data, but this study has none; load your own data, or give --data"
             )
         return self._load_data()
 
     def keep(self, **objects: Stateful) -> int:
         """Save objects together with the model at every report, and restore them if the trial was stopped before.
 
-        Call it once, before the first report. The model is saved in any case.
+        Call it once, before the first report. The model is always saved; you need not pass it.
 
         Args:
-            objects: Anything with `state_dict` and `load_state_dict`, for example `optimizer=optimizer`.
+            objects: Objects with `state_dict` and `load_state_dict`, for example `optimizer=optimizer`.
 
         Returns:
-            The number of epochs that are done: 0, or those before a stop.
+            The number of epochs that were trained before a stop; 0 in a new run.
         """
         if self._objects is not None or self._curve:
-            raise TrainableError("run.keep is called once, before the first report; got a later call; move it up")
+            raise TrainableError("run.keep must be called once, before the first report; got another call; move it up")
         for name, value in objects.items():
             if not isinstance(value, Stateful):
                 raise TrainableError(
@@ -153,10 +153,10 @@ class Run:
         return self.epochs_done
 
     def report(self, accuracy: float, **metrics: float) -> None:
-        """Report that one more epoch is trained, and save a checkpoint.
+        """Report the results of one more epoch, and save a checkpoint.
 
-        If a number or a weight is not finite, the network has diverged, and `Diverged` ends the training. A search that
-        stops the trial early also does so here.
+        If a reported number or a weight is not finite, the network has diverged: this raises `Diverged` to end the
+        training. If the search stops the trial early, the training ends here as well.
 
         Args:
             accuracy: Accuracy on the validation images, from 0 to 1.
@@ -164,14 +164,16 @@ class Run:
         """
         if self.epochs_done >= self.epochs:
             raise TrainableError(
-                f"a run has {self.epochs} epochs; got a report of one more; train from run.epochs_done to run.epochs"
+                f"this run has only {self.epochs} epochs; got one more report; train from run.epochs_done to run.epochs"
             )
         accuracy, *values = (_number(name, value) for name, value in {"accuracy": accuracy, **metrics}.items())
         if self.diverged or not all(map(math.isfinite, (accuracy, *values))) or not is_finite(self.model):
             self.diverged = True
             raise Diverged("a reported number or a weight of the network is not finite")
         if not 0 <= accuracy <= 1:
-            raise TrainableError(f"the accuracy is from 0 to 1; got {accuracy:g}; report the share of correct answers")
+            raise TrainableError(
+                f"the accuracy must be from 0 to 1; got {accuracy:g}; report the share of correct answers"
+            )
         entry = {
             "epoch": self.epochs_done + 1,
             "val_accuracy": accuracy,
@@ -193,7 +195,7 @@ class Run:
         }
 
     def _start_epoch(self) -> None:
-        """Seed all random numbers by the seed and the number of the epoch, so that a stop changes nothing."""
+        """Seed all random generators for the next epoch, so that a stop between epochs does not change the result."""
         number = int(torch.randint(2**31, (1,), generator=epoch_generator(self.seed, self.epochs_done)))
         torch.manual_seed(number)
         random.seed(number)
@@ -208,23 +210,23 @@ class Run:
         save_model(self._run_folder, self.epochs_done, self.model, tensors, record)
 
     def _pack(self, objects: Mapping[str, Stateful]) -> Tensor:
-        """Return the states of objects as bytes that can be read again without running any code."""
+        """Return the states of objects as bytes that can be loaded without running code."""
         stream = io.BytesIO()
         try:
             torch.save({name: value.state_dict() for name, value in objects.items()}, stream)
             packed = torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
-            if self.epochs_done == 1:  # once is enough
+            if self.epochs_done == 1:  # checking the first checkpoint is enough
                 _unpack(packed)
         except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
             raise TrainableError(
-                f"objects passed to run.keep have states of tensors, numbers and text; got something else in "
-                f"{', '.join(objects)}: {error_line(error)}; change its state_dict"
+                f"states of objects passed to run.keep must consist of tensors, numbers and text; got something else "
+                f"in {', '.join(objects)}: {error_line(error)}; change its state_dict"
             ) from None
         return packed
 
     def _restore(self, objects: Mapping[str, Stateful]) -> None:
         checkpoint = load_checkpoint(self._run_folder, self._identity)
-        if checkpoint is None or checkpoint[1]["kept"] != sorted(objects):  # saved by other code: start over
+        if checkpoint is None or checkpoint[1]["kept"] != sorted(objects):  # saved by another version: start over
             return
         tensors, record = checkpoint
         try:
@@ -246,33 +248,33 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError):
-        raise TrainableError(f"run.report takes numbers; got {name}={value!r:.60}; leave it out") from None
+        raise TrainableError(f"run.report accepts only numbers; got {name}={value!r:.60}; leave it out") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Trainable:
-    """A training function, and how workers on other machines find it."""
+    """A training function, and the information that workers on other machines need to load it."""
 
     name: str
-    """package.module:function; studies store this name."""
+    """The name as package.module:function, which studies store."""
     folder: str
     """Current folder of the search; relative paths in the function start there."""
     root: str | None = None
-    """Folder in which its module is found; None for an installed module."""
+    """Folder that contains its module or package; None for an installed module."""
     function: Callable[[nn.Module, Run], object] | None = None
-    """The function itself, if it cannot be imported by its name, for example in a notebook."""
+    """The function itself, if it cannot be imported by name, for example in a notebook."""
 
     def load(self) -> Callable[[nn.Module, Run], object]:
         return self.function or _find(self.name, self.root)
 
     @property
     def short_name(self) -> str:
-        """Name of its module without the package, for the names of studies."""
+        """Name of its module without the package, used in the names of studies."""
         return self.name.partition(":")[0].rpartition(".")[2]
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The module, or the package that contains it, to be sent to machines that do not see the folder."""
+        """Its module, or the package that contains it: files to send to machines that cannot see the folder."""
         if self.root is None:
             return ()
         path = Path(self.root, self.name.partition(":")[0].partition(".")[0])
@@ -283,10 +285,10 @@ def load_trainable(given: str | Callable[..., object]) -> Trainable:
     """Find a training function, and check it as far as possible without calling it.
 
     Args:
-        given: Its name, `package.module:function`, or the function itself.
+        given: The name of the function, `package.module:function`, or the function itself.
 
     Returns:
-        The function with all that workers need to load it.
+        The function with the information that workers need to load it.
     """
     folder = str(Path.cwd())
     if isinstance(given, str):
@@ -294,7 +296,7 @@ def load_trainable(given: str | Callable[..., object]) -> Trainable:
         return Trainable(given, folder, _root(given))
     module, path = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
     if not callable(given) or module is None or path is None:
-        raise TrainableError(f"a trainable is a function or its name; got {given!r:.80}; define it with def")
+        raise TrainableError(f"a trainable must be a function or its name; got {given!r:.80}; define it with def")
     _check_signature(path, given)
     name = f"{module}:{path}"
     if module == "__main__":  # workers have another __main__ module
@@ -307,14 +309,17 @@ def load_trainable(given: str | Callable[..., object]) -> Trainable:
 
 
 def train_with(trainable: Trainable, run: Run) -> Status:
-    """Train a run's model with a function.
+    """Train the model of a run with a training function.
 
     Args:
-        trainable: The function.
-        run: The run that it is called with.
+        trainable: The training function.
+        run: The run that is passed to the function.
 
     Returns:
-        Whether all epochs were trained, or the network diverged. Other failures of the function raise TrainableError.
+        "completed" if all epochs were trained, "diverged" if a number was not finite.
+
+    Raises:
+        TrainableError: If the function fails in another way.
     """
     if Path(trainable.folder).is_dir():
         os.chdir(trainable.folder)
@@ -333,8 +338,8 @@ def train_with(trainable: Trainable, run: Run) -> Status:
         return "diverged"
     if run.epochs_done < run.epochs:
         raise TrainableError(
-            f"{trainable.name} reports every epoch; got {run.epochs_done} of {run.epochs} before it returned; train "
-            "from run.epochs_done to run.epochs, and call run.report after each"
+            f"{trainable.name} must report every epoch; got {run.epochs_done} of {run.epochs} before it returned; "
+            "train from run.epochs_done to run.epochs, and call run.report after each epoch"
         )
     return "completed"
 
@@ -344,7 +349,7 @@ def _find(name: str, root: str | None) -> Callable[[nn.Module, Run], object]:
     module_name, _, path = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
         raise TrainableError(
-            f"a trainable is given as package.module:function; got {name!r}; write for example my_code:train"
+            f"a trainable must be written as package.module:function; got {name!r}; give for example my_code:train"
         )
     if root is not None and root not in sys.path:
         sys.path.insert(0, root)
@@ -355,7 +360,7 @@ def _find(name: str, root: str | None) -> Callable[[nn.Module, Run], object]:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
             where = f"in {root} or " if root is not None else ""
             raise TrainableError(
-                f"the module of a trainable is {where}installed; got {module_name!r}, which is not; change the folder "
+                f"the module of a trainable must be {where}installed; {module_name!r} was not found; change the folder "
                 "or the name"
             ) from None
         raise TrainableError(f"{module_name} fails when it is imported: {error_line(error)}; correct it") from error
@@ -365,7 +370,7 @@ def _find(name: str, root: str | None) -> Callable[[nn.Module, Run], object]:
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
         raise TrainableError(f"{module_name} has no function {path!r}{closest(path, known)}") from None
     if not callable(function):
-        raise TrainableError(f"a trainable is a function; got {name}, which is of type {type(function).__name__}")
+        raise TrainableError(f"a trainable must be a function; got {name}, which is of type {type(function).__name__}")
     return function
 
 
@@ -376,7 +381,7 @@ def _check_signature(name: str, function: Callable[..., object]) -> None:
             signature.bind("model", "run")
         except TypeError:
             raise TrainableError(
-                f"a trainable is called with the model and the run; got {name}{signature}; write def train(model, run)"
+                f"a trainable must take the model and the run; got {name}{signature}; write def train(model, run)"
             ) from None
 
 
@@ -393,7 +398,7 @@ def _root(name: str) -> str | None:
 
 
 def _failing_line(error: Exception, function: Callable[..., object]) -> str:
-    """Return the last line of the function's own file in an error's traceback, for a message."""
+    """Return, for an error message, the file and line of the training function where an error occurred."""
     try:
         file = Path(inspect.getfile(inspect.unwrap(function))).resolve()
     except TypeError:

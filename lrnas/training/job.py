@@ -1,6 +1,6 @@
 """One training run as data: an architecture, a data set, a recipe and a seed.
 
-A reproduction runs such jobs one after another. With several workers, each runs the same job on its share of every
+`lrnas reproduce` runs jobs one after another. With several workers, every worker runs the same job on its share of each
 batch (`lrnas.training.multi_gpu`).
 """
 
@@ -24,7 +24,7 @@ from lrnas.training.custom import Run, Trainable, train_with
 from lrnas.training.loop import Device, Report, Result, train
 
 OWN_DATA = "own data"
-"""Replaces the name of the data set if the training function loads data of its own."""
+"""Used as the name of the data set if the training function loads its own data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that decides the outcome of a run. It can be pickled, and loads its data where it runs."""
+    """All settings that determine the outcome of a run. A job can be pickled, and loads its data where it runs."""
 
     architecture: Architecture
     data: str
@@ -52,17 +52,17 @@ class Job:
     recipe: Recipe
     seed: int
     min_size: int = 1
-    """Images in memory that are smaller are enlarged to at least this size."""
+    """Smaller images in memory are enlarged to at least this size."""
     data_dir: str | Path | None = None
     """Folder where data sets are kept, as an absolute path."""
     image_size: int | None = None
     """Rows and columns of images that are read from files."""
     loaders: int | None = None
-    """Number of processes that read them; it does not change the outcome."""
+    """Number of processes that read images from files; it does not change the outcome."""
     trainable: Trainable | None = None
-    """The training function; None for lrnas's own."""
+    """The custom training function; None for the training loop of lrnas."""
     images: Images | None = None
-    """With a trainable: what its images are like, so that no data set has to be loaded."""
+    """Facts about the images for a custom training function, so that no data set has to be loaded."""
 
     def __post_init__(self) -> None:
         data, data_dir = with_absolute_paths(self.data, self.data_dir)
@@ -70,7 +70,7 @@ class Job:
         object.__setattr__(self, "data_dir", data_dir)
 
     def identity(self, data: DataSet | Images) -> dict[str, Any]:
-        """Return what a checkpoint must have been made with to belong to this job."""
+        """Return the facts by which a checkpoint of this job is recognised."""
         return {
             **({} if self.trainable is None else {"trainable": self.trainable.name}),
             "architecture": canonical_id(self.architecture),
@@ -87,7 +87,7 @@ class Job:
         )
 
     def create_model(self, data: DataSet | Images) -> nn.Module:
-        """Return the network with its initial weights, which follow from the seed."""
+        """Return the network with initial weights that depend on the seed."""
         from lrnas.models.build import create_model  # imports timm, which takes seconds
 
         torch.manual_seed(self.seed)
@@ -100,7 +100,7 @@ class Job:
         )
 
     def macs(self, data: DataSet) -> int:
-        """Return the multiply-accumulates for one image of the size that the network is trained on."""
+        """Return the multiply-accumulates for one image, at the image size of the training."""
         size = self.recipe.crop or data.image_size
         return make_plan(self.architecture, size, data.num_classes, data.channels, check_fit=False).cost.macs
 
@@ -121,9 +121,9 @@ class Job:
         """Train a model in this process, or continue from the checkpoint in the folder.
 
         Args:
-            model: What `create_model` returned.
-            data: What `load_data` returned.
-            folder: Where checkpoints are written; None for none.
+            model: The network from `create_model`.
+            data: The data set from `load_data`.
+            folder: Where checkpoints are written; None to write none.
             device: Where to train.
             compile_model: Whether to use `torch.compile`.
             report: Callback after every epoch.
@@ -147,13 +147,13 @@ class Job:
     def run_trainable(
         self, folder: Path, device: Device, load_data: Callable[[], DataSet], tell: Callable[[dict[str, Any]], object]
     ) -> dict[str, Any]:
-        """Train with the job's own training function, or continue from the checkpoint in the folder.
+        """Train with the custom training function of the job, or continue from the checkpoint in the folder.
 
         Args:
             folder: Where checkpoints are written.
             device: Where to train.
-            load_data: Function that returns the data set, called if the training function wants it.
-            tell: Callback after every epoch.
+            load_data: Function that returns the data set, called when the training function first uses `run.data`.
+            tell: Callback after every epoch; it gets the result of `Run.progress`.
 
         Returns:
             The status, the accuracies of all epochs, the seconds they took and the last metrics.

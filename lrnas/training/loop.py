@@ -1,8 +1,8 @@
-"""The training loop for one network. It knows no tuner: it reports after every epoch through a callback.
+"""The training loop for one network. It is independent of any tuner: it reports every epoch through a callback.
 
-On a GPU the whole step (gather, forward, backward, update) is one CUDA graph in bf16 that is replayed for every batch,
-without any work in Python; on a CPU it is the same step, eager and in float32. Everything random is drawn from the seed
-and the epoch, so on a CPU a run continued from a checkpoint ends in the same bits as one that was never stopped.
+On a GPU, the whole step (gather, forward, backward, update) is one CUDA graph in bf16 that is replayed for every batch,
+without any work in Python. On a CPU, the same step runs eagerly in float32. All random numbers depend only on the seed
+and the epoch, so on a CPU a run that continues from a checkpoint gives bit-identical results to an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EpochReport:
     train_loss: float
     train_accuracy: float
     val_loss: float | None
-    """None, like the accuracy, if the validation images were trained on."""
+    """None, like `val_accuracy`, if the network was also trained on the validation images."""
     val_accuracy: float | None
     images_per_second: float
     """Speed of the training steps, without evaluation."""
@@ -60,9 +60,9 @@ class Result:
     status: Status
     curve: list[EpochReport]
     start_seconds: float
-    """Time until the first step: moving the data, reading the checkpoint."""
+    """Time before the first step: moving the data, reading the checkpoint."""
     micro_batches: int
-    """Parts that every batch was split into for lack of memory; 1 if it fitted."""
+    """Number of parts into which every batch was split because memory was too small; 1: not split."""
 
     @property
     def val_accuracy(self) -> float | None:
@@ -105,18 +105,20 @@ def train(
 
     Args:
         model: The network, which is moved to the device.
-        data: The data set. Training images train; validation images steer the schedule and are reported.
-        recipe: How to train.
+        data: The data set. The accuracy on its validation images is reported, and controls the learning rate in recipes
+            that wait for plateaus.
+        recipe: The settings of the training: epochs, batch size, learning rate and so on.
         seed: Seed of order, crops, reflections and dropout.
         device: Where to train.
-        folder: Where a checkpoint is written after every epoch. If one is there already, training continues from it.
-        identity: What a checkpoint must have been made with to be used: architecture, data, recipe and seed.
+        folder: Where a checkpoint is written after every epoch. If the folder has one already, training continues from
+            it.
+        identity: Facts about the run: architecture, data, recipe and seed. A checkpoint with other facts is refused.
         cache: Folder for the results of preprocessing.
         compile_model: Whether to use `torch.compile`.
         report: Callback after every epoch.
 
     Returns:
-        The outcome, with the results of all epochs, also those before a stop.
+        The outcome, with the results of all epochs, including epochs before a stop.
     """
     from lrnas.layers.accelerate import fused  # imports timm, which takes seconds
 
@@ -245,7 +247,7 @@ class _Step:
         self.recipe = recipe
         self.on_gpu = batches.device.type == "cuda"
         self.micro_batches = 1
-        """Parts of every batch: more than 1 after running out of memory."""
+        """Number of parts of every batch; doubled when memory runs out."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.capture_seconds = 0.0
         share = batches.batch_size // world_size()
@@ -258,7 +260,11 @@ class _Step:
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
 
     def run_epoch(self, rates: list[float]) -> tuple[float, float, str]:
-        """Return mean loss, accuracy and a note for the user; a loss that is not finite ends the epoch early."""
+        """Train for one epoch; a loss that is not finite ends it early.
+
+        Returns:
+            Mean loss, accuracy and a note for the user.
+        """
         note = ""
         self.capture_seconds = 0.0
         self.rates.copy_(torch.tensor(rates))
@@ -278,7 +284,7 @@ class _Step:
                     self.optimizer.zero_grad(set_to_none=True)
                     torch.cuda.empty_cache()
                     note = f"out of memory: every step now takes {self.micro_batches} micro-batches"
-            # with several workers, all of them go on to the end
+            # with several workers, the epoch never ends early: they wait for each other in every step
             if i % 128 == 127 and world_size() == 1 and not math.isfinite(float(self.loss)):
                 break
         totals = torch.stack([self.loss, self.correct.double()])  # on the device, as NCCL requires
@@ -296,7 +302,7 @@ class _Step:
             self._step(rate)
 
     def _step(self, rate: float = 0.0) -> None:
-        """Make one step; on a GPU the learning rate comes from `self.rates`, where a graph can read it."""
+        """Make one step. On a GPU, the learning rate is read from `self.rates`, because a graph cannot use `rate`."""
         columns = self.position * self.batches.batch_size + self.columns
         for group in self.optimizer.param_groups:
             if self.on_gpu:
@@ -319,7 +325,7 @@ class _Step:
         self.position += 1
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        """Record a step as a graph, and undo the steps that this takes."""
+        """Record a step as a CUDA graph, and undo the changes of the steps that recording needs."""
         started = time.perf_counter()
         touched = [*self.model.state_dict(keep_vars=True).values(), self.position, self.loss, self.correct]
         saved = [tensor.detach().clone() for tensor in touched]
@@ -340,7 +346,7 @@ class _Step:
                 tensor.copy_(before)
             for parameter, values in self.optimizer.state.items():
                 buffer = values.get("momentum_buffer")
-                if buffer is not None:  # without momentum before, zero gives the same first step
+                if buffer is not None:  # if there was no momentum before, zero gives the same first step
                     buffer.copy_(momentum[parameter]) if parameter in momentum else buffer.zero_()
         torch.cuda.synchronize()
         self.capture_seconds = time.perf_counter() - started
@@ -348,7 +354,7 @@ class _Step:
 
 
 def _loss(outputs: Tensor | tuple[Tensor, ...], labels: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """Return the loss, with those of auxiliary heads, and the logits."""
+    """Return the loss, including the losses of auxiliary heads, and the logits."""
     logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
     logits = logits.float()
     loss = F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
@@ -358,14 +364,14 @@ def _loss(outputs: Tensor | tuple[Tensor, ...], labels: Tensor, recipe: Recipe) 
 
 
 def is_finite(model: nn.Module) -> bool:
-    """Return whether all weights are finite; a ReLU can hide from the loss that some are not."""
+    """Return whether all weights are finite. The loss does not always show it, because a ReLU can hide NaN."""
     return all(bool(norm.isfinite()) for norm in torch._foreach_norm([p.detach() for p in model.parameters()]))
 
 
 def evaluate(
     model: nn.Module, split: Sized, data: DataSet, recipe: Recipe, *, device: Device = "cpu", cache: Path | None = None
 ) -> tuple[float, float]:
-    """Evaluate a model on a split, with the preprocessing of its training.
+    """Evaluate a model on a split, with the same preprocessing as in its training.
 
     Args:
         model: The network, on the device.
@@ -393,7 +399,7 @@ def _evaluate(model: nn.Module, batches: Evaluation) -> tuple[float, float]:
         correct += int((logits.argmax(1) == labels).sum())
         number += len(labels)
     totals = torch.tensor([loss, correct, number], dtype=torch.float64)
-    if dist.is_initialized():  # workers may have different shares; the sums are the same for all
+    if dist.is_initialized():  # shares may differ in size, so workers add up their sums
         totals = totals.to(next(model.parameters()).device)
         dist.all_reduce(totals)
     loss, correct, number = totals.tolist()

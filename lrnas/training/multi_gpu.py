@@ -1,8 +1,8 @@
 """Training of one network on several GPUs or machines: Ray Train runs the same job on every worker.
 
-Each worker takes its share of every batch, so the global batch, and with it the loss curve, is that of one worker.
-Rank 0 writes the checkpoints into a folder that all machines must see. Progress is read from that folder, and a run
-that lost its workers continues from it.
+Each worker takes its share of every batch, so the global batch and the loss curve are the same as with one worker. Rank
+0 writes the checkpoints into a folder that all machines must be able to read and write. Progress is read from that
+folder, and a run that has lost its workers continues from it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def run_on_workers(
     compile_model: bool = False,
     report: Report = lambda entry: None,
 ) -> Status:
-    """Train a job to its end on several workers; its checkpoint is then in `folder`.
+    """Train a job completely on several workers. Afterwards, its checkpoint is in `folder`.
 
     Args:
-        job: What to train.
-        folder: The folder of the run, which all workers must see.
+        job: The job to train.
+        folder: The folder of the run, which all workers must be able to read and write.
         workers: Number of workers; the batch size must be a multiple of it.
         use_gpu: Whether each worker gets a GPU.
         address: Address of a running Ray cluster; None to start one on this machine for this training.
@@ -52,8 +52,8 @@ def run_on_workers(
     """
     if job.recipe.batch_size % workers:
         raise LrnasError(
-            f"the batch size is a multiple of the number of workers; got {job.recipe.batch_size} images for {workers} "
-            "workers; change batch_size or --workers"
+            f"the batch size must be a multiple of the number of workers; got {job.recipe.batch_size} images for "
+            f"{workers} workers; change batch_size or --workers"
         )
     try:
         import ray
@@ -65,7 +65,7 @@ def run_on_workers(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / OUTCOME).unlink(missing_ok=True)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as scratch, _watching(folder, report):
-        warnings.simplefilter("ignore")  # Ray's announcements of its next version
+        warnings.simplefilter("ignore")  # Ray announces changes of its next version
         start_ray = not ray.is_initialized()
         if start_ray:
             pin_data_folder()
@@ -77,7 +77,7 @@ def run_on_workers(
                 _work,
                 train_loop_config={"job": job, "folder": str(folder), "compile_model": compile_model},
                 scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
-                # Ray's own state is not needed later; the machines of a cluster have to share it, though
+                # Ray's own state is not needed later, but the machines of a cluster must share it meanwhile
                 run_config=RunConfig(
                     storage_path=str(folder.parent) if address else scratch,
                     name=f"{folder.name}-ray",
@@ -101,7 +101,7 @@ def _work(config: dict[str, Any]) -> None:
 
     job: Job = config["job"]
     folder = Path(config["folder"])
-    if (folder / OUTCOME).exists():  # a new attempt would meet the same error
+    if (folder / OUTCOME).exists():  # an earlier attempt has failed, and a new one would fail in the same way
         return
     try:
         data = job.load_data()

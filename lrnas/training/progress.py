@@ -21,7 +21,7 @@ def training_view(label: str) -> Iterator[Report]:
     """Yield the `report` callback for `train`, which shows the epochs of one network.
 
     Args:
-        label: Name of the network and whatever else tells the training from others.
+        label: Text that identifies the training, for example the name of the network and the seed.
     """
     with _view(pause=2, unit="epoch ", first=label) as show:
 
@@ -37,14 +37,17 @@ def training_view(label: str) -> Iterator[Report]:
 
 @contextmanager
 def download_view() -> Iterator[Progress]:
-    """Yield the `progress` callback for `load_set`, which shows bytes."""
+    """Yield the `progress` callback for `load_set`, which shows a number of bytes."""
     with _view(pause=1, in_bytes=True) as show:
         yield show
 
 
 @contextmanager
 def reading_view() -> Iterator[Progress]:
-    """Yield the `progress` callback for `StreamSet.try_all`, which shows images, but nothing if it takes no time."""
+    """Yield the `progress` callback for `StreamSet.try_all`, which shows a number of images.
+
+    Without a terminal, it logs nothing in the first 10 seconds.
+    """
     with _view(pause=10, quiet=True) as show:
         yield show
 
@@ -53,14 +56,14 @@ def reading_view() -> Iterator[Progress]:
 def _view(
     pause: float, *, in_bytes: bool = False, unit: str = "", first: str = "", quiet: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """Yield a function that shows what is being done, how much is done, the total (0: unknown) and more text.
+    """Yield a function that shows progress: name of the work, amount done, total (0: unknown) and more text.
 
     Args:
-        pause: Seconds between log messages; the last one, of a complete total, comes at once unless `quiet`.
+        pause: Seconds between log messages. The message that all is done does not wait, unless `quiet` is set.
         in_bytes: Whether amounts are bytes.
         unit: Word before amounts in log messages.
-        first: What is being done at the start; shown as a bar before there is any progress.
-        quiet: Whether the first log message also waits for the pause.
+        first: Name of the first work; a terminal shows its bar before there is any progress.
+        quiet: Whether the first and the last log message also wait for the pause.
     """
     if not sys.stderr.isatty():
         last = time.monotonic() if quiet else -math.inf

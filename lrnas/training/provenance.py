@@ -20,7 +20,7 @@ def provenance(**facts: Any) -> dict[str, Any]:
     """Return the provenance of a result, to be stored with it.
 
     Args:
-        facts: Anything else to be stored, for example seeds and the number of runs.
+        facts: More values to store, for example seeds and the number of runs.
 
     Returns:
         Command, commit, date, versions, hardware and the facts, as JSON values.
@@ -36,7 +36,7 @@ def provenance(**facts: Any) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """Return the command as a user would type it, with paths on this machine reduced to their last part."""
+    """Return the command as a user would type it, with absolute paths reduced to their last part."""
     program = Path(sys.argv[0])
     name = f"python {program.parent.name}/{program.name}" if program.suffix == ".py" else program.name
     if program.name == "__main__.py":
@@ -52,9 +52,9 @@ def _without_folders(argument: str) -> str:
 
 
 def _commit() -> str:
-    """Return the commit of the checkout this package runs from, with "-dirty" if the package differs from it.
+    """Return the commit of the checkout that contains this package, with "-dirty" if the package was changed since.
 
-    A copy without the git history gives its commit as $LRNAS_COMMIT.
+    For a copy without git history, set $LRNAS_COMMIT to its commit.
     """
     if commit := os.environ.get("LRNAS_COMMIT"):
         return commit

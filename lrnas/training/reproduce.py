@@ -1,9 +1,9 @@
-"""`lrnas reproduce`: a network trained in full and compared with published results.
+"""`lrnas reproduce`: trains a network in full and compares it with published results.
 
-Counting comes first and is exact. Then the network is trained on the data of the published result, if they are
-available, and otherwise on another data set together with the paper's baseline of its family, so that the comparison
-(which accuracy at which share of the multiply-accumulates) is still meaningful. Every run leaves one JSON file with
-everything that is needed to repeat it; a run whose file exists is not trained again.
+First, parameters and multiply-accumulates are counted, which is exact. Then the network is trained on the data set of
+the published result, if it is available. Otherwise, both the network and the paper's baseline of its family are trained
+on another data set, so that their accuracies and multiply-accumulates can be compared with each other. Every run writes
+one JSON file with everything that is needed to repeat it; a run whose file exists is not trained again.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Measured(OverSeeds):
     macs: int
     """Multiply-accumulates at the input size of the training."""
     share: float
-    """Share of the baseline's multiply-accumulates."""
+    """Multiply-accumulates as a share of the baseline's."""
     accuracies: tuple[float, ...]
-    """On the test images, one per seed."""
+    """Accuracies on the test images, one per seed."""
     diverged: int
     """Number of runs that diverged."""
     published: float | None
@@ -68,11 +68,11 @@ class Reproduction:
     input_size: int
     """Rows and columns of the network's input."""
     networks: list[Measured]
-    """The network asked for, then the baseline."""
+    """The requested network, then its baseline if that was trained too."""
     files: list[Path]
     """The records of all runs."""
     reused: list[Mapping[str, Any]] = field(default_factory=list)
-    """Provenance of the runs that existed already and were not trained again."""
+    """Provenance of the runs whose files existed already, and which were not trained again."""
 
     def reuse(self) -> str:
         """Return a sentence about the runs that existed already; "" if all runs are new."""
@@ -83,8 +83,8 @@ class Reproduction:
             for facts in self.reused
         )
         total = len(self.files)
-        runs = f"{len(self.reused)} of {total} {'run was' if total == 1 else 'runs were'} there already"
-        return f"{runs}, made {' and '.join(places)}; --out FOLDER trains anew."
+        runs = f"{len(self.reused)} of {total} {'run' if total == 1 else 'runs'} existed already"
+        return f"{runs}, made {' and '.join(places)}; give another --out FOLDER to train again."
 
     def verdict(self) -> str:
         """Return the comparison as a sentence."""
@@ -114,7 +114,7 @@ class Reproduction:
 
 
 class _Execution(NamedTuple):
-    """Options for executing runs; they do not change the outcome."""
+    """Options that say where and how runs are executed; they do not change the outcome."""
 
     device: str
     workers: int
@@ -142,10 +142,9 @@ def reproduce(
 
     Args:
         source: Name of a network, or a JSON file with an architecture.
-        data: Name of the data set (default: the published one if it is CIFAR-10 and there is a GPU; else CIFAR-10 with
-            a GPU and digits without).
+        data: Name of the data set (default: cifar10 with a GPU, digits without).
         data_dir: Where data sets are kept (default: $LRNAS_DATA or ~/.cache/lrnas).
-        image_size: Rows and columns of images read from files (default: the network's own).
+        image_size: Rows and columns of images read from files (default: the usual size for the backbone).
         loaders: Number of processes that read images from files (default: one per core, at most 16).
         recipe: Name of the recipe, or a TOML file.
         changes: Fields of the recipe to change.
@@ -161,7 +160,7 @@ def reproduce(
     """
     for what, number in (("seeds", seeds), ("workers", workers)):
         if number < 1:
-            raise LrnasError(f"the number of {what} is at least 1; got {number}; give a larger one")
+            raise LrnasError(f"the number of {what} must be at least 1; got {number}; give a larger one")
     name, architecture = read_source(source)
     summary = summarise(name, architecture)
     backbone, with_norm = resolve_backbone(architecture)
@@ -181,7 +180,7 @@ def reproduce(
     )
     networks = {name: architecture}
     if table is not None and not (is_published and summary.point is not None):
-        # with batch norm like the network: otherwise the comparison would show batch norm instead of the filters
+        # the baseline has batch norm if the network has: otherwise the comparison would show the effect of batch norm
         dense = replace(get_point(table.baseline).architecture, batch_norm=with_norm or None)
         label = f"{table.baseline}-bn" if with_norm else table.baseline
         if dense != architecture:
@@ -224,14 +223,14 @@ def reproduce(
 
 
 def _default_data(published: str | None, device: str) -> str:
-    """Return the data set to train on, and say so if it is not the published one."""
+    """Return the data set to train on; log a message if it is not the published one."""
     if device == "cpu":
         if published is not None:
-            logger.info("%s is too large for a CPU: comparing with the baseline on digits instead", published)
+            logger.info("training on %s takes too long on a CPU: comparing with the baseline on digits", published)
         return "digits"
     if published != "cifar10":
         missing = published or "the data set of its paper"
-        logger.info("%s is not available: comparing with the baseline on cifar10 instead", missing)
+        logger.info("%s is not available here: comparing with the baseline on cifar10", missing)
     return "cifar10"
 
 
@@ -241,7 +240,7 @@ def _run(label: str, job: Job, data: DataSet, file: Path, execution: _Execution)
     with training_view(f"{label}, seed {job.seed}") as report:
         result = _train(job, model, data, file.with_suffix(""), execution, report)
     accuracy = loss = None
-    if result.status == "completed":  # the only look at the test images
+    if result.status == "completed":  # the test images are used only here
         loss, accuracy = evaluate(model, data.test(), data, job.recipe, device=execution.device, cache=job.cache)
     return {
         "architecture": job.architecture.to_dict(),
@@ -272,7 +271,7 @@ def _train(job: Job, model: nn.Module, data: DataSet, folder: Path, execution: _
     options: dict[str, Any] = {"address": address, "compile_model": compile_model, "report": report}
     if run_on_workers(job, folder, workers, use_gpu=device.startswith("cuda"), **options) == "diverged":
         return Result("diverged", [], 0.0, 1)
-    return job.run(model, data, folder, device)  # nothing is left to train: this reads the workers' checkpoint
+    return job.run(model, data, folder, device)  # the training is complete: this only reads the workers' checkpoint
 
 
 def _read_record(file: Path, identity: dict[str, Any]) -> dict[str, Any]:

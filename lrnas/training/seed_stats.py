@@ -13,7 +13,7 @@ class OverSeeds:
     __slots__ = ()
 
     accuracies: tuple[float, ...]
-    """One per seed that was tested."""
+    """Test accuracies, one per seed that was tested."""
 
     @property
     def mean(self) -> float:

@@ -275,7 +275,7 @@ def test_the_work_of_others_does_not_count_with_one_thread(monkeypatch: pytest.M
 def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: None) -> None:
     monkeypatch.setattr(exporting, "TOLERANCE", 0.0)
     source = str(write_checkpoint(tmp_path / "own", trained()))
-    with pytest.raises(exporting.ExportError, match="does not compute the same: outputs differ by"):
+    with pytest.raises(exporting.ExportError, match="does not compute the same outputs: they differ by"):
         lrnas.export(source, out=tmp_path / "out", fuse=True)
     assert not (tmp_path / "out").exists() and [path.name for path in tmp_path.iterdir()] == ["own"]
 
@@ -454,7 +454,7 @@ def test_a_study_knows_what_its_classes_are_called(
         (["nin", "--out", "bare.safetensors/deep"], "bare.safetensors: it is not a folder that you may write to"),
         (["nin", "--batch", "0"], "the batch must be at least 1; got 0"),
         (["nin", "--device", "tpu"], "the device must be cpu, cuda or cuda:N; got 'tpu'"),
-        (["nin", "--input", "2"], "the network does not take images of 2×2"),
+        (["nin", "--input", "2"], "the network cannot process images of 2×2"),
         (["nin", "--data", "digitz"], "unknown data set 'digitz'; did you mean digits?"),
     ],
 )

@@ -92,17 +92,17 @@ def test_a_function_is_passed_by_name_if_it_can_be_imported(monkeypatch: pytest.
     inner.__module__ = "__main__"
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "/somewhere/my_script.py", raising=False)
     assert load_trainable(inner).name == f"my_script:{inner.__qualname__}"
-    with pytest.raises(TrainableError, match="a trainable is a function or its name; got 3"):
+    with pytest.raises(TrainableError, match="a trainable must be a function or its name; got 3"):
         load_trainable(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("broken.py", "is given as package.module:function; got 'broken.py'"),
-        ("broken:", "is given as package.module:function"),
-        ("folder/broken:train", "is given as package.module:function"),
-        ("nothing:train", "installed; got 'nothing', which is not; change the folder or the name"),
+        ("broken.py", "must be written as package.module:function; got 'broken.py'"),
+        ("broken:", "must be written as package.module:function"),
+        ("folder/broken:train", "must be written as package.module:function"),
+        ("nothing:train", "installed; 'nothing' was not found; change the folder or the name"),
         (
             "broken.inner:train",
             "broken.inner fails when it is imported: ZeroDivisionError: division by zero; correct",
@@ -113,8 +113,8 @@ def test_a_function_is_passed_by_name_if_it_can_be_imported(monkeypatch: pytest.
             "lacking fails when it is imported: ModuleNotFoundError: No module named 'nowhere'; correct",
         ),
         ("fine:tran", "fine has no function 'tran'; did you mean train?"),
-        ("fine:SIZE", "a trainable is a function; got fine:SIZE, which is of type int"),
-        ("fine:train", "called with the model and the run; got fine:train(model); write def train(model, run)"),
+        ("fine:SIZE", "a trainable must be a function; got fine:SIZE, which is of type int"),
+        ("fine:train", "must take the model and the run; got fine:train(model); write def train(model, run)"),
     ],
 )
 def test_unusable_functions_are_one_line_errors(
@@ -239,7 +239,7 @@ def test_objects_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
         make_run(tmp_path).keep(rate=0.1)  # type: ignore[arg-type]
     run = make_run(tmp_path)
     run.keep(odd=Odd())
-    with pytest.raises(TrainableError, match="states of tensors, numbers and text; got something else in odd"):
+    with pytest.raises(TrainableError, match="must consist of tensors, numbers and text; got something else in odd"):
         run.report(0.5)
     with pytest.raises(TrainableError, match="called once, before the first report"):
         run.keep()
@@ -277,12 +277,12 @@ def test_a_weight_that_is_not_finite_means_it_diverged_even_if_the_error_is_caug
 @pytest.mark.parametrize(
     ("reports", "message"),
     [
-        ([], r"tests:function reports every epoch; got 0 of 4 before it returned"),
+        ([], r"tests:function must report every epoch; got 0 of 4 before it returned"),
         ([0.1, 0.2], r"got 2 of 4 before it returned; train from run.epochs_done to run.epochs"),
-        ([0.1] * 5, r"a run has 4 epochs; got a report of one more"),
-        ([97.5], r"the accuracy is from 0 to 1; got 97.5"),
-        ([-0.1], r"the accuracy is from 0 to 1; got -0.1"),
-        (["good"], r"run.report takes numbers; got accuracy='good'"),
+        ([0.1] * 5, r"this run has only 4 epochs; got one more report"),
+        ([97.5], r"the accuracy must be from 0 to 1; got 97.5"),
+        ([-0.1], r"the accuracy must be from 0 to 1; got -0.1"),
+        (["good"], r"run.report accepts only numbers; got accuracy='good'"),
     ],
 )
 def test_broken_rules_are_errors(tmp_path: Path, reports: list[Any], message: str) -> None:
@@ -324,7 +324,7 @@ def test_a_job_gives_the_network_and_the_data(tmp_path: Path) -> None:
     assert outcome["status"] == "completed" and outcome["curve"] == [0.5] and seen["output"] == (2, 7)
     run = seen["run"]
     assert (run.epochs, run.seed, run.device.type, run.recipe) == (1, 5, "cpu", job.recipe)
-    with pytest.raises(TrainableError, match=r"run\.data is the data set of --data; this study has none"):
+    with pytest.raises(TrainableError, match=r"run\.data is the data set of --data, but this study has none"):
         _ = run.data
     assert all(map(torch.equal, run.model.parameters(), job.create_model(images).parameters()))
     assert job.identity(images)["trainable"] == "tests:function"
