@@ -1,8 +1,9 @@
-"""Fused GPU kernels, in Triton: one pass over memory for what PyTorch computes in several.
+"""Fused GPU kernels, in Triton: one pass over memory for operations that need several passes in PyTorch.
 
-`ops` offers them as PyTorch operators. `composite_op` offers the convolution with filters of different shapes, which
-`gathered` and `tiled` compute in two ways. This file only decides whether they can be used. Without a GPU, without a
-working Triton, or with LRNAS_KERNELS=off, everything runs in plain PyTorch, with the same results within rounding.
+`ops` contains the PyTorch operators. `composite_op` contains the operator for convolutions with filters of different
+shapes; `gathered` and `tiled` are its two implementations. This file only decides whether the kernels can be used.
+Without a GPU, without a working Triton, or with LRNAS_KERNELS=off, everything runs in plain PyTorch, with the same
+results up to rounding.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import torch
 from torch import Tensor
 
 FEW_CHANNELS = 4
-"""Up to this number of input channels, the patches of a convolution are written out: tensor cores need longer rows."""
+"""Layers with at most this number of input channels get special treatment, because tensor cores need longer rows.
+
+For example, the pixels that a filter sees (a patch) are first copied into one row of a matrix.
+"""
 LONGEST_PATCH = 128
-"""Largest number of positions of a window whose patches are written out."""
+"""Largest number of positions of a window for which patches are copied."""
 
 _works: dict[torch.device, bool] = {}
 
 
 @torch.compiler.assume_constant_result
 def available(device: torch.device) -> bool:
-    """Whether the kernels run on a device; this is tried once."""
+    """Whether the kernels run on a device. The first call for a device tries it."""
     if device.type != "cuda" or torch.version.hip is not None or os.environ.get("LRNAS_KERNELS") == "off":
         return False
     if device not in _works:
@@ -33,24 +37,26 @@ def available(device: torch.device) -> bool:
             with torch.cuda.device(device):
                 rows.bias_backward(torch.ones(2, 2, device=device), None)[1].sum().item()
             _works[device] = True
-        except Exception as error:  # no Triton, no compiler for it, a GPU it does not know
+        except Exception as error:  # Triton or its compiler is missing, or it does not support the GPU
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(f"the fused kernels do not run here, PyTorch's operations are used: {reason}", stacklevel=2)
+            warnings.warn(
+                f"fused kernels do not run on {device}; PyTorch's operations are used: {reason}", stacklevel=2
+            )
             _works[device] = False
     return _works[device]
 
 
 def usable(x: object) -> bool:
-    """Whether this is a map that the kernels can compute with."""
+    """Whether an object is a map that the kernels support."""
     return isinstance(x, Tensor) and x.is_cuda and x.ndim == 4 and x.numel() > 0 and x.dtype in _DTYPES
 
 
 def is_faster(x: object) -> bool:
     """Whether the composite convolution is faster than PyTorch's operations for a map: in half precision, on a GPU.
 
-    It is False while a model is traced for export, which should contain only PyTorch's own operations.
+    It is False while a model is traced for export, because exported models should contain only PyTorch's operations.
     """
-    # is_exporting() is true inside torch.compile in some versions
+    # not torch.compiler.is_exporting(), which is also true inside torch.compile in some versions
     exporting = getattr(torch.compiler, "_is_exporting_flag", False)
     if exporting or torch.jit.is_tracing() or not usable(x):  # type: ignore[attr-defined]
         return False

@@ -1,8 +1,9 @@
 """Block sizes of matrix-product kernels: by a rule, or measured on this GPU and stored on disk.
 
-The rule adds little padding. It was chosen on an H200, where it is within a few per cent of the best for the paper's
-layers. Inside `with tuning():` a few other block sizes are measured for every new kind of shape, and the best is stored
-per GPU for all similar layers. Outside, nothing is measured, so a search never waits for it.
+The rule prefers large blocks that need little padding. It was chosen on an H200, where its times are within a few per
+cent of the best for the paper's layers. Inside `with tuning():` a few other block sizes are measured for every new kind
+of shape, and the best is stored per GPU for all similar layers. Outside, nothing is measured, so a search never waits
+for measurements.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import torch
 from lrnas._files import write_atomically
 
 ROUNDS = 3
-"""Number of measurements of a candidate; the shortest time counts."""
+"""Number of measurements of a candidate; the shortest time is used."""
 
 
 class Blocks(NamedTuple):
-    """Rows, columns and inner length of the product in one program, its warps, and the number of loads in flight."""
+    """Rows, columns and inner length of the matrix product of one program, its warps, and its pipeline stages."""
 
     rows: int
     cols: int
@@ -36,7 +37,12 @@ class Blocks(NamedTuple):
 
 
 def fitting(sizes: Iterable[int], options: Sequence[int]) -> int:
-    """The largest block length that needs at most 10 % more padded length than the best one."""
+    """The largest block length that pads the sizes to a total at most 10 % above the smallest possible total.
+
+    Args:
+        sizes: Lengths that are divided into blocks.
+        options: Block lengths to choose from.
+    """
     sizes = list(sizes)
     padded = {option: sum(math.ceil(size / option) * option for size in sizes) for option in options}
     least = min(padded.values())
@@ -67,7 +73,7 @@ def choose(
         shape: Sizes that the best blocks depend on.
         default: Blocks by the rule.
         others: Further candidates.
-        run: Runs the kernel with some blocks, for measuring.
+        run: Runs the kernel with given blocks, for measurements.
     """
     if not torch.cuda.is_available():
         return default
@@ -75,12 +81,12 @@ def choose(
     if key not in table and _measuring and not torch.cuda.is_current_stream_capturing():
         times = {blocks: _measure(run, blocks) for blocks in dict.fromkeys((default, *others))}
         table[key] = min(times, key=lambda blocks: times[blocks])
-        _keep(_gpu_name(), key, table[key])
+        _store(_gpu_name(), key, table[key])
     return table.get(key, default)
 
 
 def _rounded(size: int) -> int:
-    """A number that is the same for similar sizes: two steps for every doubling."""
+    """A number that is the same for similar sizes; it grows by 2 when the size doubles."""
     return 0 if size <= 0 else round(2 * math.log2(size))
 
 
@@ -97,7 +103,7 @@ def _measure(run: Callable[[Blocks], object], blocks: Blocks) -> float:
             end.synchronize()
             times.append(float(start.elapsed_time(end)))
         return min(times)
-    except Exception as error:  # more shared memory or registers than this GPU has
+    except Exception as error:  # the blocks need more shared memory or registers than the GPU has
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
         return math.inf
@@ -125,7 +131,7 @@ def _table(gpu: str) -> dict[str, Blocks]:
         return {}
 
 
-def _keep(gpu: str, key: str, blocks: Blocks) -> None:
+def _store(gpu: str, key: str, blocks: Blocks) -> None:
     """Add an entry to the file, which other processes may have changed in the meantime."""
     file = _file(gpu)
     try:
@@ -134,4 +140,4 @@ def _keep(gpu: str, key: str, blocks: Blocks) -> None:
         with write_atomically(file) as part:
             part.write_text(json.dumps(known, indent=0, sort_keys=True))
     except (OSError, ValueError):
-        return  # it will be measured again next time
+        return  # the next process will measure again

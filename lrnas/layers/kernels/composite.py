@@ -1,4 +1,7 @@
-"""Convolution with groups of filters of different shapes side by side, and its gradients, by the kernels that fit."""
+"""Composite convolution and its gradients: prepares the operands and calls the kernels that fit a layer.
+
+See `layer` for the words tap, box and packed weights.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from lrnas.layers.kernels.layer import ALIGNMENT, Layer
 from lrnas.layers.kernels.rows import as_rows, bias_backward, empty_map, unpool
 
 LONGEST_WINDOW = 128
-"""Number of values in a window up to which gathering them one by one is the fastest."""
+"""Largest number of values in a window for which it is fastest to gather the values one by one."""
 
 
 def _aligned(channels: int) -> int:
@@ -36,9 +39,9 @@ def _as_map(pixels: Tensor, channels: int) -> Tensor:
 
 
 def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype, *, boxes: bool = False) -> Tensor:
-    """Weights as rows of channels, ordered by group, tap and filter, with zeros up to whole blocks.
+    """Pack weights into rows of channels, ordered by group, tap and filter, with rows of zeros up to whole blocks.
 
-    With `boxes`, there are also zeros where a box begins before its group.
+    With `boxes`, there are also rows of zeros before a group whose box begins earlier (`Layer.box_rows`).
     """
     channels = _aligned(weights[0].shape[1])
     leads, heights = (layer.leads, layer.box_rows) if boxes else ((0,) * len(weights), layer.filter_rows)
@@ -57,7 +60,10 @@ def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype, *, boxes:
 
 
 def _matrices(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> list[Tensor]:
-    """Weights of every group as [filters, taps × channels]; not copied if they have this type and channels last."""
+    """Weights of every group as [filters, taps × channels].
+
+    They are not copied if they have the right dtype and the channels-last layout.
+    """
     missing = _aligned(weights[0].shape[1]) - weights[0].shape[1]
     taps = [weight.permute(0, 2, 3, 1).flatten(1, 2) for weight in weights]
     if layer.taps:
@@ -73,8 +79,8 @@ def _matrices(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> li
 
 @functools.cache
 def _copies_boxes(device: torch.device) -> bool:
-    """Whether a GPU can copy boxes, and has enough shared memory for several of them."""
-    if device.type == "cpu":  # the interpreter
+    """Whether a GPU can copy boxes and has enough shared memory for several boxes."""
+    if device.type == "cpu":  # in tests, with Triton's interpreter
         return True
     properties = torch.cuda.get_device_properties(device)
     usual = 227 << 10 if properties.major in (9, 10) else 0  # if PyTorch does not report it
@@ -82,16 +88,17 @@ def _copies_boxes(device: torch.device) -> bool:
 
 
 def _kernels(layer: Layer, channels: int, like: Tensor) -> ModuleType:
-    """The module with the kernels for a layer: boxes if the GPU can copy them and the sizes allow it."""
+    """The module with the kernels for a layer: `tiled` if the GPU can copy boxes and the sizes allow it."""
     fits = layer.stride == (1, 1) and channels % ALIGNMENT == 0 and like.element_size() == 2
     return tiled if fits and _copies_boxes(like.device) else gathered
 
 
 def _merged(layer: Layer, channels: int) -> Layer:
-    """A layer on few channels as one group whose shape covers all filters, with zeros around each.
+    """A layer with few input channels as one group, whose kernel covers the kernels of all groups.
 
-    The time of such a layer is that of its output, not of its products, so one pass over the positions is better than
-    one for every group. The layer stays as it is if the common shape is long and no filter is, or too long for patches.
+    In such a layer, writing the output takes longer than the products, so one pass over all positions is better than
+    one pass per group. The layer is returned unchanged if only the common kernel, and no group's own, has more than
+    `LONGEST_WINDOW` values, or if the common kernel is too large for patches.
     """
     if channels > FEW_CHANNELS or len(layer.filters) == 1:
         return layer
@@ -130,9 +137,9 @@ def _merge(weights: Sequence[Tensor], layer: Layer, merged: Layer) -> list[Tenso
 
 
 def _goes_by_patches(x: Tensor, merged: Layer) -> bool:
-    """Whether a layer is fastest as a matrix product with its patches.
+    """Whether a layer is fastest as a matrix product with copied patches.
 
-    This needs few channels, a long window, and a stride; with stride 1 there are as many patches as pixels.
+    This is so for few channels, a large window and a stride above 1 (with stride 1 there are too many patches to copy).
     """
     return (
         x.shape[1] <= FEW_CHANNELS
@@ -187,9 +194,13 @@ def _patches_forward(
 
 
 def _spread(x: Tensor, weight: Tensor, layer: Layer) -> tuple[Tensor, list[Tensor], Layer]:
-    """A convolution of few channels as one of more channels: the pixels of a row of the window, side by side.
+    """Turn a convolution with few channels into one with more channels.
 
-    This copies the map once. The remaining window has one column, which can be read in boxes.
+    The pixels in one row of the window become the channels of one pixel, which copies the map once. The new window has
+    one column and can be read in boxes.
+
+    Returns:
+        The new pixels, weights and layer.
     """
     rows, cols = layer.kernels[0]
     pixels = gathered.spread(
@@ -211,10 +222,11 @@ def backward(
     needs_input: bool,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the input, of all weights, and of the bias; empty if they are not needed.
+    """Gradients of the input, of all weights, and of the bias; a gradient that is not needed is empty.
 
-    Weights follow one another, each as [filters, rows, columns, channels]. `out` is the output if there is a ReLU. A
-    pool passes each gradient to one position, so the mask of the ReLU and the sum for the bias use the smaller map.
+    The gradients of the weights are one vector: group after group, each as [filters, rows, columns, channels]. `out` is
+    the output of the forward pass if there is a ReLU, otherwise None. A pool passes each gradient to one position, so
+    the mask of the ReLU and the sum for the bias are computed on the smaller map after the pool.
     """
     if x.dtype == torch.float64:
         return _plain_backward(grad, out, winner, x, weights, layer, pool, needs_input)
@@ -245,7 +257,7 @@ def backward(
 
 
 def _apart(total: Tensor, layer: Layer, merged: Layer) -> Tensor:
-    """The gradients of each group, one after another, from those of the merged layer."""
+    """The gradients of the groups, one after another, taken from the gradient of the merged layer."""
     parts = _places(total.permute(0, 3, 1, 2), layer, merged)
     return torch.cat([part.permute(0, 2, 3, 1).flatten() for part in parts])
 
@@ -284,7 +296,7 @@ def _plain(
     pool: int,
     winner: Tensor,
 ) -> Tensor:
-    """The same in PyTorch's own operations, to compare the kernels with."""
+    """`forward` in PyTorch's own operations, for float64: a reference for the kernels."""
     parts = []
     for weight, before in zip(weights, layer.margins, strict=True):
         padded = F.pad(x, _margin(x, weight, before, layer))

@@ -1,4 +1,4 @@
-"""The composite convolution as a PyTorch operator, with shapes for tracing and a formula for autograd."""
+"""The composite convolution as a PyTorch operator that supports tracing and autograd."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
         raise RuntimeError("a composite convolution with a scale, or a pool without winners, is only for inference")
     out, winner = output
     ctx.mark_non_differentiable(winner)
-    ctx.set_materialize_grads(False)  # winners have no gradients: do not make zeros for them
+    ctx.set_materialize_grads(False)  # winners have no gradients, so no zeros are needed for them
     ctx.has_bias = bias is not None
     ctx.save_for_backward(x, *weights, *((out,) if ctx.relu else ()), *((winner,) if keep_winner else ()))
 
@@ -167,11 +167,11 @@ def composite_conv(
     Args:
         x: The map, [number, channels, rows, columns].
         weights: The filters of each group; they may have a higher precision than the map.
-        bias: A summand for every filter, or None.
+        bias: The bias of every filter, or None.
         layer: The geometry of the groups.
         relu: Apply a ReLU, as the last step.
-        scale: A factor for every filter, applied before the bias; for inference.
-        pool: Take the maxima of windows of pool × pool; 1 for no pool.
+        scale: A factor for every filter, applied before the bias; only for inference.
+        pool: Max-pool windows of pool × pool, before the ReLU; 1 for no pool.
 
     Returns:
         The outputs of all groups, concatenated.

@@ -1,7 +1,7 @@
 """Convolution with bias and ReLU on channels-last maps, by the library kernel that is fastest for its shape.
 
-A 1×1 convolution is one matrix product. So is a convolution with few input channels, after its patches are written out
-side by side. Bias and ReLU are part of the product. Other convolutions go to cuDNN.
+A 1×1 convolution is computed as one matrix product. A convolution with few input channels is too, after its patches are
+copied into the rows of a matrix. Bias and ReLU are part of the product. Other convolutions are left to cuDNN.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lrnas.layers.kernels import FEW_CHANNELS
 from lrnas.layers.kernels.rows import as_map, as_rows, bias_backward
 
 ALIGNMENT = 8
-"""The columns of a matrix product must be a multiple of 16 bytes, or it is slow."""
+"""Matrix products are slow if a row of a matrix is not a multiple of 16 bytes, 8 values in half precision."""
 PATCH_ROWS = 32
 
 
@@ -29,14 +29,14 @@ def _patches_kernel(
     STRIDE_ROWS: tl.constexpr, STRIDE_COLS: tl.constexpr, PAD_ROWS: tl.constexpr, PAD_COLS: tl.constexpr,
     STEP_ROWS: tl.constexpr, STEP_COLS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Copy pixels; each consists of some words of 8 bytes."""
+    """Copy the pixels of each patch into one row. A pixel consists of WORDS words of 8 bytes."""
     position = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = tl.arange(0, BLOCK_COLS)
     tap_row, tap_col = col // WORDS // KERNEL_COLS * STEP_ROWS, col // WORDS % KERNEL_COLS * STEP_COLS
     row = position // out_width % out_height * STRIDE_ROWS - PAD_ROWS
     column = position % out_width * STRIDE_COLS - PAD_COLS
     image = (position // (out_height * out_width)).to(tl.int64)
-    # one number per row and one per column, so that each element needs only an addition
+    # an address is a number of the row plus a number of the column, so that each element needs only one addition
     origin = image * (height * width * WORDS) + (row * width + column) * WORDS
     step = (tap_row * width + tap_col) * WORDS + col % WORDS
     in_row, in_col = row[:, None] + tap_row[None, :], column[:, None] + tap_col[None, :]
@@ -51,7 +51,10 @@ def _patches_kernel(
 def _patches(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """The patch of every output position, [N·H·W, rows·columns·4]: pixels of 4 channels, with zeros up to 16 bytes."""
+    """The patches of all output positions, [N·H·W, rows·columns·4], with 4 channels per pixel.
+
+    Missing channels are zeros, and each row has zeros up to a multiple of 16 bytes.
+    """
     number, channels, height, width = x.shape
     pixels = F.pad(x.permute(0, 2, 3, 1), (0, FEW_CHANNELS - channels)).contiguous().view(torch.int64)
     words = pixels.shape[3]
@@ -82,7 +85,7 @@ def _is_product(weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -
 
 
 def _weight_rows(weight: Tensor) -> Tensor:
-    """Weights as [filters, rows·columns·channels], with zeros where patches have them and up to 16 bytes."""
+    """Weights as [filters, rows·columns·channels], with the zeros of patches, and a multiple of 8 rows."""
     taps = weight.permute(0, 2, 3, 1)
     rows, spare = taps.flatten(1), 0
     if weight.shape[1] <= FEW_CHANNELS:
@@ -99,7 +102,7 @@ def _fill(matrix: Tensor, rows: int, cols: int) -> Tensor:
 def _input_rows(
     x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor | None:
-    """The matrix whose product with the weights is the convolution; None if it would be expensive."""
+    """The matrix whose product with the weights is the convolution; None if the convolution is left to cuDNN."""
     kernel = weight.shape[2:]
     if weight.shape[1] <= FEW_CHANNELS:
         return _patches(x, kernel, stride, padding, dilation)
@@ -115,6 +118,7 @@ def conv_forward(
     dilation: Sequence[int],
     relu: bool,
 ) -> Tensor:
+    """The output of the convolution as a channels-last map."""
     rows = _input_rows(x, weight, stride, padding, dilation)
     if rows is None:
         x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))

@@ -1,4 +1,4 @@
-"""The epilogue of both forward kernels: what is done with a block of sums before it is written."""
+"""The epilogue of both forward kernels: operations on a block of results before it is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def scale_and_shift(total, scale_ptr, bias_ptr, filters, exist, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Scale and shift [positions, filters] by a number per filter."""
+    """Scale and shift [positions, filters], with one scale and one shift per filter."""
     if HAS_SCALE:
         total *= tl.load(scale_ptr + filters, mask=exist, other=0.0)[None, :]
     if HAS_BIAS:
@@ -23,7 +23,7 @@ def _larger(a, b):
 
 @triton.jit
 def first_largest(a, at, b, other):
-    """The larger of two values and its position; of equal values the first; NaN counts as the largest."""
+    """The larger of two values and its position. Of two equal values it is the first; NaN is larger than any number."""
     taken = (b > a) | ((b == a) & (other < at)) | ((b != b) & ((a == a) | (other < at)))
     return tl.where(taken, b, a), tl.where(taken, other, at)
 
@@ -33,9 +33,10 @@ def pool_and_clip(
     windows, winner_ptr, at, here,
     RELU: tl.constexpr, POOL: tl.constexpr, WINNER: tl.constexpr,
 ):  # fmt: skip
-    """Pool [positions, POOL * POOL, filters], or take [positions, filters] if there is no pool; then apply the ReLU.
+    """Pool [positions, POOL * POOL, filters] to [positions, filters], then apply the ReLU, if there is one.
 
-    Positions of the maxima are written to `at`, if they are wanted.
+    If POOL is 1, the input is already [positions, filters]. With WINNER, the positions of the maxima are written to
+    `winner_ptr` at the offsets `at`.
     """
     if WINNER:
         order = tl.broadcast_to(tl.arange(0, POOL * POOL)[None, :, None], windows.shape)

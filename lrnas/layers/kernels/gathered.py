@@ -1,7 +1,6 @@
-"""Products of a composite layer by kernels that gather values: for any stride, number of channels and GPU.
+"""Matrix products of a composite layer by kernels that gather values, for any stride, number of channels and GPU.
 
-All three products of training are matrix products whose operands are gathered while they are loaded, so that only
-results are written:
+Training needs three matrix products. Their operands are gathered while they are loaded, so only results are written:
 
 - forward: positions × filters, over the taps and channels of a group; every block of filters belongs to one group and
   writes to its place in the concatenated output, with scale, bias, ReLU and pool applied;
@@ -28,9 +27,9 @@ _SIZES = [
     *("filter_units", "filter_rows", "num_positions", "positions_per_split", "channel_units"),
     *("height", "width", "out_height", "out_width"),
 ]
-"""Arguments that a kernel is not specialised for, so that a new value needs no compilation."""
+"""Arguments for which Triton does not specialise a kernel, so that new values need no compilation."""
 SUMS = 1 << 22
-"""Number of partial sums that are cheap to add: small layers are split up to this number."""
+"""Number of partial sums that are cheap to add. Small layers are split until they have this number."""
 
 
 @triton.jit
@@ -49,7 +48,7 @@ def _forward_kernel(
     PRECISION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
-    """The forward product. Positions are ordered by window of the pool; output sizes are those after the pool."""
+    """The forward product. Positions are ordered by pooling window; `out_height` and `out_width` are after the pool."""
     channels = channel_units * UNIT
     num_blocks, num_filters = 0, 0
     for group in tl.static_range(len(KERNELS)):
@@ -98,7 +97,7 @@ def _forward_kernel(
                 total = tl.dot(x, weight, total, input_precision=PRECISION)
             at_filter = first_filter + own
             total = scale_and_shift(total, scale_ptr, bias_ptr, at_filter, exists, HAS_SCALE, HAS_BIAS)
-            if POOL > 1:  # noqa: SIM108  # Triton has statements for what is known to the compiler, no expressions
+            if POOL > 1:  # noqa: SIM108  # Triton evaluates constant conditions in statements, not in expressions
                 windows = total.reshape(BLOCK_ROWS // (POOL * POOL), POOL * POOL, BLOCK_COLS)
             else:
                 windows = total
@@ -269,7 +268,7 @@ def _spread_kernel(
 
 
 def spread(pixels: Tensor, out_width: int, cols: int, margin: int, step: int) -> Tensor:
-    """The pixels of a row of the window side by side as channels, with zeros up to a power of two."""
+    """A map in which the pixels of a row of the window are the channels of one pixel, and zeros up to a power of 2."""
     number, height, width, channels = pixels.shape
     units = max(16, triton.next_power_of_2(cols * channels))
     out = pixels.new_empty(number, height, out_width, units)
@@ -290,7 +289,7 @@ def forward(
     pool: int,
     winner: Tensor | None,
 ) -> Tensor:
-    """The output map; positions of the maxima in each window of the pool are written to `winner`, if given."""
+    """The output map. The position of the maximum in each pooling window is written to `winner`, if given."""
     number, height, width, channels = pixels.shape
     out_height, out_width = layer.size[0] // pool, layer.size[1] // pool
     out = pixels.new_empty(number, out_height, out_width, layer.num_filters)
@@ -323,6 +322,7 @@ def forward(
 
 
 def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, width: int) -> Tensor:
+    """The gradient of an input map with `height` rows and `width` columns."""
     number, channels = len(grad), packed.shape[1]
     out = grad.new_empty(number, height, width, channels)
     num_positions = number * height * width
@@ -345,7 +345,7 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
 
 
 def weight_gradient(grad: Tensor, pixels: Tensor, layer: Layer, num_programs: int) -> Tensor:
-    """Partial sums [splits, weights], to be added; the weights of each group are [filters, rows, columns, channels]."""
+    """Partial sums of the weight gradient, [splits, weights]; each group is [filters, rows, columns, channels]."""
     number, height, width, channels = pixels.shape
     num_positions = number * layer.size[0] * layer.size[1]
     lengths = [area * channels for area in layer.areas]

@@ -1,4 +1,8 @@
-"""The description of a layer with filters of different shapes that the kernels use."""
+"""The description of a mixed-shape layer for the kernels.
+
+A tap is one position of a kernel. A box is a part of a map, images × rows × columns × channels, that the GPU copies at
+once (see `tiled`). Packed weights have one row of channels for every group, tap and filter.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,19 @@ import torch
 
 Pair = tuple[int, int]
 ALIGNMENT = 8
-"""Number of channels that are loaded at a time: 16 bytes in half precision. A box must begin at a multiple of it, and
-maps get channels of zeros up to a multiple of it."""
+"""Number of channels that are loaded at once: 16 bytes in half precision.
+
+A box must begin at a multiple of this number. Maps are padded with channels of zeros up to a multiple of it.
+"""
 _SPEEDS = {16: 0.5, 32: 0.9, 64: 1.0}
-"""Approximate relative speed of products, by the length of the blocks of filters."""
+"""Approximate relative speed of products, by the number of filters in a block."""
 
 
 class Layer(NamedTuple):
     """Groups of filters side by side.
 
-    `margins` are the zeros above and to the left of the input for each group; negative numbers crop it. `size` is the
-    rows and columns of the output, which determine the zeros below and to the right.
+    `margins` are the rows and columns of zeros above and to the left of the input for each group; negative numbers crop
+    the input. `size` is the rows and columns of the output, from which the zeros below and to the right follow.
     """
 
     filters: tuple[int, ...]
@@ -31,8 +37,8 @@ class Layer(NamedTuple):
     dilation: Pair
     size: Pair
     taps: tuple[int, ...] = ()
-    """For a layer of one group: the positions of its window that may have nonzero weights, counted row by row; empty
-    for all positions."""
+    """For a layer of one group: the positions of its kernel that may have nonzero weights, counted row by row. Empty:
+    all positions."""
 
     @property
     def areas(self) -> tuple[int, ...]:
@@ -44,14 +50,16 @@ class Layer(NamedTuple):
 
     @property
     def filter_unit(self) -> int:
+        """8 if the filters of every group are a multiple of 8, otherwise 1."""
         return unit(math.gcd(*self.filters))
 
     @property
     def filter_units(self) -> tuple[int, ...]:
+        """The number of filters of each group, in units of `filter_unit`."""
         return tuple(num // self.filter_unit for num in self.filters)
 
     def work(self, blocks: Iterable[int]) -> dict[int, int]:
-        """Products per position and channel if filters are computed in whole blocks, by the length of the blocks."""
+        """Products per position and channel if filters are computed in whole blocks, by number of filters per block."""
         return {
             block: sum(
                 math.ceil(num / block) * block * area for num, area in zip(self.filters, self.areas, strict=True)
@@ -61,7 +69,7 @@ class Layer(NamedTuple):
 
     @property
     def filter_block(self) -> int:
-        """The number of rows of each tap of the packed weights is a multiple of this.
+        """Number of filters per block. In packed weights, each tap has a multiple of this number of rows.
 
         Longer blocks are faster, but waste more products on zeros.
         """
@@ -70,7 +78,7 @@ class Layer(NamedTuple):
 
     @property
     def filter_rows(self) -> tuple[int, ...]:
-        """Rows of one tap of each group: one for every filter, and zeros up to whole blocks."""
+        """Rows of one tap of each group in packed weights: one for every filter, and zeros up to whole blocks."""
         return self._in_blocks(self.filters)
 
     @property
@@ -81,7 +89,7 @@ class Layer(NamedTuple):
 
     @property
     def box_rows(self) -> tuple[int, ...]:
-        """`filter_rows` for boxes: also with zeros where a box begins before the first filter of its group."""
+        """`filter_rows` for boxes: also with rows of zeros for filters of another group at the beginning of a box."""
         return self._in_blocks(lead + num for lead, num in zip(self.leads, self.filters, strict=True))
 
     def _in_blocks(self, lengths: Iterable[int]) -> tuple[int, ...]:
@@ -90,10 +98,10 @@ class Layer(NamedTuple):
 
 
 def unit(number: int) -> int:
-    """A divisor of a number that a kernel may rely on: it loads eight values at a time, or one."""
+    """Number of values that a kernel can load at once: 8 if `number` is a multiple of 8, otherwise 1."""
     return 1 if number % ALIGNMENT else ALIGNMENT
 
 
 def precision(dtype: torch.dtype) -> str:
-    """The precision of float32 products, as set for PyTorch's convolutions."""
+    """Triton's name for the precision of float32 products that is set for PyTorch's convolutions."""
     return "tf32" if dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else "ieee"

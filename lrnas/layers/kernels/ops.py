@@ -1,4 +1,4 @@
-"""The kernels as PyTorch operators, with shapes for tracing and formulas for autograd."""
+"""The kernels as PyTorch operators that support tracing and autograd."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _conv.register_autograd(_conv_autograd, setup_context=_conv_setup)
 def conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, relu: bool
 ) -> Tensor:
-    """Convolution, with a ReLU if wanted."""
+    """Convolution with an optional ReLU."""
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), bias if bias is None else bias.to(dtype)
@@ -129,7 +129,7 @@ def _(grad: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor,
 def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, bias, _, ctx.relu = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # statistics have no gradients: do not make zeros for them
+    ctx.set_materialize_grads(False)  # statistics have no gradients, so no zeros are needed for them
     ctx.save_for_backward(x, output[1], weight, bias)
 
 
@@ -144,7 +144,7 @@ _batch_norm.register_autograd(_norm_autograd, setup_context=_norm_setup)
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm in training, with a ReLU if wanted; also the mean and unbiased variance of every channel."""
+    """Batch norm in training with an optional ReLU; returns the output, and mean and unbiased variance per channel."""
     out, statistics = _batch_norm(x, weight, bias, eps, relu)
     return out, statistics[0], statistics[2]
 
@@ -191,6 +191,7 @@ _max_pool.register_autograd(_max_autograd, setup_context=_max_setup)
 
 
 def max_pool(x: Tensor, window: Window, ceil_mode: bool) -> Tensor:
+    """Max pool, as `F.max_pool2d`."""
     out: Tensor = _max_pool(x, window, ceil_mode)[0]
     return out
 
@@ -229,6 +230,7 @@ _average_pool.register_autograd(_average_autograd, setup_context=_average_setup)
 
 
 def average_pool(x: Tensor, window: Window, ceil_mode: bool, count_padding: bool) -> Tensor:
+    """Average pool, as `F.avg_pool2d`; `count_padding` is its `count_include_pad`."""
     out: Tensor = _average_pool(x, window, ceil_mode, count_padding)
     return out
 

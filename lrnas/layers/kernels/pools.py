@@ -1,7 +1,7 @@
 """Triton kernels for pooling over small windows and over whole maps, channels last.
 
-Backward, every input position looks up the windows that contain it, so there are no atomic additions and sums have a
-fixed order. Max-pooling stores the position of the maximum in its window as one byte.
+In the backward pass every input position reads the windows that contain it. Therefore no atomic additions are needed,
+and sums have a fixed order. A max pool stores the position of each maximum in its window as one byte.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _grid(x: Tensor) -> tuple[int, int]:
 
 @triton.jit
 def _block(number, channels, height, width, BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """The block of a program: image, row and column of its positions, its channels, and a mask of what exists."""
+    """The block of a program: image, row and column of its positions, its channels, and a mask of valid elements."""
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     area = height * width
     channel = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)

@@ -1,9 +1,13 @@
 """Triton kernels over rows and channels: a channels-last map [N, C, H, W] is a matrix of N·H·W rows and C columns.
 
-Operations between two convolutions read and write whole maps and compute almost nothing, so their time is the number of
-passes over memory. Each of these is one pass here: the mask of the ReLU with the bias gradient, also with the way back
-through a pool; the statistics of batch norm; its scaling with the ReLU; and both of these backward. Sums over rows are
-computed in float32, per program and then over programs, in a fixed order.
+Operations between two convolutions read and write whole maps and compute almost nothing, so their time is proportional
+to the number of passes over memory. Each of the following is one pass here:
+
+- the mask of the ReLU and the bias gradient, optionally with the gradient of a pool;
+- the statistics of batch norm, and its scaling with the ReLU, one pass each;
+- the backward passes of these two.
+
+Sums over rows are computed in float32, in a fixed order: first per program, then over programs.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from torch import Tensor
 
 BLOCK_ROWS, BLOCK_COLS, NUM_WARPS = 32, 64, 4
 PARTIALS = 256
-"""Largest number of programs along the rows: their partial sums are added in one block."""
+"""Largest number of programs along the rows, so that their partial sums fit into one block."""
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -33,7 +37,7 @@ def as_map(rows: Tensor, number: int, height: int, width: int) -> Tensor:
 
 
 def empty_map(like: Tensor, channels: int, height: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An uninitialised channels-last map for as many images as another map has."""
+    """An uninitialised channels-last map with the same number of images as another map."""
     shape = (len(like), channels, height, width)
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device, memory_format=torch.channels_last)
 
@@ -47,7 +51,7 @@ def _grid(num_rows: int, num_cols: int) -> tuple[tuple[int, int], int]:
 
 @triton.jit
 def _tile(start, num_rows, cols, num_cols, BLOCK_ROWS: tl.constexpr):
-    """Offsets of a block of the matrix, and a mask of those inside."""
+    """Offsets of a block of the matrix, and a mask of the offsets inside the matrix."""
     rows = start + tl.arange(0, BLOCK_ROWS)
     inside = (rows < num_rows)[:, None] & (cols < num_cols)[None, :]
     return rows.to(tl.int64)[:, None] * num_cols + cols[None, :], inside
@@ -125,10 +129,10 @@ def _unpool_kernel(
 def unpool(
     grad: Tensor, out: Tensor | None, winner: Tensor, size: Sequence[int], full_size: Sequence[int], pool: int
 ) -> tuple[Tensor, Tensor]:
-    """`bias_backward` combined with the way back through a pool of pool × pool without overlap.
+    """`bias_backward` combined with the gradient of a max pool of pool × pool without overlap.
 
-    Each gradient goes to the position of the maximum. `size` and `full_size` are rows and columns after and before the
-    pool. Returns the gradient [N·H·W, C] of the map before the pool, and the sums over rows.
+    Each gradient goes to the position of the maximum. `size` and `full_size` are the rows and columns of the map after
+    and before the pool. Returns the gradient [N·H·W, C] of the map before the pool, and the sums over rows.
     """
     num_rows, num_cols = grad.shape
     grid, rows_per_program = _grid(num_rows, num_cols)
@@ -171,7 +175,7 @@ def _finish_statistics_kernel(
     means_ptr, squares_ptr, statistics_ptr, num_rows, num_cols, rows_per_program, num_partials, eps,
     PARTIALS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Combine partial statistics to those of all rows; the variance is unbiased, as for batch norm's running one."""
+    """Combine partial statistics into mean, 1/deviation and unbiased variance (for running statistics) of all rows."""
     partials = tl.arange(0, PARTIALS)
     cols = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     here = cols < num_cols
@@ -217,7 +221,7 @@ def _scale_kernel(
 
 
 def norm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor]:
-    """Batch norm of [rows, C] in training, with a ReLU if wanted; and [3, C]: mean, 1/deviation, variance."""
+    """Batch norm of [rows, C] in training with an optional ReLU, and [3, C]: mean, 1/deviation, unbiased variance."""
     num_rows, num_cols = x.shape
     grid, rows_per_program = _grid(num_rows, num_cols)
     means, squares = torch.empty(2, grid[0], num_cols, dtype=torch.float32, device=x.device)
@@ -234,7 +238,7 @@ def norm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool
 
 @triton.jit
 def _load_normed(grad_ptr, x_ptr, at, inside, mean, scale, bias, RELU: tl.constexpr):
-    """A block of the gradient, masked by a ReLU after the norm, and the distance of the input from its mean."""
+    """A block of the gradient, masked by the ReLU after the norm (if any), and the input minus its mean."""
     grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
     apart = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) - mean
     if RELU:
@@ -285,7 +289,7 @@ def _norm_backward_kernel(
 def norm_backward(
     grad: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of `norm_forward`: of the rows, and [2, C]: of the weight and of the bias."""
+    """Gradients of `norm_forward`: of the input [rows, C], and of weight and bias as [2, C]."""
     num_rows, num_cols = x.shape
     grid, rows_per_program = _grid(num_rows, num_cols)
     partial = torch.empty(grid[0], 2, num_cols, dtype=torch.float32, device=x.device)

@@ -1,15 +1,16 @@
-"""Products of a composite layer by kernels that copy boxes, for NVIDIA GPUs from Hopper on.
+"""Matrix products of a composite layer by kernels that copy boxes, for NVIDIA GPUs from Hopper on.
 
-A program works on a box of images × rows × columns. Through one tap its positions see the same box, shifted: one copy,
-with zeros beyond the edge, and no address or mask per element. The box is the right-hand
-factor of each product, and the result is transposed, because only this operand may have several dimensions in Triton
-without a detour through registers. The stride must be 1, and a row of channels a multiple of 16 bytes.
+A program computes the outputs in a box of images × rows × columns. For one tap it needs the same box of the input,
+shifted. The GPU copies this box at once, with zeros beyond the edge, so no element needs its own address or mask. The
+stride must be 1, and a row of channels a multiple of 16 bytes. The box is the right-hand factor of each product and the
+result is transposed, because in Triton only this operand can have several dimensions without a copy to registers.
 
-Maps are stored as in `gathered`. Forward, the weights of a group are a matrix [filters, taps × channels], as they are
-in memory with channels last, and each group is written by its own boxes, which end where the group ends. Backward they
-are packed as for `gathered`, also with rows of zeros before a group that does not begin at a multiple of 16 bytes,
-where a box must begin. Blocks of filters are as long as the zero rows allow, so that no product over filters reaches
-into the next tap.
+Maps are stored as in `gathered`. In the forward pass the weights of a group are a matrix [filters, taps × channels], as
+they are in memory in the channels-last layout. Each group is written by its own boxes, which end where the group ends.
+
+In the backward pass weights are packed as in `gathered`. A box must begin at a multiple of 16 bytes, so there are also
+rows of zeros before a group that does not. A block of filters never reaches into the next tap, because each tap has
+rows of zeros up to whole blocks.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _corner(tile, height, width, BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.co
 
 
 @triton.jit
-def _load_of(GROUP: tl.constexpr, box_0, box_1, box_2, box_3, row, col):
+def _load_weights(GROUP: tl.constexpr, box_0, box_1, box_2, box_3, row, col):
     if GROUP == 0:
         block = box_0.load([row, col])
     elif GROUP == 1:
@@ -55,7 +56,7 @@ def _load_of(GROUP: tl.constexpr, box_0, box_1, box_2, box_3, row, col):
 
 
 @triton.jit
-def _store_of(GROUP: tl.constexpr, box_0, box_1, box_2, box_3, image, row, col, own, block):
+def _store_output(GROUP: tl.constexpr, box_0, box_1, box_2, box_3, image, row, col, own, block):
     if GROUP == 0:
         box_0.store([image, row, col, own], block)
     elif GROUP == 1:
@@ -78,7 +79,7 @@ def _forward_kernel(
     BLOCK_IMAGES: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
 ):  # fmt: skip
-    """The forward product; `height` and `width` are those of the output before the pool."""
+    """The forward product; `height` and `width` are the output's, before the pool."""
     channels = channel_units * UNIT
     num_blocks, num_filters = 0, 0
     for group in tl.static_range(len(KERNELS)):
@@ -107,8 +108,8 @@ def _forward_kernel(
                 seen_col = col - MARGINS[group][1] + place_in_window % KERNELS[group][1] * DILATION[1]
                 x = x_box.load([image, seen_row, seen_col, channel])
                 x = x.reshape(BLOCK_IMAGES * BLOCK_HEIGHT * BLOCK_WIDTH, BLOCK_INNER)
-                # where a block reaches into the next tap, the other operand has zeros after the last channel
-                weight = _load_of(
+                # a block of weights may reach into the next tap; there the pixels have zeros, after their last channel
+                weight = _load_weights(
                     group, weight_0, weight_1, weight_2, weight_3, block * BLOCK_COLS, tap * channels + channel
                 )
                 total = tl.dot(weight, x.T, total, input_precision=PRECISION)
@@ -136,7 +137,7 @@ def _forward_kernel(
             result = pool_and_clip(windows, winner_ptr, out_at, here, RELU, POOL, WINNER).to(out_ptr.dtype.element_ty)
             if FILTER_UNIT > 1:
                 result = result.reshape(BLOCK_IMAGES, BLOCK_HEIGHT // POOL, BLOCK_WIDTH // POOL, BLOCK_COLS)
-                _store_of(
+                _store_output(
                     group, out_0, out_1, out_2, out_3, image, row // POOL, col // POOL, block * BLOCK_COLS, result
                 )
             else:  # groups may begin anywhere
@@ -173,7 +174,7 @@ def _input_kernel(
             mine = step >= steps_before
             rest = tl.where(mine, step - steps_before, rest)
             own_blocks = tl.where(mine, blocks, own_blocks)
-            # boxes must begin at multiples of 16 bytes; their part of the group before is multiplied by zeros
+            # a box must begin at a multiple of 16 bytes; filters of the group before it are multiplied by zeros
             first_filter = tl.where(mine, filters_before // _ALIGNMENT * _ALIGNMENT, first_filter)
             kernel_cols = tl.where(mine, KERNELS[group][1], kernel_cols)
             top = tl.where(mine, MARGINS[group][0], top)
@@ -258,7 +259,10 @@ Box = tuple[int, int, int]
 
 @functools.cache
 def _box(length: int, number: int, height: int, width: int, least: int = 1) -> Box:
-    """Images × rows × columns, powers of two with a given product, that cover a map with the least waste."""
+    """The box of `length` positions that covers a map with the least waste; its sides are powers of two.
+
+    The smallest number of rows and of columns is `least`.
+    """
     sides = [least << power for power in range(length.bit_length())]
     boxes = [
         (length // (rows * cols), rows, cols)
@@ -278,14 +282,17 @@ def _num_tiles(box: Box, number: int, height: int, width: int) -> int:
 
 
 def _describe(tensor: Tensor, *block: int) -> TensorDescriptor:
-    """A descriptor of a contiguous tensor for copies of blocks. PyTorch's strides of sides of 1 may be wrong."""
+    """A descriptor of a contiguous tensor, for copies of blocks.
+
+    The strides are computed here, because in PyTorch an axis of length 1 can have any stride.
+    """
     strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.ndim)]
     aligned = tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
     return TensorDescriptor(aligned, list(tensor.shape), strides, list(block))
 
 
 def _describe_parts(out: Tensor, layer: Layer, *block: int) -> list[TensorDescriptor]:
-    """Descriptors of the part of each group in an output map."""
+    """Descriptors of the parts of an output map that belong to each group."""
     number, height, width, num_filters = out.shape
     strides = [height * width * num_filters, width * num_filters, num_filters, 1]
     shapes = [[number, height, width, num] for num in layer.filters]
@@ -294,7 +301,7 @@ def _describe_parts(out: Tensor, layer: Layer, *block: int) -> list[TensorDescri
 
 
 def _four(boxes: list[TensorDescriptor]) -> list[TensorDescriptor]:
-    """Descriptors for all arguments of a kernel; those that are not needed repeat the first."""
+    """Exactly `MOST_GROUPS` descriptors, as a kernel needs them; the first is repeated for groups that do not exist."""
     return boxes + boxes[:1] * (MOST_GROUPS - len(boxes))
 
 
@@ -310,7 +317,7 @@ def forward(
 ) -> Tensor:
     """The output map; `matrices` are the weights of each group, [filters, taps × channels].
 
-    Positions of the maxima in each window of the pool are written to `winner`, if given.
+    The position of the maximum in each pooling window is written to `winner`, if given.
     """
     number, _, _, channels = pixels.shape
     height, width = layer.size
@@ -345,18 +352,19 @@ def forward(
 
 
 def _forward_blocks(layer: Layer, channels: int) -> Blocks:
-    """Long blocks if they need little padding; more positions if there are few filters or more padding."""
+    """The default blocks of the forward kernel: long if they need little padding, otherwise with more positions."""
     work, inner = layer.work((64, 128)), fitting([channels], (16, 32, 64))
     if work[128] <= 1.1 * work[64]:
         return Blocks(128, 128, inner, 4, 3)
     if work[128] <= 1.3 * work[64]:
         return Blocks(256, 128, inner, 8, 3)
-    if channels == inner == 16:  # pixels of few channels, side by side
+    if channels == inner == 16:  # the result of `gathered.spread`
         return Blocks(256, 64, inner, 4, 4)
     return Blocks(256, 64, inner, 8, 2) if len(layer.filters) > 2 else Blocks(128, 64, inner, 4, 2)
 
 
 def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, width: int) -> Tensor:
+    """The gradient of an input map with `height` rows and `width` columns."""
     number, channels = len(grad), packed.shape[1]
     out = grad.new_empty(number, height, width, channels)
 
@@ -378,12 +386,13 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
     ]
     shape = (number * height * width, channels, *layer.filters, *layer.areas)
     blocks = choose(f"tiled input {grad.dtype}", shape, default, others, run)
-    run(blocks._replace(inner=layer.filter_block))  # the blocks may have been measured for a layer with longer ones
+    # the blocks may have been measured for a similar layer with another `filter_block`
+    run(blocks._replace(inner=layer.filter_block))
     return out
 
 
 def weight_gradient(grad: Tensor, pixels: Tensor, layer: Layer, num_programs: int) -> Tensor:
-    """Partial sums [splits, weights], to be added; the weights of each group are [filters, rows, columns, channels]."""
+    """Partial sums of the weight gradient, [splits, weights]; each group is [filters, rows, columns, channels]."""
     number, _, _, channels = pixels.shape
     height, width = layer.size
     num_weights = sum(num * area for num, area in zip(layer.filters, layer.areas, strict=True)) * channels
