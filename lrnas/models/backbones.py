@@ -1,6 +1,6 @@
 """The paper's backbones as ordinary timm models: VGG with global pooling, GoogLeNet, Network in Network.
 
-All their convolutions are k×k: `lrnas.models.build` replaces them by mixed-shape ones. The width of every convolution
+All their convolutions are k×k; `lrnas.models.build` replaces them by mixed-shape layers. The width of every convolution
 is an argument, because an architecture can change it. The models follow timm's conventions: `forward_features`,
 `forward_head`, `get_classifier`, `reset_classifier`, `num_features`, `feature_info`.
 """
@@ -35,9 +35,9 @@ def vgg_layers(stages: Sequence[Sequence[int]], last_pool: bool) -> list[int | s
 
 
 class VggGlobalPool(VGG):
-    """VGG of timm with a pool over the whole map instead of its fifth pool.
+    """timm's VGG with a pool over the whole map instead of the fifth pool.
 
-    The classifier is VGG's MLP on 1×1 maps with `hidden` units per layer, or linear if `hidden` is None.
+    The classifier is VGG's MLP with `hidden` units per layer, on the 1×1 map; it is linear if `hidden` is None.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class VggGlobalPool(VGG):
         self.pre_logits = nn.Identity()  # type: ignore[assignment]
         if hidden:
             self.pre_logits = ConvMlp(self.num_features, hidden, kernel_size=1, drop_rate=drop_rate, **place)
-        pool_type = "avg" if global_pool else ""  # the map is 1×1 already: this only removes its two dimensions
+        pool_type = "avg" if global_pool else ""  # the map is already 1×1; this pool only removes two dimensions
         self.head = ClassifierHead(self.head_hidden_size, num_classes, pool_type, drop_rate, **place)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
@@ -82,7 +82,7 @@ def _make_pool(pool_type: str) -> nn.Module:
 
 
 class _Backbone(nn.Module):
-    """Base class of the two backbones below: a chain of modules, a pool and a classifier, with timm's methods."""
+    """Base class of GoogLeNet and NiN: a chain of modules, a pool and a classifier, with timm's methods."""
 
     classifier_name: str
     num_features: int
@@ -95,7 +95,7 @@ class _Backbone(nn.Module):
         self.in_chans = in_chans
         self.feature_info: list[dict[str, Any]] = []
         self.body: list[str] = []
-        """Names of the modules of `forward_features`, in order."""
+        """Names of the modules that `forward_features` runs, in order."""
 
     def _add(self, name: str, module: nn.Module) -> None:
         self.add_module(name, module)
@@ -124,7 +124,7 @@ class _Backbone(nn.Module):
         assert not enable, "gradient checkpointing not supported"
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Groups of parameters for timm's layer decay: one per child module, in order."""
+        """Groups of parameters for timm's layer-wise decay: one group per child module, in order."""
         names = [name for name, child in self.named_children() if any(True for _ in child.parameters())]
         return {"stem": rf"^{names[0]}", "blocks": [(rf"^{name}\.", (i,)) for i, name in enumerate(names[1:])]}
 
@@ -141,7 +141,7 @@ class _Backbone(nn.Module):
 
 
 class Inception(nn.Module):
-    """Inception module: 1×1, 3×3 and 5×5 convolutions and a pooled projection, concatenated."""
+    """Inception module: concatenates the outputs of 1×1, 3×3 and 5×5 convolutions and of a pool with a projection."""
 
     def __init__(self, in_chs: int, widths: Sequence[int], **block: Any) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class AuxiliaryHead(nn.Module):
         return self.fc2
 
     def forward(self, x: Tensor) -> Tensor:
-        # the pooling window of Caffe; on the map of a 224×224 image it gives exactly this grid
+        # Caffe's pooling window, which gives exactly this grid on the map of a 224×224 image
         if x.shape[-2] == x.shape[-1] == self.grid + 10:
             x = F.avg_pool2d(x, 5, 3, ceil_mode=True)
         x = F.adaptive_avg_pool2d(x, self.grid)
@@ -198,8 +198,9 @@ class GoogLeNet(_Backbone):
     """GoogLeNet as in Caffe's bvlc_googlenet, including local response norms.
 
     In training it returns `(logits, auxiliary_4a, auxiliary_4d)`, in evaluation `logits`. With `aux_logits=False` it
-    has no auxiliary heads and always returns logits. With batch norm it has no local response norms. `pool_padding=1`
-    gives the maps on which the paper counted its low-rank variants, 112, 57, 29, 15 and 8, for inputs of 224×224 only.
+    has no auxiliary heads and always returns logits. With batch norm it has no local response norms. With
+    `pool_padding=1` its maps have 112, 57, 29, 15 and 8 rows, for which the paper counted its low-rank variants; the
+    input must then be 224×224.
     """
 
     classifier_name = "fc"
@@ -258,7 +259,7 @@ class GoogLeNet(_Backbone):
             self.add_module(f"aux_{module}", head)
 
     def _make_pool(self, pool_type: str) -> nn.Module:
-        if self.pool_padding:  # Caffe's fixed window, which makes a 2×2 map of the 8×8 map
+        if self.pool_padding:  # Caffe's fixed window, which pools the 8×8 map to 2×2
             assert pool_type == "avg", "padded pools are for the paper's network, which has an average pool"
             return nn.Sequential(nn.AvgPool2d(7, stride=1), nn.Flatten())
         return super()._make_pool(pool_type)
@@ -268,7 +269,7 @@ class GoogLeNet(_Backbone):
         return nn.Linear(features, num_classes, **place) if num_classes else nn.Identity()
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the last layer of the network and of the auxiliary heads; without classes the heads are removed."""
+        """Replace the last layers of the network and of its auxiliary heads. With 0 classes the heads are removed."""
         super().reset_classifier(num_classes, global_pool)
         for name in ("aux_4a", "aux_4d") if self.aux_logits else ():
             if num_classes:

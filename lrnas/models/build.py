@@ -20,7 +20,7 @@ from lrnas.models.convert import replace_conv
 from lrnas.models.plan import TIMM, Plan, make_plan, timm_config
 
 _RESERVED = {"stem_stride", "batch_norm", "norm_layer", "conv_layer", "widths", "kernels", "hidden", "pool_padding"}
-"""Arguments of the backbones that an architecture sets."""
+"""Arguments of the backbones that callers cannot give, because the architecture sets them."""
 
 
 def create_model(
@@ -37,8 +37,8 @@ def create_model(
         architecture: The network.
         num_classes: Number of classes; 0: no classifier.
         in_chans: Channels of the images.
-        init: The rule for the initial weights. In a model of timm it applies to the layers that were replaced; the
-            others keep the weights that timm gives them, which can be pretrained.
+        init: The rule for the initial weights; see `initialise`. In a timm model it applies only to replaced layers;
+            the other layers keep timm's weights, which can be pretrained.
         kwargs: Arguments of the backbone, as in `timm.create_model`: `drop_rate`, `global_pool`, `device`, `dtype`,
             `aux_logits` of GoogLeNet.
 
@@ -57,12 +57,12 @@ def create_model(
         architecture = dataclasses.replace(architecture, pool=kwargs.pop("global_pool"))
     plan = make_plan(architecture, num_classes=max(num_classes, 1), in_chans=in_chans, check_fit=False)
     kwargs |= {"num_classes": num_classes, "in_chans": in_chans}
-    if architecture.backbone.startswith(TIMM) and _can_be_timms(architecture, plan):
+    if architecture.backbone.startswith(TIMM) and _timm_builds_backbone(architecture, plan):
         model = timm.create_model(architecture.backbone.removeprefix(TIMM), **kwargs)
         for path in _replace_convs(model, plan):
             initialise(model.get_submodule(path), init)
     else:
-        # built on the meta device first, so that memory and weights are needed only for the final shapes
+        # built on the meta device first, so that memory is needed only for the final layers
         device = torch.device(kwargs.pop("device", None) or torch.get_default_device())
         model = _create_backbone(plan, device="meta", **kwargs)
         _replace_convs(model, plan)
@@ -75,8 +75,11 @@ def create_model(
     return model
 
 
-def _can_be_timms(architecture: Architecture, plan: Plan) -> bool:
-    """Whether the network is a timm model with some convolutions replaced. Only a VGG can be changed in other ways."""
+def _timm_builds_backbone(architecture: Architecture, plan: Plan) -> bool:
+    """Whether timm can build the backbone of a `timm:` architecture, so that only convolutions must be replaced.
+
+    Names such as timm:vgg11 also allow other changes; the backbone is then built by lrnas.
+    """
     if plan.choices is None:
         return True
     changed = (architecture.pool, architecture.stem_stride, architecture.batch_norm, architecture.classifier)
@@ -86,7 +89,7 @@ def _can_be_timms(architecture: Architecture, plan: Plan) -> bool:
 
 
 def _replace_convs(model: nn.Module, plan: Plan) -> list[str]:
-    """Replace every convolution that differs from the backbone's; returns their paths."""
+    """Replace every convolution whose filters differ from the backbone's; returns the paths of the new layers."""
     modules, paths = dict(model.named_modules(remove_duplicate=False)), []
     for conv in plan.convs:
         kernel = (conv.kernel, conv.kernel)
@@ -126,7 +129,7 @@ def _create_vgg(plan: Plan, **kwargs: Any) -> nn.Module:
     stages = [[next(widths) for _ in own] for own in VGG_STAGES[plan.backbone]]
     if choices.batch_norm:
         kwargs["norm_layer"] = nn.BatchNorm2d
-        # the norm has a shift, so no bias is needed; the convolutions of the classifier get theirs explicitly
+        # no bias is needed before a norm; the convolutions of the classifier are created with a bias
         kwargs["conv_layer"] = partial(nn.Conv2d, bias=False)
     if choices.pool == "none":
         model = VGG(vgg_layers(stages, last_pool=True), **kwargs)

@@ -1,11 +1,11 @@
-"""Mixed-shape filters in any CNN: find its k×k convolutions and replace them.
+"""Puts mixed-shape filters into any CNN: finds its k×k convolutions and replaces them.
 
     model = timm.create_model("resnet50")
     report = lrnas.convert(model)           # half 3×1, half 1×3 filters, everywhere
     print(report)
 
-A replacement has the same input and output shapes, device and dtype, so the rest of the model need not change.
-Convolutions that cannot be replaced stay as they are and are listed with the reason.
+A replacement has the same input and output shapes, device and dtype, so the rest of the model does not change.
+Convolutions that cannot be replaced are kept and listed with the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Conversion:
     """The result of `convert`."""
 
     model: nn.Module
-    """The converted model: the given one, unless that was a single convolution."""
+    """The converted model. This is the given model, unless it was a single convolution."""
     replaced: dict[str, Mix]
     """The new filters, by path."""
     left: dict[str, str]
@@ -56,22 +56,22 @@ def convert(
 ) -> Conversion:
     """Replace the k×k convolutions of a model by mixed-shape ones, in place, with new random weights.
 
-    All new weights can be trained, even where the old ones were frozen. Methods of a model that read the weight of a
-    convolution directly, such as timm's re-parameterisation of RepVGG, do not work with the replacements.
+    All new weights can be trained, even if the old weights were frozen. Methods of a model that read the weight of a
+    convolution directly, such as timm's re-parameterisation of RepVGG, do not work after the conversion.
 
     Args:
         model: Any model with `torch.nn.Conv2d` layers.
         allocation: The filters of every k×k convolution, or a dict from paths to allocations, in which "*" stands for
-            the paths that are not named. Each replacement must have as many output channels as the original.
-        init: The rule for the new weights.
-        divisor: Number that filter counts are multiples of, as in `Architecture`.
+            all other paths. Each replacement must have as many output channels as the original.
+        init: The rule for the new weights; see `initialise`.
+        divisor: Filter counts are multiples of this number, as in `Architecture`.
 
     Returns:
         The model, and which convolutions were replaced or left as they were.
 
     Raises:
-        ConversionError: If a path is not a k×k convolution, or a replacement changes the number of outputs. The model
-            is unchanged then.
+        ConversionError: If a path is not a k×k convolution, or if a replacement changes the number of outputs. The
+            model is then unchanged.
 
     Example:
         >>> import lrnas, timm
@@ -103,8 +103,11 @@ def convert(
 def find_convs(model: nn.Module) -> tuple[dict[str, nn.Conv2d], dict[str, str]]:
     """Find the convolutions of a model that can be replaced.
 
+    Args:
+        model: Any model.
+
     Returns:
-        By path, the k×k convolutions that can be replaced; and by path, the reason why others cannot.
+        Two dicts by path: the k×k convolutions that can be replaced, and the reasons why other convolutions cannot.
     """
     convs: dict[str, nn.Conv2d] = {}
     left: dict[str, str] = {}
@@ -132,7 +135,7 @@ def _shared_weights(model: nn.Module) -> set[int]:
 
 
 def reason_to_leave(module: nn.Module) -> str | None:
-    """The reason why a convolution cannot be replaced; None if it can be, and for other modules."""
+    """The reason why a convolution cannot be replaced; None if it can, or if the module is no convolution."""
     if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
         return "it is transposed"
     if isinstance(module, nn.Conv1d | nn.Conv3d):
@@ -165,7 +168,17 @@ def own_mix(conv: nn.Conv2d) -> Mix:
 
 
 def mix_at(path: str, conv: nn.Conv2d, allocation: Allocation, divisor: int = 1) -> Mix:
-    """The whole filters of an allocation in place of a convolution, whose number of outputs must stay the same."""
+    """The filters of an allocation that replaces a convolution, in whole numbers.
+
+    Args:
+        path: Path of the convolution, for error messages.
+        conv: The convolution.
+        allocation: The new filters.
+        divisor: Filter counts are multiples of this number, as in `Architecture`.
+
+    Raises:
+        ConversionError: If the number of output channels would change.
+    """
     mix = allocation.at(conv.kernel_size[0], conv.out_channels, divisor)
     if mix.out_channels != conv.out_channels:
         raise ConversionError(
@@ -176,7 +189,7 @@ def mix_at(path: str, conv: nn.Conv2d, allocation: Allocation, divisor: int = 1)
 
 
 def replace_conv(model: nn.Module, path: str, mix: Mix) -> nn.Module:
-    """Replace one convolution wherever the model uses it; the caller initialises the new weights.
+    """Replace one convolution wherever it occurs in the model. The caller must initialise the new weights.
 
     Args:
         model: The model, which is changed in place.
@@ -184,7 +197,7 @@ def replace_conv(model: nn.Module, path: str, mix: Mix) -> nn.Module:
         mix: The new filters.
 
     Returns:
-        The model; the new layer if `path` is "".
+        The model, or the new layer if `path` is "".
     """
     conv = model.get_submodule(path)
     assert isinstance(conv, nn.Conv2d) and reason_to_leave(conv) is None, f"{path} cannot be replaced"

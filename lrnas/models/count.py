@@ -1,8 +1,8 @@
 """Counts MACs and parameters of a built model, layer by layer, with one forward pass of shapes.
 
-The pass runs on PyTorch's meta device, so it takes neither time nor memory for weights. The MACs of a layer follow from
-its weights and the size of its output. PyTorch's `FlopCounterMode` counts the same pass by operators. What it finds
-outside layers (attention, weights that a function uses) is listed as one more layer, so the total is complete.
+The pass runs on PyTorch's meta device, so it needs almost no time and no memory for weights. The MACs of a layer follow
+from its weights and the size of its output. PyTorch's `FlopCounterMode` counts the operators of the same pass. The MACs
+that it finds outside layers (for example in attention) are listed as one more layer, so the total is complete.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _KINDS = {
 
 
 class _Call(NamedTuple):
-    """The shapes of input and output in one call of a module, including the batch axis, which can hold windows."""
+    """The shapes of input and output in one call of a module.
+
+    They include the batch axis, whose length is not always 1: some models put windows of the image there.
+    """
 
     input: Shape
     output: Shape
@@ -52,7 +55,7 @@ class TracedConv:
     calls: tuple[_Call, ...]
 
     def cost(self, layer: LayerCost, mix: Mix) -> LayerCost:
-        """The cost of the layer with other filters."""
+        """The cost of the layer if it had the filters `mix`."""
         macs = 0
         for call in self.calls:
             number, _, rows, columns = call.output
@@ -75,12 +78,12 @@ def count_model(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
     """Count the MACs and parameters of a model in evaluation mode, per layer and in total.
 
     Args:
-        model: Any model that takes one image. It is neither run nor changed.
+        model: Any model that takes one image. It is not changed, and nothing is computed with its weights.
         input_size: Rows and columns of the image, or its whole shape without the batch axis; by default the size in the
             model's timm configuration.
 
     Returns:
-        The cost of every layer; what is computed outside layers is the layer `(outside layers)`.
+        The cost of every layer. Operations outside layers are listed as the layer `(outside layers)`.
 
     Example:
         >>> import lrnas, timm
@@ -97,7 +100,7 @@ def count_model(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
 
 @lru_cache(maxsize=64)
 def trace_timm(name: str, input_size: int, num_classes: int, in_chans: int = 3) -> Trace:
-    """Count a timm model and find the convolutions that can be replaced, without memory for weights.
+    """Count a timm model and find the convolutions that can be replaced. No memory is needed for its weights.
 
     Args:
         name: Name of the model in timm.
@@ -119,7 +122,7 @@ def trace_timm(name: str, input_size: int, num_classes: int, in_chans: int = 3) 
 
 
 def current_name(name: str) -> str:
-    """The present name of a timm model, which can have been renamed; networks of lrnas are refused."""
+    """The current name of a timm model, which may have been renamed. Raises LrnasError for networks of lrnas."""
     if not timm.is_model(name):
         raise UnknownName("timm model", name, timm.list_models(), "; timm.list_models() lists all")
     if timm.model_entrypoint(name).__module__ == "lrnas.models.timm_registry":
@@ -128,7 +131,7 @@ def current_name(name: str) -> str:
 
 
 def timm_sizes(name: str) -> tuple[int, int]:
-    """The input size and the number of classes of a timm model by default."""
+    """The default input size and the default number of classes of a timm model."""
     config = get_pretrained_cfg(name) or PretrainedCfg()
     return int(config.input_size[-1]), int(config.num_classes or 1000)
 
@@ -162,7 +165,7 @@ def _count(model: nn.Module, image: Shape) -> tuple[list[LayerCost], dict[str, l
 def _run(model: nn.Module, layers: dict[str, nn.Module], image: Shape, calls: dict[str, list[_Call]]) -> int:
     """Run one pass on the meta device, add the shapes of every layer to `calls`, and return PyTorch's FLOPs."""
     watched = dict(layers)
-    for path, module in layers.items():  # the parts of a composite or separable layer have shapes of their own
+    for path, module in layers.items():  # the convolutions inside composite and separable layers are counted separately
         watched |= {f"{path}.{name}": part for name, part in module.named_children()}
 
     def note(path: str, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -199,7 +202,7 @@ def _run(model: nn.Module, layers: dict[str, nn.Module], image: Shape, calls: di
 
 
 def _find_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that count as one layer: composite, separable, and those that own all their parameters."""
+    """The modules that count as one layer: mixed-shape layers, and modules whose children have no parameters."""
     layers: dict[str, nn.Module] = {}
     inside: set[nn.Module] = set()
     for path, module in model.named_modules():

@@ -23,7 +23,7 @@ from lrnas.models.plan import canonical_id, make_plan
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the paper, and the way in which it counts."""
+    """A table of the paper, and its rules of counting."""
 
     title: str
     file: str
@@ -32,7 +32,7 @@ class Table:
     baseline: str
     """The network with which the other networks of the table are compared."""
     data: str
-    """The data set of its accuracies."""
+    """The data set on which its accuracies were measured."""
     convention: Convention
 
 
@@ -48,7 +48,7 @@ class Published:
 
 
 class Counted(NamedTuple):
-    """The counts of a network in the way of a table of the paper."""
+    """The counts of a network by the rules of a table of the paper."""
 
     multiply_acc: int
     params: int
@@ -63,10 +63,10 @@ class Point:
     table: Table
     published: Published
     counted_on: str | None = None
-    """Another backbone, whose maps the paper used for its count; None: its own."""
+    """The backbone whose map sizes the paper used for its count; None: the backbone of the architecture."""
     note: str = ""
     explained: bool = False
-    """Whether the published counts are known to belong to another network than the one described."""
+    """Whether `note` explains why our counts differ from the published counts."""
 
     def count(self) -> Counted:
         """Count the network as its table does: with the same input size, classes and convention."""
@@ -78,7 +78,7 @@ class Point:
 
 
 def count_as(cost: Cost, convention: Convention) -> Counted:
-    """The counts of a network in the way of a table of the paper."""
+    """The counts of a network by the rules of a table of the paper."""
     return Counted(cost.paper_multiply_acc(convention), cost.paper_params(convention))
 
 
@@ -141,7 +141,7 @@ def find_point(architecture: Architecture) -> Point | None:
 
 
 def family_table(backbone: str) -> Table | None:
-    """The table of the paper with networks on a backbone; None if there is none."""
+    """The table of the paper that contains networks with this backbone; None if there is none."""
     points = paper_points().values()
     return next((p.table for p in points if backbone in (p.architecture.backbone, p.counted_on)), None)
 

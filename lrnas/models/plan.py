@@ -1,8 +1,8 @@
-"""The plan of a network, made from its description: whole filters, exact costs and one canonical id.
+"""The plan of a network, made from its description: numbers of filters, exact costs and one canonical id.
 
 `make_plan` follows the walk of a backbone (`lrnas.arch.backbone_shapes`) with the allocations of an architecture. It
-builds nothing, so counting an architecture takes about 0.1 ms. For a `timm:` backbone the layers are read from the
-model itself, once, without memory for its weights.
+builds no model, so counting an architecture takes about 0.1 ms. The layers of a `timm:` backbone are read once from the
+timm model, which is built without memory for its weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TIMM_SETTINGS: dict[str, tuple[int, str | tuple[str, ...], dict[str, Any]]] = {
     "googlenet": (224, ("fc", "aux_4a.fc2", "aux_4d.fc2"), _IMAGENET),
     "nin": (32, "cccp6", _CIFAR10),
 }
-"""The input size, the last layers and the normalisation of images for each family, as timm describes them."""
+"""For each family of backbones: input size, last layers and normalisation of images, in the form that timm uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +62,20 @@ def make_plan(
     *,
     check_fit: bool = True,
 ) -> Plan:
-    """Compute the whole filters and the exact cost of every layer, without building the network.
+    """Compute the numbers of filters and the exact cost of every layer, without building the network.
 
     Args:
         architecture: The network.
-        input_size: Rows and columns of the image; by default those of the backbone in the paper.
-        num_classes: Number of classes; by default that of the backbone in the paper.
+        input_size: Rows and columns of the image; by default as in the paper, or as in the timm model.
+        num_classes: Number of classes; by default as in the paper, or as in the timm model.
         in_chans: Channels of the image.
-        check_fit: Whether to refuse kernels that are larger than the backbone's and than the map they are used on.
+        check_fit: Whether to refuse kernels that are larger than both the backbone's kernel and the map.
 
     Returns:
         The plan, with the filters in `convs` and the cost in `cost`.
 
     Raises:
-        InvalidArchitecture: If the backbone does not have a layer or a setting that the architecture names.
+        InvalidArchitecture: If the architecture names a layer or a setting that the backbone does not have.
 
     Example:
         >>> from lrnas import Architecture, make_plan
@@ -131,21 +131,22 @@ def native_num_classes(backbone: str) -> int:
 
 def _native_sizes(backbone: str) -> tuple[int, int]:
     if backbone.startswith(TIMM):
-        from lrnas.models.count import timm_sizes  # loads torch and timm, which the paper's backbones do not need
+        from lrnas.models.count import timm_sizes  # loads torch and timm, which other backbones do not need
 
         return timm_sizes(backbone.removeprefix(TIMM))
     return BACKBONES[backbone].input_size, BACKBONES[backbone].num_classes
 
 
 def training_size(backbones: Iterable[str]) -> int:
-    """The size that images from files are resized to by default: the largest of the backbones' own, at least 32."""
+    """The default size of images from files: the largest input size of the backbones, at least 32."""
     return max(32, *map(native_input_size, backbones))  # NiN is counted on 30×30 crops of 32×32 images
 
 
 def resolve_backbone(architecture: Architecture) -> tuple[str, bool]:
     """The unique name of the backbone, and whether it has batch norm.
 
-    vgg11_bn is vgg11 with batch norm, and a timm model can have an old name or the tag of its weights.
+    vgg11_bn is another name of vgg11 with batch norm. The name of a timm model can be outdated, or can have the tag of
+    its weights.
     """
     name, batch_norm = architecture.backbone, architecture.batch_norm
     if name.startswith(TIMM):
@@ -181,7 +182,7 @@ def _resolve_choices(architecture: Architecture, backbone: str, batch_norm: bool
 
 
 def _refuse_layer(name: str, known: Sequence[str], costs: Sequence[LayerCost], backbone: str) -> None:
-    """Raise the error for a layer that an architecture names and that cannot be changed."""
+    """Raise the error for a layer in an architecture that does not exist or cannot be changed."""
     if not any(layer.name == name for layer in costs):
         listed = closest(name, known) or f"; it has {', '.join(known[:6])}, …"
         raise InvalidArchitecture(f"{backbone} has no layer {name!r}{listed}")
@@ -222,7 +223,7 @@ def _plan_timm(
 
 
 def timm_config(architecture: Architecture) -> dict[str, Any]:
-    """The `default_cfg` of timm for a network on one of our own backbones: its input, first and last layers."""
+    """timm's `default_cfg` for a network on a backbone of lrnas: its input size, first layer, last layers and so on."""
     backbone = architecture.backbone
     size, classifier, pixels = next(_TIMM_SETTINGS[name] for name in _TIMM_SETTINGS if backbone.startswith(name))
     plan = make_plan(architecture, size, check_fit=False)

@@ -1,4 +1,4 @@
-"""The cost of a network beside the published numbers, for `lrnas count` and `lrnas models`."""
+"""The cost of a network, compared with the published numbers, for `lrnas count` and `lrnas models`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Summary:
     num_classes: int
     plan: Plan
     paper: Counted
-    """The counts in the way of the paper's table for this backbone."""
+    """The counts by the rules of the paper's table for this backbone."""
     point: Point | None
-    """The network of the paper that this is; None for others, and at another input size or number of classes."""
+    """The same network in the paper; None if there is none with this input size and number of classes."""
 
     @property
     def cost(self) -> Cost:
@@ -92,13 +92,13 @@ def read_source(source: str) -> tuple[str, Architecture]:
 def summarise(
     name: str, architecture: Architecture, input_size: int | None = None, num_classes: int | None = None
 ) -> Summary:
-    """Count an architecture in our way and in the way of the paper.
+    """Count an architecture by our rules and by the rules of the paper.
 
     Args:
         name: The name to show.
         architecture: The network.
-        input_size: Rows and columns of the image; by default those of the backbone in the paper.
-        num_classes: Number of classes; by default that of the backbone in the paper.
+        input_size: Rows and columns of the image; by default as in the paper, or as in the timm model.
+        num_classes: Number of classes; by default as in the paper, or as in the timm model.
 
     Returns:
         The counts.

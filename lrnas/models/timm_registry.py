@@ -1,9 +1,8 @@
 """Registers the networks with timm, so that `timm.create_model("vgg_gmp_lr")` works.
 
-Every network of the paper is registered under its name with underscores; VGG-11, 13, 16 and 19 with global max pooling
-as `vgg16_gmp` and, with batch norm, `vgg16_bn_gmp`. Names that timm has itself are left to timm. Any other network is
-the
-model `lrnas` with its architecture, as a JSON file or as data:
+Every network of the paper is registered under its name with underscores. VGG-11, 13, 16 and 19 with global max pooling
+are registered as `vgg16_gmp` and so on, and with batch norm as `vgg16_bn_gmp`. A name that timm itself uses is not
+registered. Any other network can be built as the model `lrnas`, with its architecture as a JSON file or as data:
 
     timm.create_model("lrnas", architecture="my_network.json", num_classes=10)
 """
@@ -37,10 +36,10 @@ def lrnas(
     """Build any network with `timm.create_model`.
 
     Args:
-        pretrained: As in timm.
+        pretrained: As in `timm.create_model`.
         architecture: An `Architecture`, its JSON form, or the JSON file that contains it.
-        folded: The fields of `lrnas.layers.fold.Folding` that were used for an exported network, so that its weights
-            can be loaded.
+        folded: The fields of the `lrnas.layers.fold.Folding` of an exported network. The model is folded in the same
+            way, so that the exported weights can be loaded.
         kwargs: Further arguments of `lrnas.create_model`.
     """
     if isinstance(architecture, str | Path):
@@ -58,11 +57,11 @@ def _build(
     name: str, architecture: Architecture, pretrained: bool = False, folded: Folded = None, **kwargs: Any
 ) -> nn.Module:
     backbone, _ = resolve_backbone(architecture)
-    # levels of features: one per resolution; a VGG with its fifth pool has six
+    # number of feature maps for `features_only`: one per resolution; a VGG with its fifth pool has six
     levels = 3 if backbone.startswith("nin") else 6 if backbone in VGG_STAGES and not architecture.pool else 5
 
     def build(num_classes: int = native_num_classes(backbone), **kwargs: Any) -> nn.Module:
-        from lrnas.models.build import create_model  # it imports timm, which imports this module when it is loaded
+        from lrnas.models.build import create_model  # not at the top: it imports timm, whose import loads this module
 
         model = create_model(architecture, num_classes, **kwargs)
         if folded is not None:
@@ -78,7 +77,7 @@ def _build(
 
 
 def _without_unknown_heads(state_dict: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """A checkpoint without the auxiliary heads that the model does not have."""
+    """A checkpoint without the weights of auxiliary heads that the model does not have."""
     known = model.state_dict().keys()
     return {key: value for key, value in state_dict.items() if key in known or not key.startswith("aux_")}
 

@@ -24,12 +24,14 @@ def make_groups(definition: Definition, backbones: Sequence[str], granularity: s
     Args:
         definition: The space as described in its file.
         backbones: The names of its backbones.
-        granularity: Which layers vary together: `network`, `stage` or `layer`.
+        granularity: Which layers share parameters: `network`, `stage` or `layer`.
     """
     return _Grouping(definition, backbones).groups(granularity)
 
 
 class _Grouping:
+    """Assigns the layers of the backbones to the entries, stages and tied lists of a definition."""
+
     def __init__(self, definition: Definition, backbones: Sequence[str]) -> None:
         self.definition = definition
         self.fail = definition.source.fail
@@ -74,7 +76,7 @@ class _Grouping:
         return own or "all"
 
     def assign_entries(self) -> dict[str, int]:
-        """The index of the entry that varies each layer. An entry with the layer's name is preferred to a pattern."""
+        """The index of the entry that varies each layer. An entry with the name of a layer takes it from patterns."""
         entries: dict[str, int] = {}
         named: set[str] = set()
         for exact in (True, False):
@@ -89,12 +91,15 @@ class _Grouping:
             named |= entries.keys()
         for i in range(len(self.definition.vary)):
             if i not in entries.values():
-                message = "an entry needs k×k layers, or varies only the width of 1×1 layers; got none; add layers"
+                message = (
+                    "an entry needs a layer that can vary; its patterns match only layers of other entries, or 1×1 "
+                    "layers, in which only the width can vary; add layers"
+                )
                 self.fail(message, "space", "vary", i, "layers")
         return entries
 
     def match(self, pattern: str, entry: Entry, i: int) -> list[str]:
-        """The layers of a name or pattern. If more than the width varies, a pattern does not match 1×1 layers."""
+        """The layers that a name or pattern matches. If more than the width varies, patterns skip 1×1 layers."""
         where = ("space", "vary", i, "layers")
         names = self.expand(pattern, *where)
         if entry.axes.keys() == {"width"}:
@@ -137,7 +142,7 @@ class _Grouping:
                 self.fail(message, "space", "tied", group)
 
     def check_timm(self, group: Group, i: int) -> None:
-        """Refuse other numbers of channels for the layers of a timm model, because its other layers need them."""
+        """Refuse values that change the number of channels in a timm model, because its other layers depend on it."""
         if not any(layer.backbone.startswith(TIMM) for layer in group.layers):
             return
         for axis, allowed in (("width", {1.0}), ("join", {"none", "1"})):

@@ -23,7 +23,7 @@ from lrnas.errors import OutsideSpace
 Values = tuple[float, ...] | tuple[str, ...] | tuple[int, ...]
 
 NEUTRAL: dict[str, float | str] = {"form": "mixed", "square": 1.0, "vertical": 0.5, "join": "none", "width": 1.0}
-"""The axes of a group, with the values that leave a layer as in the backbone."""
+"""The axes of a group, each with the value that does not change the layers of the backbone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Parameter:
 
     @property
     def neutral(self) -> Any:
-        """The value for layers to which the parameter makes no difference: the backbone's own, or the nearest to it."""
+        """The value to use if the parameter has no effect: the one in `NEUTRAL`, or the nearest allowed value."""
         wanted = NEUTRAL.get(self.name.rpartition(".")[2])
         if isinstance(wanted, float):
             return min(self.values, key=lambda value: abs(float(value) - wanted))
@@ -74,9 +74,9 @@ class Group:
     name: str
     layers: tuple[Layer, ...]
     axes: Mapping[str, Parameter]
-    """All axes by the names in `NEUTRAL`, including those with one value."""
+    """All axes by their names in `NEUTRAL`, including axes with one value."""
     divisor: int = 1
-    """Number that filter counts are multiples of, as in an architecture."""
+    """Filter counts are multiples of this number, as in an architecture."""
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -107,7 +107,7 @@ class Group:
         return {axis.name: values[name] for name, axis in self.axes.items() if len(axis.values) > 1}
 
     def _solve(self, mixes: Sequence[tuple[Layer, Mix]]) -> dict[str, Any] | None:
-        """A value of every axis, neutral where it makes no difference; None if there is no solution."""
+        """Values of all axes that give the layers these filters, neutral if without effect; None if there are none."""
         candidates = []
         for name, axis in self.axes.items():
             values = [value for value in axis.values if all(self._fits(name, value, *pair) for pair in mixes)]
@@ -119,7 +119,7 @@ class Group:
         return None
 
     def _fits(self, axis: str, value: Any, layer: Layer, mix: Mix) -> bool:
-        """Whether a layer can have this value of an axis; always true for the shares."""
+        """Whether an axis can have this value if a layer has the filters `mix`. Shares are not checked."""
         if axis == "form":
             return bool((value == "separable") == mix.is_separable)
         if axis == "width":
@@ -130,7 +130,7 @@ class Group:
         return True
 
     def _explain(self, layer: Layer, mix: Mix) -> str:
-        """The reason why no values of the parameters give a layer these filters."""
+        """The reason why a layer cannot have these filters in this space, with the allowed values."""
         k, counts = layer.kernel, {(group.height, group.width): group.num for group in mix.groups}
         square, vertical, horizontal = (counts.pop(shape, 0) for shape in ((k, k), (k, 1), (1, k)))
         found: dict[str, Any] = {
@@ -176,12 +176,12 @@ def _make_allocation(form: str, square: float, vertical: float, join: str, width
 
 
 def _num_filters(mix: Mix) -> int:
-    """The number of filters that `width` sets: the k×1 filters of a separable layer, all filters before a join."""
+    """The number of filters that `width` sets: k×1 filters in a separable layer, otherwise all before a join."""
     return mix.out_channels if mix.is_separable else sum(group.num for group in mix.groups)
 
 
 def format_value(value: object) -> str:
-    """A value as text, with a fraction where it is exact: 3/8 instead of 0.375."""
+    """A value as text. Numbers are written as fractions if these are exact: 3/8 instead of 0.375."""
     if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
     fraction = Fraction(value).limit_denominator(64)

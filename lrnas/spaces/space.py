@@ -1,12 +1,12 @@
-"""Search spaces: what can vary in a network, and the networks that follow from it.
+"""Search spaces: the parameters that can vary, and the network of each combination of their values.
 
     space = load_space("nin")                     # or "timm:resnet18", or "mine.toml"
     params = space.params_of(space.points["nin-c3-lr"])
     architecture = space.architecture({**params, "conv1.square": 0.25})
 
-Every combination of allowed values is a network. Some parameters make no difference to some networks (a join to a
-separable layer, a layer to a backbone that does not have it); several points are then the same architecture, which
-`canonical_id` shows. This module needs no torch, except for spaces of timm models.
+Every combination of allowed values is a network. In some networks a parameter has no effect (the join of a separable
+layer, a layer that the backbone does not have). Several points are then the same architecture and have the same
+`canonical_id`. This module does not need torch, except for spaces of timm models.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from lrnas.spaces.toml_file import CHOICES, GRANULARITIES, Definition, Entry, So
 VERSION = 1
 """Version of the format of `SearchSpace.to_dict`."""
 SEED_WIDTHS = (1.0, 0.5, 0.25)
-"""Widths of the seeds: simple networks that a search starts with and that its results are compared with."""
+"""Widths of the seeds, the simple networks with which a search starts and with which its results are compared."""
 DIVISOR = 8
-"""Number that filter counts are multiples of in spaces that are derived from a timm model."""
+"""Filter counts are multiples of this number in spaces that are derived from a timm model."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,19 @@ class SearchSpace:
     parameters: tuple[Parameter, ...]
     granularity: str
     choices: Mapping[str, Parameter]
-    """The settings of the whole network that the space defines, including those with one value."""
+    """The settings of the whole network that the space defines, including settings with one value."""
     groups: tuple[Group, ...]
     batch_norm: bool | None = None
-    """Whether the networks have batch norm; None: without, or as in a timm model."""
+    """Whether the networks have batch norm. None: they have none, or the norms of the timm model."""
     points: Mapping[str, Architecture] = field(default_factory=dict)
-    """The networks with a name: those of the paper, or those in the user's file."""
+    """Named networks: those of the paper, or those in the user's file."""
     seeds: Mapping[str, Architecture] = field(default_factory=dict)
-    """The baseline and the network of half k×1, half 1×k filters, at several widths, if they are in the space."""
+    """Simple networks by name: the baseline, and half k×1, half 1×k filters, at several widths, as far as the space has
+    them."""
     baseline: str | None = None
     """The point with which other networks are compared."""
     left_out: tuple[str, ...] = ()
-    """Points of the file that are not in the space at a granularity other than the file's."""
+    """Names of points in the file that are not in the space, because its granularity is not the file's."""
 
     @property
     def dimension(self) -> int:
@@ -70,7 +71,7 @@ class SearchSpace:
 
     @property
     def divisor(self) -> int:
-        """Number that filter counts are multiples of, as in an architecture."""
+        """Filter counts are multiples of this number, as in an architecture."""
         return next((group.divisor for group in self.groups), 1)
 
     @property
@@ -98,7 +99,14 @@ class SearchSpace:
         return _make_architecture(choices, layers, self.batch_norm, self.divisor)
 
     def draw(self, chance: random.Random) -> dict[str, Any]:
-        """A random point: a value of every parameter, drawn uniformly."""
+        """Draw a random point, uniformly.
+
+        Args:
+            chance: The random number generator.
+
+        Returns:
+            A value of every parameter, by name.
+        """
         return {parameter.name: chance.choice(parameter.values) for parameter in self.parameters}
 
     def params_of(self, architecture: Architecture) -> dict[str, Any]:
@@ -126,7 +134,7 @@ class SearchSpace:
         return {parameter.name: params[parameter.name] for parameter in self.parameters}
 
     def to_dict(self) -> dict[str, Any]:
-        """The space as a JSON object; two spaces are the same if and only if these are equal."""
+        """The space as a JSON object. Two spaces are the same if and only if their JSON objects are equal."""
         return {
             "version": VERSION,
             "name": self.name,
@@ -143,7 +151,7 @@ class SearchSpace:
         }
 
     def _check(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The allowed value of every parameter that is meant by a given one."""
+        """The given values, each replaced by the equal allowed value; raises OutsideSpace if there is none."""
         values = {}
         for parameter in self.parameters:
             name = parameter.name
@@ -157,7 +165,7 @@ class SearchSpace:
         return values
 
     def _choices_of(self, plan: Plan) -> dict[str, Any]:
-        """The values of the parameters for the whole network."""
+        """The values of the parameters that are settings of the whole network."""
         if plan.backbone not in self.backbones:
             raise OutsideSpace(f"backbone {plan.backbone}; allowed: {format_values(self.choices['backbone'])}")
         found = self._combinations.get((plan.backbone, plan.choices))
@@ -173,7 +181,7 @@ class SearchSpace:
 
     @cached_property
     def _combinations(self) -> dict[Any, dict[str, Any]]:
-        """Every combination of the choices, by the backbone and the settings that it gives."""
+        """Every combination of the choices, by the backbone and the settings of the resulting network."""
         found: dict[Any, dict[str, Any]] = {}
         for values in product(*(choice.values for choice in self.choices.values())):
             choices = dict(zip(self.choices, values, strict=True))
@@ -190,9 +198,9 @@ def load_space(
     Args:
         source: The name of a space that is part of lrnas (`lrnas spaces` lists them), a TOML file, or timm:MODEL for a
             space derived from a timm model.
-        granularity: Which layers vary together: `network`, `stage` or `layer`; by default as in the file.
+        granularity: Which layers share parameters: `network`, `stage` or `layer`; by default as in the file.
         batch_norm: Whether all networks of the space have batch norm, including its points; by default as in the file.
-        divisor: Number that filter counts are multiples of; by default as in the file.
+        divisor: Filter counts are multiples of this number; by default as in the file.
 
     Returns:
         The space.
@@ -277,13 +285,13 @@ def _make_architecture(
     choices: Mapping[str, Any], layers: Mapping[str, Any], batch_norm: bool | None, divisor: int = 1
 ) -> Architecture:
     choices = dict(choices)
-    if choices.get("pool") == "none":  # a VGG without global pool keeps its own classifier, which is made for its map
+    if choices.get("pool") == "none":  # a VGG without global pool keeps its own classifier, which fits its 7×7 map
         choices.pop("classifier", None)
     return Architecture(layers=layers, batch_norm=batch_norm, divisor=divisor, **choices)
 
 
 def _place_points(space: SearchSpace, definition: Definition) -> tuple[dict[str, Architecture], tuple[str, ...]]:
-    """The named points that are in the space, with its batch norm, and the names of the others."""
+    """The points of the file that are in the space, with the space's batch norm, and the names of the other points."""
     points: dict[str, Architecture] = {}
     left_out = []
     for name, point in definition.points.items():
@@ -302,7 +310,7 @@ def _place_points(space: SearchSpace, definition: Definition) -> tuple[dict[str,
 
 
 def _inside(space: SearchSpace, point: Architecture) -> Architecture:
-    """The point as written, or else with the divisor of the space; OutsideSpace if neither is in the space."""
+    """The point as written or, if it is not in the space, with the space's divisor; may raise OutsideSpace."""
     try:
         space.params_of(point)
     except OutsideSpace:
@@ -314,7 +322,7 @@ def _inside(space: SearchSpace, point: Architecture) -> Architecture:
 
 
 def _make_seeds(space: SearchSpace) -> dict[str, Architecture]:
-    """The baseline and the network of half k×1, half 1×k filters, at several widths, unless they are points already."""
+    """The seeds of a space (see `SearchSpace.seeds`), without networks that are already points."""
     seeds: dict[str, Architecture] = {}
     known = {canonical_id(point) for point in space.points.values()}
     base: dict[str, Any] = {parameter.name: parameter.neutral for parameter in space.parameters}
@@ -330,7 +338,7 @@ def _make_seeds(space: SearchSpace) -> dict[str, Architecture]:
             continue
         known.add(key)
         name = f"{mix}-x{width:g}"
-        if backbone.startswith(TIMM) or space.name.startswith(TIMM):  # whose widths do not vary
+        if backbone.startswith(TIMM) or space.name.startswith(TIMM):  # the widths of a timm model do not vary
             name = "baseline" if mix == "dense" else mix
         seeds[name if backbone == home else f"{backbone}-{name}"] = seed
     return seeds
@@ -348,9 +356,9 @@ def _uniform(space: SearchSpace, base: Mapping[str, Any], wanted: Mapping[str, A
 
 
 def _derive(source: str) -> Definition:
-    """The definition of the space of a timm model: shares and joins of every k×k convolution that can be replaced.
+    """The definition of the space of a timm model: shares and joins vary in every convolution that can be replaced.
 
-    Widths do not vary, because other parts of the model need the same numbers of channels.
+    Widths do not vary, because other parts of the model depend on the numbers of channels.
     """
     try:
         plan = make_plan(Architecture(source))
@@ -379,9 +387,9 @@ def _derive(source: str) -> Definition:
 
 
 def _stage_of(path: str) -> str:
-    """The stage of a layer of a timm model: layer1, s1, blocks.0, stages.1, features.denseblock1, stem.
+    """The stage of a layer of a timm model: its path up to the first part with a digit.
 
-    It is the path up to the first part with a digit.
+    Examples are layer1, s1, blocks.0, stages.1 and features.denseblock1. All layers in a module `stem` are one stage.
     """
     parts: Sequence[str] = path.split(".")
     if "stem" in parts[0]:

@@ -1,7 +1,7 @@
 """Reads a search space from a TOML file. Error messages name the file and the line.
 
-docs/spaces.md describes the format. The result is a `Definition`: the content of the file, each value checked by
-itself. `lrnas.spaces.space` combines it with the layers of the backbones.
+docs/spaces.md describes the format. The result is a `Definition`, the content of the file. Every value is checked, but
+not yet whether the values fit the layers of the backbones: `lrnas.spaces.space` does this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lrnas.spaces.parameters import NEUTRAL
 
 GRANULARITIES = ("network", "stage", "layer")
 CHOICES = ("backbone", "pool", "stem_stride", "classifier")
-"""Settings of the whole network that can vary. Batch norm is not among them: it is the same for a whole study."""
+"""Settings of the whole network that can vary. Batch norm cannot: it is the same for all networks of a study."""
 POINT_EXTRAS = ("counted_on", "note", "explained")
 """Keys of a point that only `lrnas.models.paper` reads."""
 PAPER = ("table", "title", "input", "num_classes", "data", "baseline", "auxiliary_macs", "classifier_params")
@@ -42,7 +42,10 @@ class Source:
         raise InvalidSpace(f"{self.name}{'' if line is None else f', line {line}'}: {message}") from None
 
     def _find_line(self, path: tuple[Key, ...]) -> int | None:
-        """The first line of the statement that defines a key: the first one after which the key exists."""
+        """The line of the statement that defines a key, or of the nearest table around it; None if there is neither.
+
+        The file is parsed up to the end of each statement; the first statement after which a key exists defines it.
+        """
         lines, start, statements = self.text.split("\n"), 1, []
         for number in range(1, len(lines) + 1):
             try:
@@ -66,12 +69,12 @@ def _has_key(data: Any, path: tuple[Key, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """One `[[space.vary]]` table: layers and what varies in them."""
+    """One `[[space.vary]]` table: some layers, and the values that can vary in them."""
 
     layers: tuple[str, ...]
-    """Names or patterns."""
+    """Names of layers, or patterns."""
     axes: Mapping[str, tuple[Any, ...]]
-    """The allowed values by axis, for the axes in the table."""
+    """The allowed values by axis. Axes that are not in the table are missing."""
     name: str = ""
 
 
@@ -82,12 +85,12 @@ class Definition:
     name: str
     source: Source
     choices: Mapping[str, tuple[Any, ...]]
-    """The allowed values by name in `CHOICES`, for those in the file."""
+    """The allowed values by name in `CHOICES`. Settings that are not in the file are missing."""
     vary: tuple[Entry, ...]
     granularity: str = "layer"
     batch_norm: bool | None = None
     divisor: int = 1
-    """Number that filter counts are multiples of, as in an architecture."""
+    """Filter counts are multiples of this number, as in an architecture."""
     stages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Layers that share their parameters at every granularity, by the name of the group."""
@@ -113,7 +116,7 @@ def read_definition(path: Path, shown: str) -> Definition:
 
 
 class _Reader:
-    """Checks the tables of a file and makes a `Definition` of them."""
+    """Checks the tables of a file and converts them to a `Definition`."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -173,7 +176,7 @@ class _Reader:
             self.fail(f"name must be text; got {name!r}", *where, "name")
         axes = {axis: self.values(axis, data[axis], *where, axis) for axis in NEUTRAL if axis in data}
         if not axes:
-            self.fail(f"an entry varies {', '.join(NEUTRAL)}; got none of them; add one", *where)
+            self.fail(f"an entry must vary at least one of {', '.join(NEUTRAL)}; got none; add one", *where)
         return Entry(self.names(data.get("layers"), *where, "layers"), axes, name)
 
     def values(self, axis: str, given: Any, *where: Key) -> tuple[Any, ...]:
@@ -206,7 +209,7 @@ class _Reader:
         first, last, step = (self.number(given[key], *where) for key in ("from", "to", "step"))
         if step <= 0 or last < first or (last - first) % step or (last - first) / step >= MAX_VALUES:
             self.fail(
-                f"a range must go up from one end to the other in whole steps, with at most {MAX_VALUES} values; got "
+                f"a range must rise from one end to the other in whole steps, with at most {MAX_VALUES} values; got "
                 f"{first} to {last} in steps of {step}; change one of them",
                 *where,
             )
@@ -271,7 +274,7 @@ class _Reader:
                 self.fail(f"unknown key {key!r}{hint} (known: {', '.join(known)})", *where, key)
 
     def listed(self, given: Any, *where: Key) -> tuple[Any, ...]:
-        """One value or a list of values as a tuple, in which each value stands once."""
+        """One value or a list of values as a tuple; an empty list or a repeated value is an error."""
         values = given if isinstance(given, list) else [given]
         if not values:
             self.fail(f"{where[-1]} needs at least one value; got an empty list; add one", *where)

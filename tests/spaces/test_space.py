@@ -404,7 +404,7 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
             '["conv1", "conv2"]',
             '["cccp*"]',
             5,
-            "or varies only the width of 1×1 layers; got none",
+            "or 1×1 layers, in which only the width can vary; add layers",
         ),
         ('["conv1", "conv2"]', "[]", 5, "layers must be a list of names or patterns"),
         ('layers = ["conv1", "conv2"]\n', "", 4, "layers must be a list of names or patterns, such as"),
@@ -484,7 +484,7 @@ def test_files_that_are_no_spaces(tmp_path: Path) -> None:
         load(tmp_path, '[space]\nbackbone = "nin"\n')
     with pytest.raises(InvalidSpace, match="a space needs a parameter; got only fixed values"):
         load(tmp_path, '[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\nsquare = 0\n')
-    with pytest.raises(InvalidSpace, match="varies form, square, vertical, join, width; got none"):
+    with pytest.raises(InvalidSpace, match="must vary at least one of form, square, vertical, join, width; got none"):
         load(tmp_path, '[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\n')
     entries = '[[space.vary]]\nlayers = "conv1"\nwidth = [1, 2]\n[[space.vary]]\nlayers = "conv2"\nsquare = [0, 1]\n'
     with pytest.raises(InvalidSpace, match=r"line 6: entries .* need different names; 'all' is used twice"):
