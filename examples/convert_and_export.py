@@ -1,7 +1,8 @@
-"""Give a model of timm mixed-shape filters, train it a little, and export it: `python examples/convert_and_export.py`.
+"""Convert a timm model to mixed-shape filters, train it and export it: `python examples/convert_and_export.py`.
 
-Every 3×3 convolution becomes half 3×1 and half 1×3 filters. Converted layers start with new weights, so the model is
-trained before the export; here for a few steps on made-up images, to show the way. Under a minute on a CPU.
+In every 3×3 convolution, one half of the filters becomes 3×1 and the other half 1×3. Converted layers start with new
+weights, so the model must be trained before the export; here only for a few steps on random images. The example takes
+less than a minute on a CPU.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def main() -> None:
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-    # the same network as a description, which an export is told together with the weights
+    # the export needs the weights and a description of the same network
     options.out.mkdir(parents=True, exist_ok=True)
     description = options.out / "network.json"
     description.write_text(lrnas.Architecture("timm:resnet10t", {"*": half}).to_json())

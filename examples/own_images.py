@@ -1,6 +1,7 @@
 """Search networks for a folder of images: `python examples/own_images.py`, some minutes on a CPU.
 
-The folder has train/CLASS/*.png and test/CLASS/*.png. Here it is made up first: bars that stand, and bars that lie.
+The folder contains train/CLASS/*.png and test/CLASS/*.png. If it does not exist, the example first makes one with two
+classes of images: vertical bars ("standing") and horizontal bars ("lying").
 """
 
 import argparse
@@ -13,7 +14,7 @@ import lrnas
 
 
 def make_images(folder: Path, number: int = 60, size: int = 16) -> None:
-    """Write images of two classes, with noise."""
+    """Write images of two classes, vertical and horizontal bars, with noise."""
     random = np.random.default_rng(0)
     for split in ("train", "test"):
         for label in ("standing", "lying"):

@@ -1,7 +1,7 @@
-"""Search with training code of your own: `python examples/own_training.py`, a few minutes on a CPU.
+"""Search with your own training code: `python examples/own_training.py`, a few minutes on a CPU.
 
-The function `train` loads its own data, scikit-learn's handwritten digits, and trains with a plain PyTorch loop. From
-the command line: `lrnas search --trainable own_training:train …` in this folder (docs/own_training.md).
+The function `train` loads its own data, scikit-learn's handwritten digits, and trains with a plain PyTorch loop. To use
+it from the command line, run `lrnas search --trainable own_training:train …` in this folder (docs/own_training.md).
 """
 
 import argparse
@@ -19,12 +19,12 @@ BATCH_SIZE = 64
 
 @functools.cache  # a worker trains many networks, but loads the images only once
 def load_images() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return training images [number, 1, 8, 8] and their classes, then those for validation."""
+    """Return training images [number, 1, 8, 8] and their classes, then validation images and their classes."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1
     labels = torch.tensor(digits.target)
-    validates = torch.arange(len(labels)) % 5 == 0
-    return images[~validates], labels[~validates], images[validates], labels[validates]
+    is_val = torch.arange(len(labels)) % 5 == 0
+    return images[~is_val], labels[~is_val], images[is_val], labels[is_val]
 
 
 def train(model: nn.Module, run: lrnas.Run) -> None:
@@ -56,7 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     study = lrnas.search(
         "nin",
-        trainable="own_training:train",  # by name: workers import this file
+        trainable="own_training:train",  # given by name, because workers import this file
         input=(1, 8, 8),
         classes=10,
         epochs=3,

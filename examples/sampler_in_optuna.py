@@ -1,8 +1,8 @@
-"""Use lrnas's sampler in an Optuna study of your own: `python examples/sampler_in_optuna.py`, seconds on a CPU.
+"""Use the sampler of lrnas in your own Optuna study: `python examples/sampler_in_optuna.py`, seconds on a CPU.
 
-The sampler knows what each point costs before it is evaluated and predicts only the accuracy. It reads three things
-from the trials' user attributes: that a trial was evaluated, its costs, and its accuracies so far. Here a formula
-stands in for training.
+The sampler knows the cost of each point before it is evaluated, and predicts only the accuracy. It reads three user
+attributes of the trials: whether a trial was trained, its costs (here `macs`), and its accuracies so far (`curve`). In
+this example, a formula replaces training.
 """
 
 import argparse
@@ -29,14 +29,14 @@ def main() -> None:
 
     def costs_of(params: dict[str, object]) -> tuple[float] | None:
         macs = macs_of(params)
-        return (float(macs),) if macs <= MOST_MACS else None  # None: not to be proposed
+        return (float(macs),) if macs <= MOST_MACS else None  # None: the sampler must not propose this point
 
     sampler = lrnas.FrontSampler(space.parameters, distributions, ["macs"], costs_of, seed=0)
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
     for _ in range(options.trials):
         trial = study.ask(distributions)
         macs = macs_of(trial.params)
-        accuracy = 1 - 0.6 * math.exp(-math.log10(macs / 1e6))  # train the network here
+        accuracy = 1 - 0.6 * math.exp(-math.log10(macs / 1e6))  # your own code would train the network here
         trial.set_user_attr("trained", True)
         trial.set_user_attr("macs", macs)
         trial.set_user_attr("curve", [accuracy])

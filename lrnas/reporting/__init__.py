@@ -1,1 +1,1 @@
-"""The report page and the figures of studies, profiles, filters and of the paper."""
+"""The report page, and figures of studies, profiles, filters and the paper's results."""

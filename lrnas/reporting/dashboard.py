@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lrnas.study.study import Study
 
 HOST = "127.0.0.1"
-"""Address of this machine only: the dashboard can change studies and asks for no password."""
+"""Address that only this machine can reach, because the dashboard can change studies and asks for no password."""
 
 
 class _QuietHandler(WSGIRequestHandler):
@@ -31,7 +31,7 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 def open_dashboard(study: Study, port: int = 8080) -> WSGIServer:
-    """Server of the dashboard, which does not answer requests yet.
+    """Make the server of the dashboard; it answers requests only after `serve_forever`.
 
     Args:
         study: A study; the dashboard also shows the other studies in its storage.

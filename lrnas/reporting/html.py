@@ -20,7 +20,7 @@ SCRIPTS = ("basics.js", "charts.js", "tested.js", "card.js", "table.js", "print.
 """The page's scripts; each may use those before it."""
 PLACEHOLDER = re.compile(r"@@([A-Z]+)@@")
 CHUNK = 50
-"""Networks whose texts are compressed together; to show those of one network, the page unpacks the whole chunk."""
+"""Number of networks whose texts are compressed together. To show one network, the page unpacks the whole chunk."""
 
 
 def make_page(report: Report) -> str:
@@ -43,7 +43,7 @@ def make_page(report: Report) -> str:
 
 
 def split_texts(data: dict[str, Any]) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
-    """Split the data of a report into what the page needs at once and texts that are rarely looked at.
+    """Split the data of a report into data that the page needs at once and texts that are rarely shown.
 
     Args:
         data: A report as a dict; it is changed.
@@ -68,14 +68,14 @@ def split_texts(data: dict[str, Any]) -> tuple[dict[str, Any], list[list[dict[st
 
 
 def pack(data: object) -> str:
-    """Data as compressed JSON in letters that have no meaning in HTML.
+    """Data as compressed JSON, written with letters that have no special meaning in HTML.
 
     Args:
         data: Anything that JSON can hold; NaN and infinities become null, which the page shows as unknown.
     """
     try:
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # rare, and replacing such numbers takes longer than everything else
+    except ValueError:  # NaN or infinity, which is rare; always replacing them would be slow
         finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
         text = json.dumps(finite, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()

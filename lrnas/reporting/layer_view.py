@@ -1,4 +1,4 @@
-"""The layers of a network for pictures: the filters of each layer, and what it costs."""
+"""The layers of a network for pictures: the filters and the cost of each layer."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Layer:
 
     @property
     def is_varied(self) -> bool:
-        """Whether its filters could have other shapes."""
+        """Whether a search can give its filters other shapes."""
         return (self.kernel or 1) > 1
 
     def shares(self) -> dict[str, float]:
-        """Shares of the kinds of filters; both halves of a separable layer count."""
+        """Share of each kind of filter in the layer; in a separable layer, both halves count."""
         filters = [*self.groups, *([self.second] if self.second is not None and self.join is None else [])]
         total = sum(group.num for group in filters)
         found = dict.fromkeys(SHADES, 0.0)
@@ -111,7 +111,7 @@ def merge_orders(orders: Iterable[Sequence[str]]) -> list[str]:
     Layers of different backbones are then in a natural order: conv1, conv2, conv2_1, conv2_2, conv3.
 
     Args:
-        orders: Lists of names; if they leave a choice or contradict each other, numbers in the names decide.
+        orders: Lists of names. If they allow several orders, or contradict each other, numbers in the names decide.
     """
     before: dict[str, set[str]] = {}
     for order in orders:

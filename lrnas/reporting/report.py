@@ -30,14 +30,14 @@ from lrnas.study.study import COLUMNS, ImageShape, Study, Summary, Trial
 from lrnas.study.verdicts import TEST, judge
 
 MAX_DIFFERENCES = 4
-"""Differences between studies or retrainings that a remark lists."""
+"""Number of differences between studies or retrainings that a remark lists."""
 MIN_NETWORKS = 20
-"""Networks trained in full that importances need: their best tenth is then two networks."""
+"""Number of networks trained in full that importances need: the best tenth of 20 is two networks."""
 PALETTE = (
     *("#2a7fd0", "#e07b2c", "#2f9e62", "#b35cc4", "#c8a415", "#d1495b", "#3aa6b0", "#8a6d5a", "#6900ff", "#006900"),
     *("#ff00ff", "#ff78b4", "#96a5ff", "#694b96", "#006978", "#4bc300", "#9600c3", "#f00fa5", "#b40078", "#0f4bd2"),
 )
-"""Colours of studies by their place in a report; each differs clearly from those before, on light and on dark."""
+"""Colours of studies, by their place in a report. Each differs clearly from those before it, also on dark pages."""
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,12 @@ class Report:
 
     @property
     def axes(self) -> list[Objective]:
-        """Costs that are known of networks."""
+        """Costs that can be shown: MACs, parameters and, if it is known for any network, latency."""
         timed = any(network.trial.latency is not None for study in self.studies for network in study.networks)
         return [OBJECTIVES[name] for name in ("macs", "params", *(("latency",) if timed else ()))]
 
     def remarks(self) -> list[str]:
-        """Sentences about what is missing and what must not be compared."""
+        """Sentences that warn about missing results and about comparisons that are not fair."""
         found = []
         for study in self.studies:
             if not study.full:
@@ -230,7 +230,8 @@ def make_report(
     Args:
         studies: The studies, in the order of the report.
         where: Where the studies are kept, for suggested commands.
-        axis: Cost to show accuracies against: macs, params or latency; None: the first that is an objective of all.
+        axis: Cost to show accuracies against: macs, params or latency; None: the first one that is an objective of all
+            studies.
         retrained: Networks of these studies that were trained again and tested.
 
     Returns:
@@ -258,9 +259,12 @@ def _pick_axis(studies: Sequence[Study], wanted: str | None) -> str:
 def _list_differences(
     owners: Sequence[str], settings: Sequence[Mapping[str, Any]], data: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """The first differences between settings of several owners, in words; empty if there are none.
+    """The first differences between the settings of several studies or retrainings, as text; empty if there are none.
 
-    `data` are pairs of a data set's identity, by which it is compared, and its name.
+    Args:
+        owners: Names of the studies or retrainings.
+        settings: Settings of each of them.
+        data: Identity and name of the data set of each of them; data sets are compared by identity.
     """
     if data:
         names = dict(reversed(data))
@@ -324,14 +328,14 @@ def _find_importances(study: Study) -> dict[str, dict[str, float]]:
     for place, objective in enumerate(study.objectives):
 
         def target(row: FrozenTrial, place: int = place, sign: int = -1 if objective.maximise else 1) -> float:
-            """The objective, to be minimised; trials without a finite one, here duplicates, are left out."""
+            """The value to be minimised. It is NaN, so that Optuna ignores the trial, if it was not trained in full."""
             return sign * float(row.values[place]) if row.user_attrs.get("status") == "completed" else math.nan
 
         with warnings.catch_warnings():
-            # that low targets are taken as good ones, as they are here, and that `normalize` is experimental
+            # Optuna warns that low targets count as good, which is right here, and that `normalize` is experimental
             warnings.simplefilter("ignore")
             values = optuna.importance.get_param_importances(study.optuna_study, target=target, normalize=False)
-        if total := sum(values.values()):  # Optuna would divide it evenly if nothing is known
+        if total := sum(values.values()):  # if all are 0, Optuna would give every parameter the same importance
             found[objective.name] = {name: value / total for name, value in values.items()}
     highest = {name: max(values[name] for values in found.values()) for values in found.values() for name in values}
     order = sorted(highest, key=lambda name: (-highest[name], name))

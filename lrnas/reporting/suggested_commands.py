@@ -16,7 +16,7 @@ from lrnas.study.location import Whereabouts
 from lrnas.study.study import Study, Trial
 
 CHECKPOINT = "checkpoint.json"
-"""File in the folder of a checkpoint, `training.checkpoint.RECORD`; that module would load torch."""
+"""Copy of `training.checkpoint.RECORD`, the file that every checkpoint has; importing that module would load torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def shell_lines(study: Study, trial: Trial, where: Whereabouts) -> list[ShellLin
     manifest = study.manifest
     file = shlex.quote(f"{_file_name(study.name)}-{trial.number}.json")
     lines = [ShellLine("Write its description to a file", f"echo {shlex.quote(trial.description)} > {file}")]
-    if manifest.get("trainable") is None:  # else only a search can train it
+    if manifest.get("trainable") is None:  # with a custom training function, only a search can train it
         data = manifest["data"]
         images = f"--data {data}" if data in SETS else f'--data "$DATA" --image-size {manifest["image_size"]}'
         option, hint, beside = _retrain_parts(manifest)
@@ -91,7 +91,7 @@ def _file_name(name: str) -> str:
 
 
 def _retrain_parts(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The option that says where images are, a hint about it, and which networks are trained too."""
+    """Parts of suggestions: the option for the data set, a hint about it, and the other networks that are trained."""
     known = manifest["data"] in SETS
     option = "" if known else ' --data "$DATA"'
     hint = "" if known else " (DATA is where the images are, as in the search)"

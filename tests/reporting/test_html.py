@@ -555,7 +555,7 @@ def test_costs_that_are_not_known_in_a_browser(browser: Any, tmp_path: Path) -> 
     assert page.locator("#front .main-svg").count()
     page.select_option("#axis", "latency")
     assert not page.locator("#front").is_visible()
-    told = "No trained network has a known value of this cost: latency, ms. Choose another."
+    told = "This cost is not known for any trained network: latency, ms. Choose another cost."
     assert page.locator("#front-empty").inner_text() == told
     page.select_option("#axis", "macs")
     assert page.locator("#front").is_visible() and not page.locator("#front-empty").is_visible()

@@ -15,7 +15,7 @@ function make(tag, attributes = {}, ...children) {
 const byId = (id) => document.getElementById(id);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const percent = (value, digits = 2) => (value == null ? "–" : (100 * value).toFixed(digits) + " %");
-// toLocaleString would add about 30 ms to the time in which a page opens
+// not toLocaleString, which makes the page open about 30 ms later
 const whole = (value) => (value == null ? "–" : String(value).replace(/\B(?=(\d{3})+$)/g, ","));
 const formatShape = (shape) => shape.replace("x", "×");
 
@@ -37,7 +37,7 @@ function duration(seconds) {
   return (seconds / 3600).toFixed(1) + " h";
 }
 
-/** Fill a place with a group of buttons, of which one is pressed. */
+/** Fill an element with a group of buttons, one of which is pressed. */
 function makeSwitch(place, choices, chosen, change) {
   const buttons = Object.entries(choices).map(([value, label]) =>
     make("button", { type: "button", "aria-pressed": String(value === chosen), onclick: () => {
@@ -52,7 +52,7 @@ function fillSelect(select, choices, chosen, change) {
   select.addEventListener("change", () => change(select.value));
 }
 
-/** Copy text to the clipboard, also if the browser does not allow that for local files. */
+/** Copy text to the clipboard, even if the browser does not allow that for local files. */
 async function copyText(text, button) {
   try {
     await navigator.clipboard.writeText(text);
@@ -89,7 +89,7 @@ async function readData() {
 
 const texts = new Map();
 
-/** A network's description and its shell commands; they are long and rarely needed, so they are in parts of their own. */
+/** A network's description and its shell commands; they are long and rarely needed, so they are stored in separate parts. */
 async function textsOf(network) {
   const number = 1 + Math.floor(network.place / page.data.at_a_time);
   if (!texts.has(number)) texts.set(number, readPart(number));

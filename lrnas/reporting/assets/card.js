@@ -47,7 +47,7 @@ function cardLayers(network, layers) {
   return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
 }
 
-/** Bar of the filters of a layer, with widths proportional to their numbers, and the layer that follows. */
+/** Bar of the filters of a layer, with widths proportional to their numbers, and its join or second half. */
 function filterBar(layer, widest) {
   if (!layer.groups.length) return "";
   const total = layer.groups.reduce((sum, group) => sum + group[2], 0);

@@ -1,13 +1,13 @@
-// nothing is sent from the page: Plotly would offer to upload charts
+// the page sends nothing: Plotly's button for uploading charts is removed
 const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d", "toImage"],
   modeBarButtonsToAdd: [{ name: "picture", title: "Download plot as a PNG", icon: Plotly.Icons.camera, click: savePicture }] };
 const MOST_IN_ALLOCATION = 60;
 const MOST_PARAMETERS = 20;
 const MOST_ELEMENTS = 300;
 const MOST_LAYERS = 14;
-// pixels of height: a sheet also has a heading and some lines of text
+// largest height of a chart on paper in pixels: a sheet also has a heading and some lines of text
 const MOST_ON_PAPER = 820;
-// positions of a name relative to its point, the preferred first: half widths to the side, pixels to the side, pixels down
+// positions of a name relative to its point, the preferred first: shift to the side in half widths of the name and in pixels, shift down in pixels
 const NOTE_PLACES = [[0, 0, -17], [0, 0, 17], [-1, -10, 0], [1, 10, 0], [-1, 0, -32], [1, 0, 32], [-1, 0, -50], [1, 0, 50], [-1, 0, 66], [-1, 0, -68], [1, 0, 84], [-1, 0, 100]];
 
 /** Layout of a chart in the colours of the page. */
@@ -30,7 +30,7 @@ function draw(id, label, traces, layout) {
   element.setAttribute("role", "img");
   element.setAttribute("aria-label", label);
   const isNew = !element.data;
-  // with its own uid, no trace reuses what was painted for another one
+  // every trace has its own uid, so that it does not reuse the elements of another trace
   const named = traces.map((trace, i) => ({ ...trace, uid: (trace.marker?.maxdisplayed ? "dots" : "plain") + i }));
   Plotly.react(element, named, makeLayout({ ...layout, ...sizeOnPaper(element) }), CONFIG);
   if (isNew) {
@@ -62,7 +62,7 @@ function costTicks(id, [from, to]) {
   const values = [];
   for (let decade = Math.floor(from) - 1; decade <= to + 1; decade++) values.push(...steps.map((step) => Number(`${step}e${decade}`)));
   const shown = values.filter((value) => Math.log10(value) >= from && Math.log10(value) <= to).length;
-  if (shown < 3) return { tickmode: "auto", tickformat: ",~r" };  // the range is smaller than the distance of these ticks
+  if (shown < 3) return { tickmode: "auto", tickformat: ",~r" };  // the range is too small for these ticks
   return { tickmode: "array", tickvals: values, ticktext: values.map((value) => (value < 1 ? String(value) : whole(value))) };
 }
 
@@ -76,7 +76,7 @@ function staircase(places) {
   return best.length ? [...best, { x: dearest, y: best.at(-1).y }] : best;
 }
 
-/** Legend entry that explains lines or rings, beside entries for studies; it cannot be clicked. */
+/** Legend entry that explains lines or rings; unlike the entries of studies, it cannot be clicked. */
 const legendKey = (name, look) => ({ type: "scatter", name, x: [null], y: [null], hoverinfo: "skip", meta: "key", legendrank: 1001, ...look });
 const legendLine = (name) => legendKey(name, { mode: "lines", line: { color: colour("--muted"), width: 1.6 } });
 
@@ -118,12 +118,12 @@ function pointTrace(study, places, name, marker, more = {}) {
   };
 }
 
-/** Points that all look the same. Plotly makes an element for each; if there are very many, it draws one and paintDots draws all. */
+/** A trace of points that all look the same. Plotly makes one element for each point; if there are many points, it draws only one, and paintDots draws all. */
 function asDots(trace) {
   return trace.x.length > MOST_ELEMENTS ? { ...trace, marker: { ...trace.marker, maxdisplayed: 1 } } : trace;
 }
 
-/** Paint all points of a trace as one element, lines of zero length with round ends. Plotly moves it with the trace. */
+/** Paint all points of a trace as one element: lines of zero length with round ends. Plotly moves it with the trace. */
 function paintDots(element) {
   const { xaxis, yaxis } = element._fullLayout;
   for (const { uid, x, y, marker } of element.data) {
@@ -144,7 +144,7 @@ function paintDots(element) {
   }
 }
 
-/** Save a chart as a file; Plotly draws it again for that, with an element for every point. */
+/** Save a chart as a file. For this, Plotly draws the chart again with one element for every point. */
 function savePicture(element) {
   const data = element.data.map((trace) => (trace.marker?.maxdisplayed ? { ...trace, marker: { ...trace.marker, maxdisplayed: 0 } } : trace));
   const { clientWidth: width, clientHeight: height } = element;
@@ -184,7 +184,7 @@ function drawFront() {
       line: { shape: "hv", color: studyColour(i), width: 1.6 }, hoverinfo: "skip", ...(several ? group : {}) });
     const found = full.filter((p) => !p.network.is_paper);
     const paper = full.filter((p) => p.network.is_paper);
-    // one style for all points of a trace: Plotly draws that several times faster than a style for each
+    // one style for all points of a trace: Plotly draws this several times faster than one style per point
     const marker = { color: studyColour(i), size: 8 };
     traces.push(asDots(pointTrace(study, found.filter((p) => !p.network.on_front), name, marker, { legendgroup: String(i) })));
     const line = { color: colour("--ink"), width: 1.3 };
@@ -199,7 +199,7 @@ function drawFront() {
   const isEmpty = !every.full.length && !every.partial.length;
   byId("front").hidden = byId("front-what").hidden = isEmpty;
   byId("front-empty").hidden = !isEmpty;
-  byId("front-empty").textContent = `No trained network has a known value of this cost: ${currentAxis().label}. Choose another.`;
+  byId("front-empty").textContent = `This cost is not known for any trained network: ${currentAxis().label}. Choose another cost.`;
   if (isEmpty) return;
   if (several) traces.push(legendLine("best for the cost shown"));
   byId("front-objectives").textContent = [...new Set(studies.map((study) => study.objectives.map(objectiveLabel).join(", ")))].join("; ");
@@ -215,7 +215,7 @@ function drawFront() {
   });
 }
 
-/** Annotations with names beside points; they do not overlap and, if there is room, hide no points or error bars. */
+/** Annotations with names beside points. They do not overlap and, if there is room, they do not hide points or error bars. */
 function nameNotes(id, places, others, ranges) {
   const element = byId(id);
   const [width, height] = [element.clientWidth - 80, element.clientHeight - 90];
@@ -310,7 +310,7 @@ function drawImportances() {
   if (!goals.length) {
     byId("importances-note").textContent = full < page.data.fewest
       ? `Not shown: ${full} networks are trained in full; importances need at least ${page.data.fewest}.`
-      : `Not shown: among ${full} networks trained in full, the best do not differ from the others in any parameter.`;
+      : `Not shown: the best of the ${full} networks trained in full do not differ from the others in any parameter.`;
     return;
   }
   const every = Object.keys(importances[goals[0]]);
@@ -330,7 +330,7 @@ function spreadOut(list, number) {
   return Array.from({ length: number }, (_, i) => list[Math.round(i * (list.length - 1) / (number - 1))]);
 }
 
-/** Names of the layers whose filters could have other shapes, in one order that agrees with all networks; numbers in names decide the rest. */
+/** Names of the layers whose filters a search can change, in an order that agrees with all networks; if several orders do, numbers in the names decide. */
 function variedLayers(networks) {
   const before = new Map();
   for (const { network } of networks) {
@@ -348,7 +348,7 @@ function variedLayers(networks) {
   return found;
 }
 
-/** The groups of filters of a layer; both halves of a separable layer. */
+/** The groups of filters of a layer; for a separable layer, both halves. */
 function filtersOf(layer) {
   return layer.second && layer.join == null ? [...layer.groups, layer.second] : layer.groups;
 }

@@ -3,12 +3,12 @@ const page = { data: null, axis: "macs", scale: "log", showPartial: true, histor
 
 const CHARTS = { front: drawFront, finals: drawFinals, history: drawHistory, allocation: drawAllocation, curves: drawCurves, importances: drawImportances };
 
-/** Draw charts again, except those that were not in sight yet. */
+/** Draw charts again, except charts that have not been on the screen yet. */
 function drawCharts(names = Object.keys(CHARTS)) {
   for (const name of names) if (page.seen.has(name)) CHARTS[name]();
 }
 
-/** Draw all charts again, also those that were not in sight yet. */
+/** Draw all charts again, including charts that have not been on the screen yet. */
 function showAll() {
   for (const name of Object.keys(CHARTS)) page.seen.add(name);
   drawCharts();

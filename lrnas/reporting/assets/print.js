@@ -1,10 +1,10 @@
 /** Settings to restore after printing; null when the page is on the screen. */
 let onPaper = null;
 
-/** Size of a chart on paper, for its layout; on the screen Plotly measures it itself, but later. */
+/** Size of a chart on paper, for its layout; empty on the screen, where Plotly measures the size later. */
 const sizeOnPaper = ({ clientWidth: width, clientHeight: height }) => (onPaper ? { width, height } : {});
 
-/** All charts that are drawn, also on an open card. */
+/** All charts that have been drawn, including the one on an open card. */
 const drawnCharts = () => [...document.querySelectorAll(".js-plotly-plot")];
 
 /** Prepare the page for printing: light colours, all charts drawn. Only the browser knows the width of the paper, so charts are drawn for a usual page and scale with it. */
@@ -13,7 +13,7 @@ function turnToPaper() {
   const { dataset } = document.documentElement;
   onPaper = { theme: dataset.theme };
   dataset.theme = "light";
-  dataset.paper = "yes";  // the style sheet then makes charts as wide as a page
+  dataset.paper = "yes";  // tells the style sheet to make charts as wide as a sheet of paper
   showAll();
   drawCardAgain();
   for (const one of document.querySelectorAll(".scroll > table")) one.classList.toggle("tight", one.offsetWidth > one.parentElement.clientWidth);

@@ -53,7 +53,7 @@ function drawTable() {
   byId("trials").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
   const all = page.data.studies.reduce((sum, study) => sum + study.networks.length, 0);
   byId("number").textContent = table.rows.length < all ? `${whole(table.rows.length)} of ${whole(all)} trials` : `${whole(all)} trials`;
-  byId("cut").textContent = table.rows.length > table.shown ? `The first ${whole(table.shown)} are listed; the page on the screen has all.` : "";
+  byId("cut").textContent = table.rows.length > table.shown ? `The first ${whole(table.shown)} trials are listed here; on the screen, the page can show all.` : "";
   byId("more").hidden = table.rows.length <= table.shown;
 }
 

@@ -1,11 +1,11 @@
-/** Indices of the study and network of a trial; null if the page does not have it. */
+/** Indices of the study and of the network of a trial; null if the trial is not on the page. */
 function placeOfTrial(studyName, number) {
   const study = page.data.studies.findIndex((one) => one.name === studyName);
   const network = study < 0 || number == null ? -1 : page.data.studies[study].networks.findIndex((one) => one.number === number);
   return network < 0 ? null : [study, network];
 }
 
-/** A name that opens the card of a trial, if the page has one. */
+/** A name that opens the card of a trial; plain text if the trial is not on the page. */
 function trialLink(studyName, number, name) {
   const place = placeOfTrial(studyName, number);
   if (!place) return name;
@@ -41,7 +41,7 @@ function drawSummary() {
     if (tested.some((one) => one.study === study.name) || !study.networks.some((network) => network.is_full)) continue;
     const whose = studies.length > 1 ? ` of ${study.name}` : "";
     if (study.retrain) parts.push(make("p", {}, make("b", {}, `No network${whose} is tested yet.`)), cardLine(...study.retrain));
-    else parts.push(make("p", {}, make("b", {}, `No network${whose} is tested.`), " The study trains with the user's own code, which reports no test accuracy."));
+    else parts.push(make("p", {}, make("b", {}, `No network${whose} is tested.`), " The study uses a custom training function, which reports no test accuracy."));
   }
   if (tested.some((one) => one.verdicts.length)) {
     parts.push(make("p", { class: "muted" }, "Verdicts are based on test accuracy over seeds, after training again in full. The first chart below shows what the search used: validation accuracy of one seed."));
@@ -117,7 +117,7 @@ function drawFinalsChart() {
   });
 }
 
-/** Fill a table; titles that begin with "#" are of columns of numbers. */
+/** Fill a table; a title that begins with "#" marks a column of numbers. */
 function fillTable(id, titles, rows) {
   const kinds = titles.map((title) => (title.startsWith("#") ? "number" : ""));
   const head = make("tr", {}, ...titles.map((title, i) => make("th", { class: kinds[i], scope: "col" }, title.replace("#", ""))));

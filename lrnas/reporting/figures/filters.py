@@ -2,8 +2,8 @@
 
 - With a join, a mixed-shape layer is exactly one k×k convolution (`layers.fold`): 3×1 and 1×3 filters make crosses.
 - A separable layer is a convolution with outer products, except at the border of the map if its first half has a bias.
-- Without a join, a 1×1 layer may follow, as in Network in Network. Its combinations are drawn without the activation in
-  between and are labelled so: they are not what the network computes.
+- Without a join, a 1×1 layer may follow and combine the filters, as in Network in Network. These combinations are
+  drawn without the activation in between, so they are not what the network computes; their label says so.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from lrnas.models.plan import make_plan
 from lrnas.reporting.figures import style
 
 MAX_NAMES = 40
-"""Layers that an error message lists."""
+"""Number of layers that an error message lists."""
 WEIGHT, GAP = 4, 3
-"""Pixels of a weight, and between filters."""
+"""Width of a weight and of the gap between filters, in pixels."""
 SIGNED = colormaps["RdBu_r"]
 
 
 class FilterError(LrnasError):
-    """Filters that cannot be shown as asked."""
+    """Filters that cannot be shown as requested."""
 
 
 @dataclass(frozen=True)
 class FilterSet:
-    """Filters of one shape, learned or resulting from others."""
+    """Filters of one shape: weights of a layer, or filters that result from them."""
 
     label: str
     kernels: Tensor
@@ -50,7 +50,7 @@ class FilterSet:
     learned: bool = True
     """True for weights of the layer, False for filters that result from them."""
     remark: str = ""
-    """How these filters result from others."""
+    """How these filters result from the weights; empty for weights."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Pictures:
     values: npt.NDArray[np.float64]
     """[number, rows, columns], with a last dimension of 3 if the channels are colours."""
     shown_as: str
-    """How input channels are shown: colour, principal, mean, or the number of one."""
+    """How input channels are shown: colour, principal, mean, or the number of a channel."""
     energy: float | None = None
-    """For principal pictures, the mean share of a filter's squared weights that its picture holds."""
+    """For principal pictures: the share of a filter's squared weights that its picture contains, mean over filters."""
 
     @property
     def total(self) -> int:
@@ -138,7 +138,7 @@ def draw_filters(
         show: How to show input channels, see `to_pictures`.
 
     Returns:
-        What was drawn, and the file.
+        Description of the figure, and its file.
     """
     if out is not None:
         style.check_format(out)
@@ -168,18 +168,18 @@ def read_filters(model: nn.Module, name: str | None, images: Tensor) -> LayerFil
     Args:
         model: The network.
         name: Name or path of a mixed-shape layer; None: the first one.
-        images: Images of which the first is run through the model to see which layer follows.
+        images: Images; the first is run through the model to find out which layer follows.
     """
     known = mixed_layers(model)
     if not known:
         raise FilterError(
-            "a mixed-shape layer is needed; got a network whose layers are all dense; try vgg-gmp-lr-join"
+            "the network must have a mixed-shape layer; got one whose layers are all dense; try vgg-gmp-lr-join"
         )
     by_path = {path: known_name for known_name, path in known.items()}
     name = next(iter(known)) if name is None else by_path.get(name, name)
     if name not in known:
         listed = ", ".join([*known][:MAX_NAMES]) + ", …" * (len(known) > MAX_NAMES)
-        raise FilterError(f"--layer takes a mixed-shape layer of the network; got {name!r}; known: {listed}")
+        raise FilterError(f"--layer must be a mixed-shape layer of the network; got {name!r}; known: {listed}")
     path = known[name]
     layer = model.get_submodule(path)
     if isinstance(layer, SeparableConv2d):
@@ -191,7 +191,7 @@ def read_filters(model: nn.Module, name: str | None, images: Tensor) -> LayerFil
         return LayerFilters(name, path, (*learned, _effective_set(_dense_kernels(layer), remark)))
     combined = _combined_by_next_layer(model, path, images[:1])
     if combined is None:
-        return LayerFilters(name, path, learned, "no join, and no 1×1 layer right after it, combines them")
+        return LayerFilters(name, path, learned, "no join or 1×1 layer combines them")
     return LayerFilters(name, path, (*learned, combined))
 
 
@@ -225,7 +225,7 @@ def to_pictures(filters: FilterSet, number: int, show: str | None = None) -> Pic
         values = kernels[:, int(show)]
     else:
         raise FilterError(
-            f"--show takes colour, principal, mean, or the number of a channel, 0 to {channels - 1}; got {show!r}"
+            f"--show must be colour, principal, mean, or the number of a channel, 0 to {channels - 1}; got {show!r}"
         )
     largest = np.abs(values).reshape(len(values), -1).max(axis=1)
     values = values / np.where(largest, largest, 1).reshape(-1, *[1] * (values.ndim - 1))
@@ -233,7 +233,7 @@ def to_pictures(filters: FilterSet, number: int, show: str | None = None) -> Pic
 
 
 def _find_principal(kernels: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], float]:
-    """The best single pattern of every filter, with the sign it has in most channels, and its mean share of energy."""
+    """The principal pattern of every filter, with the sign it has in most channels, and its mean share of energy."""
     number, channels, rows, columns = kernels.shape
     if channels == 1:
         return kernels[:, 0], 1.0
@@ -265,7 +265,7 @@ def _separable_sets(layer: SeparableConv2d) -> tuple[FilterSet, ...]:
     first, second = layer.halves()
     without_bias = copy.deepcopy(layer)
     start = without_bias.halves()[0]
-    if start.bias is not None:  # it changes no kernel, but with it and padding there is no dense form
+    if start.bias is not None:  # the bias does not change the kernels, but with padding it prevents a dense form
         start.bias.zero_()
     remark = "one after the other: what the layer computes, except at the border of the map"
     effective = _effective_set(_dense_kernels(without_bias), remark)
@@ -283,7 +283,7 @@ def _combined_by_next_layer(model: nn.Module, path: str, images: Tensor) -> Filt
     layer = model.get_submodule(path)
     outputs: list[Tensor] = []
     followers: list[tuple[str, nn.Conv2d, bool]] = []
-    # cloned, as a ReLU may overwrite it
+    # cloned, because a ReLU may overwrite it
     layer.register_forward_hook(lambda module, inputs, output: outputs.append(output.clone()))
 
     def watch(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Positions of legends and names in a figure, chosen so that they hide as little as possible.
 
-adjustText was tried in place of this: its names touch marks and each other, and its lines to points cross names.
+The package adjustText was tried instead: its names touch marks and each other, and its lines to points cross names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CORNERS: tuple[Any, ...] = (
     *("lower right", "lower left", "upper left", "upper right"),
     *("lower center", "upper center", "center right"),
 )
-"""Positions of a legend, the preferred first: few networks cost much and have a low accuracy."""
+"""Positions of a legend, the preferred first: few networks are at the lower right, expensive and inaccurate."""
 OFFSETS = tuple(product((7, -7), (-10, 5, -21, 16, -32, 27, -43, 38, -54, 49)))
 """Offsets of a name from its point, in points, the preferred first."""
 NEAR = 12
@@ -34,7 +34,7 @@ EMPTY = ("None", "none", "", " ", None)
 # Costs of a position, where hiding a mark costs 1:
 LINE_HIDDEN = 0.3
 AMBIGUOUS = 0.5
-"""The name is nearer to the point of another name, or the line to its point crosses that point."""
+"""The name is nearer to the point of another name than to its own, or its line crosses the point of another name."""
 NAME_CROSSED = 10.0
 """The line to a point crosses another name or the legend."""
 DISTANCE = 0.01
@@ -81,7 +81,7 @@ class _Canvas:
         self.lines = [line for line in lines if len(np.asarray(line.vertices)) > 1]
 
     def hidden_by(self, box: Bbox) -> float:
-        """Cost of what a box would hide."""
+        """Cost of the marks and lines that a box would hide."""
         x, y, reach = self.marks.T
         hidden = (x - reach < box.x1) & (x + reach > box.x0) & (y - reach < box.y1) & (y + reach > box.y0)
         return float(hidden.sum()) + LINE_HIDDEN * sum(line.intersects_bbox(box, filled=False) for line in self.lines)
@@ -89,7 +89,7 @@ class _Canvas:
     def add_name(
         self, text: str, position: style.Position, centre: npt.NDArray[np.float64], others: npt.NDArray[np.float64]
     ) -> None:
-        """Write a name where it hides least.
+        """Write a name at the position where it hides least.
 
         Args:
             text: The name.
@@ -135,7 +135,7 @@ class _Canvas:
 
 
 def add_legend(axes: Axes, size: float = 8) -> None:
-    """Add a legend where it hides least; the layout of the figure must be settled.
+    """Add a legend at the position where it hides least; call `style.settle_layout` first.
 
     Args:
         axes: Axes on which everything is drawn.
@@ -152,7 +152,7 @@ def add_legend(axes: Axes, size: float = 8) -> None:
 
 
 def name_positions(axes: Axes, named: Iterable[tuple[str, style.Position]]) -> None:
-    """Write names beside positions, from right to left; the layout of the figure must be settled.
+    """Write names beside positions, from right to left; call `style.settle_layout` first.
 
     Args:
         axes: Axes on which everything is drawn, with the legend.

@@ -1,4 +1,4 @@
-"""Figures made of panels: marks and lines as data, and how they are drawn."""
+"""Figures made of panels: their marks and lines as data, and functions that draw them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lrnas.profiling.profile import Profile
 
 Style = Literal["published", "measured", "beside", "line", "proportion"]
-"""How marks are drawn; "proportion" is a thin grey line from (0, 0) to a mark."""
+"""Style of marks; "beside" is for marks to compare with, "proportion" is a thin grey line from (0, 0) to a mark."""
 MACS_LABEL = "multiply-accumulates of an image, millions"
 MAX_COLUMNS = 3
 COLOURS = [f"C{i}" for i in range(10) if i not in (3, 7)]
@@ -44,7 +44,7 @@ class Series:
     label: str
     style: Style
     marks: tuple[Mark, ...]
-    """Empty for an entry of the legend that says that something is missing."""
+    """The marks; empty if the series is only a legend entry which says that something is missing."""
     is_published: bool = False
     """True for numbers from the paper, False for numbers measured by this project."""
 
@@ -75,7 +75,7 @@ class PanelFigure:
     title: str
     panels: tuple[Panel, ...]
     footer: tuple[str, ...]
-    """Where the numbers come from."""
+    """Lines that say where the numbers come from."""
     columns: int | None = None
     """Columns of panels; None: as many as fit on a page. A single column is as wide as two."""
 
@@ -193,7 +193,7 @@ def _draw_panel(axes: Axes, panel: Panel, width: float) -> None:
 
 
 def _draw_series(axes: Axes, series: Series, number: int, size: float, width: float) -> None:
-    """Draw a series; `number` is its place among the coloured ones of the panel, `size` that of measured marks."""
+    """Draw a series; `number` is its place among the coloured series of the panel, `size` the size of its marks."""
     marks, label = series.marks, style.legend_text(_label_with_seeds(series), width - 0.7, 7)
     x, y = [mark.x for mark in marks], [mark.y for mark in marks]
     colour = COLOURS[number % len(COLOURS)]

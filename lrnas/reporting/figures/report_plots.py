@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 FRONT_SIZE = (7.5, 5.0)
 """Width and height of figures of accuracy against cost, in inches."""
 BEST = "best for the cost shown"
-"""Legend of the staircase; with several costs, it is not the front."""
+"""Label of the staircase in the legend. With several costs, the staircase is not the front."""
 MARKERS = {"o": 26.0, "D": 48.0}
 """Sizes in square points of the marks of networks found (o) and of the paper's networks (D)."""
 LAYERS = {"o": 3.0, "D": 4.0}
-"""Order of drawing: the paper's networks are above the others."""
+"""Order of drawing (zorder): the paper's networks are above the others."""
 MAX_NETWORKS = 60
-"""Networks in a figure of their layers; more are thinned out evenly."""
+"""Largest number of networks in a figure of their layers; if there are more, some are left out evenly."""
 MAX_PARAMETERS = 20
-"""Parameters in a figure of importances."""
+"""Largest number of parameters in a figure of importances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def plot_finals(report: Report, path: style.Files) -> None:
         if dots:
             groups.append((tested.retrained.name, colours[tested.retrained.study] if len(colours) > 1 else None, dots))
     if not groups:
-        raise StudyError(f"{report.title}: no network was trained again and tested; do so with `lrnas retrain`")
+        raise StudyError(f"{report.title}: no network was trained again and tested yet; run `lrnas retrain` first")
     figure = style.make_figure(*FRONT_SIZE)
     axes = figure.subplots()
     axes.set(xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds")
@@ -289,7 +289,7 @@ def _with_colours(
 
 
 def _draw_stopped(axes: Axes, study: StudyReport, cost: Objective) -> None:
-    """Draw networks stopped early, as far as they are in the range of accuracies of those trained in full."""
+    """Draw networks stopped early if their accuracies are in the range of those trained in full."""
     full, stopped = ([network.trial.accuracy or 0.0 for network in some] for some in (study.full, study.stopped))
     bottom = 0.0
     if full:
@@ -315,7 +315,11 @@ def _draw_networks(
 ) -> None:
     """Draw networks, rings around the front, staircases, a legend and names of the paper's networks.
 
-    `labels` are those of networks found and of rings; `colours`, those of second costs, make marks larger.
+    Args:
+        axes: Axes to draw on.
+        groups: Networks by study.
+        labels: Legend labels of the networks found and of the rings.
+        colours: Colour scale of the second cost, for which marks are larger; None if it is not shown.
     """
     several = len(groups) > 1
     found, front = labels
@@ -363,7 +367,7 @@ def _draw_networks(
 
 
 def _draw_layer(panel: Axes, networks: Sequence[Network], name: str) -> None:
-    """Draw the shares of filter shapes in the layer of a name, one bar for each network."""
+    """Draw the shares of filter shapes in the layer with a given name, one bar for each network."""
     layers = [next((layer for layer in network.layers if layer.name == name), None) for network in networks]
     floor = [0.0] * len(networks)
     for kind in SHADES:

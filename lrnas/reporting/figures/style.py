@@ -1,4 +1,4 @@
-"""Things that all figures have in common: formats, sizes, texts, and how files are written."""
+"""Helpers for all figures: formats, sizes, texts, and writing files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_format(name: Path | str) -> str:
     """
     found = (name.suffix if isinstance(name, Path) else name).removeprefix(".").lower()
     if found not in FORMATS:
-        raise LrnasError(f"figures are written as {', '.join(FORMATS)}; got {str(name)!r}; choose one of these")
+        raise LrnasError(f"the format of a figure must be {', '.join(FORMATS)}; got {str(name)!r}; choose one of these")
     return found
 
 
@@ -101,7 +101,7 @@ def save_figure(figure: Figure, path: Files) -> None:
 
 
 def escape_text(text: str) -> str:
-    """Text for Matplotlib, which would read what is between two dollar signs as mathematics."""
+    """Text with escaped dollar signs, because Matplotlib reads text between two of them as mathematics."""
     return text.replace("$", r"\$")
 
 

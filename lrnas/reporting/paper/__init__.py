@@ -1,1 +1,1 @@
-"""The paper's figures: published numbers, and those measured by this project."""
+"""The paper's figures: published numbers, and numbers measured by this project."""

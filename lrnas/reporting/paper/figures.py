@@ -1,4 +1,4 @@
-"""The paper's figures by name, as data; here those of times and of gradients."""
+"""All figures of the paper by name, as data. Figures of times and gradients are made here, the others in `tables`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_paper_figure(name: str, sources: Sources) -> PanelFigure:
         sources: Where to look for measured numbers; published numbers come with lrnas.
 
     Raises:
-        NothingToDraw: There are no numbers for this figure.
+        NothingToDraw: If there are no numbers for this figure.
     """
     if name not in FIGURES:
         raise UnknownName("figure", name, FIGURES)
@@ -96,11 +96,11 @@ FIGURES: dict[str, Callable[[Sources], PanelFigure]] = {
     "times": times,
     "gradients": gradients,
 }
-"""All figures, as functions of where to look for measured numbers."""
+"""Functions by name that make a figure from the sources of measured numbers."""
 
 
 def _layer_times(results: Path) -> Iterator[tuple[Panel, str]]:
-    """Panel of measured layers and its source, if they were measured."""
+    """Yield a panel of measured layers, and its source; nothing if there are no measurements."""
     file = results / "composite_layers.json"
     data = _read_result(file)
     if data is None:
@@ -121,7 +121,7 @@ def _layer_times(results: Path) -> Iterator[tuple[Panel, str]]:
 
 
 def _network_times(results: Path) -> Iterator[tuple[Panel, str]]:
-    """Panel of measured networks as shares of the dense one, and its source, if they were measured."""
+    """Yield a panel of networks relative to the dense one, and its source; nothing if there are no measurements."""
     file = results / "composite_networks.json"
     data = _read_result(file)
     if data is None:
@@ -159,7 +159,11 @@ def _shares_panel(
 ) -> list[Panel]:
     """Panel of networks as shares of a baseline, one series for each kind of time; empty if nothing was measured.
 
-    `networks` are names and shares: "macs", and those of times, whose keys are those of `labels`.
+    Args:
+        networks: Names, and shares by key: "macs", and the kinds of time in `labels`.
+        labels: Labels of series by kind of time.
+        baseline: Name of the baseline, for the axis.
+        title: Title of the panel.
     """
     series = [
         Series(

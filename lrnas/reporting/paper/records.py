@@ -34,15 +34,15 @@ class Runs(OverSeeds):
     diverged: int
     """Number of seeds that diverged."""
     repeated: int
-    """Number of further runs with a seed that was already read; they are not used."""
+    """Number of runs that are not used, because another run with the same seed was read before."""
     commits: tuple[str, ...]
     hardware: tuple[str, ...]
 
 
 def read_runs(folders: Iterable[Path]) -> list[Runs]:
-    """Read the records that `lrnas reproduce` left in folders.
+    """Read the records that `lrnas reproduce` wrote to folders.
 
-    Runs are merged if they differ in the seed only; if several runs have the same seed, the first is used.
+    Runs that differ only in the seed are merged. If several runs have the same seed, the first one is used.
 
     Args:
         folders: Folders with one JSON file per run.
@@ -53,7 +53,7 @@ def read_runs(folders: Iterable[Path]) -> list[Runs]:
     groups: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise DataError(f"records are read from a folder; got {folder}, which is not one; give another --records")
+            raise DataError(f"--records must be a folder; got {folder}, which is not one; give another")
         for file in sorted(folder.glob("*.json")):
             record = read_json(file)
             if not isinstance(record, dict) or not {"identity", "architecture", "test_accuracy"} <= record.keys():
@@ -91,7 +91,7 @@ def group_by_recipe(runs: Sequence[Runs]) -> dict[str, list[Runs]]:
 
 
 def read_json(file: Path) -> Any:
-    """Content of a JSON file, or a `DataError` that names the file."""
+    """Content of a JSON file. Raises DataError if it cannot be read."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -42,7 +42,7 @@ class Sources:
     profiles: tuple[Path, ...] = ()
     """Files written by `lrnas profile --json`."""
     data: Mapping[str, str] = field(default_factory=dict)
-    """For a table, the name of its data set in the records, if it is not the paper's."""
+    """Name of the data set in the records by table, for tables whose data set has another name there."""
 
     def runs(self) -> list[Runs]:
         own = self.results / "reproduce"
@@ -83,7 +83,7 @@ def table_figure(name: str, sources: Sources) -> PanelFigure:
                 measured = _measured(runs, partial(_count, name=name, table=table, cost=cost, unit=divisor))
             series = (_published(rows, cost, divisor, accuracy), *measured)
             costs = sorted(getattr(row, cost) for row in rows)
-            is_wide = costs[-1] > 3 * costs[len(costs) // 2]  # one network would leave the others no room
+            is_wide = costs[-1] > 3 * costs[len(costs) // 2]  # on a linear axis, most networks would be crowded
             panels.append(Panel(x_label, f"{label}accuracy, %", series, log="x" if is_wide else ""))
     footer = [f"Published: results/paper/{table.file} ({PAPER}).", *_describe_runs(runs)]
     footer += [f"{REMARKS[name]} (docs/counting.md)."] if name in REMARKS else []
@@ -91,7 +91,11 @@ def table_figure(name: str, sources: Sources) -> PanelFigure:
 
 
 def state_of_the_art(sources: Sources) -> PanelFigure:
-    """Table 5: top-5 accuracy of other networks of that time beside the paper's; nothing is measured here."""
+    """Table 5: published top-5 accuracies of the paper's networks and of other networks of that time.
+
+    Args:
+        sources: Not used, because nothing is measured here.
+    """
     others = _read_rows("table5_state_of_the_art.csv", "test_multiply_acc_with_augmentation")
     # vgg-11 is also in table 1, where it is tested on one crop
     others = [replace(row, name="vgg-11, augmented") if row.name == "vgg-11" else row for row in others]
@@ -107,8 +111,8 @@ def state_of_the_art(sources: Sources) -> PanelFigure:
     footer = (
         "Published: results/paper/table5_state_of_the_art.csv, table1_vgg_ilsvrc.csv, table3_googlenet_ilsvrc.csv "
         f"({PAPER}).",
-        "The paper's networks are tested on one central crop; the cost of the others is that of all crops they were "
-        "tested on. Parameters of table 3 exclude the classifier.",
+        "The paper's networks are tested on one central crop. The others are tested on several crops, and their cost "
+        "is the sum over all crops. Parameters of table 3 exclude the classifier.",
         "All numbers are published ones; nothing was measured here.",
     )
     return PanelFigure("table5", "Table 5: the state of the art on ILSVRC", tuple(panels), footer, columns=1)
@@ -123,7 +127,7 @@ def other_data(sources: Sources) -> PanelFigure:
             groups.setdefault(runs.data, []).append(runs)
     if not groups:
         raise NothingToDraw(
-            "other-data shows records on data sets that are not in the paper; found none in "
+            "other-data needs records on data sets that are not in the paper; found none in "
             f"{sources.results / 'reproduce'}; make some with `lrnas reproduce --data NAME`, or give --records FOLDER"
         )
     panels = [
@@ -176,7 +180,7 @@ def _tables() -> dict[str, Table]:
 
 
 def _belongs_to(runs: Runs, name: str, table: Table, sources: Sources) -> bool:
-    """Whether a network is of a table's family and was trained on the table's data set."""
+    """Whether a network belongs to a table's family and was trained on the table's data set."""
     if runs.data != sources.data.get(name, table.data):
         return False
     family = family_table(resolve_backbone(runs.architecture)[0])
@@ -215,7 +219,7 @@ def _count(runs: Runs, name: str, table: Table, cost: str, unit: float) -> float
 
 
 def _describe_runs(runs: Sequence[Runs]) -> list[str]:
-    """Line of a footer: number of runs, commits and hardware."""
+    """Lines of a footer with the number of runs, commits and hardware; empty if there are no runs."""
     if not runs:
         return []
     number = sum(len(each.accuracies) for each in runs)

@@ -132,7 +132,7 @@ def test_nothing_combines_them_before_a_layer_that_is_not_1x1() -> None:
     model = trained(Architecture("vgg11", {"*": half}, pool="max", classifier="linear"))
     found = read_filters(model, None, images())
     assert [each.label for each in found.sets] == ["3×1", "1×3"]
-    assert found.remark == "no join, and no 1×1 layer right after it, combines them"
+    assert found.remark == "no join or 1×1 layer combines them"
 
 
 def test_the_strongest_come_first_and_are_scaled_by_themselves() -> None:
@@ -213,7 +213,7 @@ def test_untrained_weights_are_called_so(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_mistakes(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
-        (["nin"], "got a network whose layers are all dense"),
+        (["nin"], "got one whose layers are all dense"),
         ([str(checkpoint), "--layer", "conv9"], "got 'conv9'; known: conv1, conv2, conv3"),
         ([str(checkpoint), "--out", "filters.bmp"], "png, svg, pdf; got 'filters.bmp'"),
         ([str(checkpoint), "--number", "0"], "at least 1; got 0"),

@@ -312,7 +312,7 @@ def test_figures_come_in_three_forms(report: Report, tmp_path: Path) -> None:
     plot_history(report.studies, tmp_path / "history.png")
     with Image.open(tmp_path / "history.png") as image:
         assert image.size == (1350, 600)
-    with pytest.raises(LrnasError, match=r"figures are written as png, svg, pdf; got '.*x\.gif'; choose one of these"):
+    with pytest.raises(LrnasError, match=r"must be png, svg, pdf; got '.*x\.gif'; choose one of these"):
         plot_history(report.studies, [tmp_path / "x.svg", tmp_path / "x.gif"])
     assert not (tmp_path / "x.svg").exists()
 

@@ -78,7 +78,7 @@ def test_recipes_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_records_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="which is not one; give another --records"):
+    with pytest.raises(DataError, match=r"must be a folder; got .*, which is not one; give another"):
         read_runs([tmp_path / "nowhere"])
     file = write_record(tmp_path, "nin", 0, 0.5)
     file.write_text(file.read_text()[:50])
