@@ -1,9 +1,10 @@
 """Loading of data sets by name.
 
 Every data set has three splits: training, validation and test. A data set that comes with all three is used as it is;
-otherwise, a fixed, stratified part of its training images becomes the validation images. Code that chooses between
-networks or epochs sees only the training and validation images. The test images are available only through
-`DataSet.test`, which is called once, for a network that is already chosen and trained.
+otherwise, a fixed, stratified part of its training images becomes the validation images. (`digits` comes without any
+splits, and its test images are also a fixed, stratified part.) Code that chooses between networks or epochs sees only
+the training and validation images. The test images are available only through `DataSet.test`, which is called once, for
+a network that is already chosen and trained.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class StreamSet(DataSet):
             self._streams()[name].note((number, reason) for number, reason in problems)
 
     def _streams(self) -> dict[str, Stream]:
-        """Return one split for every source."""
+        """Return splits by name, one for every source."""
         own_val = {"val": self.val} if self.val.source is not self.train.source else {}
         return {"train": self.train, **own_val, "test": self._test}
 

@@ -107,7 +107,7 @@ class Batch(NamedTuple):
 
 
 class Pictures(Dataset[Batch]):
-    """Reads, crops and mirrors the images of a split, a batch at a time. Never raises: problems travel with the batch.
+    """Reads, crops and mirrors the images of a split, a batch at a time. Errors are stored in the batch, not raised.
 
     Args:
         source: The encoded images.

@@ -194,7 +194,7 @@ def _pick_device(wanted_format: str, name: str | None) -> tuple[torch.device, st
 
 
 def _find_place(out: str | Path | None, name: str, wanted_format: str, force: bool) -> Path:
-    """The folder or file to write, if it does not exist yet or may be replaced."""
+    """The folder or file to write. Raises ExportError if it exists and `force` is not set, or cannot be written."""
     suffix = SUFFIX[wanted_format]
     place = Path("exports") / f"{name}{suffix}" if out is None else Path(out)
     if suffix and place.is_dir():

@@ -160,7 +160,7 @@ class LatencyTable:
         return self._known[key]
 
     def estimates(self, steps: Sequence[Step]) -> list[float]:
-        """The time of each step if it is known, else an estimate; only steps without an estimate are measured."""
+        """The time of each step if it is known, else an estimate. Steps that cannot be estimated are measured now."""
         times = []
         for step in steps:
             seconds = self._known.get(step.key)

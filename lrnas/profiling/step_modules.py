@@ -28,7 +28,7 @@ from lrnas.profiling.timing import Call
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a network is run."""
+    """The conditions under which a network is run: device, type and batch size, compiled or not."""
 
     device: torch.device
     dtype: torch.dtype
@@ -43,7 +43,7 @@ class Setting:
         return torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
 
     def input(self, shape: tuple[int, ...]) -> Tensor:
-        """A random batch of inputs of a shape."""
+        """A random batch of inputs with a given shape, without the dimension of the batch."""
         x = torch.randn(self.batch, *shape, device=self.device, dtype=self.dtype)
         return x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
 
@@ -58,7 +58,7 @@ class Setting:
     def trained(self, module: nn.Module) -> Callable[[Tensor], Any]:
         """The forward pass as in training: with the fused kernels, fp32 weights, and autocast to `dtype`."""
         kernels = fused(module)
-        kernels.__enter__()  # never left: the module keeps the kernels as long as it exists
+        kernels.__enter__()  # left when `forward`, which holds it, is deleted
         run, mixed = self.wrap(module), self.dtype != torch.float32
 
         def forward(x: Tensor, _keep: object = kernels) -> Any:

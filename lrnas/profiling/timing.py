@@ -36,7 +36,7 @@ LIMIT = 2.0
 
 
 def find_device(name: str | None) -> torch.device:
-    """The device with a name; None for the GPU if there is one, else the CPU."""
+    """The device with a given name; for None, the GPU if there is one, else the CPU."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:

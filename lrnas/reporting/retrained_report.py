@@ -27,7 +27,7 @@ class Tested:
 
     @property
     def marks(self) -> dict[str, str]:
-        """Remarks on the networks of the front by means, by identity."""
+        """Remarks on the networks that are on the front by means; keys are identities of networks."""
         return front_marks(self.retrained.finals)
 
     @property

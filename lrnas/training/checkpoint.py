@@ -59,7 +59,15 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], rec
 def save_model(
     folder: Path, epoch: int, model: nn.Module, tensors: Mapping[str, Tensor], record: Mapping[str, Any]
 ) -> None:
-    """Replace the checkpoint in a folder by a model's weights and architecture, and more tensors and JSON values."""
+    """Replace the checkpoint in a folder by a new one with the weights and the architecture of a model.
+
+    Args:
+        folder: The folder of the run.
+        epoch: Number of epochs trained.
+        model: The model.
+        tensors: More tensors that training needs to continue.
+        record: More JSON values.
+    """
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     save_checkpoint(folder, epoch, {**weights, **tensors}, {**described(model), **record})
 
@@ -130,6 +138,10 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
     Recipe fields that did not exist when a run was recorded have their default values in the comparison, because the
     run was made that way.
+
+    Args:
+        before: Identity of the recorded run.
+        now: Identity of the new run.
     """
     for key in sorted({**before, **now}):
         old, new = before.get(key), now.get(key)

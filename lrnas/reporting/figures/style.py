@@ -51,7 +51,7 @@ def check_format(name: Path | str) -> str:
 
 
 def make_figure(width: float, height: float, dpi: float = DPI) -> Figure:
-    """Empty figure of a size in inches. It opens no window and need not be closed."""
+    """Empty figure with a width and height in inches. It opens no window and need not be closed."""
     return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
 
 
