@@ -1,4 +1,4 @@
-"""Descriptions of networks: how many filters of which shape each layer has.
+"""Descriptions of networks: the numbers and shapes of the filters in each layer.
 
 An `Architecture` names a backbone and, for every layer that differs from the backbone, an `Allocation`: which share of
 the layer's filters is k×1, 1×k, k×k or of another shape, how wide the layer is, and whether a 1×1 join follows. Both
@@ -314,7 +314,7 @@ def apportion(total: int, shares: Iterable[float], divisor: int = 1) -> list[int
 
 
 def scale_width(multiple: float, width: int, divisor: int) -> int:
-    """A multiple of a width, rounded to a multiple of the divisor; at most `width` where the multiple is below 1."""
+    """A multiple of a width, rounded to a multiple of the divisor; at most `width` if the multiple is below 1."""
     if multiple == 1:
         return width
     number = max(1, math.floor(multiple * width / divisor + 0.5)) * divisor

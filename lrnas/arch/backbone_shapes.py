@@ -32,7 +32,7 @@ class Choices(NamedTuple):
 
 
 class PlannedConv(NamedTuple):
-    """A convolution of the backbone and the filters that it gets."""
+    """A convolution of the backbone, and its filters in the planned network."""
 
     name: str
     path: str

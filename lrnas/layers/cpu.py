@@ -2,7 +2,7 @@
 
 Without gradients, maps are in the channels-last layout. The library behind PyTorch's convolutions needs this layout; it
 would copy maps in another layout once for every group of filters. Results are equal up to rounding. Code that reshapes
-such a map must use `reshape` or `flatten`, because `view` works only in PyTorch's default layout.
+these maps must use `reshape` or `flatten`, because `view` works only in PyTorch's default layout.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """What was folded in a model, by the paths of its modules."""
+    """A record of the batch norms and layers that were folded in a model, by path."""
 
     norms: Mapping[str, str] = field(default_factory=dict)
     """The batch norm that was folded into a convolution, by the path of the convolution."""
@@ -48,7 +48,7 @@ def fold(model: nn.Module, folding: Folding) -> nn.Module:
 
     Args:
         model: The model to change.
-        folding: What to fold.
+        folding: The batch norms and layers to fold.
 
     Returns:
         The model.
@@ -142,9 +142,9 @@ def joined_geometry(composite: CompositeConv2d) -> tuple[Margins, tuple[int, int
 
 
 def join_kernels(composite: CompositeConv2d) -> Joined:
-    """The groups and the join of a composite layer as one convolution, through which gradients flow.
+    """The groups and the join of a composite layer as one convolution. Gradients flow through it.
 
-    `joined_bias` is its bias.
+    `joined_bias` computes its bias.
     """
     assert composite.join is not None
     margins, _, taps = joined_geometry(composite)
@@ -246,7 +246,7 @@ def _new_conv(
 
 
 def _common_margins(*margins: Margins) -> Margins:
-    """The margins of the smallest kernel that contains the kernels with these margins."""
+    """The margins of the smallest kernel that contains all kernels with the given margins."""
     rows, columns = ((max(own[axis][0] for own in margins), max(own[axis][1] for own in margins)) for axis in (0, 1))
     return rows, columns
 

@@ -101,7 +101,7 @@ def paper_points() -> dict[str, Point]:
 
 
 def named_networks() -> dict[str, Architecture]:
-    """All networks with a name: those of the paper, and the VGGs with global max pooling."""
+    """All named networks: the networks of the paper, and VGGs with global max pooling."""
     networks = {name: point.architecture for name, point in paper_points().items()}
     for backbone in VGG_STAGES:
         networks[f"{backbone}-gmp"] = Architecture(backbone, pool="max")

@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def canonical_id(self) -> str:
-        """The id of the network; see `canonical_id`."""
+        """The id of the network; see the function `canonical_id` in this module."""
         convs = [(conv.path, conv.mix.groups, conv.mix.second, conv.stride) for conv in self.convs]
         facts = [self.backbone, self.choices, convs]
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
@@ -100,7 +100,10 @@ def make_plan(
 
 
 def canonical_id(architecture: Architecture) -> str:
-    """The id of a network: the same for all descriptions of one network, whatever their order, spelling and rounding.
+    """The id of a network. All descriptions of the same network have the same id.
+
+    Descriptions of a network can differ in the order of layers, in spelling, and in shares that are rounded to the same
+    numbers of filters.
 
     Args:
         architecture: A description of the network.

@@ -1,1 +1,1 @@
-"""Search spaces: what can vary in a network, read from TOML files."""
+"""Search spaces, read from TOML files: the parameters of a network that can vary."""

@@ -1,9 +1,9 @@
 """The parameters of a search space, and the groups of layers that share them.
 
 Every group has the same five axes. `form` is mixed or separable. In a mixed layer, `square` is the share of k×k filters
-(1 is a dense layer), `vertical` the share of k×1 filters among the others (the rest is 1×k), and `join` the width of a
-1×1 join. `width` is the number of filters. Widths and joins are multiples of the backbone's width. An axis with one
-value is fixed, an axis with several values is a parameter of the space.
+(1 is a dense layer), `vertical` is the share of k×1 filters among the filters that are not k×k (the rest is 1×k), and
+`join` is the width of a 1×1 join. `width` is the number of filters. Widths and joins are multiples of the backbone's
+width. An axis with one value is fixed, an axis with several values is a parameter of the space.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Group:
         """The values of the parameters for which the layers have the given filters.
 
         Raises:
-            OutsideSpace: If there are no such values.
+            OutsideSpace: If no values of the parameters give these filters.
         """
         values = self._solve(mixes)
         if values is None:
@@ -107,7 +107,10 @@ class Group:
         return {axis.name: values[name] for name, axis in self.axes.items() if len(axis.values) > 1}
 
     def _solve(self, mixes: Sequence[tuple[Layer, Mix]]) -> dict[str, Any] | None:
-        """Values of all axes that give the layers these filters, neutral if without effect; None if there are none."""
+        """Values of all axes for which the layers have these filters; None if there are none.
+
+        An axis without effect has its neutral value.
+        """
         candidates = []
         for name, axis in self.axes.items():
             values = [value for value in axis.values if all(self._fits(name, value, *pair) for pair in mixes)]

@@ -50,10 +50,9 @@ class SearchSpace:
     batch_norm: bool | None = None
     """Whether the networks have batch norm. None: they have none, or the norms of the timm model."""
     points: Mapping[str, Architecture] = field(default_factory=dict)
-    """Named networks: those of the paper, or those in the user's file."""
+    """Named networks, from the paper or from the user's file."""
     seeds: Mapping[str, Architecture] = field(default_factory=dict)
-    """Simple networks by name: the baseline, and half k×1, half 1×k filters, at several widths, as far as the space has
-    them."""
+    """Simple networks in the space, by name: dense layers, and half k×1, half 1×k filters, each at several widths."""
     baseline: str | None = None
     """The point with which other networks are compared."""
     left_out: tuple[str, ...] = ()
