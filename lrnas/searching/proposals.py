@@ -250,7 +250,14 @@ class Proposals(Queue):
 
 
 def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
-    """The parameters of a space as Optuna's distributions."""
+    """The parameters of a space as Optuna's distributions, by name, for `study.ask`.
+
+    Args:
+        space: A search space, from `load_space`.
+
+    Returns:
+        A float distribution with a step for values in even steps, a categorical one for all others.
+    """
     found: dict[str, BaseDistribution] = {}
     for parameter in space.parameters:
         values = parameter.values

@@ -221,7 +221,14 @@ def counting_runs(runs: Iterable[FrozenTrial]) -> dict[tuple[str, int], FrozenTr
 
 
 def final_front(finals: Iterable[Final]) -> list[Final]:
-    """Networks that no other one dominates in mean test accuracy and known costs, cheapest first."""
+    """The networks that no other one dominates, by mean test accuracy and known costs.
+
+    Args:
+        finals: Networks trained with one recipe, from `read_finals`.
+
+    Returns:
+        The front, cheapest first.
+    """
     tested = [final for final in finals if final.accuracies and math.isfinite(final.mean)]
     best = [tested[i] for i in front_indices([[*final.known_costs.values(), -final.mean] for final in tested])]
     return sorted(best, key=lambda final: final.cheapest_first)
