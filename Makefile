@@ -1,9 +1,9 @@
-# Every target sets up .venv on its own; nothing has to be installed before but Python 3.11 or newer.
+# Every target sets up .venv by itself; only Python 3.11 or newer has to be installed before.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# As many processes as cores, so one thread for each: threads that wait for one another on busy cores take twice as long.
+# One process per core, with one thread each: more threads than cores would take twice as long.
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-slow test-all examples lint docs figures clean
@@ -17,7 +17,7 @@ test: $(READY)  ## the fast tests
 test-slow: $(READY)  ## the slow tests that CI runs too
 	$(PARALLEL) -m "slow and ci and not gpu"
 
-test-all: $(READY)  ## all that runs without a GPU
+test-all: $(READY)  ## every test that needs no GPU
 	$(BIN)/pytest -q -m "not gpu"
 
 examples: $(READY)  ## the scripts in examples/, some minutes on a CPU
@@ -34,7 +34,7 @@ docs: $(READY)  ## the documentation as a site: build/site/index.html
 	git ls-files '*.md' docs results search_spaces studies examples | sort -u | tar -cf - -T - | tar -xf - -C $(PAGES)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-figures: $(READY)  ## the figures of the docs; for the filters it trains two small networks, minutes on a CPU
+figures: $(READY)  ## the figures of the docs; trains two small networks for the picture of filters, minutes on a CPU
 	$(BIN)/lrnas figures --out docs/figures
 	$(BIN)/lrnas reproduce nin-c3-lr --data digits --recipe fast --set epochs=3 --out build/figures
 	$(BIN)/lrnas filters build/figures/nin-c3-lr-digits-fast-seed0 --out docs/figures/filters.png

@@ -62,7 +62,7 @@ def fill_study(
     }
     check_manifest(study, manifest)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # experimental, by Optuna's own count
+        warnings.simplefilter("ignore")  # Optuna warns that journals are experimental
         study.set_metric_names(objectives.split(","))
     study.add_trials(_rows(found, trials, manifest["objectives"], stopped, seed))
     return Study(name, study, goals, manifest)

@@ -1,1 +1,1 @@
-"""The command line: arguments in, one call, words out."""
+"""The command line: reads arguments, calls one function, and prints the result."""

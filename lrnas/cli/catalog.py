@@ -1,4 +1,4 @@
-"""The commands about what there is to search with: recipes, data, spaces."""
+"""The commands that show recipes, data sets and search spaces: recipes, data, spaces."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ def add_commands(commands: Any) -> None:
         "data",
         _data,
         "download a data set, or check one of your own",
-        "Download a data set, or check one of your own: shows what it holds and opens every image. A folder has train/ "
-        "and val/ or test/, each with one folder per class. The exit code is 1 if an image cannot be read.",
+        "Download a data set, or check one of your own. Shows the number of images and classes, and opens every image "
+        "that is read from a file. A folder must have train/, and val/ or test/, each with one folder per class. The "
+        "exit code is 1 if an image cannot be read.",
         json=False,
     )
     text = "digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm."
     data.add_argument("name", metavar="NAME", help=text)
     add_settings(data, "data_dir")
 
-    text = "The search spaces that come with lrnas; with NAME, what varies in that one (see docs/spaces.md)."
+    text = "List the search spaces that come with lrnas; with NAME, show what varies in one (see docs/spaces.md)."
     spaces = add_command(commands, "spaces", _spaces, "list the search spaces, or show the parameters of one", text)
     text = "A space, FILE.toml, or timm:MODEL for any CNN of timm (default: list all spaces)."
     spaces.add_argument("source", nargs="?", metavar="NAME", help=text)

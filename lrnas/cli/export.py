@@ -1,4 +1,4 @@
-"""The command that writes a network for use elsewhere: export."""
+"""The command `lrnas export`, which writes a network for use in other programs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ def add_commands(commands: Any) -> None:
         commands,
         "export",
         _export,
-        "write a network for use elsewhere: timm, ONNX or torch.export",
-        "Write a network for use elsewhere, and check what was written against it (see docs/export.md).",
+        "write a network for other programs: timm, ONNX or torch.export",
+        "Write a network for other programs: timm, ONNX or torch.export. The file is loaded again and must give "
+        "the same outputs as the network (see docs/export.md).",
     )
     add_source_options(export)
     add_option(export, "--format", TEXT, "NAME", "Format: timm (safetensors), onnx or torch-export", "timm")
     add_option(export, "--out", PATH, "PATH", "Folder (timm) or file to write (default: in exports/)")
-    export.add_argument("--force", action="store_true", help="Replace what is there.")
+    export.add_argument("--force", action="store_true", help="Overwrite files that exist.")
     text = "Fold batch norms, and give every mixed-shape layer the form that is measured to be fastest."
     export.add_argument("--fuse", action="store_true", help=text)
     add_device(export, "Measure times")
     add_option(export, "--batch", WHOLE, "N", "Measure times for batches of N images", 1)
     text = "Measure times on a CPU with N threads (default: as many as PyTorch uses, or 1 if that is faster)"
     add_option(export, "--threads", WHOLE, "N", text)
-    text = "Data set, named as for `lrnas search`, whose images check the result (default: the one trained on)"
+    text = "Data set with images for the check, named as in `lrnas search` (default: the one that it was trained on)"
     add_settings(export, "data", help=text)
     add_settings(export, "data_dir")
     text = "Rows and columns of an image (default: as trained, or the network's own)"
@@ -66,7 +67,7 @@ def _print_fusion(fusion: Fusion, result: Export) -> None:
         return
     listed = ", ".join(f"{name} {1000 * seconds:.3f}" for name, seconds in fusion.network.seconds.items())
     why = f" ({fusion.network.remark})" if fusion.network.remark else ""
-    console.print(f"The whole network, likewise: {listed}; kept: {fusion.network.chosen}{why}.", soft_wrap=True)
+    console.print(f"The whole network: {listed}; kept: {fusion.network.chosen}{why}.", soft_wrap=True)
 
 
 def _conditions(result: Export) -> str:

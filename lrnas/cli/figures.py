@@ -24,8 +24,8 @@ def add_commands(commands: Any) -> None:
         "filters",
         _filters,
         "draw the filters that a layer has learned",
-        "Draw the filters of a mixed-shape layer, and the k×k filters that their combinations are, of any trained "
-        "network (see docs/paper_figures.md).",
+        "Draw the filters of a mixed-shape layer of any network, and the k×k filters that the next layer combines them "
+        "into (see docs/paper_figures.md).",
     )
     add_source_options(filters)
     text = "Name of the layer, as in `lrnas count --layers` (default: the first mixed-shape layer)"
@@ -40,11 +40,11 @@ def add_commands(commands: Any) -> None:
         commands,
         "figures",
         _figures,
-        "draw the paper's figures, with what was measured here beside what was published",
-        "Draw the paper's figures again, with what was measured here beside what was published: table1 to table5, "
+        "draw the paper's figures, with published numbers and those measured here",
+        "Draw the paper's figures again, with the published numbers and those measured here: table1 to table5, "
         "other-data, times, gradients (see docs/paper_figures.md).",
     )
-    figures.add_argument("names", nargs="*", metavar="NAME", help="Figures to draw (default: all that have numbers).")
+    figures.add_argument("names", nargs="*", metavar="NAME", help="Figures to draw (default: all with data).")
     add_option(figures, "--out", FILE, "FOLDER", "Folder for the figures", Path("figures"))
     add_option(figures, "--format", TEXT, "NAMES", "Format: png, svg, pdf, or several, e.g. png,pdf", "png")
     text = "Folder with reproduce/, composite_*.json and gradient_variance.json"
@@ -55,7 +55,7 @@ def add_commands(commands: Any) -> None:
     text = "File written by `lrnas profile --json`, for the figure of times; may be given several times."
     figures.add_argument("--profile", metavar="FILE", help=text, **lists)
     kind = CHANGES._replace(rule="TABLE=NAME", example="table1=folder:1f0a")
-    text = "Name of a table's data in the records, e.g. table1=folder:1f0a…; may be given several times"
+    text = "Data set of the records to use for a table, e.g. table1=folder:1f0a…; may be given several times"
     add_option(figures, "--data", kind, "TABLE=NAME", text)
 
 
@@ -112,11 +112,11 @@ def _print_figures(results: list[tuple[PanelFigure, list[Path]]]) -> None:
         table.add_row(figure.name, *map(str, numbers), ", ".join(map(str, files)))
     console = make_console()
     console.print(table)
-    console.print("published, measured: marks in all panels; below each picture stands where its numbers come from.")
+    console.print("published, measured: numbers drawn in all panels. The text below each picture names their sources.")
 
 
 def _print_filters(result: FilterFigure) -> None:
-    columns = (["filters"], ["there are", "drawn", "channels"], ["shown as", ""])
+    columns = (["filters"], ["total", "drawn", "channels"], ["shown as", ""])
     table = make_table(f"Filters of {result.layer.name}", *columns)
     for each in result.pictures:
         numbers = (str(each.total), str(len(each.values)), str(each.channels))

@@ -25,10 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command and its arguments (default: those of the process).
 
     Returns:
-        Exit code: 0 success, 2 usage or bad input, 1 failure, 130 interrupted.
+        Exit code: 0 success; 2 an error that lrnas explains in one line, such as wrong usage or a lost storage; 1 an
+        error of the operating system, or images that cannot be read; 130 interrupted.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # × on a terminal that has none
+        sys.stdout.reconfigure(errors="replace")  # for terminals without the character ×
     show_messages()
     code = 0
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import add_command, add_device, add_option, add_settings, call
+from lrnas.cli.options import CHANGE_HELP, add_command, add_device, add_option, add_settings, call
 from lrnas.cli.output import make_console, make_table, percent, print_result
 from lrnas.errors import InvalidArchitecture
 from lrnas.searching.settings import PATH, WHOLE
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the program."""
-    text = "Every network of the paper's tables 1, 3 and 4: published counts beside those counted here."
-    add_command(commands, "models", _models, "list the paper's networks: published counts beside ours", text)
+    text = "List every network of the paper's tables 1, 3 and 4, with published counts and those counted here."
+    add_command(commands, "models", _models, "list the paper's networks, with published counts and ours", text)
 
-    text = "Multiply-accumulates and parameters of one network, exact and before any training."
+    text = "Count the multiply-accumulates and parameters of one network, exactly, without training it."
     count = add_command(commands, "count", _count, "count multiply-accumulates and parameters of one network", text)
     count.add_argument(
         "source",
         metavar="NETWORK",
-        help="A name from `lrnas models`, a backbone (vgg16, googlenet, nin), an architecture FILE.json, or timm:MODEL "
-        "for any model of timm.",
+        help="A name from `lrnas models`, a backbone such as vgg16, googlenet or nin, an architecture FILE.json, or "
+        "timm:MODEL for any model of timm.",
     )
     text = "Rows and columns of the image (default: the paper's, or the timm model's)"
     add_option(count, "--input", WHOLE, "PIXELS", text)
@@ -38,13 +38,14 @@ def add_commands(commands: Any) -> None:
         commands,
         "reproduce",
         _reproduce,
-        "train a network and compare it with what was published",
-        "Train a network in full and compare it with what was published, or with the baseline of its family.",
+        "train a network and compare it with the published results",
+        "Train a network in full and compare it with the published results, and with the baseline of its family.",
     )
     reproduce.add_argument("source", metavar="NETWORK", help="As in `lrnas count`, except timm:MODEL.")
     text = "Data set, named as for `lrnas search` (default: the paper's, if it is at hand)"
     add_settings(reproduce, "data", help=text)
-    add_settings(reproduce, "image_size", "data_dir", "set", "address")
+    add_settings(reproduce, "image_size", "data_dir", "address")
+    add_settings(reproduce, "set", help=CHANGE_HELP)
     add_settings(reproduce, "recipe", default="paper")
     add_settings(reproduce, "epochs", help="Train for N epochs (default: the recipe's)")
     text = "Read images from files in N processes (default: one per core, at most 16)"
@@ -86,12 +87,12 @@ def _reproduce(options: argparse.Namespace) -> None:
 
 def _print_models(summaries: list[Summary]) -> None:
     console = make_console()
-    wide = console.width >= 120  # a narrow terminal shows what is published and by how much we differ
+    wide = console.width >= 120  # a narrow terminal shows only published counts and differences
     columns = ("published", "counted", "difference")[:: 1 if wide else 2]
     notes = []
     for title in dict.fromkeys(summary.point.table.title for summary in summaries if summary.point):
         numbers = [f"{count}\n{column}" for count in ("multiply_acc", "params") for column in columns]
-        table = make_table(title, ["network"], numbers + ["MACs\nin use"] * wide)
+        table = make_table(title, ["network"], numbers + ["MACs in\ninference"] * wide)
         for summary in summaries:
             point = summary.point
             if point is None or point.table.title != title:
@@ -105,12 +106,13 @@ def _print_models(summaries: list[Summary]) -> None:
             if any(difference.values()):
                 notes.append(f"{summary.name}: {point.note if point.explained else 'the difference is not explained'}")
         console.print(table)
-    console.print(f"{len(summaries) - len(notes)} of {len(summaries)} networks come out exactly.")
+    console.print(f"{len(summaries) - len(notes)} of {len(summaries)} networks have exactly the published counts.")
     for note in notes:
         console.print(note)
     console.print("published, counted: as the paper counts, with one more per bias (see docs/counting.md).")
     if wide:
-        console.print("MACs in use: multiply-accumulates alone, without auxiliary heads, on the same maps per table.")
+        text = "without biases and auxiliary heads; networks of a table have feature maps of the same sizes"
+        console.print(f"MACs in inference: multiply-accumulates {text}.")
 
 
 def _print_count(summary: Summary, with_layers: bool) -> None:
@@ -127,7 +129,7 @@ def _print_count(summary: Summary, with_layers: bool) -> None:
         console.print(table)
     title = f"{summary.name}, input {size}×{size}, {summary.num_classes} classes"
     table = make_table(title, [""], ["MACs", "parameters"])
-    table.add_row("network in use", f"{cost.macs:,}", f"{cost.params:,}")
+    table.add_row("in inference", f"{cost.macs:,}", f"{cost.params:,}")
     table.add_row("as the paper counts", f"{summary.paper.multiply_acc:,}", f"{summary.paper.params:,}")
     if (point := summary.point) is not None:
         difference = summary.difference()

@@ -1,4 +1,4 @@
-"""Building blocks of commands: parsers with errors of one line, options that check their values, calls with options."""
+"""Building blocks of commands: parsers with one-line errors, options that check their values, calls with options."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 FILE = Kind("a path", "figures/front.png", Path)
+CHANGE_HELP = "Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); may be given several times."
+"""Help of --set in commands that take no study file."""
 WORKERS = ("cpus_per_trial", "gpus_per_trial", "concurrency", "address")
-"""Settings of a search and of a retraining: what a network in training gets, and where."""
+"""Settings that a search and a retraining share: the resources of a network in training."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser whose errors are one line, which names the closest command or option if one is unknown."""
+    """Parser whose errors are one line. The line names the closest command or option if one is unknown."""
 
     def error(self, message: str) -> NoReturn:
         if choice := re.match(r"argument (\w+): invalid choice: '(.*)' \(choose from (.*)\)", message):
@@ -70,7 +72,7 @@ def add_command(
 
 
 class _ReadValue(argparse.Action):
-    """Reads and checks a value; FIELD=VALUE adds up if the option is given several times."""
+    """Reads and checks a value. If an option with FIELD=VALUE is given several times, all its fields are kept."""
 
     def __init__(self, *args: Any, kind: Kind, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -96,12 +98,12 @@ def add_option(
 
     Args:
         command: Parser, or group of a parser.
-        name: Its name, as --batch.
+        name: Its name, such as --batch.
         kind: What values it takes.
         metavar: Name of the value in the help.
         help: What it does; the default is appended unless the text states it.
         default: Its default.
-        dest: Name of the argument in Python, if it is another one.
+        dest: Name of the argument in Python, if it differs.
     """
     how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if kind is not FLAG:
@@ -111,13 +113,13 @@ def add_option(
 
 
 def add_settings(command: Any, *names: str, help: str = "", default: Any = None) -> None:  # noqa: A002
-    """Add options for settings of a search that another command has, too.
+    """Add options for settings of a search to a command.
 
     Args:
         command: Parser of the command.
         names: Names of the settings in `SearchSettings`.
         help: Help text in place of the setting's own.
-        default: Default in place of the setting's own; argparse.SUPPRESS to leave out what is not given.
+        default: Default in place of the setting's own; argparse.SUPPRESS: leave out options that are not given.
     """
     for name in names:
         item = SETTINGS[name]
@@ -133,16 +135,21 @@ def add_source_options(command: Parser) -> None:
         "source",
         metavar="SOURCE",
         help="A checkpoint (folder or file); STUDY:TRIAL, where TRIAL is a number, the name of a network, or best; "
-        "STUDY@RECIPE:NETWORK for a network that was retrained; or, with random weights, a NETWORK of `lrnas count`.",
+        "STUDY@RECIPE:NETWORK for a retrained network; or, for random weights, a NETWORK as in `lrnas count`.",
     )
-    text = "JSON file with the architecture, for a checkpoint that does not hold it"
+    text = "JSON file with the architecture, for a checkpoint that does not contain it"
     add_option(command, "--architecture", PATH, "FILE", text)
     command.add_argument("--fresh", action="store_true", help="Use random weights if the network has none.")
     add_settings(command, "studies", "storage")
 
 
 def add_device(command: Parser, what: str) -> None:
-    """Add the option --device; `what` is done there."""
+    """Add the option --device.
+
+    Args:
+        command: Parser of the command.
+        what: What is done on the device, for the help.
+    """
     add_option(command, "--device", TEXT, "NAME", f"{what} on cpu or cuda (default: cuda if there is a GPU)")
 
 
@@ -161,7 +168,12 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
 
 
 def open_named(options: argparse.Namespace, name: str | None) -> Study:
-    """The study of a name, or the only study for None, from where the options --studies and --storage say."""
+    """Open a study of the folder or storage that the options --studies and --storage give.
+
+    Args:
+        options: The options of the command.
+        name: Name of the study; None: the only study there is.
+    """
     with needs_extra("a study", "search"):
         from lrnas.study.folder import only_study
         from lrnas.study.open import open_study
@@ -169,6 +181,6 @@ def open_named(options: argparse.Namespace, name: str | None) -> Study:
 
 
 def call(function: Callable[..., Result], options: argparse.Namespace, **more: Any) -> Result:
-    """Call a function with those options whose names are the function's parameters, and with `more`."""
+    """Call a function with those options that it has parameters for, and with `more`."""
     names = inspect.signature(function).parameters.keys() & vars(options).keys()
     return function(**{name: getattr(options, name) for name in names} | more)

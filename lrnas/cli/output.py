@@ -1,4 +1,4 @@
-"""Tables and JSON on stdout, in one look for every command."""
+"""Tables and JSON on stdout, with the same look for all commands."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 INTERRUPTED = 130
-"""Exit code of a command that was interrupted: commands chained to it do not run."""
+"""Exit code of a command that was interrupted, so that commands chained with && do not run."""
 NARROW = 100
 """Width of the terminal, in characters, below which tables leave out the least important columns."""
 
 
 def print_result(options: argparse.Namespace, data: Callable[[], Any], show: Callable[[], None]) -> None:
-    """Print `data()` as JSON with the option --json, else call `show`."""
+    """Print a result, as JSON if the option --json is given.
+
+    Args:
+        options: The options of the command.
+        data: Returns the result as data for JSON.
+        show: Prints the result for people.
+    """
     if options.json:
         print(json.dumps(data(), indent=2))
     else:
@@ -27,7 +33,7 @@ def print_result(options: argparse.Namespace, data: Callable[[], Any], show: Cal
 
 
 def make_console() -> Console:
-    """A console on stdout. A table in a file or a pipe keeps its columns whole."""
+    """A console on stdout. In a file or a pipe, lines are wide enough for whole tables."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 200
@@ -39,7 +45,7 @@ def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = (
 
     Args:
         title: Its title.
-        texts: Names of columns of text, which is folded where the terminal is too narrow.
+        texts: Names of columns of text, which is wrapped if the terminal is too narrow.
         numbers: Names of columns of numbers.
         ends: Names of columns of text after the numbers.
     """

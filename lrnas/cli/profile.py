@@ -1,4 +1,4 @@
-"""The command that measures times: profile."""
+"""The command `lrnas profile`, which measures times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lrnas.study.study import ImageShape
 
 SHAPE = {"input_size": "size", "in_chans": "channels", "num_classes": "classes"}
-"""The shape of images: arguments of `profile`, and the options that set them."""
+"""Arguments of `profile` for the shape of images and the number of classes, and the options that set them."""
 
 
 def add_commands(commands: Any) -> None:
@@ -26,8 +26,8 @@ def add_commands(commands: Any) -> None:
         "profile",
         _profile,
         "measure the time that networks and their layers take on this machine",
-        "Measure networks and their layers on this machine, forward and in training, beside the dense networks that "
-        "they are derived from (see docs/profile.md).",
+        "Measure the time of networks and their layers on this machine, forward and in training, and compare it with "
+        "the dense networks that they are derived from (see docs/profile.md).",
     )
     text = "As in `lrnas count`, or STUDY:TRIAL, where TRIAL is a number, the name of a network, or best."
     profile.add_argument("sources", nargs="*", metavar="NETWORK", help=text)
@@ -49,7 +49,7 @@ def add_commands(commands: Any) -> None:
     profile.add_argument("--no-layers", action="store_false", dest="layers", help="Measure whole networks only.")
     text = "Draw time against multiply-accumulates into this file: .png, .svg or .pdf"
     add_option(profile, "--plot", FILE, "FILE", text)
-    text = "Compare the latency that a search uses, a sum of measured layers, with the time of networks of this space"
+    text = "Check the latency that a search uses, a sum over layers, against measured times of networks of this space"
     add_option(profile, "--check-table", TEXT, "SPACE", text)
     add_option(profile, "--number", WHOLE, "N", "With --check-table: measure N networks", 12)
     text = "Folder that holds the table of latencies (default: $LRNAS_DATA or ~/.cache/lrnas)"
@@ -99,7 +99,7 @@ def _find(source: str, options: argparse.Namespace) -> tuple[str, Architecture, 
 
 
 def _take_shape(shapes: list[ImageShape], options: argparse.Namespace) -> None:
-    """Set options that are not given to the shape of the studies' images, which must be one shape."""
+    """Set options that are not given to the shape of the studies' images, which must be the same for all studies."""
     for (name, option), field in zip(SHAPE.items(), ("size", "channels", "num_classes"), strict=True):
         found = {getattr(shape, field) for shape in shapes}
         if getattr(options, name) is not None or not found:
@@ -136,7 +136,7 @@ def _columns(trained: bool) -> list[str]:
 
 
 def _cells(own: LayerTime | Profiled, base: LayerTime | Profiled | None, trained: bool) -> list[str]:
-    """The values of these columns."""
+    """The values of the columns of `_columns`."""
     cells = []
     for name in ("macs", "forward", *(("training",) if trained else ())):
         value, other = getattr(own, name), None if base is None else getattr(base, name)
@@ -170,13 +170,13 @@ def _print_profile(result: Profile) -> None:
     trained = any(network.training is not None for network in result.networks)
     compiled = ", compiled" if result.compiled else ""
     title = f"Whole networks on {result.conditions}{compiled}; times in ms for a batch"
-    table = make_table(title, ["network"], _columns(trained), ["beside"])
+    table = make_table(title, ["network"], _columns(trained), ["compared with"])
     for network in result.networks:
         base = result.baseline(network)
         table.add_row(network.name, *_cells(network, base, trained), "" if base is network else base.name)
     console = make_console()
     console.print(table)
-    console.print("Medians of rounds in which all are measured. MACs are of one image.")
+    console.print("Times are medians over rounds; each round measures all networks. MACs are for one image.")
 
 
 def _print_check(result: Check) -> None:

@@ -30,9 +30,9 @@ def add_commands(commands: Any) -> None:
         "report",
         _report,
         "write studies as one HTML page, with figures for print",
-        "Write one HTML page that holds all it needs, and the figures as PNG and SVG (see docs/report.md).",
+        "Write one self-contained HTML page, and the figures as PNG and SVG (see docs/report.md).",
     )
-    text = "As in `lrnas studies`; several share one front (default: the only study)."
+    text = "Name of a study, see `lrnas studies`; several are drawn together (default: the only study)."
     report.add_argument("names", nargs="*", metavar="STUDY", help=text)
     add_option(report, "--out", FILE, "FOLDER", "Folder for the page and the figures (default: studies/STUDY/report)")
 
@@ -41,25 +41,25 @@ def add_commands(commands: Any) -> None:
         "plot",
         _plot,
         "draw one figure of a study: PDF, PNG or SVG",
-        "One figure of a study. pareto: accuracy against cost. history: how the front grew. allocation: what the "
-        "networks along the front are made of. curves: accuracy by epoch.",
+        "Draw one figure of a study. pareto: accuracy against cost. history: growth of the front. allocation: filter "
+        "shapes of the networks on the front. curves: accuracy by epoch.",
         json=False,
     )
     plot.add_argument("picture", choices=PICTURES, metavar="PICTURE", help=f"One of {', '.join(PICTURES)}.")
     text = "File to write: .pdf, .png or .svg (default: studies/STUDY/PICTURE.pdf)"
     add_option(plot, "--out", FILE, "FILE", text)
     for command in (report, plot):
-        text = "Cost on the axis: macs, params or latency (default: the study's first)"
+        text = "Cost on the axis: macs, params or latency (default: the first cost objective of the study)"
         add_option(command, "--axis", TEXT, "NAME", text)
 
-    text = "Open a study in optuna-dashboard, on this machine, until Ctrl-C."
+    text = "Open a study in optuna-dashboard on this machine. Ctrl-C ends it."
     dashboard = add_command(commands, "dashboard", _dashboard, "open a study in optuna-dashboard", text, json=False)
     add_option(dashboard, "--port", WHOLE, "N", "Serve on port N; 0: any free port", 8080)
     dashboard.add_argument("--no-browser", action="store_true", help="Only print the address.")
 
     for command in (report, plot, dashboard):
         if command is not report:
-            text = "As in `lrnas studies` (default: the only study)."
+            text = "Name of the study, see `lrnas studies` (default: the only study)."
             command.add_argument("name", nargs="?", metavar="STUDY", help=text)
         add_settings(command, "studies", "storage")
 

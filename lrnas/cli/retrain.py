@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import WORKERS, add_command, add_option, add_settings, call, needs_extra
+from lrnas.cli.options import CHANGE_HELP, WORKERS, add_command, add_option, add_settings, call, needs_extra
 from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, percent, print_result
 from lrnas.searching.settings import FLAG, WHOLE, Kind
 
@@ -24,23 +24,27 @@ def add_commands(commands: Any) -> None:
         "retrain",
         _retrain,
         "train networks of a study in full, over several seeds, and test them",
-        "Train networks of a study and the paper's networks of its space in full, over several seeds, test each once, "
-        "and say which of the paper's are beaten beyond noise (see docs/retrain.md). The same command continues one "
-        "that was stopped; more seeds extend it. STUDY@RECIPE shows what there is and trains nothing.",
+        "Train networks of a study, and the paper's networks of its space, in full and over several seeds. Test each "
+        "run once, and show which of the paper's networks are significantly worse (see docs/retrain.md). The same "
+        "command continues a retraining that was stopped; more seeds extend it. With STUDY@RECIPE, only show the "
+        "results so far.",
     )
-    retrain.add_argument("study", metavar="STUDY", help="As in `lrnas studies`.")
+    text = "Name of the study, see `lrnas studies`; or STUDY@RECIPE, one of its retrainings."
+    retrain.add_argument("study", metavar="STUDY", help=text)
     retrain.add_argument(
         "--front", action="store_true", help="Train the networks on the front (default unless --trials is given)."
     )
-    kind = Kind("numbers of trials with commas between", "12,40", _numbers)
-    add_option(retrain, "--trials", kind, "N,N", "Train these networks, by their numbers in the study", [])
+    kind = Kind("numbers of trials separated by commas", "12,40", _numbers)
+    text = "Train the networks of these trials, given by their numbers in the study (default: none)"
+    add_option(retrain, "--trials", kind, "N,N", text, [])
     add_option(retrain, "--points", FLAG, "", "Train the paper's networks of the space, too", True)
     add_option(retrain, "--seeds", WHOLE, "N", "Train each network N times, with different seeds", 3)
     add_settings(retrain, "recipe", default="paper")
     add_settings(retrain, "epochs", help="Train for N epochs (default: the recipe's)")
-    text = "The study's data set, if its images are now in another place (default: as in the search)"
+    text = "Data set of the search; required if its images are read from files (default: digits or cifar10, as in it)"
     add_settings(retrain, "data", help=text)
-    add_settings(retrain, "set", "data_dir", "studies", "storage", *WORKERS)
+    add_settings(retrain, "set", help=CHANGE_HELP)
+    add_settings(retrain, "data_dir", "studies", "storage", *WORKERS)
 
 
 def _numbers(text: str) -> list[int]:
@@ -72,7 +76,7 @@ def _retrain(options: argparse.Namespace) -> int:
     left = retrained.left if is_shown_only else retraining.left()
     again = f"`{where.command('retrain', retrained.study)}` with its options" if is_shown_only else "the same command"
     verdicts = judge(retrained.finals)
-    remark = f"{left}; {again} goes on with them" if left else ""
+    remark = f"{left}; {again} continues them" if left else ""
     print_result(
         options,
         lambda: _as_data(study, retrained, verdicts, left),
@@ -116,8 +120,8 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict], l
     whole = next((final for final in finals if final.name == study.baseline), None)
     front = front_marks(finals)
     epochs = manifest["recipe"]["epochs"]
-    recipe = f"a recipe of {epochs} epoch{'s' * (epochs != 1)} at most"
-    title = f"{study.name}: test images of {data_name(manifest)}, of {recipe}"
+    recipe = f"recipe of {epochs} epoch{'s' * (epochs != 1)} at most"
+    title = f"{study.name}: test images of {data_name(manifest)}, {recipe}"
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
     is_narrow = console.width < NARROW
     known = ("trial", "MACs", "share", *(() if is_narrow else ("parameters",)), "test accuracy", "n", "runs")
@@ -137,10 +141,10 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict], l
             ", ".join(marks),
         )
     console.print(table)
-    console.print("Accuracy on the test images, looked at once per run, when it was trained; mean ± sd of n seeds.")
-    console.print("The front is by these means, whatever the noise between seeds.")
+    console.print("Accuracy on the test images, measured once per run, after training; mean ± sd of n seeds.")
+    console.print("The front compares these means and ignores the noise between seeds.")
     if "front by fewer runs" in front.values():
-        console.print("By fewer runs than others have, one may be there, or another not, by luck: train it as often.")
+        console.print("A network with fewer runs may be on the front by luck: train all networks over as many seeds.")
     if not retrained.has_points:
         console.print(f"{manifest['source']} has no networks of the paper: there is nothing to compare these with.")
     for verdict in verdicts:
@@ -149,4 +153,5 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict], l
         console.print(f"Test: {TEST}.")
     if ":" not in study.name:  # else NAME:NETWORK would be ambiguous
         source = shlex.quote(f"{study.name}:NETWORK") + where.options()
-        console.print(f"Weights: lrnas export {source} (of its first seed; or the number of a run)", soft_wrap=True)
+        which = "the first seed of NETWORK; for another seed, give the number of its run"
+        console.print(f"Weights: lrnas export {source} ({which})", soft_wrap=True)

@@ -26,7 +26,7 @@ def add_commands(commands: Any) -> None:
         "Search a space: Optuna proposes networks, Ray Tune trains them. The same command continues a search that was "
         "stopped; a larger budget extends one.",
     )
-    text = "Study file with settings, e.g. studies/nin-cifar10.toml; options win over it. Or a space, as --space."
+    text = "Study file with settings, e.g. studies/nin-cifar10.toml; options win over the file. Or a space, as --space."
     search.add_argument("source", nargs="?", metavar="FILE", help=text)
     groups = {title: search.add_argument_group(title) for title in (PINNED, FREE, PLACE)}
     for name, item in SETTINGS.items():
@@ -37,8 +37,8 @@ def add_commands(commands: Any) -> None:
         "studies",
         _studies,
         "list the studies, or delete one",
-        "The studies in a folder. With --delete, a study is deleted without confirmation, with its retrainings, "
-        "weights and folder; this is refused while a search works on it.",
+        "List the studies in a folder. With --delete, delete a study with its retrainings, weights and folder, without "
+        "confirmation. A study is not deleted while a search works on it.",
     )
     text = "Delete this study, or STUDY@RECIPE, one of its retrainings"
     add_option(studies, "--delete", TEXT, "STUDY", text)
@@ -46,9 +46,10 @@ def add_commands(commands: Any) -> None:
     add_settings(studies, "storage", help=text)
     add_settings(studies, "studies")
 
-    text = "The front of a study: networks trained in full that no other one beats in every objective."
+    text = "Show the front of a study: the networks trained in full that no other one beats. A network beats another "
+    text += "one if it is at least as good in every objective and better in one."
     front = add_command(commands, "front", _front, "show the networks of a study that no other one beats", text)
-    text = "As in `lrnas studies` (default: the only study)."
+    text = "Name of the study, see `lrnas studies` (default: the only study)."
     front.add_argument("study", nargs="?", metavar="STUDY", help=text)
     add_settings(front, "studies", "storage")
 
@@ -70,7 +71,7 @@ def _search(options: argparse.Namespace) -> int:
         console = make_console()
         console.print(f"Written: {', '.join(map(str, files))}")
         console.print(f"Look again: {again}", soft_wrap=True)
-        console.print(f"Go on:      the same command{more}")
+        console.print(f"Continue:   the same command{more}")
     return INTERRUPTED if study.interrupted else 0
 
 
@@ -176,7 +177,8 @@ def _print_front(study: Study) -> None:
     latency = study.manifest.get("latency")
     is_narrow = console.width < NARROW
     columns = ["trial", "accuracy", "MACs"] + ["share"] * (not (is_narrow and latency))
-    columns += ["parameters"] * (not is_narrow or "params" in study.costs) + ["latency", "share of it"] * bool(latency)
+    columns += ["parameters"] * (not is_narrow or "params" in study.costs)
+    columns += ["latency", "latency share"] * bool(latency)
     beside = ", and the paper's networks beside it" if paper else ""
     table = make_table(f"{study.name}: the front{beside}", ["network"], columns, [""])
     for trial in sorted({trial.number: trial for trial in (*front, *paper)}.values(), key=study.cheapest_first):
@@ -188,7 +190,7 @@ def _print_front(study: Study) -> None:
             "share": f"{trial.macs / dense:.3f}" if dense else "–",
             "parameters": f"{trial.params:,}",
             "latency": f"{timed:.3f} ms" if timed else "–",
-            "share of it": f"{timed / whole.latency:.3f}" if timed and whole and whole.latency else "–",
+            "latency share": f"{timed / whole.latency:.3f}" if timed and whole and whole.latency else "–",
         }
         mark = ("front" if trial.on_front else "beaten") + (", paper" if trial in paper else "")
         table.add_row(trial.point or trial.identity, *(cells[column] for column in columns), mark)
@@ -197,7 +199,7 @@ def _print_front(study: Study) -> None:
         threads = f", threads: {latency['threads']}" if latency["threads"] else ""
         batch = f"{latency['dtype']}, batch {latency['batch']}{threads}"
         console.print(f"Latency on {latency['hardware']}, {batch}: the sum of measured layers (docs/profile.md).")
-    console.print("Accuracy on validation images, after the study's own training; `lrnas retrain` tests them.")
+    console.print("Accuracy on validation images, after the training of the search; `lrnas retrain` tests networks.")
 
 
 def _baseline_macs(study: Study) -> int | None:
@@ -214,7 +216,7 @@ def _baseline_macs(study: Study) -> int | None:
 
 
 def _write_files(study: Study, folder: Path) -> list[Path]:
-    """The front as a table, and as a picture where matplotlib is installed."""
+    """Write the front as a table and, if matplotlib is installed, as a picture; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "front.csv"]
     table = study.to_pandas()

@@ -1,1 +1,1 @@
-"""The search itself: who proposes networks, who trains them, and when a training stops early."""
+"""The search itself: proposing networks, training them, stopping early, and retraining the best ones."""

@@ -1,7 +1,8 @@
 """Early stopping of trials that are not worth more epochs, judged by accuracy and cost.
 
-At certain epochs, the rungs, a trial continues only if its accuracy is among the best third of the trials at this rung
-that cost no more. So a network is stopped for being less accurate than cheaper ones, never for being cheap.
+Certain epochs are called rungs. At a rung, a trial continues only if its accuracy is among the best third of the trials
+that reached the rung and cost no more. So a network is stopped if cheaper ones are more accurate, never because it is
+small.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ REDUCTION_FACTOR = 3
 
 
 def rung_epochs(min_epochs: int | None, epochs: int) -> tuple[int, ...]:
-    """Epochs after which trials may be stopped: `min_epochs`, 3 times as many and so on, below `epochs`.
+    """Epochs after which trials may be stopped: `min_epochs`, 3 times as many, 9 times as many, ..., below `epochs`.
 
     Args:
         min_epochs: Epochs that every network is trained for; None: one ninth of `epochs`.
@@ -41,7 +42,7 @@ def is_competitive(accuracy: float, costs: Sequence[float], others: Iterable[tup
         others: Accuracy and costs of the other trials that reached this rung.
 
     Returns:
-        Also True as long as fewer than three trials can be compared.
+        Whether it is; also True if fewer than two other trials cost no more.
     """
     rivals = [other_accuracy for other_accuracy, other_costs in others if costs_no_more(other_costs, costs)]
     better = sum(rival > accuracy for rival in rivals)

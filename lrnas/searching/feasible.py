@@ -1,8 +1,8 @@
-"""Check, before anything is trained, that the limits of a search can be kept.
+"""Check, before anything is trained, that some network of the space is within the limits of a search.
 
 Costs are known before training. Starting from the named networks and from random points, one parameter after the other
 is set to the value that brings the costs closest to the limits, until no single change helps. Without this check, a
-search with limits that no network keeps would propose networks forever.
+search would propose networks forever if none is within the limits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import Costs, Limits
 
 NUM_STARTS = 3
-"""Starting points of each kind: the named networks closest to the limits, and random points."""
+"""Number of named networks, those closest to the limits, and of random points to start from."""
 
 Params = dict[str, Any]
 
@@ -30,19 +30,19 @@ def find_feasible(
     estimate_of: Callable[[Architecture], Costs],
     cost_of: Callable[[Architecture], Costs] | None = None,
 ) -> Params | None:
-    """Find a point that keeps the limits, if no named network does.
+    """Find a point within the limits, if no named network is within them.
 
     Args:
         space: The search space.
         limits: Limits on the costs.
         estimate_of: Fast estimate of a network's costs; called for hundreds of networks.
-        cost_of: Exact costs, which decide if the estimate breaks the limits; None: `estimate_of` is exact.
+        cost_of: Exact costs, which decide if the estimate is beyond the limits; None: `estimate_of` is exact.
 
     Returns:
-        The point, or None if a named network keeps the limits.
+        The point, or None if a named network is within the limits.
 
     Raises:
-        StudyError: No network that keeps the limits was found.
+        StudyError: No network within the limits was found.
     """
 
     def excess(params: Params) -> float:

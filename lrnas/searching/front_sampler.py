@@ -1,4 +1,4 @@
-"""Optuna sampler that extends the front: costs are known before training, only the accuracy is predicted.
+"""Optuna sampler that extends the front. Costs are known before training, so only the accuracy is predicted.
 
 Optuna's own samplers treat every objective as unknown. This one makes candidates from the networks on the front: it
 changes a few parameters, mixes two networks, or scales all widths. A Gaussian process, fitted to all trials that were
@@ -29,18 +29,18 @@ Array = npt.NDArray[np.float64]
 Params = dict[str, Any]
 
 NUM_CANDIDATES = 200
-"""Candidates compared for one proposal."""
+"""Number of candidates that are compared for one proposal."""
 MAX_OBSERVED = 200
 """The Gaussian process is fitted to the front and to this many of the latest other trials."""
 MIN_COMPLETED = 3
-"""Trials trained in full before accuracies are predicted."""
+"""Number of trials that must be trained in full before accuracies are predicted."""
 MAX_ATTEMPTS = 1000
-"""Attempts to find a point within the limits before that."""
+"""Number of attempts to find a random point within the limits, as long as accuracies are not predicted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Observation:
-    """What the sampler knows about a trial."""
+    """Parameters, costs and accuracies of a trial."""
 
     params: Params
     key: tuple[Any, ...]
@@ -57,8 +57,9 @@ class FrontSampler(BaseSampler):
     Args:
         parameters: The parameters of the search space.
         distributions: The same parameters as Optuna's distributions, by name.
-        cost_names: Names of the cost objectives; trials have their values as user attributes.
-        costs_of: Gives the cost objectives of a point, or None if it is no valid network or breaks a limit.
+        cost_names: Names of the cost objectives; trials have user attributes with these names.
+        costs_of: Returns the values of the cost objectives at a point; None if the point is no valid network or is
+            beyond a limit.
         seed: Seed of the proposals.
     """
 
@@ -97,7 +98,7 @@ class FrontSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> Params:
         if trial.system_attrs.get("fixed_params", {}).keys() >= self.distributions.keys():
-            return {}  # all values were given when it was enqueued
+            return {}  # all values were given when the trial was enqueued
         others = [self._observe(other) for other in study.get_trials(deepcopy=False) if other.number != trial.number]
         seen = [entry for entry in others if entry is not None]
         full = [entry for entry in seen if entry.is_full]
@@ -112,7 +113,7 @@ class FrontSampler(BaseSampler):
         gains = expected_gain(mean, deviation, costs, accuracies, front_costs)
         return candidates[int(np.argmax(gains))][0]
 
-    # --- what is known
+    # --- trials so far
 
     def _observe(self, trial: FrozenTrial) -> _Observation | None:
         """The observation of a trial that was or is being trained, or was imported; None for any other."""
@@ -149,7 +150,14 @@ class FrontSampler(BaseSampler):
     def _predict(
         self, front: list[_Observation], seen: list[_Observation], costs: Array, points: Array
     ) -> tuple[Array, Array]:
-        """Mean and deviation of the accuracies that candidates would reach in full."""
+        """Mean and standard deviation of the accuracies that candidates are expected to reach after full training.
+
+        Args:
+            front: Networks on the front.
+            seen: All observed networks.
+            costs: (candidates, costs), logarithms.
+            points: (candidates, features), encoded parameters.
+        """
         full = [entry for entry in seen if entry.is_full]
         on_front = {id(entry) for entry in front}
         measured = [entry for entry in seen if entry.curve and id(entry) not in on_front][-MAX_OBSERVED:] + front
@@ -167,10 +175,10 @@ class FrontSampler(BaseSampler):
             process = process.with_expected(*stack(started))
         return process.predict((costs - center) / scale, points)
 
-    # --- what could be next
+    # --- candidates
 
     def _explore(self, seen: list[_Observation]) -> Params:
-        """A random point within the limits, near a known one or anywhere; for as long as nothing can be predicted."""
+        """A random point within the limits, near a known one or anywhere. Used while accuracies are not predicted."""
         known = {entry.key for entry in seen}
         parents = [entry.params for entry in seen]
         for _ in range(MAX_ATTEMPTS):
@@ -207,7 +215,10 @@ class FrontSampler(BaseSampler):
 
 
 def _final_accuracy(entry: _Observation, full: list[_Observation]) -> tuple[float, float]:
-    """A network's accuracy after all epochs, measured or extrapolated by what others gained, and its variance."""
+    """Accuracy of a network after all epochs, and the variance of this value.
+
+    If the network was trained in part, the mean gain of fully trained networks over the remaining epochs is added.
+    """
     epoch = len(entry.curve)
     longer = [] if entry.is_full else [other.curve for other in full if len(other.curve) >= epoch]
     gains = np.array([curve[-1] - curve[epoch - 1] for curve in longer] or [0.0])
@@ -257,7 +268,7 @@ def expected_gain(mean: Array, deviation: Array, costs: Array, accuracies: Array
 def _areas_below(costs: Array, rivals: Array, reference: Array) -> Array:
     """Area of two costs that each candidate dominates and no rival does, up to the reference point."""
     rivals = rivals[np.argsort(rivals[:, 0], kind="stable")]
-    # strips along the first cost, in each of which the rivals leave free what lies below their height
+    # in each strip along the first cost, the area below `heights` is not dominated by any rival
     lefts = np.concatenate([[-math.inf], rivals[:, 0]])
     heights = np.minimum(np.minimum.accumulate(np.concatenate([[reference[1]], rivals[:, 1]])), reference[1])
     rights = np.append(rivals[:, 0], reference[0])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 FIRST_ATTEMPTS, LATER_ATTEMPTS = 40, 8
-"""Hyperparameters that are tried in a first fit, and in a fit that starts from earlier ones."""
+"""Number of hyperparameters tried in a first fit, and in a fit that starts from earlier hyperparameters."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class GaussianProcess:
         targets = (self.values - self.mean) / self.spread
         variances = self.settings.noise**2 + self.variances / self.spread**2 + 1e-8
         number = len(targets)
-        # the targets as one more row: the same row of the factor is then the solution for them
+        # with the targets as one more row, that row of the factor is the solution for the targets
         whole = np.empty((number + 1, number + 1))
         whole[:number, :number] = self._kernel(self.costs, self.points, self.squares)
         whole[range(number), range(number)] += variances
@@ -110,8 +110,9 @@ def fit(
         points: As in `GaussianProcess`.
         values: As in `GaussianProcess`.
         variances: As in `GaussianProcess`.
-        random: Source of the hyperparameters that are tried.
-        start: Hyperparameters of an earlier fit to similar data; None: try more, and farther from the default.
+        random: Random generator for the hyperparameters that are tried.
+        start: Hyperparameters of an earlier fit to similar data; None: try more hyperparameters, farther from the
+            default.
     """
     settings = start or Hyperparameters()
     squares = _squares(costs, costs), _squares(points, points)

@@ -21,13 +21,16 @@ def mutate(
     Args:
         parameters: The parameters that may change.
         parents: Points to start from, with a value for every parameter.
-        random: Source of the choices.
+        random: Generator of all random choices.
+
+    Returns:
+        A value for every parameter.
     """
     params = dict(parents[int(random.integers(len(parents)))])
     if random.random() < 0.3:
         other = parents[int(random.integers(len(parents)))]
         params |= {name: value for name, value in other.items() if random.random() < 0.5}
-    if random.random() < 0.3:  # all widths together: along the front
+    if random.random() < 0.3:  # scaling all widths together moves along the front
         steps = _draw_steps(random)
         for parameter in filter(is_width, parameters):
             params[parameter.name] = _shift(parameter, params[parameter.name], steps)

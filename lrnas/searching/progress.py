@@ -1,6 +1,6 @@
-"""Progress of a search or a retraining: events, what is shown on stderr, and the estimate of the time left.
+"""Progress of a search or a retraining: events, lines on stderr, and the estimate of the time left.
 
-In a terminal, one live line shows the state and messages scroll above it. Elsewhere both are messages of the logger.
+In a terminal, one live line shows the state, and messages scroll above it. Elsewhere both go to the logger.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LIVE_INTERVAL = 5.0
 LINE_INTERVAL = 20.0
 """Minimum seconds between lines about running trials, outside a terminal."""
 MAX_NAMED_TRIALS = 3
-"""Number of running trials that are named; of more, only the number is given."""
+"""Largest number of running trials that are named; the others are only counted."""
 MIN_NETWORKS = 3
-"""Networks that must have been trained for an epoch or more before the time left is estimated."""
+"""Number of networks that must have been trained for an epoch or more before the time left is estimated."""
 
 
 class SearchEvents:
-    """Receiver of the events of a search or a retraining. Does nothing: override what you need."""
+    """Base class for receivers of the events of a search or a retraining: override the methods you need."""
 
     def started(self, queue: Queue, budget: int, dense_macs: int | None = None) -> None:
         """Called once, before the first trial.
@@ -56,12 +56,11 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
     """Context in which progress and messages are shown on stderr, as `search` and `retrain` do by default.
 
     Args:
-        events: Receiver of the events, instead of stderr. Whether messages are shown then depends on the set-up of
-            logging.
+        events: Receiver of the events. If it is given, nothing is shown here; messages go to the logger as usual.
         progress: Whether to show anything; if not, messages of the logger are suppressed, too.
 
-    Returns:
-        The events to inform.
+    Yields:
+        The receiver of the events.
     """
     if events is not None:
         yield events
@@ -105,7 +104,8 @@ class ProgressView(SearchEvents):
         recipe, rungs = manifest["recipe"], manifest["rungs"]
         stops = f", early stopping after {', '.join(map(str, rungs))}" if rungs else ""
         trainable = manifest.get("trainable") or ""
-        trainer = f" with {trainable}" if trainable not in manifest["data"] else ""  # own data name it already
+        # the name of a user's own data includes the function
+        trainer = f" with {trainable}" if trainable not in manifest["data"] else ""
         done = queue.spent() - queue.running()
         size = recipe.get("crop") or manifest["image_size"]
         dense = "" if dense_macs is None else f" (the dense network: {dense_macs:,} MACs)"
@@ -145,7 +145,7 @@ class ProgressView(SearchEvents):
         )
 
     def _training(self, trials: list[Trial]) -> str:
-        """The running trials and their epochs, or an empty text where none runs."""
+        """The running trials and their epochs, in words; empty if no trial is running."""
         epochs = self.queue.study.manifest["recipe"]["epochs"]
         running = [trial for trial in trials if trial.status == "running"]
         names = [
@@ -156,7 +156,7 @@ class ProgressView(SearchEvents):
         return f"training {'; '.join(names)}{more}" if names else ""
 
     def _seconds_left(self, trials: list[Trial], now: float) -> float | None:
-        """Estimated seconds until the budget is spent; None where too little is known."""
+        """Estimated seconds until the budget is spent; None if too little is known."""
         epochs = self.queue.study.manifest["recipe"]["epochs"]
         trained = {trial.number: self._work_since_start(trial) for trial in trials}
         ended = [t for t in trials if trained[t.number].epochs and t.state not in ("RUNNING", "WAITING")]
@@ -167,7 +167,8 @@ class ProgressView(SearchEvents):
         to_propose = to_start - len(waiting)
         if now <= self.start or (to_propose and not ended):
             return None
-        if to_propose:  # expected to cost as much as the known networks, and to end as early as those that ended
+        # networks that are not proposed yet: the mean MACs of known ones, the mean epochs of those that ended
+        if to_propose:
             macs = [*(trial.macs for trial in ended), *waiting]
             mean_epochs = sum(trial.epochs for trial in ended) / len(ended)
             left += [Work(round(sum(macs) / len(macs)), mean_epochs)] * to_propose
@@ -180,7 +181,7 @@ class ProgressView(SearchEvents):
 
 
 class Work(NamedTuple):
-    """Epochs of training of a network, and the seconds that they took, if they are done."""
+    """Epochs of training of one network, and the seconds that they took; 0 if they are still to be done."""
 
     macs: int
     epochs: float
@@ -190,8 +191,8 @@ class Work(NamedTuple):
 def seconds_left(trained: Sequence[Work], left: Sequence[Work], pace: float) -> float | None:
     """Estimate the time until all remaining work is done.
 
-    A search starts with its most expensive networks, so their mean would be far too high for the others. Instead, the
-    seconds of an epoch are fitted as a constant plus a part that is proportional to the multiply-accumulates.
+    A search starts with its most expensive networks, so their mean time would be far too high for the others.
+    Instead, the seconds of an epoch are fitted as a constant plus a part proportional to the multiply-accumulates.
 
     Args:
         trained: Work that is done.
@@ -199,7 +200,7 @@ def seconds_left(trained: Sequence[Work], left: Sequence[Work], pace: float) -> 
         pace: Seconds of training that all workers together do in one second.
 
     Returns:
-        Seconds, or None where too little is known.
+        Seconds, or None if too little is known.
     """
     trained = [work for work in trained if work.epochs > 0 and work.seconds > 0]
     if len(trained) < MIN_NETWORKS or pace <= 0:

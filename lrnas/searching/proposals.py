@@ -1,12 +1,12 @@
-"""Queues of networks to train: `Proposals`, the points of a space that a sampler proposes, and the base of all queues.
+"""Queues of networks to train: `Queue`, the base of all queues, and `Proposals`, the points that a sampler proposes.
 
-A search is one Optuna study, the only truth about it. Trials carry their architecture and all that was measured as user
+A search is one Optuna study, which is its only record. Trials have their architecture and all measurements as user
 attributes, and objectives have names, so that Optuna's own tools (optuna-dashboard, optuna.visualization) can read it.
 
-How trials end. COMPLETE: trained in full, or the same network as one that was. PRUNED, with the reason: stopped early,
-diverged, faulty or beyond a limit; tpe and nsga2 learn from these, gp does not see them. FAIL: lost for reasons that
-do not lie in the network. WAITING: to be trained, or trained in part by a driver that is gone; the next driver goes on
-from the checkpoint.
+States of trials. COMPLETE: trained in full. PRUNED, with the reason: stopped early, diverged, faulty or beyond a limit;
+tpe and nsga2 learn from these, gp does not see them. FAIL: lost through no fault of the network. WAITING: to be
+trained, or trained in part by a driver that is gone; the next driver continues from the checkpoint. A duplicate has the
+state of the finished trial with the same network, or FAIL if that trial is not finished.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Proposal:
     """Name of the paper's network or of the seed of the space, if it is one."""
     costs: Costs
     seed: int | None = None
-    """Seed of the training; None for the study's own."""
+    """Seed of the training; None: the seed of the study."""
 
     @property
     def macs(self) -> int:
@@ -84,7 +84,7 @@ class Queue(ABC):
         return self.study.running()
 
     def waiting_macs(self) -> list[int]:
-        """Multiply-accumulates of the networks that wait to be trained, in their order, as far as known."""
+        """Multiply-accumulates of the networks that wait to be trained, in the order of the queue, as far as known."""
         waiting = self.study.optuna_trials((TrialState.WAITING,))
         return [trial.user_attrs["macs"] for trial in waiting if "macs" in trial.user_attrs]
 
@@ -93,7 +93,7 @@ class Queue(ABC):
         return {status: summary.counts.get(status, 0) for status in FAULTS}
 
     def parts(self) -> str:
-        """What the budget consists of, in words; empty if there is nothing to say."""
+        """How the budget is made up, in words, for example `4 networks × 3 seeds`; empty if there is nothing to say."""
         return ""
 
 
@@ -104,8 +104,8 @@ class Proposals(Queue):
     Args:
         ledger: The ledger of the driver that trains them.
         space: The space.
-        cost_of: Returns the costs of an architecture as it is trained.
-        limits: What a network may cost.
+        cost_of: Returns the costs of an architecture at the input size of the training.
+        limits: Limits on the costs of a network.
         guess_of: Fast estimate of `cost_of`; None if `cost_of` is already fast.
     """
 
@@ -120,7 +120,7 @@ class Proposals(Queue):
         self._random = np.random.default_rng()
 
     def enqueue(self, named: Mapping[str, Architecture]) -> None:
-        """Put named networks into the queue, except those that the study has already."""
+        """Put named networks into the queue, except those that the study already has."""
         rows = [
             trial
             for trial in self.study.optuna_trials()
@@ -129,13 +129,14 @@ class Proposals(Queue):
         beyond = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") == "limit"}
         known = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") != "limit"}
         for name, architecture in named.items():
-            still_beyond = name in beyond and self.limits.excess(self.cost_of(architecture))  # limits may have changed
-            if name not in known and not still_beyond:
+            # limits may have changed since the network was found to be beyond them
+            is_still_beyond = name in beyond and self.limits.excess(self.cost_of(architecture))
+            if name not in known and not is_still_beyond:
                 facts = {"point": name, **self._macs(architecture)}
                 self.study.optuna_study.enqueue_trial(self.space.params_of(architecture), user_attrs=facts)
 
     def _macs(self, architecture: Architecture) -> dict[str, float]:
-        """The multiply-accumulates of a network that will be trained, to estimate the time left."""
+        """Attribute with the MACs of a network, to estimate the time left; empty if it will not be trained."""
         try:
             costs = (self.guess_of or self.cost_of)(architecture)
         except LrnasError:  # reported when the network is proposed
@@ -149,7 +150,7 @@ class Proposals(Queue):
             other: The other study, which must have the same conditions of training.
 
         Returns:
-            The number of networks that are new here.
+            The number of networks that were imported.
         """
         mine, theirs = (
             {key: value for key, value in study.manifest.items() if key not in (*FREE, "space", "reference")}
@@ -185,16 +186,16 @@ class Proposals(Queue):
     def ask(self, budget: int | None = None) -> Proposal | None:
         """The next network to train; None if it would exceed the budget.
 
-        Points that need no training are ended at once and cost nothing. Other drivers may ask at the same time: a
-        network is claimed before it is looked up among theirs, so that at least one of two drivers sees the other.
+        Points that need no training are ended at once and cost no budget. Other drivers may ask at the same time. So
+        a trial is written to the study before the study is searched for the same network: if two drivers propose the
+        same network, at least one of them sees the other's trial.
         """
         self.ledger.sign()
         for _ in range(MOST_REJECTIONS):
-            with self.ledger.together():  # the trial is there at once, its attributes a moment later
+            with self.ledger.together():  # Optuna writes the trial at once; its attributes follow at the end
                 trial = self.study.optuna_study.ask(self.distributions)
-                trial.set_user_attr(
-                    "owner", self.ledger.driver
-                )  # at once: other drivers might think it was left behind
+                # at once, because other drivers take a trial without an owner for one whose driver is gone
+                trial.set_user_attr("owner", self.ledger.driver)
                 facts: dict[str, Any] = {}
                 fault, excess = "", {}
                 try:
@@ -207,7 +208,7 @@ class Proposals(Queue):
                     excess = self.limits.excess(costs)
                     facts |= {"architecture": architecture.to_json(), "id": identity, **costs}
                     facts |= {} if excess else {"trained": True}
-                    facts["params"] = facts.pop("params")  # last: a trial with parameters has everything
+                    facts["params"] = facts.pop("params")  # last: a trial with "params" has all other attributes, too
                 self.ledger.write(trial.number, facts)
             if fault:
                 self.ledger.end(trial.number, TrialState.PRUNED, "faulty", fault)
@@ -218,11 +219,11 @@ class Proposals(Queue):
                 self.ledger.end(trial.number, TrialState.PRUNED, "limit", f"beyond {', '.join(sorted(excess))}")
                 continue
             if self._is_known(trial.number, identity):
-                if "point" not in trial.user_attrs:  # the sampler repeats itself: try a neighbour
+                if "point" not in trial.user_attrs:  # the sampler repeats itself: try a point nearby
                     self.study.optuna_study.enqueue_trial(mutate(self.varied, [trial.params], self._random))
                 continue
             if budget is not None and self.spent() > budget:
-                self.ledger.put_back(trial.number)  # for a larger budget; a waiting trial costs none
+                self.ledger.put_back(trial.number)  # it waits for a larger budget and costs none meanwhile
                 return None
             return Proposal(trial.number, architecture, trial.user_attrs.get("point"), costs)
         raise StudyError(
@@ -265,10 +266,10 @@ def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
             low, high = float(values[0]), float(values[-1])
             step = (high - low) / (len(values) - 1)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about steps that do not add up to the range, see below
+                warnings.simplefilter("ignore")  # Optuna warns if steps do not add up to the range, see below
                 steps = FloatDistribution(low, high, step=step)
             places = [(float(value) - low) / step for value in values]
-            # Optuna lowers the end of a range that it cannot reach, as of thirds
+            # Optuna lowers the end of a range that steps do not reach exactly, for example steps of 1/3
             if steps.high == high and all(abs(place - round(place)) < 1e-8 for place in places):
                 found[parameter.name] = steps
                 continue

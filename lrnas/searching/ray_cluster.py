@@ -1,4 +1,4 @@
-"""Ray while a search runs, on this machine or on a cluster, and checks that its machines share the study's folder."""
+"""Starts Ray for a search, on this machine or a cluster, and checks that all machines share the study's folder."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ RAY_SETTINGS = {
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
-"""Environment variables that keep Ray Tune from writing, printing and handling signals: the study records all."""
+"""Environment variables that keep Ray Tune from writing files, printing and handling signals."""
 MARK_ATTEMPTS, MARK_PAUSE = 4, 1.0
-"""Attempts to see the mark of a search, and the seconds between them: shared disks show new files with a delay."""
+"""Number of attempts to see the file of `marked_folder`, and seconds between them: shared disks may show it late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Workers:
         gpus: GPUs per trial; may be a fraction.
         concurrency: Number of trials at a time; None: as many as there is room for.
         address: Address of a Ray cluster; None: this machine alone.
-        files: Modules and packages that are sent to the cluster.
+        files: Paths of Python modules and packages that are sent to the cluster.
     """
 
     cpus: float = 1
@@ -66,9 +66,14 @@ def pick_workers(
     address: str | None = None,
     files: tuple[str, ...] = (),
 ) -> Workers:
-    """Workers with the given options. The arguments are those of `Workers`.
+    """Workers with the given resources.
 
-    `gpus_per_trial` None means a quarter of a GPU if this machine has one, and otherwise none.
+    Args:
+        cpus_per_trial: As `cpus` of `Workers`.
+        gpus_per_trial: As `gpus` of `Workers`; None: a quarter of a GPU if this machine has one, else 0.
+        concurrency: As in `Workers`.
+        address: As in `Workers`.
+        files: As in `Workers`.
     """
     if gpus_per_trial is None:
         gpus_per_trial = 0.25 if torch.cuda.is_available() else 0
@@ -77,7 +82,14 @@ def pick_workers(
 
 @contextmanager
 def running_ray(workers: Workers) -> Iterator[Workers]:
-    """Context in which Ray runs; gives the workers again, with as many at a time as there is room for."""
+    """Context in which Ray runs.
+
+    Args:
+        workers: The resources of the workers.
+
+    Yields:
+        The same, with `concurrency` set to the number of trials that there is room for, or less if it was less.
+    """
     pin_data_folder()
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -122,7 +134,7 @@ def worker_location() -> dict[str, str]:
 
 @contextmanager
 def marked_folder(folder: Path) -> Iterator[str]:
-    """Context in which a folder has a file that workers look for; gives the name of the file."""
+    """Context in which a folder holds a file that workers look for; yields the name of the file."""
     mark = folder / f".search-{uuid.uuid4().hex}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

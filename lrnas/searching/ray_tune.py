@@ -1,8 +1,9 @@
 """Training of the trials of a study with Ray Tune, several at a time, on this machine or on a cluster.
 
-Tune asks a searcher what to train, which asks the queue of the study, and a scheduler when to stop a trial, which looks
-at the rungs of the study. Tune's own state is thrown away. Workers live as long as the search and keep the data in
-memory. Every trial writes a checkpoint after each epoch and continues from it after a lost worker or a killed search.
+Tune asks a searcher what to train, and a scheduler when to stop a trial. The searcher takes networks from the queue of
+the study; the scheduler stops trials at the rungs. Tune's own state is thrown away. Workers live as long as the search
+and keep the data in memory. Every trial writes a checkpoint after each epoch and continues from it after a lost worker
+or a killed search.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from lrnas.training.loop import EpochReport, evaluate
 from lrnas.training.provenance import provenance
 
 MAX_LOSSES_IN_A_ROW = 6
-"""Lost trials in a row after which a search ends, as the fault seems to be the machine's; or twice as many as run at a
-time, if that is more, because one fault of a GPU may end all trials that share it."""
+"""Number of lost trials in a row after which a search ends, since the machine seems to be at fault. It is twice the
+number of trials at a time if that is more, because one fault of a GPU may end all trials that share it."""
 SAME_SIGNAL_SECONDS = 0.5
 """Two signals within this time count as one: `timeout` sends one to a process and one to its group."""
 
@@ -82,7 +83,7 @@ def run_trials(
 
     Args:
         queue: Networks to train.
-        make_job: Returns how a proposed network is trained.
+        make_job: Returns the training of a proposed network.
         folder: Folder of the trials' checkpoints.
         budget: Number of trials to train, those of earlier calls included.
         workers: Resources of the workers.
@@ -102,14 +103,14 @@ def run_trials(
                 if searcher.failure is None:
                     raise
             finally:
-                with suppress(LrnasError):  # if the storage is gone, the next driver finds them as orphans
+                with suppress(LrnasError):  # if the storage is gone, the next driver puts these trials back
                     for number in searcher.running.values():
                         ledger.release(number)
             if searcher.failure is not None:
                 raise searcher.failure
             searcher.running.clear()
             ledger.release_orphans()
-            # lost trials wait to be tried again: another round, unless nothing happened in this one
+            # lost trials wait to be tried again, so there is another round, unless nothing happened in this one
             is_stuck = _count_events(queue) == before
             if searcher.end_reason or searcher.interrupted or queue.spent() >= budget or is_stuck:
                 break
@@ -123,7 +124,7 @@ def run_trials(
 
 
 def _count_events(queue: Queue) -> tuple[int, int, int]:
-    """Numbers that differ after a round in which anything happened. A trial that is lost again only adds a loss."""
+    """Counts that change in a round in which anything happens. A trial that is lost again changes only the losses."""
     return queue.spent(), queue.study.waiting(), queue.study.losses()
 
 
@@ -154,7 +155,7 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
     """One round of Tune: until the searcher has nothing more to train."""
     workers = searcher.workers
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Tune's own, about its next version
+        warnings.simplefilter("ignore")  # Tune warns about its next version
         Tuner(
             tune.with_resources(_train_trial, {"cpu": workers.cpus, "gpu": workers.gpus}),
             tune_config=TuneConfig(
@@ -164,7 +165,7 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
                 max_concurrent_trials=workers.concurrency,
                 reuse_actors=True,
             ),
-            run_config=RunConfig(name="search", storage_path=scratch, verbose=0),  # no retries: the study tries again
+            run_config=RunConfig(name="search", storage_path=scratch, verbose=0),  # no retries: the ledger handles them
         ).fit()
 
 
@@ -174,7 +175,7 @@ def _load_data(data: str, min_size: int, data_dir: str | None, image_size: int |
 
 
 def _train_trial(config: dict[str, Task]) -> None:
-    """Train one network in a worker: report where, then every epoch, and finally the outcome."""
+    """Train one network in a worker. Reports where it trains, then every epoch, and finally the outcome."""
     task = config["task"]
     job, folder, device = task.job, task.folder, "cuda" if task.workers.gpus else "cpu"
     torch.set_num_threads(max(1, int(task.workers.cpus)))
@@ -202,12 +203,12 @@ def _train_trial(config: dict[str, Task]) -> None:
             if task.test and result.status == "completed":  # the only use of the test images
                 loss, accuracy = evaluate(model, data.test(), data, job.recipe, device=device, cache=job.cache)
                 outcome |= {"test_loss": loss, "test_accuracy": accuracy}
-    except UnreadableImages as error:  # would happen again in any other trial
+    except UnreadableImages as error:  # the same would happen in every other trial
         outcome = {"status": "unreadable", "reason": str(error)}
     except (CheckpointError, DataError, OSError) as error:  # the fault of the machine, not of the network
         outcome = {"status": "lost", "reason": error_line(error)}
     except (LrnasError, RuntimeError, ValueError) as error:
-        if "[CUDA]" in str(error) or "CUDA error" in str(error):  # CUDA fails in this process from now on: end it
+        if "[CUDA]" in str(error) or "CUDA error" in str(error):  # CUDA no longer works in this process: end it
             tune.report({"status": "lost", "reason": error_line(error)})
             raise
         outcome = {"status": "faulty", "reason": error_line(error)}
@@ -221,7 +222,7 @@ def _train_trial(config: dict[str, Task]) -> None:
 
 
 def _guarded(callback: Callback) -> Callback:
-    """Decorator for callbacks of Tune, which hides their errors: the first one is raised again by all later calls."""
+    """Decorator for callbacks of Tune: all calls after an error raise it again, because Tune hides errors."""
 
     @functools.wraps(callback)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -239,7 +240,7 @@ def _guarded(callback: Callback) -> Callback:
 
 @dataclass(eq=False, repr=False)
 class _StudySearcher(Searcher):
-    """Gives networks of a queue to Tune, and records in the study what their training gives."""
+    """Gives networks of a queue to Tune, and records the results of their training in the study."""
 
     queue: Queue
     make_job: Callable[[Proposal], Job]
@@ -257,7 +258,7 @@ class _StudySearcher(Searcher):
     """Why there is nothing left to propose."""
     interrupted: bool = field(default=False, init=False)
     broken: bool = field(default=False, init=False)
-    """Whether it ended because nothing can be trained here."""
+    """Whether the search ended because too many trials in a row were lost."""
     losses_in_a_row: int = field(default=0, init=False)
     shown_losses: set[str] = field(default_factory=set, init=False)
     """Reasons of lost trials that were shown to the user."""
@@ -290,7 +291,7 @@ class _StudySearcher(Searcher):
 
     @_guarded
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Take in a report of a worker: where it trains, one more epoch, or the outcome."""
+        """Record a report of a worker: where it trains, one more epoch, or the outcome."""
         if trial_id in self.running and "node" in result:
             self.ledger.note(self.running[trial_id], hardware=result["hardware"], node=result["node"])
         elif "reason" in result:
@@ -340,7 +341,7 @@ class _StudySearcher(Searcher):
         self.notify("ended")
 
     def _is_unproven(self) -> bool:
-        """Whether the user's own training function has not completed any network yet: errors are probably its own."""
+        """Whether the user's own training function has completed no network yet, so that it is probably at fault."""
         study = self.queue.study
         return study.manifest.get("trainable") is not None and not study.counts().get("completed")
 
@@ -375,7 +376,7 @@ class _RungScheduler(FIFOScheduler):
         """Trial numbers and rungs that have been judged."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FIFOScheduler, ()  # as the searcher
+        return FIFOScheduler, ()  # for the same reason as in the searcher
 
     @_guarded
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
@@ -387,7 +388,7 @@ class _RungScheduler(FIFOScheduler):
             return False
         if self.searcher.interrupted:
             return True  # the trial waits in the study
-        # the last rung it has reached; a trial that another driver started may be past it
+        # the last rung that the trial has reached; it may be past the rung if another driver started it
         epoch = max((rung for rung in self.rungs if rung <= len(result["curve"])), default=0)
         if not epoch or (number, epoch) in self.decided or self.study.is_protected(number):
             return False
@@ -399,6 +400,6 @@ class _RungScheduler(FIFOScheduler):
         rivals = sum(costs_no_more(other_costs, costs) for _, other_costs in others)
         self.searcher.stop_reasons[trial_id] = (
             f"{100 * accuracy:.2f} % after {epoch} epoch{'s' * (epoch != 1)}, "
-            f"behind most of the {rivals} that cost no more"
+            f"behind most of the {rivals} networks that cost no more"
         )
         return True

@@ -1,9 +1,9 @@
 """Retraining: networks of a search, trained in full over several seeds, beside the paper's networks, and tested.
 
 A search chooses networks by their validation accuracy after short trainings. Here the chosen networks and the paper's
-networks of the space are trained alike, with other seeds than the search's: luck that brought a network to the front
-does not count twice. At the end of each training, the test images are used once. Every run is a trial of Ray Tune and
-of an Optuna study, SEARCH@RECIPE, and survives the same failures as a search.
+networks of the space are trained in the same way. Their seeds differ from the search's, so that the luck that brought a
+network to the front does not count twice. At the end of each training, the test images are used once. Every run is a
+trial of Ray Tune and of the Optuna study SEARCH@RECIPE. Retrainings survive the same failures as searches.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Retraining(Queue):
 
     Args:
         ledger: The ledger of the driver that trains them.
-        wanted: Networks, by identity, and seeds to train now; the study may have more runs.
+        wanted: The runs to train now, as pairs of a network's identity and a seed; the study may have more runs.
     """
 
     wanted: list[tuple[str, int]] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Retraining(Queue):
             if (identity, seed) in known:
                 continue
             network = chosen[identity]
-            # "after" is a run that was given up, and may have a checkpoint
+            # "after" is the number of a run that was given up, which may have a checkpoint
             names = {"point": network.point, "trial": network.trial, "after": failed.get((identity, seed))}
             facts = {
                 "id": identity,
@@ -107,7 +107,7 @@ class Retraining(Queue):
             if (before := run.user_attrs.get("after")) is None:
                 continue
             old, new = trial_folder(folder, before), trial_folder(folder, run.number)
-            with suppress(CheckpointError, OSError):  # another driver may have been faster
+            with suppress(CheckpointError, OSError):  # another driver may have moved it already
                 if not new.exists() and load_checkpoint(old) is not None:
                     old.rename(new)
                     known = self.study.optuna_trial(before).user_attrs
@@ -116,7 +116,7 @@ class Retraining(Queue):
                     )
 
     def waiting_macs(self) -> list[int]:
-        """Multiply-accumulates of the wanted runs that wait, in their order."""
+        """Multiply-accumulates of the wanted runs that wait, in the order of the queue."""
         waiting = self.study.optuna_trials((TrialState.WAITING,))
         return [run.user_attrs["macs"] for run in waiting if run_key(run) in self.wanted]
 
@@ -165,7 +165,7 @@ class Retraining(Queue):
         return None
 
     def end_duplicates(self) -> None:
-        """End waiting runs that are done already: drivers that began together may have queued them twice."""
+        """End waiting runs that are done already: drivers that started together may have queued them twice."""
         done = self._done()
         for run in self.study.optuna_trials((TrialState.WAITING,)):
             if run_key(run) in done and self.ledger.claim(run):
@@ -211,13 +211,13 @@ def retrain(
     Args:
         name: Name of the search.
         trials: Numbers of trials whose networks are trained.
-        front: Whether to train the networks on the front; None: if no trials are given.
+        front: Whether to train the networks on the front; None: only if no trials are given.
         points: Whether to train the paper's networks of the space.
         seeds: Number of runs of each network.
         recipe: `paper`, `fast` or a TOML file of a recipe.
         epochs: Number of epochs; None: the recipe's.
         changes: Fields of the recipe to change, by name.
-        data: The search's data set, if its images have to be found again, such as `folder:PATH`.
+        data: The data set of the search; required if its images are read from files, such as `folder:PATH`.
         data_dir: Folder for data sets; None: $LRNAS_DATA or ~/.cache/lrnas.
         storage: Database URL or `journal:FILE` of the study; None: the file in the study's folder.
         studies: Folder of all studies.
@@ -301,7 +301,7 @@ def _choose(
 
 
 class _Training:
-    """How the networks are trained: on the search's data, as `lrnas reproduce` would train them.
+    """Training of the networks: on the data of the search, in the same way as `lrnas reproduce`.
 
     Args:
         searched: Manifest of the search.
@@ -327,7 +327,7 @@ class _Training:
         if data is None and searched["data"] not in SETS:
             raise StudyError(
                 f"the study {name} does not know where its images, {data_name(searched)}, are; got no --data; give "
-                "that of the search"
+                "the same --data as in the search"
             )
         self.named = data = data or searched["data"]
         self.image_size = searched["image_size"] if is_stream(data) else None
@@ -355,7 +355,7 @@ class _Training:
         return Job(network, self.named, self.recipe, seed, self.smallest, self.data_dir, self.image_size)
 
     def cost(self, architecture: Architecture) -> dict[str, int]:
-        """Costs of a network as it is trained here, maybe on crops of another size than in the search."""
+        """Costs of a network for the images or crops that it is trained on; their size may differ from the search."""
         size, classes, channels = self.recipe.crop or self.data.image_size, self.data.num_classes, self.data.channels
         cost = make_plan(architecture, size, classes, channels, check_fit=False).cost
         return {"macs": cost.macs, "params": cost.params}

@@ -47,9 +47,9 @@ def search(
 
     Args:
         space: Search space: a name from `lrnas spaces`, FILE.toml, or timm:MODEL for any CNN of timm. Or a study file
-            such as studies/nin-cifar10.toml: it then sets what is not given here.
+            such as studies/nin-cifar10.toml, which sets all arguments that are not given here.
         {settings}
-        events: Receiver of what happens during the search, instead of messages on stderr.
+        events: Receiver of the events of the search, which replaces messages on stderr.
         progress: Whether to show messages and progress on stderr.
 
     Returns:
@@ -60,7 +60,7 @@ def search(
 
 
 def _search(settings: SearchSettings, events: SearchEvents) -> Study:
-    # what is trained, and with what
+    # the training: function, workers, space, data
     trainable = None if settings.trainable is None else load_trainable(settings.trainable)
     workers = pick_workers(
         settings.cpus_per_trial,
@@ -81,7 +81,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     # what can be refused before anything is written
     name = settings.name or training.study_name()
     if "@" in name:
-        raise StudyError(f"a study's name has no @, which marks networks trained again; got {name!r}; give another")
+        raise StudyError(f"a study's name must not contain @, which marks retrainings; got {name!r}; give another")
     folder, checkpoints = study_folder(settings.studies, name), trials_folder(settings.studies, name)
     check_sampler(settings.sampler)
     limits = Limits(settings.max_macs, settings.min_macs, settings.max_params)
@@ -92,7 +92,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     try:
         size = stored.user_attrs.get(MANIFEST, {}).get("image_size")
         if size is not None and training.may_resize_to(size) and has_results(stored):
-            logger.info(f"{name} was begun with images of {size}×{size} pixels, and goes on with these")
+            logger.info(f"{name} was begun with images of {size}×{size} pixels, and continues with this size")
             training = SearchTraining(dataclasses.replace(settings, image_size=size), space, data, trainable)
             feasible = find_feasible(space, limits, training.cost)
         try:
@@ -114,7 +114,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
 
     # the trials
     with _loading(stored), running_ray(workers) as workers:
-        # another seed whenever the study continues, or the sampler would draw the same numbers again
+        # another seed each time the study continues; with the same one, the sampler would draw the same numbers again
         seed = (settings.seed + 1_000_003 * len(stored.get_trials(deepcopy=False))) % 2**32
         stored.sampler = make_sampler(settings.sampler, seed, proposals)
         if settings.warm_start is not None:
@@ -137,7 +137,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
 
 
 def _enqueue_first(proposals: Proposals, feasible: dict[str, Any] | None, budget: int) -> None:
-    """Enqueue the named networks, a point within the limits, and the trials that a driver which died left running."""
+    """Enqueue the named networks, a point within the limits, and the trials of drivers that are gone."""
     study = proposals.study
     proposals.enqueue({**proposals.space.points, **proposals.space.seeds})
     if feasible is not None and not study.spent():  # the sampler might not find one by itself

@@ -31,10 +31,12 @@ class InvalidSettings(LrnasError, ValueError):
 
 
 class Kind(NamedTuple):
-    """A kind of value: what messages call it, an example, and how it is read."""
+    """A kind of value of settings and options."""
 
     rule: str
+    """Name of the kind in messages."""
     example: str
+    """An example in messages."""
     read: Callable[[Any], Any]
     """Returns the value, given as text or as itself; raises ValueError, TypeError or OverflowError."""
 
@@ -52,7 +54,7 @@ def setting(kind: Kind, metavar: str, default: Any = None, *, group: str = PINNE
 
 
 class Setting(NamedTuple):
-    """What is known of a field of `SearchSettings`."""
+    """Type, default, help and kind of one field of `SearchSettings`."""
 
     type: str
     default: Any
@@ -132,19 +134,19 @@ FLAG = Kind("true or false", "true", _flag)
 QUANTITY = Kind("a number of at least 1", "120M or 1.5e8", _quantity)
 MILLISECONDS = Kind("milliseconds above 0", "2.5", _milliseconds)
 SHAPE = Kind("channels, rows and columns", "3x64x64", _shape)
-NAMES = Kind("names with commas between", "accuracy,macs", _names)
+NAMES = Kind("names separated by commas", "accuracy,macs", _names)
 CHANGES = Kind("FIELD=VALUE", "lr=0.05", _changes)
 FUNCTION = Kind("MODULE:FUNCTION, or from Python a function", "my_code:train", _function)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """All settings of a search. Values are checked, and read from text where they are given as text."""
+    """All settings of a search. Values are checked; those given as text are converted."""
 
     space: str = setting(TEXT, "NAME", MISSING)
     """Search space: a name from `lrnas spaces`, FILE.toml, or timm:MODEL for any CNN of timm."""
     budget: int = setting(WHOLE, "N", MISSING, group=FREE)
-    """Train N networks in all, those named in the space included."""
+    """Train N networks in all, including those named in the space."""
     data: str | None = setting(TEXT, "NAME")
     """Data set: digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm (default: cifar10 with a
     GPU, digits without)."""
@@ -163,7 +165,8 @@ class SearchSettings:
     batch_norm: bool | None = setting(FLAG, "", True)
     """Put batch norm into every network."""
     granularity: str | None = setting(TEXT, "NAME")
-    """Let layers vary together: network, stage, or layer for each on its own (default: set by the space)."""
+    """Vary layers together: network (all alike), stage (alike in each stage) or layer (each by itself) (default: set by
+    the space)."""
     divisor: int | None = setting(WHOLE, "N")
     """Round filter counts to multiples of N; 1: no rounding (default: set by the space)."""
     objectives: tuple[str, ...] = setting(NAMES, "A,B", ("accuracy", "macs"))
@@ -177,11 +180,11 @@ class SearchSettings:
     trainable: str | Callable[..., object] | None = setting(FUNCTION, "MODULE:FUNCTION")  # noqa: RUF009
     """Train with a function of your own (see docs/own_training.md)."""
     input: tuple[int, int, int] | None = setting(SHAPE, "CxHxW")
-    """With --trainable that loads its own images: their channels, rows and columns."""
+    """Channels, rows and columns of the images, if the function of --trainable loads its own images."""
     classes: int | None = setting(WHOLE, "N")
-    """With --input: number of classes of these images."""
+    """Number of classes, if the function of --trainable loads its own images."""
     sampler: str = setting(TEXT, "NAME", "front", group=FREE)
-    """What proposes networks: front, tpe, gp, nsga2 or random."""
+    """Sampler that proposes networks: front, tpe, gp, nsga2 or random."""
     max_macs: int | None = setting(QUANTITY, "N", group=FREE)
     """Skip networks with more than N multiply-accumulates, e.g. 120M."""
     min_macs: int | None = setting(QUANTITY, "N", group=FREE)
@@ -191,7 +194,7 @@ class SearchSettings:
     max_latency: float | None = setting(MILLISECONDS, "MS", group=FREE)
     """Skip networks that take more than MS milliseconds for a batch, e.g. 2.5."""
     warm_start: str | None = setting(TEXT, "STUDY", group=FREE)
-    """Take over the networks that another study trained in full."""
+    """Take over the networks that STUDY trained in full; apart from the space, its pinned settings must be the same."""
     concurrency: int | None = setting(WHOLE, "N", group=FREE)
     """Train at most N networks at a time (default: as many as fit)."""
     cpus_per_trial: float = setting(NUMBER, "N", 1, group=FREE)
@@ -199,7 +202,7 @@ class SearchSettings:
     gpus_per_trial: float | None = setting(NUMBER, "N", group=FREE)
     """Reserve N GPUs for each network in training (default: 0.25 with a GPU, else 0)."""
     name: str | None = setting(TEXT, "STUDY", group=PLACE)
-    """Name of the study (default: the space's name and the data's)."""
+    """Name of the study (default: SPACE-DATA, e.g. nin-digits)."""
     studies: str = setting(PATH, "FOLDER", "studies", group=PLACE)
     """Folder that holds the studies."""
     storage: str | None = setting(TEXT, "URL", group=PLACE)
@@ -213,7 +216,7 @@ class SearchSettings:
         for name in SETTINGS:
             object.__setattr__(self, name, _read_setting(name, getattr(self, name)))
         if self.budget < 1:
-            raise InvalidSettings(f"the budget is a number of networks, at least 1; got {self.budget}; for example 20")
+            raise InvalidSettings(f"the budget must be at least 1 network; got {self.budget}; for example 20")
 
     def to_dict(self) -> dict[str, Any]:
         """The settings that are not at their defaults, for a manifest.
@@ -237,10 +240,10 @@ SETTINGS = {
 
 
 def read_value(kind: Kind, value: Any, label: str) -> Any:
-    """A value, checked and, if it is text, read.
+    """Check a value, and convert it if it is text.
 
     Args:
-        kind: What values are taken.
+        kind: Kind of value that is expected.
         value: What was given.
         label: How an error message names the setting or option.
 
@@ -261,14 +264,14 @@ def _read_setting(name: str, value: Any, prefix: str = "") -> Any:
 
 
 def gather_settings(source: str | Path | SearchSettings | None, given: Mapping[str, Any]) -> SearchSettings:
-    """The settings of one search.
+    """The settings of one search, from a study file and from arguments.
 
     Args:
-        source: A study file, whose settings are used where none are given; or a space; or settings to change.
-        given: Settings by name. They win over a file's; in `set`, field by field.
+        source: A study file; or a space; or settings to change.
+        given: Settings by name. They win over those of the file; fields in `set` win one by one.
 
     Returns:
-        The settings, with defaults for those that neither has.
+        The settings, with defaults for those that are neither in the source nor given.
     """
     own = _read_all(given, "setting", "")
     if isinstance(source, SearchSettings):
@@ -283,7 +286,7 @@ def gather_settings(source: str | Path | SearchSettings | None, given: Mapping[s
 
 
 def _read_source(source: str) -> dict[str, Any]:
-    """The settings in a study file; for the name or file of a space, that setting alone."""
+    """The settings in a study file; only `space` if the source is the name or the file of a space."""
     if not source.endswith(".toml"):
         return {"space": source}
     try:
@@ -305,17 +308,17 @@ def _read_all(values: Mapping[str, Any], what: str, prefix: str) -> dict[str, An
 
 
 def with_default(text: str, default: Any) -> str:
-    """A help text that states the default, unless there is none or the text states it."""
+    """A help text with its default appended, unless there is no default or the text already states it."""
     shown = ",".join(default) if isinstance(default, tuple) else "yes" if default is True else default
-    unsaid = default is None or default is MISSING or "(default" in text
-    return text.removesuffix(".") + ("." if unsaid else f" (default: {shown}).")
+    is_complete = default is None or default is MISSING or "(default" in text
+    return text.removesuffix(".") + ("." if is_complete else f" (default: {shown}).")
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_settings(function: Function) -> Function:
-    """Decorator: name every setting in the signature and the docstring of a function that takes them as `**`.
+    """Decorator for a function that takes settings as `**settings`: adds each to its signature and its docstring.
 
     In the signature they follow the first parameter. In the docstring they replace the line `{settings}`.
     """

@@ -1,4 +1,4 @@
-"""Training and cost of the networks of a search: the same for all trials of a study."""
+"""Training and costs of the networks of a search, the same for all trials of a study."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FEW_IMAGES = 100
 QUICK_EPOCHS = {"digits": 3}
 """Epochs in place of the recipe's, for data sets that are learned quickly."""
 SAMPLED_NETWORKS, SAMPLING_SECONDS = 24, 20.0
-"""Networks whose layers are measured before trials run on the same device, and the time for that."""
+"""Number of networks whose layers are measured before trials run on the same device, and seconds for that."""
 
 
 class SearchTraining:
@@ -67,15 +67,15 @@ class SearchTraining:
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
             self.remarks, self.classes = loaded.remarks(), tuple(loaded.classes)
             if (number := len(loaded.val)) < FEW_IMAGES:
-                worth = f"one is {100 / number:.1f} points of accuracy"
-                self.remarks.append(f"only {number} validation images choose among networks: {worth}")
+                worth = f"each is {100 / number:.1f} points of accuracy"
+                self.remarks.append(f"networks are compared by only {number} validation images: {worth}")
         else:
             self.data_name = OWN_DATA
-            self.data, num_images, own_crops = own, sys.maxsize, True  # nobody knows how many images there are
+            self.data, num_images, own_crops = own, sys.maxsize, True  # the number of images is unknown
             if own.image_size < self.smallest:
                 raise LrnasError(
-                    f"images have at least {self.smallest} pixels a side here; got --input with {own.image_size}; "
-                    "enlarge them"
+                    f"images must have at least {self.smallest} rows and columns here; got --input with "
+                    f"{own.image_size}; enlarge them"
                 )
         changes = dict(settings.set or {})
         if settings.epochs is not None:
@@ -99,7 +99,7 @@ class SearchTraining:
         return f"{re.sub('[:@]', '-', Path(self.settings.space).stem)}-{data}{function}"
 
     def may_resize_to(self, image_size: int) -> bool:
-        """Whether images can, and would have to, be resized to have this size."""
+        """Whether images have another size and may be resized to this one."""
         is_free = self.settings.image_size is None and is_stream(self.data_name)
         return is_free and image_size != self.data.image_size
 
@@ -110,21 +110,21 @@ class SearchTraining:
         return job if self.trainable is None else dataclasses.replace(job, trainable=self.trainable, images=self.data)
 
     def pin(self, study: optuna.Study, threads: int) -> dict[str, Any]:
-        """Write into a study what its trials have in common, or check that it is what the study was begun with.
+        """Write the manifest of a new study, or check that an existing study was begun with the same settings.
 
         Args:
             study: The study.
             threads: Number of threads for measuring latency on a CPU.
 
         Returns:
-            The manifest that holds.
+            The manifest to use.
         """
         if "latency" in self.settings.objectives or self.settings.max_latency is not None:
             self._open_latency(threads, study.user_attrs.get(MANIFEST, {}))
         return check_manifest(study, self._manifest())
 
     def _open_latency(self, threads: int, manifest: Mapping[str, Any]) -> None:
-        """Include latency on a device of this machine in costs; a study keeps what it measured when it began."""
+        """Make latency on a device of this machine a cost; a study keeps the values measured when it was begun."""
         from lrnas.profiling import latency_table as tables  # imports timm
         from lrnas.profiling.timing import find_device
 
@@ -139,7 +139,7 @@ class SearchTraining:
             self.latency = self.latency.calibrated(self._named()[: tables.REFERENCES])
 
     def measure_latency(self, manifest: Mapping[str, Any]) -> None:
-        """Measure the layers of some networks before trials run on the same device; nothing without latency."""
+        """Measure the layers of some networks before trials run on the same device; do nothing without latency."""
         if self.latency is None:
             return
         if "latency" in manifest:
@@ -148,7 +148,7 @@ class SearchTraining:
         self.latency.prepare([*self._named(), *some], SAMPLING_SECONDS)
 
     def cost(self, architecture: Architecture) -> Costs:
-        """Cost of a network: MACs, parameters and, if it is needed, latency, measured where it is not known yet."""
+        """Costs of a network: MACs, parameters and, if needed, latency; layers not measured yet are measured now."""
         return self._count(architecture) | ({} if self.latency is None else {"latency": self.latency.of(architecture)})
 
     def guess(self, architecture: Architecture) -> Costs:
@@ -166,7 +166,7 @@ class SearchTraining:
         return {"macs": cost.macs, "params": cost.params}
 
     def _manifest(self) -> dict[str, Any]:
-        """What must stay the same for trials to be comparable."""
+        """The manifest: all settings that must stay the same for trials to be comparable."""
         objectives = [objective.name for objective in self.objectives]
         counts = [self._count(network) for network in self._named()]
         reference = {name: max(count[name] for count in counts) for name in ("macs", "params")}
@@ -212,8 +212,10 @@ def _own_images(trainable: Trainable | None, settings: SearchSettings) -> Images
         raise LrnasError("--input is for data of your own; got --data or --image-size with it; give one or the other")
     channels, rows, columns = input_shape
     if rows != columns:
-        raise LrnasError(f"networks are counted for square images; got {rows}x{columns}; give the sides one length")
+        raise LrnasError(f"images must be square; got --input with {rows}x{columns}; give as many rows as columns")
     if min(channels, rows, num_classes) < 1:
-        raise LrnasError(f"channels, pixels and classes are above 0; got {channels}, {rows} and {num_classes}")
+        raise LrnasError(
+            f"channels, rows and classes must be at least 1; got {channels}, {rows} and {num_classes}; change them"
+        )
     what = f"own data of {trainable.name}, {channels}x{rows}x{columns}, {num_classes} classes"
     return Images(trainable.short_name, what, channels, rows, num_classes)

@@ -1,4 +1,4 @@
-"""The folder where studies are kept: names, places, deleting a study and starting one again."""
+"""The folder where studies are kept: names and paths of studies, deleting a study, and starting one again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lrnas.study.storage import DATABASE, open_storage
 
 FIRST_SEARCH = "begin with `lrnas search --space nin --budget 20`"
 MAX_NAMES = 16
-"""Names of studies that an error message lists."""
+"""Largest number of names of studies that an error message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def only_study(studies: str | Path = "studies", storage: str | None = None) -> s
 def study_folder(studies: str | Path, name: str) -> Path:
     """The folder of a search: its checkpoints, reports and, by default, its database."""
     if not name or name != Path(name).name or name.startswith("."):
-        raise StudyError(f"a study's name is that of a folder; got {name!r}; leave out / and a leading dot")
+        raise StudyError(f"a study's name must be the name of a folder; got {name!r}; leave out / and a leading dot")
     return Path(studies) / name
 
 
@@ -96,7 +96,7 @@ def delete_study(name: str, *, storage: str | None = None, studies: str | Path =
         raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
     opened = open_storage(storage, home)
     names = [study.study_name for study in opened.get_all_studies()]
-    if name not in names and (names or storage is not None):  # a start that failed leaves a database without studies
+    if name not in names and (names or storage is not None):  # a failed start leaves a database without studies
         raise no_such_study(name, names)
     found = [optuna.load_study(study_name=each, storage=opened) for each in names if name in (each, each.split("@")[0])]
     trials = {study.study_name: len(study.get_trials(deepcopy=False)) for study in found}
@@ -115,7 +115,12 @@ def delete_study(name: str, *, storage: str | None = None, studies: str | Path =
 
 
 def no_such_study(name: str, names: Sequence[str]) -> StudyError:
-    """The error that a storage has no study of a name, only others."""
+    """The error for a study that a storage does not have.
+
+    Args:
+        name: The name that was given.
+        names: The names of the studies that the storage has.
+    """
     listed = first_few(names, MAX_NAMES) or "none"
     return StudyError(f"the storage has no study {name!r}{closest(name, names)}; it has {listed}")
 
@@ -123,7 +128,7 @@ def no_such_study(name: str, names: Sequence[str]) -> StudyError:
 def begin_anew(
     study: optuna.Study, error: OtherSettings, folder: Path, objectives: Sequence[Objective]
 ) -> optuna.Study:
-    """Replace a study that has other settings and no results by an empty one.
+    """Replace a study that was begun with other settings and has no results by an empty one.
 
     Args:
         study: The study.

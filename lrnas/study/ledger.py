@@ -1,8 +1,8 @@
-"""`Ledger`: what a driver writes into a study: which trials it has, and how they end.
+"""`Ledger`: records in a study which trials a driver trains, and how they end.
 
 A driver is a process that trains trials of a study. Several drivers may work on one study at a time, and any of them
-may vanish at any time. What is not in the storage did not happen; trials that a vanished driver left are given to the
-next driver that asks.
+may vanish at any time. Only what is in the storage counts. The next driver that asks for a trial gets one that a
+vanished driver left.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def _new_driver() -> str:
 class Ledger:
     """Writes what one driver does into a study.
 
-    Methods that change a trial do nothing if the trial is no longer this driver's: another driver may have thought
-    this one gone.
+    Methods that change a trial do nothing if the trial no longer belongs to this driver: another driver may have
+    taken it because this driver seemed to be gone.
 
     Args:
         study: The study to write to.
@@ -60,7 +60,7 @@ class Ledger:
     driver: str = field(default_factory=_new_driver)
     _last_sign: float = field(default=float("-inf"), init=False, repr=False)
 
-    # --- how a trial goes
+    # --- progress and end of a trial
 
     def report_epoch(self, number: int, accuracies: Sequence[float], seconds: float, **facts: Any) -> None:
         """Write the progress of a trial that is being trained.
@@ -80,7 +80,12 @@ class Ledger:
             self.write(number, facts)
 
     def complete(self, number: int, accuracy: float) -> None:
-        """End a trial that was trained in full, with the accuracy that the study's objectives ask for."""
+        """End a trial that was trained in full.
+
+        Args:
+            number: The trial.
+            accuracy: Its validation accuracy in a search, its test accuracy in a retraining.
+        """
         if not self._is_mine(number):
             return
         known = self.study.optuna_trial(number).user_attrs
@@ -89,12 +94,18 @@ class Ledger:
         self.end(number, TrialState.COMPLETE, "completed", "", values, **facts)
 
     def prune(self, number: int, status: str, reason: str) -> None:
-        """End a trial for a reason that lies in its network; the status is stopped, diverged or faulty."""
+        """End a trial because of its network.
+
+        Args:
+            number: The trial.
+            status: One of stopped, diverged and faulty.
+            reason: Why, in words.
+        """
         if self._is_mine(number):
             self.end(number, TrialState.PRUNED, status, reason)
 
     def lose(self, number: int, reason: str) -> None:
-        """Put back a trial that failed for a reason outside its network; after `MOST_LOSSES` times, end it."""
+        """Put back a trial that failed through no fault of its network; end it if that happened `MOST_LOSSES` times."""
         if not self._is_mine(number):
             return
         losses = self.study.optuna_trial(number).user_attrs.get("losses", 0) + 1
@@ -110,7 +121,7 @@ class Ledger:
             self.put_back(number)
 
     def release_orphans(self) -> int:
-        """Put back the trials of drivers that are gone, and this driver's own: call it while training none.
+        """Put back the trials of drivers that are gone, and of this driver, which must not be training any.
 
         Returns:
             The number of trials put back.
@@ -132,7 +143,7 @@ class Ledger:
         trial = self.study.optuna_trial(number)
         return trial.state == TrialState.RUNNING and trial.user_attrs.get("owner") == self.driver
 
-    # --- writing, without asking whose the trial is
+    # --- writing, without checking that the trial belongs to this driver
 
     def claim(self, trial: FrozenTrial) -> bool:
         """Take a waiting trial; False if another driver took it first."""
@@ -160,7 +171,7 @@ class Ledger:
             number: The trial.
             state: Its state for Optuna.
             status: Its state for lrnas, see `Trial.status`.
-            reason: Why it ended so; empty if there is nothing to say.
+            reason: Why it ended in this way; empty if there is nothing to say.
             values: Values of the objectives, if it is complete.
             **facts: Further attributes.
         """
@@ -172,7 +183,7 @@ class Ledger:
         set_trial_attributes(self.study.optuna_study, number, attributes)
 
     def together(self) -> AbstractContextManager[None]:
-        """Context in which what is set for a new trial is written in one transaction, if the storage is a database."""
+        """Context that writes all parameters and attributes of a new trial in one transaction, in a database."""
         database = database_of(self.study.optuna_study)
         return nullcontext() if database is None else database.together()
 

@@ -1,4 +1,4 @@
-"""The place of studies, as options of commands."""
+"""Folder and storage of studies, as options of the command line."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class Whereabouts:
         studies = "" if self.studies == "studies" else f" --studies {shlex.quote(self.studies)}"
         if self.storage is None:
             return studies
-        may_tell = re.search(r"//.*[@?]", self.storage)  # a user name or options: both may come with a password
-        return f'{studies} --storage "$STORAGE"' if may_tell else f"{studies} --storage {shlex.quote(self.storage)}"
+        # a URL with a user name or with options may contain a password
+        may_be_secret = re.search(r"//.*[@?]", self.storage)
+        shown = '"$STORAGE"' if may_be_secret else shlex.quote(self.storage)
+        return f"{studies} --storage {shown}"
 
     def command(self, verb: str, name: str) -> str:
         """A command line about a study."""

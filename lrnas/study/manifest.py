@@ -28,7 +28,7 @@ SETTINGS = "settings"
 FREE = ("source", DATA_NAME, CLASSES, SETTINGS)
 """Manifest keys that may change without a conflict."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
-"""Manifest entries that were measured: those of the begun study are kept."""
+"""Manifest entries that are measured: a study keeps those that were measured when it was begun."""
 
 Difference = tuple[str, Any, Any]
 
@@ -49,15 +49,15 @@ class OtherSettings(StudyError):
 def check_manifest(
     study: optuna.Study, manifest: Mapping[str, Any], advice: str = "give them, or another --name"
 ) -> dict[str, Any]:
-    """Write the manifest of a new study, or check that a begun one has the same.
+    """Write the manifest of a new study, or check that an existing study has the same manifest.
 
     Args:
         study: The study.
         manifest: The settings to continue with.
-        advice: What to do about other settings, for the error message.
+        advice: What to do if the settings differ, for the error message.
 
     Returns:
-        The manifest that holds. Measured entries are those of the begun study.
+        The manifest to use. Measured entries are those of the existing study.
     """
     wanted = json.loads(json.dumps(manifest))
     stored = study.user_attrs.get(MANIFEST)
@@ -75,15 +75,16 @@ def check_manifest(
     if found := list(differences(stored | {key: wanted.get(key) for key in FREE}, wanted)):
         changed = {where for where, _, _ in found}
         if "data" in changed:
-            advice = f"its images, of {data_name(stored)}, were others; {advice}"
+            advice = f"it was begun with other images, those of {data_name(stored)}; {advice}"
         if RETRAINS not in stored and "space.divisor" in changed:
-            advice = f"--divisor {stored['space'].get('divisor', 1)} rounds numbers of filters as it did; {advice}"
+            divisor = stored["space"].get("divisor", 1)
+            advice = f"--divisor {divisor} rounds filter counts as the study does; {advice}"
         raise OtherSettings(study.study_name, list_differences(found), advice)
     return dict(wanted)
 
 
 def names_of(data: str, classes: Sequence[str]) -> dict[str, Any]:
-    """Manifest entries with the names of data that are read from files, and of their classes."""
+    """Manifest entries with the name of the data and of the classes; empty unless the data are read from files."""
     return {DATA_NAME: shown_name(data), CLASSES: list(classes)} if is_stream(data) else {}
 
 

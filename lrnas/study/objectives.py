@@ -26,7 +26,7 @@ class Objective:
     label: str
     """Label of an axis, with the unit."""
     unit: float = 1.0
-    """Value of one such unit."""
+    """Value of one unit of the label, for example 0.01 for %."""
 
     @property
     def direction(self) -> Literal["maximize", "minimize"]:
@@ -42,13 +42,13 @@ OBJECTIVES = {
         Objective("latency", False, "milliseconds for a batch on a device, without training", "latency, ms"),
     )
 }
-"""Objectives of a search, by name. Nothing that is measured on test images is one of them."""
+"""Objectives of a search, by name. None of them is measured on test images."""
 
 RETRAINED = (
     Objective("test_accuracy", True, "share of correctly classified test images", "test accuracy, %", 0.01),
     OBJECTIVES["macs"],
 )
-"""Values of a retraining's runs; nothing is chosen by them."""
+"""Values of the runs of a retraining; no network is chosen by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Limits:
     """Milliseconds."""
 
     def excess(self, costs: Costs) -> dict[str, float]:
-        """By how much each limit is exceeded, as a share of it; empty if the costs are within all limits."""
+        """By how much costs are beyond each limit, as a share of the limit; empty if they are within all limits."""
         broken = {
             "max_macs": costs["macs"] / self.max_macs - 1 if self.max_macs else 0.0,
             "min_macs": 1 - costs["macs"] / self.min_macs if self.min_macs else 0.0,

@@ -20,7 +20,7 @@ from lrnas.study.study import Study
 def name_metrics(study: optuna.Study, objectives: Sequence[Objective]) -> None:
     """Name the values of trials, for Optuna's own tools."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this is experimental in Optuna
+        warnings.simplefilter("ignore")  # Optuna warns that this is experimental
         study.set_metric_names([objective.name for objective in objectives])
 
 
@@ -53,8 +53,8 @@ def open_study(
     search = manifest.get(RETRAINS)
     if search is not None and not allow_retraining:
         raise StudyError(
-            f"a search has a front to choose from; got {name}, networks of {search} that were trained again; "
-            f"`{where.command('retrain', name)}` shows these"
+            f"this needs a search, which has a front; got {name}, a retraining of {search}; "
+            f"`{where.command('retrain', name)}` shows its results"
         )
     objectives = RETRAINED if search is not None else pick_objectives(manifest["objectives"])
     return Study(name, optuna_study, objectives, manifest)

@@ -1,4 +1,4 @@
-"""What lrnas needs of Optuna that is not public: no other module uses a name of Optuna that begins with an underscore.
+"""Parts of Optuna that are not public. Only this module uses names of Optuna that begin with an underscore.
 
 tests/study/test_optuna_internals.py lists these names, and fails when Optuna changes one.
 
@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session
 
 Write = Callable[[Session], None]
 MAX_LISTED = 500
-"""Trials that one query may list by their ids; databases limit the number."""
+"""Largest number of trials that one query lists by their ids; databases have a limit."""
 
 _read_distribution = functools.lru_cache(maxsize=1024)(json_to_distribution)
 
@@ -47,13 +47,13 @@ def id_of_study(study: optuna.Study) -> int:
 
 
 def get_trial(study: optuna.Study, number: int) -> FrozenTrial:
-    """The trial of a study that has a number; KeyError if there is none."""
+    """The trial of a study with this number; KeyError if there is none."""
     storage = study._storage
     return storage.get_trial(storage.get_trial_id_from_study_id_trial_number(study._study_id, number))
 
 
 def set_trial_state(study: optuna.Study, number: int, state: TrialState) -> bool:
-    """Change the state of a trial that is not finished; False if it is to run and already does."""
+    """Change the state of a trial that is not finished; False if the new state is RUNNING and it runs already."""
     storage = study._storage
     trial_id = storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
     return storage.set_trial_state_values(trial_id, state)
@@ -90,9 +90,10 @@ class BulkStorage(RDBStorage):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Context in which this thread's parameters and `set_trial_user_attrs` are collected and written at its end.
+        """Context that collects what this thread writes, and writes it at the end in one transaction.
 
-        All are written in one transaction. Until then nobody can read them; after an error, or a crash, none is there.
+        It collects parameters and calls of `set_trial_user_attrs`. Until the end nobody can read them. After an error
+        or a crash, none of them is written.
         """
         held: list[Write] = []
         self._held.writes = held
@@ -138,7 +139,7 @@ class BulkStorage(RDBStorage):
             held.append(write)
 
     def write(self, writes: Sequence[Write]) -> None:
-        """Carry out changes in one transaction; to repeat them is safe."""
+        """Carry out changes in one transaction; repeating them is safe."""
         with _create_scoped_session(self.scoped_session, True) as session, session.no_autoflush:
             for write in writes:
                 write(session)
@@ -187,7 +188,7 @@ class BulkStorage(RDBStorage):
         """Trials for which a condition holds, by id."""
         trial = models.TrialModel.__table__.c
         with _create_scoped_session(self.scoped_session) as session, without_collecting():
-            # trials first: what belongs to a finished one was written before
+            # trials first: all values and attributes of a finished trial were written before its state
             columns = trial.trial_id, trial.number, trial.state, trial.datetime_start, trial.datetime_complete
             heads = session.execute(select(*columns).where(which).order_by(trial.trial_id)).all()
             mine = select(trial.trial_id).where(which)
@@ -243,7 +244,7 @@ class BulkStorage(RDBStorage):
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Context without garbage collection, which takes a third of the time of reading many trials and finds nothing."""
+    """Context without garbage collection: it finds nothing here, but takes a third of the time to read many trials."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -39,7 +39,10 @@ def add_to_front(front: Values, row: Sequence[float]) -> Values | None:
 
 
 def _staircase(points: Values) -> npt.NDArray[np.bool_]:
-    """Which sorted rows with two objectives are no worse in the second one than all before: few, and quickly found."""
+    """Which rows, sorted by the first of two objectives, are no worse in the second than all rows before.
+
+    Few rows remain, which makes `front_indices` fast.
+    """
     second = points[:, 1]
     return second <= np.minimum.accumulate(second)
 
@@ -73,7 +76,7 @@ def _volume(points: Values, limit: Values) -> float:
 
 
 def _grid_volume(points: Values, limit: Values) -> float:
-    """Hypervolume of three objectives: the depth in the third of each cell of the grid of the first two."""
+    """Hypervolume of three objectives: areas of a grid over the first two, times the depth in the third."""
     points = points[np.argsort(points[:, 0], kind="stable")]
     order = np.argsort(points[:, 1], kind="stable")
     depths = np.zeros((len(points), len(points)))
@@ -85,5 +88,5 @@ def _grid_volume(points: Values, limit: Values) -> float:
 
 
 def costs_no_more(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the first costs are at most the second, each of them."""
+    """Whether each of the first costs is at most the second."""
     return all(a <= b for a, b in zip(one, other, strict=True))

@@ -33,7 +33,7 @@ class StudyNetwork:
 
 
 def find_network(source: str, studies: str | Path = "studies", storage: str | None = None) -> StudyNetwork | None:
-    """The network of a study that a name means.
+    """The network of a study that a name refers to.
 
     Args:
         source: The name, such as `nin-digits:best`.
@@ -98,7 +98,9 @@ def _find_run(study: Study, which: str, look: str) -> Trial:
     if final is None:
         raise UnknownName(f"network of {name}", which, [final.name for final in finals], f"; {look}")
     if not final.runs:
-        raise LrnasError(f"weights are those of a finished run; {name} has none of {which}; name another network")
+        raise LrnasError(
+            f"only finished runs have weights; {name} has no finished run of {which}; name another network"
+        )
     return _find_number(study, final.runs[0], look)
 
 

@@ -46,11 +46,11 @@ class Final(OverSeeds):
     runs: tuple[int, ...] = ()
     """Numbers of its runs in SEARCH@RECIPE, one per seed; `lrnas export` finds weights by them."""
     diverged: int = 0
-    """Number of further runs, whose loss became infinite."""
+    """Number of runs that are not in `runs` because their loss became infinite."""
     open: int = 0
-    """Number of further runs that wait or are being trained."""
+    """Number of runs that wait or are being trained."""
     failed: int = 0
-    """Number of further runs that ended in an error; the same command tries them again."""
+    """Number of runs that ended in an error; the same command tries them again."""
     reason: str = ""
     """Reason of the last failure."""
     costs: tuple[str, ...] = ("macs",)
@@ -60,13 +60,13 @@ class Final(OverSeeds):
 
     @property
     def known_costs(self) -> dict[str, int]:
-        """Those of the costs that are known of retrained networks; the MACs if none is."""
+        """The costs by which this network is compared: MACs and parameters as far as the search had them, else MACs."""
         known = {"macs": self.macs, "params": self.params}
         return {name: known[name] for name in self.costs if name in known} or {"macs": self.macs}
 
     @property
     def cheapest_first(self) -> tuple[tuple[int, ...], str]:
-        """Sort key."""
+        """Sort key: the known costs, then the identity."""
         return tuple(self.known_costs.values()), self.identity
 
     @property
@@ -90,7 +90,7 @@ class Final(OverSeeds):
 
 @dataclass(frozen=True, slots=True)
 class Retrained:
-    """The networks of one search that are trained again with one recipe, done or not."""
+    """A retraining: networks of one search, trained again with one recipe, finished or not."""
 
     study: str
     """Name of the search."""
@@ -104,9 +104,9 @@ class Retrained:
     has_points: bool = True
     """Whether the space includes networks of the paper."""
     others: tuple[str, ...] = ()
-    """Names of further retrainings of the search."""
+    """Names of the other retrainings of the search."""
     data_name: str = ""
-    """Name of the data to show, if it differs."""
+    """Name of the data to show, if it differs from `data`."""
 
     @property
     def name(self) -> str:
@@ -145,7 +145,11 @@ def read_finals(study: Study, recipe: str | None = None) -> list[Final]:
 
 
 def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
-    """Read a retraining as a whole, with the arguments of `read_finals`; None if there is none."""
+    """Read a whole retraining. The arguments are those of `read_finals`.
+
+    Returns:
+        The retraining; None if the search has none.
+    """
     retraining, search = study.optuna_study, study.manifest.get(RETRAINS)
     if search is not None:
         recipe, known = study.name.partition("@")[2], []
@@ -195,7 +199,7 @@ def retrained_recipes(study: Study) -> list[str]:
 
 
 def run_key(run: FrozenTrial) -> tuple[str, int]:
-    """Network, by its canonical id, and seed of a run."""
+    """Canonical id of a run's network, and its seed."""
     return run.user_attrs["id"], run.user_attrs["seed"]
 
 
@@ -210,12 +214,12 @@ def has_failed(run: FrozenTrial) -> bool:
 
 
 def is_duplicate(run: FrozenTrial) -> bool:
-    """Whether a run was created twice, by drivers that began together, and the other one counts."""
+    """Whether a run does not count because drivers that started together created it twice."""
     return run.user_attrs.get("status") == "duplicate"
 
 
 def counting_runs(runs: Iterable[FrozenTrial]) -> dict[tuple[str, int], FrozenTrial]:
-    """The run that counts for each network and seed: one that is done, else one that is open, else the last."""
+    """The run that counts for each network and seed: one that is done, else one that is open, else the last one."""
     ranked = sorted(runs, key=lambda run: (is_done(run), not has_failed(run), run.number))
     return {run_key(run): run for run in ranked if not is_duplicate(run)}
 
@@ -235,7 +239,10 @@ def final_front(finals: Iterable[Final]) -> list[Final]:
 
 
 def front_marks(finals: Sequence[Final]) -> dict[str, str]:
-    """Remarks of tables on the networks of the front, by identity: one with fewer runs may be there by luck."""
+    """Marks of the networks on the front in tables, by identity: `front`, or `front by fewer runs`.
+
+    A network with fewer runs than others may be on the front by luck.
+    """
     most = max((len(final.accuracies) for final in finals), default=0)
     return {
         final.identity: "front" if len(final.accuracies) == most else "front by fewer runs"
@@ -249,7 +256,7 @@ def _costs(searched: optuna.Study) -> tuple[str, ...]:
 
 
 def _name_in(searched: optuna.Study, number: int, identity: str) -> str | None:
-    """Name of a network as a trial of its search; None if it has none, or if the search is another one by now."""
+    """Name of a network as a trial of its search; None if it has none, or if the search was begun anew since."""
     try:
         trial = get_trial(searched, number)
     except KeyError:

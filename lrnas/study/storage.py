@@ -1,9 +1,9 @@
 """Storages of studies: SQLite in the study's folder, any database that Optuna supports, or a journal file.
 
-If a database cannot be reached, operations wait and retry; messages say when it is away and when it is back. It is not
-known whether an operation was carried out when its connection broke. Reading and setting attributes or parameters are
-safe to repeat; changes of state are looked up first; a trial that was created twice has no owner, and is put back like
-any other orphan.
+If a database cannot be reached, operations wait and retry; messages say when it is away and when it is back. When a
+connection breaks during an operation, it is unknown whether the operation was carried out. Reading, and setting
+attributes or parameters, is safe to repeat. Before a change of state is repeated, the state is looked up. A trial that
+was created twice has no owner and is put back like any other trial without a driver.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Patience:
         self._since: float | None = None
         """When the database went away; None while it answers."""
         self._over = threading.Event()
-        """Set when waiting was given up: operations that tidy up afterwards are tried once, without waiting."""
+        """Set when waiting was given up. Later operations, which tidy up, are tried once, without waiting."""
 
     def wait(self, reason: str) -> None:
         """Wait until the next attempt; raise StorageError when it is time to give up."""
@@ -140,7 +140,7 @@ class _PatientStorage(BulkStorage):
 
         self.patience = patience
         super().__init__(url, engine_kwargs=arguments)
-        event.listen(self.engine, "handle_error", _report_absence)  # before Optuna makes its own of it
+        event.listen(self.engine, "handle_error", _report_absence)  # before Optuna wraps the error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _connect, (self.url,)
@@ -150,7 +150,8 @@ class _PatientStorage(BulkStorage):
 
         Args:
             operation: The operation.
-            made: Returns the result of an attempt whose connection broke, or None if that changed nothing.
+            made: Called after an attempt whose connection broke. Returns the result of that attempt if it was carried
+                out, else None.
         """
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -164,8 +165,8 @@ class _PatientStorage(BulkStorage):
                 self.patience.wait(str(away))
             except (StorageInternalError, SQLAlchemyError) as error:
                 raise StorageError(
-                    f"the storage {self.patience.shown} cannot be used: {_reason(error)}; mend it, then the same "
-                    "command goes on"
+                    f"the storage {self.patience.shown} cannot be used: {_reason(error)}; repair it, then the same "
+                    "command continues"
                 ) from None
             else:
                 self.patience.back()
@@ -190,13 +191,14 @@ class _PatientStorage(BulkStorage):
             now = super(_PatientStorage, self).get_trial(trial_id)
             if before is not None:  # put back, and perhaps already taken by another driver
                 return now.state != before.state or now.datetime_start != before.datetime_start or None
-            return (state.is_finished() and now.state == state) or None  # if it runs, nobody knows for whom: an orphan
+            # a trial that is RUNNING now may be another driver's: it is treated as one without a driver
+            return (state.is_finished() and now.state == state) or None
 
         return self.patiently(change, made)
 
 
 def _patient(name: str) -> Callable[..., Any]:
-    """A method that retries the operation of a name."""
+    """A method that retries the operation with this name while the database is away."""
     operation = getattr(BulkStorage, name)
 
     @functools.wraps(operation)
@@ -216,12 +218,12 @@ def _is_made_from(row: FrozenTrial, template: FrozenTrial) -> bool:
 
 
 def _report_absence(context: Any) -> _Away | None:
-    """Have SQLAlchemy raise `_Away` instead of an error that will pass."""
+    """Make SQLAlchemy raise `_Away` in place of a temporary error."""
     error = context.sqlalchemy_exception
-    return _Away(_reason(error)) if error is not None and not context.is_pre_ping and _passes(error) else None
+    return _Away(_reason(error)) if error is not None and not context.is_pre_ping and _is_temporary(error) else None
 
 
-def _passes(error: Any) -> bool:
+def _is_temporary(error: Any) -> bool:
     """Whether a database error is about the connection, or about a lock that another process holds."""
     from sqlalchemy.exc import OperationalError
 
@@ -233,11 +235,10 @@ def _passes(error: Any) -> bool:
     if code is not None:
         return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    if state is None:  # MySQL has numbers: a lock that took too long, a deadlock
-        return error.statement is None or getattr(error.orig, "args", ())[:1] in (
-            (1205,),
-            (1213,),
-        )  # None: no connection
+    if state is None:
+        has_no_connection = error.statement is None
+        # error numbers of MySQL: 1205 waited too long for a lock, 1213 deadlock
+        return has_no_connection or getattr(error.orig, "args", ())[:1] in ((1205,), (1213,))
     return state[:2] in ("08", "40", "57") or state == "53300"  # connection, deadlock, shutdown, too many connections
 
 
@@ -289,14 +290,14 @@ def _connect(url: str) -> BulkStorage:
             if attempt < 5 and (isinstance(cause, IntegrityError) or "already exists" in reason):
                 time.sleep(random.uniform(0.1, 0.5))  # another driver is creating the tables
                 continue
-            if not _passes(cause):
+            if not _is_temporary(cause):
                 raise StorageError(
                     f"the storage {shown} cannot be opened: {reason}; give another --storage, or move the file away "
                     "to start anew"
                 ) from None
             patience.wait(reason)
     patience.back()
-    patience.seconds, patience.advice = seconds, "nothing is lost: the same command goes on when it is back"
+    patience.seconds, patience.advice = seconds, "nothing is lost: when it is back, the same command continues"
     return storage
 
 
@@ -363,7 +364,7 @@ class _JournalFile(JournalFileBackend):
     def unusable(self, how: str, error: Exception) -> StorageError:
         reason = getattr(error, "strerror", None) or f"it is not a journal of Optuna ({error})"
         return StorageError(
-            f"the storage journal:{self.path} cannot be {how}: {reason}; mend it, or give another --storage"
+            f"the storage journal:{self.path} cannot be {how}: {reason}; repair it, or give another --storage"
         )
 
 
@@ -371,14 +372,14 @@ def _open_journal(file: Path) -> JournalStorage:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # experimental, by Optuna's own count
-            backend = _JournalFile(file.resolve())  # Optuna's lock is a link to it
+            warnings.simplefilter("ignore")  # Optuna warns that journals are experimental
+            backend = _JournalFile(file.resolve())  # Optuna's lock is a link to the file
             try:
                 storage = JournalStorage(backend)
             except (AssertionError, AttributeError, IndexError, KeyError, TypeError) as error:  # JSON of another kind
                 raise backend.unusable("read", error) from None
             if file.stat().st_size and next(backend.read_logs(0), None) is None:
-                raise backend.unusable("read", ValueError("its first line is none of a journal's"))
+                raise backend.unusable("read", ValueError("its first line is not that of a journal"))
             backend.mend()
             return storage
     except OSError as error:

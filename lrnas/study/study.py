@@ -1,4 +1,4 @@
-"""`Study`: a search, or a retraining, as it is read from its Optuna study: trials, counts and the front."""
+"""`Study`: a search or a retraining, read from its Optuna study: trials, counts and the front."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 METRIC = "metric."
-"""Prefix of the trial attributes that hold metrics which a user's own training code reports beside the accuracy."""
+"""Prefix of the trial attributes that hold further metrics, which a user's own training code reports."""
 COLUMNS = (
     "number", "status", "point", "identity", "accuracy", "macs", "params", "latency", "epochs", "seconds", "on_front",
 )  # fmt: skip
@@ -61,7 +61,7 @@ class Trial:
     """Values of the study's objectives; None unless trained in full."""
     on_front: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Last metrics that a user's own training code reported beside the accuracy."""
+    """Further metrics that a user's own training code reported last."""
 
     @property
     def costs(self) -> Costs:
@@ -96,12 +96,13 @@ class Summary:
     counts: dict[str, int]
     """Number of trials per status."""
     hypervolume: float
-    """Hypervolume of the front, as a share of the box between accuracy 0 and the costs of the dearest named network."""
+    """Hypervolume of the front, as a share of the box between accuracy 0 and 1, and cost 0 and the highest cost of a
+    named network."""
 
 
 @dataclass
 class Study:
-    """A search, or a retraining, to read: trials, counts and the front.
+    """A search or a retraining, for reading: trials, counts and the front.
 
     Everything comes from the Optuna study. Finished trials do not change and are parsed once.
 
@@ -127,7 +128,7 @@ class Study:
 
     @property
     def columns(self) -> list[str]:
-        """Columns of a table of this study's trials: with latency only if it is an objective."""
+        """Columns of a table of this study's trials; latency is one of them only if it is an objective."""
         return [name for name in COLUMNS if name != "latency" or name in self.costs]
 
     @property
@@ -191,7 +192,7 @@ class Study:
         """
         limits = Limits(max_macs=max_macs, max_params=max_params, max_latency=max_latency)
         if max_latency is not None and "latency" not in self.costs:
-            raise StudyError(f"{self.name} knows no latencies; got max_latency {max_latency:g}; leave it out")
+            raise StudyError(f"{self.name} has no latencies; got max_latency {max_latency:g}; leave it out")
         fits = [trial for trial in self.trials() if trial.status == "completed" and not limits.excess(trial.costs)]
         if not fits:
             raise StudyError(f"no network of {self.name} that is trained in full is within these limits; raise them")
@@ -206,7 +207,7 @@ class Study:
         return pd.DataFrame(rows, columns=[*names, "architecture"])
 
     def spent(self) -> int:
-        """Number of trials that count towards the budget: training has begun, and they are not lost or waiting."""
+        """Number of trials that count towards the budget: training has begun, and the trial is not lost or waiting."""
         return self._num_trained((TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED))
 
     def running(self) -> int:
@@ -214,7 +215,7 @@ class Study:
         return self._num_trained((TrialState.RUNNING,))
 
     def waiting(self) -> int:
-        """Number of trials whose training has begun and that no driver has now."""
+        """Number of trials whose training has begun and which no driver is training now."""
         return self._num_trained((TrialState.WAITING,))
 
     def _num_trained(self, states: tuple[TrialState, ...]) -> int:
@@ -225,14 +226,14 @@ class Study:
         return sum(trial.user_attrs.get("losses", 0) for trial in self.optuna_trials())
 
     def at_epoch(self, number: int, epoch: int) -> tuple[list[float], list[tuple[float, list[float]]]]:
-        """Costs of a trial, and accuracy and costs of all others that were trained for as many epochs.
+        """Costs of a trial, and accuracy and costs of all others that were trained for at least as many epochs.
 
         Args:
             number: The trial.
             epoch: The epoch, from 1, at which accuracies are compared.
 
         Returns:
-            The trial's costs, and (accuracy after that epoch, costs) of every other trial that got so far.
+            The trial's costs, and (accuracy after that epoch, costs) of every other trial that reached the epoch.
         """
         costs: list[float] = []
         others = []
@@ -249,7 +250,7 @@ class Study:
         return self.optuna_trial(number).user_attrs.get("point") in self.manifest["space"]["points"]
 
     def as_costs(self, values: Sequence[float]) -> list[float]:
-        """Objective values as shares of the reference that are to be minimised."""
+        """Objective values as numbers to minimise: 1 - accuracy, and costs as shares of the reference."""
         reference = self.manifest["reference"]
         return [
             1 - value if objective.maximise else value / reference[objective.name]
@@ -257,11 +258,11 @@ class Study:
         ]
 
     def optuna_trial(self, number: int) -> FrozenTrial:
-        """The Optuna trial with a number."""
+        """The Optuna trial with this number."""
         return get_trial(self.optuna_study, number)
 
     def optuna_trials(self, states: tuple[TrialState, ...] | None = None) -> list[FrozenTrial]:
-        """All Optuna trials, or those in some states; not to be changed."""
+        """All Optuna trials, or those in the given states. They are not copies: do not change them."""
         return self.optuna_study.get_trials(deepcopy=False, states=states)
 
     def _read(self, trial: FrozenTrial) -> Trial:

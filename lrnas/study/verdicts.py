@@ -1,9 +1,9 @@
 """Verdicts: whether a search found better networks than the paper's, given the noise between seeds.
 
-Each network of the paper is compared with every retrained network of the search that costs no more, in any of the
-search's objectives that are known of retrained networks: multiply-accumulates and parameters. Other networks of the
-paper are left out, since a search gets no credit for them. Seeds of the space, which every search trains, are compared,
-and the verdict says so.
+Each network of the paper is compared with every retrained network of the search that costs no more. Costs are
+multiply-accumulates and parameters, as far as they were objectives of the search; the latency of retrained networks is
+not known. Other networks of the paper are left out, since a search gets no credit for them. Seeds of the space, which
+every search trains, are compared, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ class Verdict:
 
     point: str
     kind: Kind
-    """Dominated: some network found costs no more and is significantly better. Matched: the best network found that
-    costs no more does not differ significantly. Not reached: the point is significantly better than the best of them,
-    or there is none. Unknown: the point or the best of them has too few runs to know the noise, or runs without any."""
+    """Rivals are the networks that the search found and that cost no more than the point. Dominated: a rival is
+    significantly better. Matched: the best rival does not differ significantly. Not reached: the point is significantly
+    better than the best rival, or there is none. Unknown: the noise is not known, because the point or the best rival
+    has fewer than two runs or all runs gave the same accuracy; or no rival is tested yet."""
     rival: Final | None = None
-    """If dominated: the cheapest network that dominates. Otherwise the best network that costs no more."""
+    """If dominated: the cheapest rival that dominates. Otherwise the best rival."""
     share: float | None = None
     """Multiply-accumulates of the rival as a share of the point's."""
     difference: float | None = None
@@ -55,17 +56,17 @@ class Verdict:
     p: float | None = None
     """Corrected p-value of the test that the rival is better; if not reached, p-value that the point is better."""
     compared: int = 0
-    """Number of networks found that cost no more and have enough runs."""
+    """Number of rivals with at least two tested runs."""
     runs: int = 0
     """Number of runs of the point or of the rival, whichever has fewer."""
     untested: int = 0
-    """Number of networks found that cost no more and have no tested run."""
+    """Number of rivals without a tested run."""
     single: int = 0
-    """Number of networks found that cost no more and have one tested run, which shows no noise."""
+    """Number of rivals with a single tested run, which says nothing about noise."""
     gone: int = 0
-    """Number of the untested networks whose runs all diverged."""
+    """Number of untested rivals whose runs all diverged."""
     final: Final | None = None
-    """The point's own runs."""
+    """The point with its runs."""
     shares: Mapping[str, float] = field(default_factory=dict)
     """Each compared cost of the rival, as a share of the point's."""
     not_compared: tuple[str, ...] = ()
@@ -102,12 +103,12 @@ class Verdict:
                 "not reached": "the best that costs no more",
                 "unknown": "the noise between seeds is unknown"
                 if self.runs < 2
-                else "no noise to see, as all runs of either came out the same",
+                else "all runs of each network gave the same accuracy, so the noise is unknown",
             }[self.kind]
         if self.untested:
             diverged = f"; {self.gone} diverged in every run" if self.gone else ""
             return f"none of the {self.untested} that cost no more was tested{diverged}"
-        return "no run of it was tested" if self.kind == "unknown" else "no network found costs no more"
+        return "no run of it was tested" if self.kind == "unknown" else "the search found no network that costs no more"
 
     def remarks(self) -> list[str]:
         """Remarks on what the numbers do not show: seeds of the space, diverged or missing runs, unknown costs."""
@@ -123,7 +124,7 @@ class Verdict:
             others = [f"{waiting} not tested"] if waiting else []
             others += [f"{self.gone} diverged in every run"] if self.gone else []
             others += [f"{self.single} tested by one run"] if self.single else []
-            told += [f"of those that cost no more, {' and '.join(others)}"] if others else []
+            told += [f"of the networks that cost no more, {' and '.join(others)}"] if others else []
         return told + ([f"{' and '.join(self.not_compared)} was not compared"] if self.not_compared else [])
 
     @property
@@ -164,10 +165,10 @@ class Verdict:
 
 
 def judge(finals: Sequence[Final]) -> list[Verdict]:
-    """Judge a search by its networks that were trained again.
+    """Compare the retrained networks of a search with the paper's networks.
 
     Args:
-        finals: Networks trained with one recipe, also those that are not tested yet: they may still reach a point.
+        finals: All networks of one retraining, also those that are not tested yet.
 
     Returns:
         One verdict per network of the paper, cheapest first.
@@ -224,8 +225,8 @@ def _find_rival(point: Final, cheaper: Sequence[Final]) -> tuple[Kind, Final, fl
     if better := [i for i, p in enumerate(corrected) if p < SIDE]:
         i = min(better, key=lambda i: (able[i].cheapest_first[0], -_mean(able[i])))
         return "dominated", able[i], corrected[i], len(able)
-    is_still = not _vary(best, point) and _known(best)[0] != _known(point)[0]
-    if best not in able or is_still:  # a single run ahead of all others may be luck, or not
+    is_noiseless = not _vary(best, point) and _known(best)[0] != _known(point)[0]
+    if best not in able or is_noiseless:  # a single run that is ahead of all others may be luck
         return "unknown", best, None, len(able)
     behind = _p_better(point, best)
     if behind < SIDE:
@@ -260,10 +261,10 @@ def _interval(one: Final, other: Final) -> tuple[float, float] | None:
 
 
 def _welch(one: Final, other: Final, alternative: str) -> Any:
-    from scipy import stats  # takes a second, which reading verdicts does not need
+    from scipy import stats  # takes a second to import, and verdicts can be read without it
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that one of the two has no variance
+        warnings.simplefilter("ignore")  # SciPy warns if one of the two has no variance
         return stats.ttest_ind(_known(one), _known(other), equal_var=False, alternative=alternative)
 
 

@@ -23,7 +23,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_models_shows_thirteen_exact_and_one_explained(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "models")
     assert code == 0
-    assert "13 of 14 networks come out exactly." in out
+    assert "13 of 14 networks have exactly the published counts." in out
     assert "vgg-gmp-lr-lde: As printed" in out
     assert "-519,624,720" in out and "6,336,823,656" in out
 
@@ -176,7 +176,7 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str],
             "unknown option '--num-epochs'; did you mean --min-epochs or --epochs",
         ),
         (["plot", "parteo"], "unknown picture 'parteo'; did you mean pareto? (see `lrnas plot --help`)"),
-        (["retrain", "s", "--trials", "one"], "--trials takes numbers of trials with commas between; got 'one'"),
+        (["retrain", "s", "--trials", "one"], "--trials takes numbers of trials separated by commas; got 'one'"),
     ],
 )
 def test_usage_errors_get_one_line_and_exit_code_2(

@@ -129,7 +129,7 @@ def test_a_database_that_stays_away(tmp_path: Path, postgres: Postgres) -> None:
         postgres.start()
     assert search.process.returncode == 2 and not left, log
     assert log.splitlines()[-1].startswith("lrnas: the storage postgresql") and "Traceback" not in log
-    assert "given up after 3 s; nothing is lost: the same command goes on when it is back" in log.splitlines()[-1]
+    assert "given up after 3 s; nothing is lost: when it is back, the same command continues" in log.splitlines()[-1]
     before = {row.number: row.datetime_complete for row in trials(url) if row.state.is_finished()}
     again = Search(tmp_path, *options)
     log = again.end()

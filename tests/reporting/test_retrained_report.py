@@ -42,7 +42,7 @@ def test_verdicts_come_as_sentences_and_in_parts(again: tested.Tested) -> None:
     assert (nin["kind"], nin["trial"]) == ("dominated", FOUND) and nin["difference"] == pytest.approx(0.042)
     assert nin["interval"][0] < 0.042 < nin["interval"][1] and 0 < nin["p"] < 0.05
     matched = verdicts["nin-c3"]
-    assert matched["p"] is None and matched["note"].startswith("as far as 2 runs tell; of those that cost no more, 1")
+    assert matched["p"] is None and matched["note"].startswith("as far as 2 runs tell; of the networks that cost no")
     for verdict in verdicts.values():
         assert verdict["sentence"].startswith(verdict["point"]) and verdict["point"] not in verdict["note"]
 
@@ -80,7 +80,7 @@ def test_a_verdict_without_a_rival_says_why(again: tested.Tested) -> None:
     points = tuple(final for final in again.retrained.finals if final.point is not None)
     (first, *_) = tested.Tested(again.retrained, tuple(judge(points))).to_dict()["verdicts"]
     assert (first["kind"], first["rival"]) == ("not reached", None)
-    assert first["note"] == "no network found costs no more; 1 of its 2 runs diverged"
+    assert first["note"] == "the search found no network that costs no more; 1 of its 2 runs diverged"
 
 
 def test_nothing_to_compare_with_is_said(again: tested.Tested) -> None:

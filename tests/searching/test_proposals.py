@@ -413,7 +413,7 @@ def test_latency_is_an_objective_like_others() -> None:
     assert "latency" in proposals.study.to_pandas() and "latency" not in make_proposals().study.to_pandas()
     fastest = min(trial.latency for trial in proposals.study.trials() if trial.status == "completed")
     assert proposals.study.best(max_latency=fastest).latency == fastest
-    with pytest.raises(StudyError, match="knows no latencies"):
+    with pytest.raises(StudyError, match="has no latencies"):
         make_proposals().study.best(max_latency=1.0)
     assert proposals.study.at_epoch(0, 1)[0] == [proposals.study.trials()[0].latency]
 

@@ -409,7 +409,7 @@ def test_the_export_command_is_quoted_for_a_shell(capsys: pytest.CaptureFixture[
     finish(runs, 0.9)
     retrained = read_retrained(runs.study)
     assert retrained is not None
-    lines = {"my nets@fast": "lrnas export 'my nets@fast:NETWORK' (of", "a[b]@fast": "lrnas export 'a[b]@fast:NETWORK'"}
+    lines = {"my nets@fast": "lrnas export 'my nets@fast:NETWORK' (", "a[b]@fast": "lrnas export 'a[b]@fast:NETWORK'"}
     for name, line in lines.items():
         _print_finals(replace(runs.study, name=name), retrained, [], "", Whereabouts())
         assert line in capsys.readouterr().out
@@ -423,10 +423,10 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     enqueue(runs, _choose(study, (0, 1), False, True), range(1, 3))
     for _ in range(6):
         finish(runs, 0.9)
-    with pytest.raises(StudyError, match=r"networks of s that were trained again; `lrnas retrain s@fast --studies /"):
+    with pytest.raises(StudyError, match=r"a retraining of s; `lrnas retrain s@fast --studies /"):
         open_study("s@fast", studies=studies)
     assert open_study("s@fast", studies=studies, allow_retraining=True).counts() == {"completed": 6, "waiting": 4}
-    with pytest.raises(StudyError, match="a study's name has no @"):
+    with pytest.raises(StudyError, match="a study's name must not contain @"):
         search("nin", budget=1, name="s@fast", data="digits", studies=studies)
     with pytest.raises((InvalidObjectives, UnknownName)):
         pick_objectives(["test_accuracy", "macs"])
@@ -440,7 +440,7 @@ def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[
     assert main(["retrain", "s@fast", "--studies", str(studies)]) == 0
     out = capsys.readouterr().out
     again = f"lrnas retrain s --studies {studies}"
-    assert f"Runs that are not done: 4; `{again}` with its options goes on with them." in out
+    assert f"Runs that are not done: 4; `{again}` with its options continues them." in out
     assert f"Weights: lrnas export s@fast:NETWORK --studies {studies} (" in out
     assert "Test: Welch's t-test" in out and "front, paper" in out
     (row,) = (line for line in out.splitlines() if line.startswith("nin  "))
@@ -463,14 +463,14 @@ def test_the_front_is_by_means_and_shows_numbers_of_runs(tmp_path: Path, capsys:
     shown = ["retrain", "s@fast", "--studies", str(tmp_path)]
     assert main(shown) == 0
     out = capsys.readouterr().out
-    assert "The front is by these means" in out and "fewer runs" not in out  # all networks have the same number of runs
+    assert "The front compares these means" in out and "fewer runs" not in out  # all have as many runs
     enqueue(runs, _choose(study, (0,), False, False), range(1, 4))
     finish(runs, 0.7)
     finish(runs, 0.6)
     assert main(shown) == 0
     marks = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if " " in line.strip()}
     assert marks["1"].rstrip().endswith("1  front by fewer runs") and "front" not in marks["0"]
-    assert "one may be there, or another not, by luck" in marks["fewer"]
+    assert "may be on the front by luck" in marks["fewer"]
 
 
 def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,7 @@ def test_a_space_may_be_named_instead_of_a_study_file(tmp_path: Path) -> None:
         ('space = "nin"\nbudget = 2\nset = 3', "{}: set takes FIELD=VALUE; got 3; for example lr=0.05"),
         ('space = "nin"', "a search needs a budget; got none; give --budget, or a study file that sets it"),
         ("budget = 2", "a search needs a space; got none"),
-        ('space = "nin"\nbudget = 0', "the budget is a number of networks, at least 1; got 0"),
+        ('space = "nin"\nbudget = 0', "the budget must be at least 1 network; got 0"),
         ("space = nin", "{}: not TOML, "),
         (None, "cannot read {}: No such file or directory; give a study file or a space"),
     ],

@@ -85,7 +85,7 @@ def test_of_a_database_that_others_use_only_the_study_goes(tmp_path: Path) -> No
     with pytest.raises(StudyError, match="the storage has no study 's'; known: t, u"):
         delete_study("s", storage=url, studies=tmp_path)
     for name in ("../s", "..", ""):
-        with pytest.raises(StudyError, match="a study's name is that of a folder"):
+        with pytest.raises(StudyError, match="a study's name must be the name of a folder"):
             delete_study(name, studies=tmp_path)
     with pytest.raises(UnknownName):
         delete_study("s", studies=tmp_path)

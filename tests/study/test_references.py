@@ -49,5 +49,5 @@ def test_a_network_without_a_run_that_is_done(tmp_path: Path) -> None:
     study = make_search(tmp_path / "s")
     runs = retraining(study)
     enqueue(runs, _choose(study, (0,), False, True), range(1, 2))
-    with pytest.raises(LrnasError, match="s@fast has none of nin-c3; name another network"):
+    with pytest.raises(LrnasError, match="s@fast has no finished run of nin-c3; name another network"):
         find_network("s@fast:nin-c3", tmp_path)

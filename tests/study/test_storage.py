@@ -195,7 +195,7 @@ def test_a_locked_database_is_waited_for(kept: Kept, tmp_path: Path, caplog: pyt
 def test_a_full_disk_ends_the_search(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
     event.listen(kept.storage.engine, "connect", lambda connection, _: connection.execute("PRAGMA max_page_count = 1"))
     kept.storage.engine.dispose()  # the file may not grow any more
-    with pytest.raises(StorageError, match="cannot be used: database or disk is full; mend it, then the same command"):
+    with pytest.raises(StorageError, match="cannot be used: database or disk is full; repair it, then the same"):
         kept.study.set_user_attr("long", "x" * 100_000)
     assert not caplog.messages
 
@@ -252,7 +252,7 @@ def test_a_study_that_cannot_be_opened(how: str, tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("content", [b"none", b"none\n", b"none\nnone\n", b'{"a": 1}\n', b"[1]\n", b"\xff\xfe\n\xff\n"])
 def test_what_is_no_journal_is_left_as_it_is(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(content)
-    with pytest.raises(StorageError, match=r"cannot be read: it is not a journal of Optuna \(.*\); mend it, or"):
+    with pytest.raises(StorageError, match=r"cannot be read: it is not a journal of Optuna \(.*\); repair it, or"):
         open_storage(f"journal:{tmp_path / 'journal'}", tmp_path)
     assert (tmp_path / "journal").read_bytes() == content
 

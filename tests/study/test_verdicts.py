@@ -64,7 +64,9 @@ def test_to_dominate_is_to_cost_no_more_in_any_of_the_search_s_objectives() -> N
     assert "dominated by large at 0.200 of its MACs: " in str(found)
     assert str(found).endswith("; latency was not compared.") and found.not_compared == ("latency",)
     alone = verdict(replace(point, costs=("params", "latency")))
-    assert str(alone) == "paper-net: not reached, no network found costs no more; latency was not compared."
+    assert str(alone) == (
+        "paper-net: not reached, the search found no network that costs no more; latency was not compared."
+    )
 
 
 def test_many_candidates_must_be_better_by_more() -> None:
@@ -100,7 +102,7 @@ def test_matched_and_not_reached() -> None:
     assert "not reached; the best that costs no more is far at 0.400 of its MACs: -40.00 points" in str(behind)
     nothing = verdict(POINT, final("dear", 101, 0.99, 0.99))
     assert (nothing.kind, nothing.rival) == ("not reached", None)
-    assert str(nothing) == "paper-net: not reached, no network found costs no more."
+    assert str(nothing) == "paper-net: not reached, the search found no network that costs no more."
 
 
 def test_one_seed_tells_nothing_of_noise() -> None:
@@ -117,13 +119,13 @@ def test_one_run_that_is_ahead_of_those_compared_leaves_it_open() -> None:
     beaten, ahead = final("beaten", 20, 0.79), final("ahead", 30, 0.95)
     told = verdict(POINT, behind, beaten)
     assert (told.kind, told.rival, told.single, told.compared) == ("not reached", behind, 1, 1)
-    assert str(told).endswith("; of those that cost no more, 1 tested by one run.") and told.to_dict()["single"] == 1
+    assert str(told).endswith("networks that cost no more, 1 tested by one run.") and told.to_dict()["single"] == 1
     for best in (behind, final("near", 40, 0.895, 0.905, 0.93)):  # not reached, or matched, without the one
         found = verdict(POINT, best, beaten, ahead, final("waits", 10))
         assert (found.kind, found.rival, found.p, found.interval) == ("unknown", ahead, None, None)
         assert (found.compared, found.runs, found.single, found.untested) == (1, 1, 2, 1)
         assert "no verdict, the noise between seeds is unknown; ahead at 0.300 of its MACs: +4.00 points" in str(found)
-        assert str(found).endswith("; of those that cost no more, 1 not tested and 2 tested by one run.")
+        assert str(found).endswith("; of the networks that cost no more, 1 not tested and 2 tested by one run.")
     better = final("better", 50, 0.94, 0.945, 0.95)
     assert (verdict(POINT, better, ahead).kind, verdict(POINT, better, ahead).rival) == ("dominated", better)
     tie = final("tie", 30, better.mean)
@@ -137,7 +139,7 @@ def test_ties_and_runs_that_all_come_out_the_same() -> None:
     still = verdict(final("p", 100, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.95))
     assert (still.kind, still.p, still.interval) == ("unknown", None, None)
     assert still.difference == pytest.approx(0.05)
-    assert "no noise to see, as all runs of either came out the same; r" in str(still)
+    assert "all runs of each network gave the same accuracy, so the noise is unknown; r" in str(still)
     same = verdict(final("p", 100, 0.9, 0.9, 0.9, point="n"), final("r", 50, 0.9, 0.9))
     assert (same.kind, same.p, same.interval) == ("matched", 1.0, None)
     far = final("far", 40, 0.5, 0.51)  # shows noise, and is not the best
@@ -189,7 +191,7 @@ def test_runs_that_diverged_are_told() -> None:
     assert (none.kind, none.untested, none.gone) == ("unknown", 2, 1)
     assert str(none) == "paper-net: unknown, none of the 2 that cost no more was tested; 1 diverged in every run."
     some = verdict(POINT, gone, final("waits", 10), final("far", 40, 0.5, 0.51, 0.52))
-    assert str(some).endswith("; of those that cost no more, 1 not tested and 1 diverged in every run.")
+    assert str(some).endswith("; of the networks that cost no more, 1 not tested and 1 diverged in every run.")
     lost = verdict(replace(final("p", 100, point="n"), diverged=3), lucky)
     assert str(lost) == "n: unknown, no run of it was tested; 3 of its 3 runs diverged."
 
@@ -201,7 +203,7 @@ def test_what_was_not_tested_is_not_beaten() -> None:
     assert str(waiting) == "paper-net: unknown, none of the 2 that cost no more was tested."
     some = verdict(POINT, final("a", 10), final("far", 40, 0.5, 0.51, 0.52))
     assert (some.kind, some.untested, some.to_dict()["untested"]) == ("not reached", 1, 1)
-    assert str(some).endswith("; of those that cost no more, 1 not tested.")
+    assert str(some).endswith("; of the networks that cost no more, 1 not tested.")
     assert str(verdict(final("p", 100, point="n"), final("a", 10))) == "n: unknown, no run of it was tested."
 
 
