@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PICTURES = ("pareto", "history", "allocation", "curves")
 FORMS = ("png", "svg")
-"""Formats of the figures beside a page."""
+"""Formats of the figures of a report."""
 
 
 def add_commands(commands: Any) -> None:

@@ -158,8 +158,8 @@ class SearchSettings:
     epochs: int | None = setting(WHOLE, "N")
     """Train a network for N epochs unless it is stopped early (default: the recipe's; 3 on digits)."""
     set: Mapping[str, Any] | None = setting(CHANGES, "FIELD=VALUE")
-    """Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); repeat it for more; in a study file a table, in
-    Python a mapping."""
+    """Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); may be given several times. A table in a study
+    file, a mapping in Python."""
     min_epochs: int | None = setting(WHOLE, "N")
     """Train every network for at least N epochs before early stopping (default: one ninth of --epochs)."""
     batch_norm: bool | None = setting(FLAG, "", True)

@@ -34,7 +34,7 @@ Difference = tuple[str, Any, Any]
 
 
 class StudyError(LrnasError):
-    """A study cannot be used as asked."""
+    """A study cannot be used in the requested way."""
 
 
 class OtherSettings(StudyError):

@@ -24,9 +24,9 @@ LEVEL = 0.05
 SIDE = LEVEL / 2
 """Significance level of a one-sided test: a single comparison is significant if its interval excludes zero."""
 TEST = (
-    f"Welch's t-test on test accuracies over seeds, either side at level {SIDE:g}, Holm-corrected for `dominated` over "
-    "the networks found that cost no more, within each of the paper's networks; intervals are Welch's, two-sided, "
-    "95 %, for one comparison; all this holds for a number of seeds that is fixed beforehand"
+    f"Welch's t-test on test accuracies over seeds, one-sided at level {SIDE:g}; for `dominated`, p-values are "
+    "Holm-corrected over all networks found that cost no more than the paper's network; intervals are Welch's, "
+    "two-sided, 95 %, for one comparison; the levels hold only if the number of seeds is fixed beforehand"
 )
 """Description of the test, to be shown beside verdicts."""
 
