@@ -200,7 +200,7 @@ def test_scale_and_pool(size: tuple[int, int], channels: int, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("channels", [16, 20])
-def test_weights_may_lie_anyhow(channels: int) -> None:
+def test_weights_in_any_memory_layout(channels: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, channels, 6, 5, device=DEVICE).to(HALF)
     weights = [torch.randn(num, channels, *kernel, device=DEVICE) for num, kernel in ((8, (3, 1)), (16, (1, 3)))]
@@ -471,7 +471,7 @@ def test_networks_that_a_search_meets(name: str, seed: int) -> None:
     assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-2 * exact.norm()
 
 
-def test_what_is_watched_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_with_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     use_everywhere(monkeypatch)
     calls = count_calls(monkeypatch)
     module = CompositeConv2d(8, {(3, 1): 8, (1, 3): 8}, 3, padding=1, join=4).to(DEVICE)

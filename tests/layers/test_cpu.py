@@ -16,7 +16,7 @@ def run(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["vgg-gmp-lr-join", "vgg-gmp-sf", "googlenet-lr-conv1", "nin-c3-lr"])
-def test_networks_give_what_they_gave(name: str) -> None:
+def test_accelerated_networks_compute_the_same(name: str) -> None:
     torch.manual_seed(0)
     model, x = create_model(get_point(name).architecture, 10).eval(), torch.randn(2, 3, 64, 64)
     wanted = run(model, x)

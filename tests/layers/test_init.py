@@ -51,7 +51,7 @@ def test_composite_rule_keeps_the_variance_of_gradients(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "per_layer"), [("halves", 2.0), ("mixed", 3.0)])
-def test_per_group_fan_out_runs_away(kind: str, per_layer: float) -> None:
+def test_gradients_grow_with_fan_out_per_group(kind: str, per_layer: float) -> None:
     """Every one of n groups takes itself for the whole layer: the variance grows n-fold at each."""
     growth = gradient_growth(make_stack(kind), "fan_out", seed=0)
     assert growth[-1] ** (1 / (DEPTH - 1)) == pytest.approx(per_layer, rel=0.1)

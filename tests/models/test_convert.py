@@ -137,7 +137,7 @@ def test_replacement_keeps_geometry_place_and_type() -> None:
     assert model(x).shape == shape
 
 
-def test_what_would_be_lost_is_not_replaced() -> None:
+def test_convolutions_with_shared_weights_or_hooks_are_not_replaced() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
     model[1].weight = model[0].weight
     nn.utils.spectral_norm(model[2])

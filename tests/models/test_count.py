@@ -38,7 +38,7 @@ def test_grouped_and_depthwise() -> None:
     ]
 
 
-def test_what_is_no_layer_is_not_left_out() -> None:
+def test_operations_outside_layers_are_counted() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -59,7 +59,7 @@ def test_built_models_count_the_same(name: str) -> None:
         assert cost.paper_multiply_acc() == point.published.multiply_acc
 
 
-def test_the_one_that_does_not_come_out_is_shown_and_explained() -> None:
+def test_the_network_with_other_counts_has_an_explanation() -> None:
     point = get_point("vgg-gmp-lr-lde")
     counted = point.count()
     assert (counted.multiply_acc, counted.params) == (504_414_208 + 13_320, 24_071_752)

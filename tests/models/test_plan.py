@@ -136,7 +136,7 @@ def test_one_network_one_id() -> None:
     assert canonical_id(Architecture("timm:xception")) == canonical_id(Architecture("timm:legacy_xception"))
 
 
-def test_ids_are_for_ever() -> None:
+def test_ids_do_not_change_between_versions() -> None:
     """They stand in studies: a change of these is a change of version."""
     assert canonical_id(Architecture("vgg11")) == "vgg11-7d7a72984580"
     assert canonical_id(Architecture("nin", {"*": HALF}, batch_norm=True)) == "nin-a10e52d29cdb"

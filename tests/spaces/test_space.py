@@ -105,7 +105,7 @@ def test_every_combination_is_a_network_and_comes_back(point: tuple[SearchSpace,
 
 @settings(deadline=None, max_examples=20)
 @given(points(spaces=("timm:resnet18",)))
-def test_so_it_is_for_timm_models(point: tuple[SearchSpace, dict[str, Any]]) -> None:
+def test_every_combination_for_timm_models_comes_back(point: tuple[SearchSpace, dict[str, Any]]) -> None:
     space, params = point
     architecture = space.architecture(params)
     assert make_plan(architecture).cost.macs > 0
@@ -295,7 +295,7 @@ def test_unknown_names_get_the_closest() -> None:
         load_space("nowhere.toml")
 
 
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_a_user_file(tmp_path: Path) -> None:
     space = load(tmp_path, OWN)
     assert (space.name, space.granularity, space.baseline) == ("own", "layer", None)
     assert [(parameter.name, parameter.ordered) for parameter in space.parameters] == [
