@@ -20,7 +20,8 @@ class _Stderr(logging.Handler):
 
 
 def show_messages() -> None:
-    """Write messages to stderr, unless the logger `lrnas` already has a handler."""
+    """Show messages on stderr, unless the program that uses lrnas has given the logger `lrnas` a handler."""
     if not logger.handlers:
         logger.addHandler(_Stderr())
+    if all(isinstance(handler, _Stderr) for handler in logger.handlers):
         logger.setLevel(logging.INFO)

@@ -1,0 +1,32 @@
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from lrnas._messages import logger, show_messages
+
+
+@pytest.fixture(autouse=True)
+def untouched_logger() -> Iterator[None]:
+    """The logger as it is before anything is shown; other tests get it back as they left it."""
+    handlers, level = logger.handlers[:], logger.level
+    logger.handlers, logger.level = [], logging.NOTSET
+    yield
+    logger.handlers = handlers
+    logger.setLevel(level)
+
+
+def test_messages_are_shown_once_however_often_it_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    show_messages()
+    logger.setLevel(logging.WARNING)  # somebody else's doing
+    show_messages()
+    logger.info("one line")
+    assert capsys.readouterr().err == "one line\n"
+
+
+def test_a_program_that_handles_messages_itself_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = logging.NullHandler()
+    logger.addHandler(handler)
+    show_messages()
+    logger.info("one line")
+    assert capsys.readouterr().err == "" and logger.handlers == [handler] and logger.level == logging.NOTSET
