@@ -22,13 +22,14 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
+from lrnas._differences import list_differences
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, OutsideSpace
 from lrnas.models.plan import canonical_id
 from lrnas.searching.mutate import mutate
 from lrnas.spaces.space import SearchSpace
 from lrnas.study.ledger import Ledger
-from lrnas.study.manifest import FREE, StudyError, differences, list_differences
+from lrnas.study.manifest import FREE, StudyError
 from lrnas.study.objectives import Costs, Limits
 from lrnas.study.study import Study, Summary
 
@@ -156,10 +157,8 @@ class Proposals(Queue):
             {key: value for key, value in study.manifest.items() if key not in (*FREE, "space", "reference")}
             for study in (self.study, other)
         )
-        if found := list(differences(theirs, mine)):
-            raise StudyError(
-                f"{other.name} was trained under other conditions: {list_differences(found)}; start without it"
-            )
+        if found := list_differences(theirs, mine):
+            raise StudyError(f"{other.name} was trained under other conditions: {found}; start without it")
         known = {trial.user_attrs.get("id") for trial in self.study.optuna_trials() if trial.values is not None}
         names = {canonical_id(network): name for name, network in self.space.points.items()}
         number = 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.trial import TrialState
 
+from lrnas._differences import find_differences, list_differences
 from lrnas._messages import logger
 from lrnas.data.names import is_stream, shown_name
 from lrnas.errors import LrnasError
@@ -29,8 +30,6 @@ FREE = ("source", DATA_NAME, CLASSES, SETTINGS)
 """Manifest keys that may change without a conflict."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """Manifest entries that are measured: a study keeps those that were measured when it was begun."""
-
-Difference = tuple[str, Any, Any]
 
 
 class StudyError(LrnasError):
@@ -72,14 +71,15 @@ def check_manifest(
     for part, key in MEASURED:
         if key in stored.get(part, {}) and key in wanted.get(part, {}):
             wanted[part][key] = stored[part][key]
-    if found := list(differences(stored | {key: wanted.get(key) for key in FREE}, wanted)):
-        changed = {where for where, _, _ in found}
+    compared = stored | {key: wanted.get(key) for key in FREE}
+    if found := list_differences(compared, wanted):
+        changed = {where for where, _, _ in find_differences(compared, wanted)}
         if "data" in changed:
             advice = f"it was begun with other images, those of {data_name(stored)}; {advice}"
         if RETRAINS not in stored and "space.divisor" in changed:
             divisor = stored["space"].get("divisor", 1)
             advice = f"--divisor {divisor} rounds filter counts as the study does; {advice}"
-        raise OtherSettings(study.study_name, list_differences(found), advice)
+        raise OtherSettings(study.study_name, found, advice)
     return dict(wanted)
 
 
@@ -112,18 +112,3 @@ def keep_limits(study: optuna.Study, limits: Mapping[str, float]) -> None:
 def _show_limits(limits: Mapping[str, float]) -> str:
     """Limits as options of the command line."""
     return " ".join(f"--{name.replace('_', '-')} {value:.12g}" for name, value in limits.items()) or "no limits"
-
-
-def list_differences(found: list[Difference]) -> str:
-    """The first differences, in words."""
-    listed = "; ".join(f"{where} was {repr(old)[:60]}, now {repr(new)[:60]}" for where, old, new in found[:4])
-    return listed + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
-
-
-def differences(old: Any, new: Any, where: str = "") -> Iterator[Difference]:
-    """The places where two nested mappings differ, with both values."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            yield from differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
-    elif old != new:
-        yield where, old, new

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from lrnas._differences import list_differences
 from lrnas._files import write_atomically
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError
@@ -134,7 +135,7 @@ def recorded_curve(folder: Path) -> list[dict[str, Any]]:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Describe the first difference between the identities of two runs; "" if there is none.
+    """Describe the first differences between the identities of two runs; "" if there is none.
 
     Recipe fields that did not exist when a run was recorded have their default values in the comparison, because the
     run was made that way.
@@ -143,14 +144,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         before: Identity of the recorded run.
         now: Identity of the new run.
     """
-    for key in sorted({**before, **now}):
-        old, new = before.get(key), now.get(key)
-        if key == "recipe" and old and new:
-            old, new = Recipe.complete(old), Recipe.complete(new)
-            changed = [name for name in sorted({**old, **new}) if old.get(name) != new.get(name)]
-            if changed:
-                listed = ", ".join(f"{name} {old.get(name)!r}, not {new.get(name)!r}" for name in changed)
-                return f"its recipe has {listed}"
-        elif old != new:
-            return f"its {key} is {old!r}, not {new!r}"
-    return ""
+    before, now = (
+        {**one, "recipe": Recipe.complete(one["recipe"])} if one.get("recipe") else one for one in (before, now)
+    )
+    return list_differences(before, now)

@@ -131,7 +131,7 @@ def test_neither_a_study_nor_a_checkpoint_continues_with_other_images(tmp_path: 
     after = load(root).identity
     with pytest.raises(StudyError, match="data was"):
         check_manifest(study, {**settings, "data": after})
-    assert difference({"data": before}, {"data": after}) == f"its data is {before!r}, not {after!r}"
+    assert difference({"data": before}, {"data": after}) == f"data was {repr(before)[:60]}, now {repr(after)[:60]}"
 
 
 def broken(root: Path, how: str) -> Path:

@@ -222,7 +222,7 @@ def test_a_checkpoint_that_does_not_fit_is_the_machine_s_fault(tmp_path: Path) -
     run = make_run(tmp_path, identity={"seed": 0})
     run.keep(other=nn.Linear(2, 2))
     run.report(0.5)
-    with pytest.raises(CheckpointError, match="its seed is 0, not 1"):
+    with pytest.raises(CheckpointError, match="seed was 0, now 1"):
         make_run(tmp_path, identity={"seed": 1}).keep(other=nn.Linear(2, 2))
     with pytest.raises(CheckpointError, match=r"does not fit \(RuntimeError: .*start over"):
         make_run(tmp_path, identity={"seed": 0}).keep(other=nn.Linear(3, 3))

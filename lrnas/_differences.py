@@ -1,0 +1,31 @@
+"""Differences between nested settings, in words: for studies and checkpoints that were begun with other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MAX_LISTED = 4
+"""Number of differences that are listed; the others are counted."""
+
+
+def list_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The first differences, in words, such as "recipe.lr was 0.03, now 0.5"; "" if there are none.
+
+    Args:
+        old: Settings as they were.
+        new: Settings as they are now.
+    """
+    found = list(find_differences(old, new))
+    listed = [f"{where} was {repr(before)[:60]}, now {repr(now)[:60]}" for where, before, now in found[:MAX_LISTED]]
+    more = [f"and {len(found) - MAX_LISTED} more"] if len(found) > MAX_LISTED else []
+    return "; ".join([*listed, *more])
+
+
+def find_differences(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The places where two nested mappings differ, each as its dotted path, the old and the new value."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from find_differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+    elif old != new:
+        yield where, old, new
