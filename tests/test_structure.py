@@ -98,9 +98,12 @@ def test_no_modules_import_each_other() -> None:
 
 
 def test_packages_say_what_they_are_for() -> None:
+    page = (ROOT.parent / "docs" / "structure.md").read_text(encoding="utf-8")
     for path in ROOT.glob("*/__init__.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        assert ast.get_docstring(tree) and len(tree.body) == 1, f"{path.parent.name}: a docstring and nothing else"
+        charter = ast.get_docstring(tree)
+        assert charter and len(tree.body) == 1, f"{path.parent.name}: a docstring and nothing else"
+        assert f"| `{path.parent.name}` | {charter.removesuffix('.')} |" in page
 
 
 def test_no_folder_is_crowded() -> None:

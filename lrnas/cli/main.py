@@ -5,6 +5,7 @@ Results go to stdout, messages to stderr.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -34,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = 0
     try:
         options = make_parser().parse_args(arguments)
+        if (
+            arguments is None and options.is_brief
+        ):  # the process ends after this command, so there is nothing to collect
+            gc.disable()
         code = options.run(options) or 0
         sys.stdout.flush()
     except LrnasError as error:

@@ -50,6 +50,7 @@ def add_command(
     description: str = "",
     *,
     json: bool = True,
+    is_brief: bool = False,
 ) -> Parser:
     """Add a command to the program.
 
@@ -60,12 +61,13 @@ def add_command(
         help: One line for the list of commands.
         description: Text for the help of the command (default: `help`).
         json: Whether it has the option --json.
+        is_brief: Whether it only reads and prints, which takes a second: it then runs without garbage collection.
 
     Returns:
         The parser of the command.
     """
     command: Parser = commands.add_parser(name, help=help, description=description or f"{help.capitalize()}.")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, is_brief=is_brief)
     if json:
         command.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
     return command

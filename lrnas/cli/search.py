@@ -39,6 +39,7 @@ def add_commands(commands: Any) -> None:
         "list the studies, or delete one",
         "List the studies in a folder. With --delete, delete a study with its retrainings, weights and folder, without "
         "confirmation. A study is not deleted while a search works on it.",
+        is_brief=True,
     )
     text = "Delete this study, or STUDY@RECIPE, one of its retrainings"
     add_option(studies, "--delete", TEXT, "STUDY", text)
@@ -48,7 +49,8 @@ def add_commands(commands: Any) -> None:
 
     text = "Show the front of a study: the networks trained in full that no other one beats. A network beats another "
     text += "one if it is at least as good in every objective and better in one."
-    front = add_command(commands, "front", _front, "show the networks of a study that no other one beats", text)
+    help_text = "show the networks of a study that no other one beats"
+    front = add_command(commands, "front", _front, help_text, text, is_brief=True)
     text = "Name of the study, see `lrnas studies` (default: the only study)."
     front.add_argument("study", nargs="?", metavar="STUDY", help=text)
     add_settings(front, "studies", "storage")
