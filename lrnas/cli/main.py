@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = make_parser().parse_args(arguments)
         if (
             arguments is None and options.is_brief
-        ):  # the process ends after this command, so there is nothing to collect
+        ):  # the process ends after this command
             gc.disable()
         code = options.run(options) or 0
         sys.stdout.flush()
