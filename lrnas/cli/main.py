@@ -35,9 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = 0
     try:
         options = make_parser().parse_args(arguments)
-        if (
-            arguments is None and options.is_brief
-        ):  # the process ends after this command
+        if arguments is None and options.is_brief:  # the process ends after this command
             gc.disable()
         code = options.run(options) or 0
         sys.stdout.flush()
