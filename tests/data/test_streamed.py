@@ -380,7 +380,7 @@ def test_a_reproduction_uses_the_test_images_once(
     (pictures / "train" / "red" / "000.png").unlink()
     capsys.readouterr()
     assert main(arguments) == 2
-    assert "holds another run: its data is 'folder:" in capsys.readouterr().err
+    assert "holds another run: data was 'folder:" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
