@@ -108,7 +108,7 @@ def run(
     name = sampler.removesuffix(" unseeded")
     record.sampler = make_sampler(name, seed, proposals)
     if name == sampler:
-        proposals.enqueue({**space.points, **space.seeds})
+        proposals.enqueue({**space.points, **space.uniform})
     noise = np.random.default_rng(seed)
     volumes, seconds = [], []
     for _ in range(trials):

@@ -70,7 +70,7 @@ def fill_study(
 
 def _rows(space: SearchSpace, number: int, objectives: list[str], stopped: float, seed: int) -> list[FrozenTrial]:
     random = np.random.default_rng(seed)
-    named = {**space.points, **space.seeds}
+    named = {**space.points, **space.uniform}
     rows = []
     for i in range(number):
         name = list(named)[i] if i < len(named) else None

@@ -65,7 +65,7 @@ def make_search(folder: Path | None = None, objectives: str = "accuracy,macs") -
     """A search that is over, with four networks, one of them the paper's; all but the last are on the front."""
     proposals = make_proposals(folder, objectives=objectives)
     accuracies = {"lr-x0.25": 0.7, "dense-x0.25": 0.8, "nin-c3-lr": 0.9, "dense-x0.5": 0.75}
-    named = {**SPACE.points, **SPACE.seeds}
+    named = {**SPACE.points, **SPACE.uniform}
     proposals.enqueue({name: named[name] for name in accuracies})
     for accuracy in accuracies.values():
         proposal = proposals.ask()

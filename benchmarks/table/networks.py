@@ -32,11 +32,14 @@ DENSE = {"nin": "nin", "vgg11": "vgg-gmp"}
 NUMBER = {"nin": 420, "vgg11": 260}
 LOWEST, HIGHEST = 0.1, 1.0
 SEED = 20261116
-SEEDS_AT = 96
-"""Index of the space's own seeds (uniform scalings): after the networks that are also trained in full."""
+UNIFORM_AT = 96
+"""Index of the first uniform network of a space: after the networks that are also trained in full."""
 
 Network = dict[str, Any]
-"""Space, index, kind (point, seed, random, front), name, id, macs, params, held_out, architecture: JSON values."""
+"""Space, index, kind (point, seed, random, front), name, id, macs, params, held_out, architecture: JSON values.
+
+The kind "seed" is a uniform network of the space.
+"""
 
 
 def is_held_out(index: int) -> bool:
@@ -78,11 +81,12 @@ def draw_networks(name: str, number: int) -> list[Network]:
     """Draw the first networks of a space's list; a longer list begins with the same networks."""
     space, chance, dense = get_space(name), random.Random(SEED), dense_macs(name)
     found = [make_network(name, point, "point", label, i) for i, (label, point) in enumerate(space.points.items())]
-    known = {network["id"] for network in found} | {canonical_id(seed) for seed in space.seeds.values()}
+    known = {network["id"] for network in found} | {canonical_id(network) for network in space.uniform.values()}
     num_random = 0
     while len(found) < number:
-        if len(found) == SEEDS_AT:
-            found += [make_network(name, s, "seed", n, SEEDS_AT + i) for i, (n, s) in enumerate(space.seeds.items())]
+        if len(found) == UNIFORM_AT:
+            uniform = enumerate(space.uniform.items(), UNIFORM_AT)
+            found += [make_network(name, network, "seed", label, i) for i, (label, network) in uniform]
             continue
         share = LOWEST * (HIGHEST / LOWEST) ** (num_random * 0.6180339887498949 % 1.0)
         architecture = _draw_at(space, chance, share * dense, known)

@@ -95,15 +95,15 @@ def _magnitude(number: int) -> str:
 
 
 def _print_spaces(spaces: list[SearchSpace]) -> None:
-    columns = ("dimension", "size", "points", "seeds")
+    columns = ("parameters", "points", "named", "uniform")
     table = make_table("Search spaces", ["space", "backbone", "granularity"], columns)
     for space in spaces:
-        numbers = (str(space.dimension), _magnitude(space.size), str(len(space.points)), str(len(space.seeds)))
+        numbers = (str(space.dimension), _magnitude(space.size), str(len(space.points)), str(len(space.uniform)))
         table.add_row(space.name, ", ".join(space.backbones), space.granularity, *numbers)
     console = make_console()
     console.print(table)
-    console.print("points: networks of the paper. seeds: uniform scalings. `lrnas spaces NAME` shows what varies.")
-    console.print("Also: timm:MODEL for any CNN of timm, FILE.toml for one of your own (docs/spaces.md).")
+    console.print("A search begins with the named networks, those of the paper, and the uniform ones, in which all layers are alike.")
+    console.print("`lrnas spaces NAME` shows what varies; NAME may also be timm:MODEL or FILE.toml (docs/spaces.md).")
 
 
 def _print_space(space: SearchSpace) -> None:
@@ -122,7 +122,7 @@ def _print_space(space: SearchSpace) -> None:
     console = make_console()
     console.print(table)
     if space.divisor > 1:
-        console.print(f"filter counts: multiples of {space.divisor} where widths allow")
-    for what, names in (("points", space.points), ("seeds", space.seeds), ("left out", space.left_out)):
+        console.print(f"Filter counts are multiples of {space.divisor}, as far as the widths of layers allow.")
+    for what, names in (("named points", space.points), ("uniform networks", space.uniform), ("left out", space.left_out)):
         if names:
             console.print(f"{what}: {', '.join(names)}")

@@ -321,7 +321,7 @@ def check_table(
     latency = Latency(table, *shape)
     networks = latency.some_networks(found, number, seed)
     with _explained_errors():
-        latency = latency.calibrated([*found.points.values(), *found.seeds.values()][:REFERENCES])
+        latency = latency.calibrated([*found.points.values(), *found.uniform.values()][:REFERENCES])
         predicted = [latency.of(network) for network in networks]
         whole = [time for i in range(0, number, REFERENCES) for time in latency.measure(networks[i : i + REFERENCES])]
     macs = [make_plan(network, *shape, check_fit=False).cost.macs for network in networks]

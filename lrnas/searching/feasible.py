@@ -52,7 +52,7 @@ def find_feasible(
         except LrnasError:  # this point makes no valid network, for example at this input size
             return float("inf")
 
-    networks = (*space.points.values(), *space.seeds.values())
+    networks = (*space.points.values(), *space.uniform.values())
     named = sorted((space.params_of(network) for network in networks), key=excess)
     if limits == Limits() or (named and not excess(named[0])):
         return None

@@ -47,7 +47,7 @@ class Proposal:
     """The trial."""
     architecture: Architecture
     point: str | None
-    """Name of the paper's network or of the seed of the space, if it is one."""
+    """Its name, if it is a network of the paper or a uniform network of the space."""
     costs: Costs
     seed: int | None = None
     """Seed of the training; None: the seed of the study."""

@@ -139,7 +139,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
 def _enqueue_first(proposals: Proposals, feasible: dict[str, Any] | None, budget: int) -> None:
     """Enqueue the named networks, a point within the limits, and the trials of drivers that are gone."""
     study = proposals.study
-    proposals.enqueue({**proposals.space.points, **proposals.space.seeds})
+    proposals.enqueue({**proposals.space.points, **proposals.space.uniform})
     if feasible is not None and not study.spent():  # the sampler might not find one by itself
         study.optuna_study.enqueue_trial(feasible)
     proposals.ledger.release_orphans()

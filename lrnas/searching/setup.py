@@ -195,7 +195,7 @@ class SearchTraining:
         }
 
     def _named(self) -> list[Architecture]:
-        named = [*self.space.points.values(), *self.space.seeds.values()]
+        named = [*self.space.points.values(), *self.space.uniform.values()]
         return named or [Architecture(backbone) for backbone in self.space.backbones]
 
 

@@ -31,7 +31,7 @@ from lrnas.spaces.toml_file import CHOICES, GRANULARITIES, Definition, Entry, So
 
 VERSION = 1
 """Version of the format of `SearchSpace.to_dict`."""
-SEED_WIDTHS = (1.0, 0.5, 0.25)
+UNIFORM_WIDTHS = (1.0, 0.5, 0.25)
 """Widths of the seeds, the simple networks with which a search starts and with which its results are compared."""
 DIVISOR = 8
 """Filter counts are multiples of this number in spaces that are derived from a timm model."""
@@ -51,8 +51,8 @@ class SearchSpace:
     """Whether the networks have batch norm. None: they have none, or the norms of the timm model."""
     points: Mapping[str, Architecture] = field(default_factory=dict)
     """Named networks, from the paper or from the user's file."""
-    seeds: Mapping[str, Architecture] = field(default_factory=dict)
-    """Simple networks in the space, by name: dense layers, and half k×1, half 1×k filters, each at several widths."""
+    uniform: Mapping[str, Architecture] = field(default_factory=dict)
+    """Networks whose layers are all alike, by name: all dense, or all half k×1, half 1×k filters, at several widths."""
     baseline: str | None = None
     """The point with which other networks are compared."""
     left_out: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ class SearchSpace:
             "groups": [group.to_dict() for group in self.groups],
             "baseline": self.baseline,
             "points": {name: point.to_dict() for name, point in self.points.items()},
-            "seeds": {name: seed.to_dict() for name, seed in self.seeds.items()},
+            "seeds": {name: network.to_dict() for name, network in self.uniform.items()},  # their name in studies
             "left_out": list(self.left_out),
         }
 
@@ -263,7 +263,7 @@ def _make_space(definition: Definition, granularity: str, batch_norm: bool | Non
     points, left_out = _place_points(space, definition)
     baseline = definition.baseline if definition.baseline in points else None
     space = dataclasses.replace(space, points=points, left_out=left_out, baseline=baseline)
-    return dataclasses.replace(space, seeds=_make_seeds(space))
+    return dataclasses.replace(space, uniform=_uniform_networks(space))
 
 
 def _resolve_backbones(definition: Definition) -> tuple[str, ...]:
@@ -320,9 +320,9 @@ def _inside(space: SearchSpace, point: Architecture) -> Architecture:
     return point
 
 
-def _make_seeds(space: SearchSpace) -> dict[str, Architecture]:
-    """The seeds of a space (see `SearchSpace.seeds`), without networks that are already points."""
-    seeds: dict[str, Architecture] = {}
+def _uniform_networks(space: SearchSpace) -> dict[str, Architecture]:
+    """The uniform networks of a space (see `SearchSpace.uniform`), without those that are already points."""
+    found: dict[str, Architecture] = {}
     known = {canonical_id(point) for point in space.points.values()}
     base: dict[str, Any] = {parameter.name: parameter.neutral for parameter in space.parameters}
     if space.baseline is not None:
@@ -330,21 +330,21 @@ def _make_seeds(space: SearchSpace) -> dict[str, Architecture]:
         base |= {name: own[name] for name in space.choices if name in own}
     home = base.get("backbone", space.backbones[0])
     mixes = [("dense", home, 1.0), *(("lr", backbone, 0.0) for backbone in space.backbones)]
-    for (mix, backbone, square), width in product(mixes, SEED_WIDTHS):
+    for (mix, backbone, square), width in product(mixes, UNIFORM_WIDTHS):
         wanted = {"form": "mixed", "square": square, "vertical": 0.5, "join": "none", "width": width}
-        seed = _uniform(space, {**base, "backbone": backbone}, wanted)
-        if seed is None or (key := canonical_id(seed)) in known:
+        network = _uniform(space, {**base, "backbone": backbone}, wanted)
+        if network is None or (key := canonical_id(network)) in known:
             continue
         known.add(key)
         name = f"{mix}-x{width:g}"
         if backbone.startswith(TIMM) or space.name.startswith(TIMM):  # the widths of a timm model do not vary
             name = "baseline" if mix == "dense" else mix
-        seeds[name if backbone == home else f"{backbone}-{name}"] = seed
-    return seeds
+        found[name if backbone == home else f"{backbone}-{name}"] = network
+    return found
 
 
 def _uniform(space: SearchSpace, base: Mapping[str, Any], wanted: Mapping[str, Any]) -> Architecture | None:
-    """The network in which all groups have the same values; None if it is not in the space."""
+    """The network in which all groups of layers have the same values; None if it is not in the space."""
     params = dict(base)
     for group in space.groups:
         for parameter in group.parameters:

@@ -56,7 +56,7 @@ class Final(OverSeeds):
     costs: tuple[str, ...] = ("macs",)
     """Names of the search's cost objectives, by which networks are compared."""
     known_as: str | None = None
-    """Its name as a seed of the space, if it is one."""
+    """Its name, if it is a uniform network of the space."""
 
     @property
     def known_costs(self) -> dict[str, int]:

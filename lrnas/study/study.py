@@ -42,7 +42,7 @@ class Trial:
     identity: str
     """Canonical id of the architecture."""
     point: str | None
-    """Name of the paper's network or of the seed of the space, if it is one."""
+    """Its name, if it is a network of the paper or a uniform network of the space."""
     macs: int
     params: int
     latency: float | None

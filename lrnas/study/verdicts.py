@@ -2,8 +2,8 @@
 
 Each network of the paper is compared with every retrained network of the search that costs no more. Costs are
 multiply-accumulates and parameters, as far as they were objectives of the search; the latency of retrained networks is
-not known. Other networks of the paper are left out, since a search gets no credit for them. Seeds of the space, which
-every search trains, are compared, and the verdict says so.
+not known. Other networks of the paper are left out, since a search gets no credit for them. Uniform networks of the
+space, with which every search begins, are compared, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class Verdict:
         return "no run of it was tested" if self.kind == "unknown" else "the search found no network that costs no more"
 
     def remarks(self) -> list[str]:
-        """Remarks on what the numbers do not show: seeds of the space, diverged or missing runs, unknown costs."""
+        """Remarks on what the numbers do not show: uniform networks, diverged or missing runs, unknown costs."""
         told = []
         if self.final is not None and self.final.diverged:
             told.append(f"{self.final.diverged} of its {self.final.ended} runs diverged")
         if self.rival is not None:
             if self.rival.known_as is not None:
-                told.append(f"{self.rival.known_as} is a seed of the space, which every search begins with")
+                told.append(f"{self.rival.known_as} is a uniform network, with which every search begins")
             if self.rival.diverged:
                 told.append(f"{self.rival.diverged} of the {self.rival.ended} runs of {self.rival.name} diverged")
             waiting = self.untested - self.gone

@@ -95,8 +95,8 @@ def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "spaces", "nin", "--granularity", "stage")
     assert code == 0 and "left out: nin-c3\n" in out
     assert re.search(r"block3.cccp.width +1/4 to 3/2 in steps of 1/8 +cccp5", out)
-    assert "filter counts: multiples of 8 where widths allow" in out
-    assert "filter counts" not in run(capsys, "spaces", "nin", "--divisor", "1")[1]
+    assert "Filter counts are multiples of 8, as far as the widths of layers allow." in out
+    assert "Filter counts" not in run(capsys, "spaces", "nin", "--divisor", "1")[1]
     _, out, _ = run(capsys, "spaces", "--json")
     assert [(space["name"], space["dimension"]) for space in json.loads(out)] == [
         ("googlenet", 33),

@@ -73,7 +73,7 @@ def test_shares_are_those_of_the_dense_network_also_where_it_was_too_dear(
     assert main(["front", "s", "--studies", str(tmp_path)]) == 0
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if "front" in line}
     for name in ("lr-x0.25", "nin-c3-lr"):
-        network = {**SPACE.points, **SPACE.seeds}[name]
+        network = {**SPACE.points, **SPACE.uniform}[name]
         assert rows[name][5] == f"{cost(network)['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"
 
 
@@ -88,4 +88,4 @@ def test_shares_without_a_network_of_the_paper_are_those_of_the_backbone_as_it_i
     title, *lines = capsys.readouterr().out.strip().splitlines()
     assert title.strip() == "s: the front"
     (row,) = (line.split() for line in lines if line.startswith("lr-x0.25"))
-    assert row[5] == f"{cost(SPACE.seeds['lr-x0.25'])['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"
+    assert row[5] == f"{cost(SPACE.uniform['lr-x0.25'])['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"

@@ -143,7 +143,7 @@ def test_networks_of_a_study(quick: None, tmp_path: Path, capsys: pytest.Capture
     assert main(["profile", "s:0", "s:best", "s:dense-x0.25", "--studies", str(tmp_path), *options]) == 0
     networks = json.loads(capsys.readouterr().out)["networks"]
     assert [network["name"] for network in networks[1:]] == ["s:0", "s:2", "s:1"]  # the third is the most accurate
-    named = {**SPACE.points, **SPACE.seeds}
+    named = {**SPACE.points, **SPACE.uniform}
     for network, name in zip(networks, ("nin", "lr-x0.25", "nin-c3-lr", "dense-x0.25"), strict=True):
         # 8x8 pixels, one channel, ten classes, as in the study; the baseline too
         assert (network["input"], network["macs"]) == (8, cost(named[name])["macs"])

@@ -14,7 +14,7 @@ from lrnas.searching.feasible import find_feasible
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import Costs, Limits
 
-BARE = dataclasses.replace(SPACE, points={}, seeds={})
+BARE = dataclasses.replace(SPACE, points={}, uniform={})
 """The same space without named networks."""
 
 
@@ -66,7 +66,7 @@ def test_exact_costs_decide_where_estimates_break_a_limit() -> None:
 
         return of
 
-    cheapest = min(cost(network)["macs"] for network in SPACE.seeds.values()) / 1e6
+    cheapest = min(cost(network)["macs"] for network in SPACE.uniform.values()) / 1e6
     limits = Limits(max_latency=1.5 * cheapest)
     params = find_feasible(SPACE, limits, timed(2.0), timed(1.0))
     assert params is not None and cost(SPACE.architecture(params))["macs"] / 1e6 == cheapest

@@ -18,7 +18,7 @@ from lrnas.study.pareto import front_indices, hypervolume
 
 def make_seeded(sampler: str = "front", objectives: str = "accuracy,macs", limits: Limits | None = None) -> Proposals:
     proposals = make_proposals(None, limits, objectives, sampler)
-    proposals.enqueue({**SPACE.points, **SPACE.seeds})
+    proposals.enqueue({**SPACE.points, **SPACE.uniform})
     return proposals
 
 
@@ -93,7 +93,7 @@ def test_measurements_that_are_less_sure_count_less() -> None:
 
 
 def test_it_beats_chance_and_trains_nothing_twice() -> None:
-    number = len(SPACE.points) + len(SPACE.seeds) + 25
+    number = len(SPACE.points) + len(SPACE.uniform) + 25
     volumes = {}
     for sampler in ("front", "random"):
         proposals = make_seeded(sampler)
@@ -123,9 +123,9 @@ def test_proposals_keep_to_the_limits_and_the_space() -> None:
 def test_tight_limits_are_kept_from_the_first_proposal_on() -> None:
     """Even before accuracies can be predicted."""
     proposals = make_seeded(limits=Limits(max_macs=600_000))
-    seeds = sum(cost(network)["macs"] <= 600_000 for network in {**SPACE.points, **SPACE.seeds}.values())
-    asked = [proposals.ask() for _ in range(seeds + 4)]
-    assert {proposal.point for proposal in asked[seeds:]} == {None}
+    named = sum(cost(network)["macs"] <= 600_000 for network in {**SPACE.points, **SPACE.uniform}.values())
+    asked = [proposals.ask() for _ in range(named + 4)]
+    assert {proposal.point for proposal in asked[named:]} == {None}
     assert all("point" in trial.user_attrs for trial in proposals.study.optuna_trials((TrialState.PRUNED,)))
 
 
@@ -148,7 +148,7 @@ def test_stopped_and_running_trials_are_observed() -> None:
 
 def test_three_objectives() -> None:
     proposals = make_seeded(objectives="accuracy,macs,params")
-    train(proposals, len(SPACE.points) + len(SPACE.seeds) + 3)
+    train(proposals, len(SPACE.points) + len(SPACE.uniform) + 3)
     assert any(trial.point is None for trial in proposals.study.trials())
 
 
@@ -182,7 +182,7 @@ def test_the_same_seed_proposes_the_same() -> None:
     found = []
     for _ in range(2):
         proposals = make_seeded()
-        train(proposals, len(SPACE.points) + len(SPACE.seeds) + 3)
+        train(proposals, len(SPACE.points) + len(SPACE.uniform) + 3)
         found.append([trial.identity for trial in proposals.study.trials()])
     assert found[0] == found[1]
 
@@ -191,5 +191,5 @@ def test_the_same_seed_proposes_the_same() -> None:
 def test_every_sampler_proposes(name: str) -> None:
     check_sampler(name)
     proposals = make_seeded(name)
-    train(proposals, len(SPACE.points) + len(SPACE.seeds) + 2)
-    assert proposals.study.counts()["completed"] == len(SPACE.points) + len(SPACE.seeds) + 2
+    train(proposals, len(SPACE.points) + len(SPACE.uniform) + 2)
+    assert proposals.study.counts()["completed"] == len(SPACE.points) + len(SPACE.uniform) + 2

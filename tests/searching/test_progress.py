@@ -55,7 +55,7 @@ def test_time_left_depends_on_the_networks_that_wait() -> None:
     proposals = make_proposals()
     proposals.study.manifest["rungs"], proposals.study.manifest["recipe"]["epochs"] = [], 2
     names = ("nin", "nin-c3", "nin-c3-lr", "dense-x0.5", "lr-x0.25")  # the most expensive first, as in a search
-    named = {**SPACE.points, **SPACE.seeds}
+    named = {**SPACE.points, **SPACE.uniform}
     proposals.enqueue({name: named[name] for name in names})
     macs = [cost(named[name])["macs"] for name in names]
     assert proposals.waiting_macs() == macs

@@ -288,7 +288,7 @@ def test_best_within_limits() -> None:
 def test_a_space_in_optuna_s_words() -> None:
     distributions = distributions_of(SPACE)
     assert distributions.keys() == {parameter.name for parameter in SPACE.parameters}
-    for point in (*SPACE.points.values(), *SPACE.seeds.values()):
+    for point in (*SPACE.points.values(), *SPACE.uniform.values()):
         for name, value in SPACE.params_of(point).items():
             assert distributions[name]._contains(distributions[name].to_internal_repr(value))
 

@@ -223,20 +223,20 @@ def test_granularities(name: str, granularity: str, dimension: int, left_out: tu
     assert not set(left_out) & set(space.points) and space.baseline in space.points
 
 
-def test_seeds_are_uniform_scalings() -> None:
+def test_uniform_networks() -> None:
     space = load_space("vgg11", batch_norm=True)
-    assert list(space.seeds) == ["dense-x0.5", "dense-x0.25", "lr-x0.5", "lr-x0.25"]
+    assert list(space.uniform) == ["dense-x0.5", "dense-x0.25", "lr-x0.5", "lr-x0.25"]
     half = Architecture("vgg11", {"*": Allocation(width=0.5)}, pool="max", batch_norm=True)
-    assert canonical_id(space.seeds["dense-x0.5"]) == canonical_id(half)
+    assert canonical_id(space.uniform["dense-x0.5"]) == canonical_id(half)
     space = load_space("nin")
-    assert "nin_3x3-lr-x0.25" in space.seeds and "lr-x1" in space.seeds
-    assert "nin_3x3-lr-x1" not in space.seeds  # it is nin-c3-lr
+    assert "nin_3x3-lr-x0.25" in space.uniform and "lr-x1" in space.uniform
+    assert "nin_3x3-lr-x1" not in space.uniform  # it is nin-c3-lr
     for name in SPACES:
         space = load_space(name)
-        networks = [*space.points.values(), *space.seeds.values()]
+        networks = [*space.points.values(), *space.uniform.values()]
         assert len({canonical_id(network) for network in networks}) == len(networks)
-        for seed in space.seeds.values():
-            assert canonical_id(space.architecture(space.params_of(seed))) == canonical_id(seed)
+        for network in space.uniform.values():
+            assert canonical_id(space.architecture(space.params_of(network))) == canonical_id(network)
 
 
 def test_a_space_travels() -> None:
@@ -253,9 +253,9 @@ def test_timm_spaces() -> None:
     assert (space.name, space.granularity, space.dimension) == ("timm:resnet18", "stage", 15)
     assert [group.name for group in space.groups] == ["conv1", "layer1", "layer2", "layer3", "layer4"]
     assert space.parameters[3] == Parameter("layer1.square", tuple(i / 8 for i in range(9)), ordered=True)
-    assert (dict(space.points), space.baseline, list(space.seeds)) == ({}, None, ["baseline", "lr"])
-    assert canonical_id(space.seeds["baseline"]) == canonical_id(Architecture("timm:resnet18"))
-    assert canonical_id(space.seeds["lr"]) == canonical_id(Architecture("timm:resnet18", {"*": HALF}))
+    assert (dict(space.points), space.baseline, list(space.uniform)) == ({}, None, ["baseline", "lr"])
+    assert canonical_id(space.uniform["baseline"]) == canonical_id(Architecture("timm:resnet18"))
+    assert canonical_id(space.uniform["lr"]) == canonical_id(Architecture("timm:resnet18", {"*": HALF}))
     assert load_space("timm:resnet18.a1_in1k").to_dict() == space.to_dict()
     assert load_space("timm:resnet18", granularity="layer").dimension == 3 * 17
     assert [group.name for group in load_space("timm:regnetx_002").groups] == ["stem"]
@@ -267,9 +267,9 @@ def test_timm_spaces() -> None:
     ]
     assert load_space("timm:efficientnet_b0").dimension == 3
     assert (space.divisor, load_space("timm:resnet18", divisor=1).divisor) == (8, 1)
-    narrow = make_plan(load_space("timm:lcnet_035").seeds["lr"]).convs[0]
+    narrow = make_plan(load_space("timm:lcnet_035").uniform["lr"]).convs[0]
     assert str(narrow.mix) == "3x1,4 || 1x3,4"
-    assert list(load_space("timm:vgg13").seeds) == ["baseline", "lr"]
+    assert list(load_space("timm:vgg13").uniform) == ["baseline", "lr"]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_user_file(tmp_path: Path) -> None:
         ("conv2.square", True),
         ("conv2.width", False),
     ]
-    assert list(space.seeds) == ["dense-x1", "dense-x0.5", "lr-x1", "lr-x0.5"]  # it has no width of 3/4
+    assert list(space.uniform) == ["dense-x1", "dense-x0.5", "lr-x1", "lr-x0.5"]  # it has no width of 3/4
     with_norm = load(tmp_path, OWN.replace("[space]", "[space]\nbatch_norm = true"))
     assert with_norm.points["mine"].batch_norm is True
     assert load(tmp_path, OWN + "[paper]\nbaseline = 'mine'").baseline == "mine"
@@ -370,7 +370,7 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     names = [parameter.name for parameter in space.parameters]
     assert space.dimension == 13 and "13 parameters" in DOCS.read_text(encoding="utf-8")
     assert {"backbone", "early.square", "late.join", "early.mixing.width"} <= set(names)
-    assert list(space.points) == ["separable"] and "dense-x0.5" in space.seeds
+    assert list(space.points) == ["separable"] and "dense-x0.5" in space.uniform
 
 
 @pytest.mark.parametrize(

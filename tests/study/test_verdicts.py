@@ -169,10 +169,10 @@ def test_runs_that_diverged_or_are_not_numbers_count_for_nothing() -> None:
     assert broken.deviation is None and broken.numbers() == {"mean": None, "sd": None, "n": 4}
 
 
-def test_a_seed_of_the_space_is_called_so() -> None:
-    """Every search has it: that it is better is found without one."""
+def test_a_verdict_says_if_its_rival_is_a_uniform_network() -> None:
+    """Every search begins with it, so it is not a success of the search."""
     better = (0.96, 0.97, 0.98)
-    remark = "lr-x0.25 is a seed of the space, which every search begins with"
+    remark = "lr-x0.25 is a uniform network, with which every search begins"
     found = verdict(POINT, replace(final("s", 50, *better, trial=3), known_as="lr-x0.25"))
     assert found.kind == "dominated" and found.remarks() == [remark] and str(found).endswith(f"; {remark}.")
     assert not verdict(POINT, final("t", 50, *better, trial=9)).remarks()
