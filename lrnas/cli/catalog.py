@@ -102,7 +102,7 @@ def _print_spaces(spaces: list[SearchSpace]) -> None:
         table.add_row(space.name, ", ".join(space.backbones), space.granularity, *numbers)
     console = make_console()
     console.print(table)
-    console.print("A search begins with the named networks, those of the paper, and the uniform ones, in which all layers are alike.")
+    console.print("A search begins with the named points (the paper's networks) and uniform networks (all layers alike).")
     console.print("`lrnas spaces NAME` shows what varies; NAME may also be timm:MODEL or FILE.toml (docs/spaces.md).")
 
 
@@ -123,6 +123,7 @@ def _print_space(space: SearchSpace) -> None:
     console.print(table)
     if space.divisor > 1:
         console.print(f"Filter counts are multiples of {space.divisor}, as far as the widths of layers allow.")
-    for what, names in (("named points", space.points), ("uniform networks", space.uniform), ("left out", space.left_out)):
+    listed = {"named points": space.points, "uniform networks": space.uniform, "left out": space.left_out}
+    for what, names in listed.items():
         if names:
             console.print(f"{what}: {', '.join(names)}")
