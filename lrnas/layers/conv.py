@@ -157,6 +157,20 @@ def concatenated_bias(convs: Sequence[nn.Conv2d]) -> Tensor | None:
     return None if not biases else biases[0] if len(biases) == 1 else torch.cat(biases)
 
 
+def covers(conv: nn.Conv2d, x: Tensor) -> bool:
+    """Whether the filters of a convolution have the size of its input, as in VGG's classifier: the output is 1×1."""
+    is_plain = conv.padding == (0, 0) and conv.dilation == (1, 1) and conv.groups == 1
+    return is_plain and x.ndim == 4 and x.shape[1:] == conv.weight.shape[1:]
+
+
+def conv_as_product(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """The output of a convolution that `covers` its input, as a matrix product."""
+    weight = conv.weight
+    if not weight.is_contiguous():  # keep its order in memory, to avoid a copy
+        x, weight = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
+    return F.linear(x.flatten(1), weight.flatten(1), conv.bias)[:, :, None, None]
+
+
 def num_positions(x: Tensor) -> int:
     """The number of positions in all maps of a batch."""
     return x.shape[0] * x.shape[2] * x.shape[3]

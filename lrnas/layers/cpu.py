@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lrnas.layers.conv import CompositeConv2d, WindowConv2d, has_hooks, num_positions
+from lrnas.layers.conv import CompositeConv2d, WindowConv2d, conv_as_product, covers, has_hooks, num_positions
 from lrnas.layers.fold import join_kernels, joined_bias, joined_geometry
 
 LARGE_MAP = 1 << 16
@@ -44,13 +44,7 @@ class _Conv2d(nn.Conv2d):
         return module.groups == 1
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # PyTorch's name
-        is_simple = self.padding == (0, 0) and self.dilation == (1, 1)
-        if is_simple and input.ndim == 4 and input.shape[1:] == self.weight.shape[1:]:
-            x, weight = input, self.weight
-            if not weight.is_contiguous():  # keep its order in memory, to avoid a copy
-                x, weight = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
-            return F.linear(x.flatten(1), weight.flatten(1), self.bias)[:, :, None, None]
-        return super().forward(_channels_last(input))
+        return conv_as_product(self, input) if covers(self, input) else super().forward(_channels_last(input))
 
 
 class _Window(WindowConv2d):

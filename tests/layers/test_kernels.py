@@ -308,21 +308,25 @@ def test_half_precision_errs_no_more_than_pytorch_s() -> None:
             assert (one - wanted).norm() <= 1.25 * (other - wanted).norm() + 1e-3 * wanted.norm()
 
 
-def test_a_kernel_that_covers_its_input_is_a_matrix_product_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in VGG's classifier; elsewhere the same layer convolves."""
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_filters_of_the_size_of_their_input_are_a_matrix_product(
+    device: str, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in VGG's classifier. On larger inputs the same layer convolves."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 5, 4), nn.ReLU(), nn.Conv2d(5, 2, 1))
-    for size, products in ((4, 2), (6, 0)):
-        x = torch.randn(2, 3, size, size, requires_grad=True)
-        wanted = model(x)
-        gradient = torch.autograd.grad(wanted.square().sum(), (x, *model.parameters()))
+    conv = nn.Conv2d(64, 5, 4).to(device, memory_format=layout)
+    for size, products in ((4, 1), (6, 0)):
+        x = torch.randn(2, 64, size, size, device=device).to(memory_format=layout).requires_grad_()
+        wanted = conv(x)
+        gradient = torch.autograd.grad(wanted.square().sum(), (x, *conv.parameters()))
         calls: list[int] = []
         linear = torch.nn.functional.linear
-        monkeypatch.setattr(torch.nn.functional, "linear", lambda *args, f=linear, c=calls: (c.append(1), f(*args))[1])
-        with fused(model):
+        with monkeypatch.context() as patch, fused(model := nn.Sequential(conv)):
+            patch.setattr(torch.nn.functional, "linear", lambda *args, f=linear, c=calls: (c.append(1), f(*args))[1])
             found = model(x)
-            ours = torch.autograd.grad(found.square().sum(), (x, *model.parameters()))
-        monkeypatch.undo()
+        ours = torch.autograd.grad(found.square().sum(), (x, *conv.parameters()))
         assert len(calls) == products
         for one, other in zip((found, *ours), (wanted, *gradient), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
