@@ -1,7 +1,8 @@
 """Training recipes: how a network is trained, as data. Every field can be set on the command line or in a TOML file.
 
 The recipe `paper` follows Ioannou et al.; where they write "standard hyper-parameters", it has the values that the
-authors of each model used. The recipe `fast` is a short one-cycle schedule: enough training to rank networks.
+authors of each model used. The recipe `fast` is the shortest training whose accuracies rank networks like full
+trainings do, and `full` is such a full training; both were chosen by measurement on CIFAR-10 (docs/proxy.md).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Literal, get_args
 from lrnas.errors import LrnasError, UnknownName, closest
 
 Schedule = Literal["paper", "polynomial", "one_cycle"]
-RECIPES = ("paper", "fast")
+RECIPES = ("paper", "fast", "full")
 _INIT_RULES = ("composite", "fan_in", "fan_out", "default")
 _TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 _RULES = (
@@ -188,8 +189,12 @@ _PAPER = {
     # Simonyan and Zisserman: 74 passes over ILSVRC.
     "vgg": Recipe(epochs=74, batch_size=256, lr=0.01, weight_decay=5e-4, schedule="paper", drop_rate=0.5),
 }
-# With He's fan-in rule and a limit on the gradient, networks without batch norm start to learn within one epoch.
-_FAST = Recipe(epochs=10, batch_size=128, lr=0.03, nesterov=True, label_smoothing=0.1, clip=2.0, init="fan_in")
+# The short recipe was chosen by how well it ranks networks of equal cost, see docs/proxy.md.
+_FAST = Recipe(epochs=5, batch_size=512, lr=0.5, nesterov=True, label_smoothing=0.1, clip=2.0)
+_FULL = dataclasses.replace(_FAST, epochs=40)
+# Without norms, higher learning rates diverge, and with He's fan-in rule networks start to learn within one epoch.
+_FAST_WITHOUT_NORMS = dataclasses.replace(_FAST, epochs=10, batch_size=128, lr=0.03, init="fan_in")
+_FULL_WITHOUT_NORMS = dataclasses.replace(_FAST_WITHOUT_NORMS, epochs=40)
 
 
 def get_recipe(
@@ -199,20 +204,25 @@ def get_recipe(
     num_images: int,
     changes: Mapping[str, Any] | None = None,
     *,
+    norms: bool = True,
     own_crops: bool = False,
 ) -> Recipe:
     """The recipe for training on a data set.
 
-    Some settings follow from the data. Batches are small enough for 32 steps per epoch. Images are padded by an eighth
-    of their size before cropping. The exception is NiN with the recipe `paper` on images of 32×32 pixels, as in the
-    paper: they are whitened and cropped to 30×30, and the validation images are used for training too.
+    Some settings follow from the data. Batches are small enough for 32 steps per epoch; for networks with norms, `fast`
+    and `full` reduce the learning rate in proportion. Images are padded before cropping, by a sixteenth of their size
+    in these two cases and by an eighth in all others. The exception is NiN with the recipe `paper` on images of 32×32
+    pixels, as in the paper: they are whitened and cropped to 30×30, and the validation images are used for training
+    too.
 
     Args:
-        name: `paper`, `fast`, or a TOML file of fields, whose key `base` (default: fast) names the recipe to change.
+        name: `paper`, `fast`, `full`, or a TOML file of fields, whose key `base` (default: fast) names the recipe to
+            change.
         backbone: Name of the backbone; `paper` has one recipe per family.
         image_size: Rows and columns of the images.
         num_images: Number of training images.
         changes: New values by field, as in `Recipe.changed`.
+        norms: Whether the networks have norms, with which `fast` and `full` have a higher learning rate.
         own_crops: Whether the data set crops images itself. The recipe then has no crop, padding or whitening.
 
     Returns:
@@ -222,21 +232,28 @@ def get_recipe(
     if name.endswith(".toml"):
         base, settings = _read_file(Path(name))
         try:
-            return get_recipe(base, backbone, image_size, num_images, {**settings, **changes}, own_crops=own_crops)
+            changes = {**settings, **changes}
+            return get_recipe(base, backbone, image_size, num_images, changes, norms=norms, own_crops=own_crops)
         except InvalidRecipe as error:
             raise InvalidRecipe(f"{name}: {error}") from None
     if name == "paper":
         recipe = next((_PAPER[family] for family in _PAPER if backbone.startswith(family)), _PAPER["vgg"])
         if recipe.crop != image_size - 2:  # not as in the paper: pad, then crop to the image size
             recipe = dataclasses.replace(recipe, crop=0, whiten=False, all_images=False, pad=image_size // 8)
-    elif name == "fast":
-        recipe = dataclasses.replace(_FAST, pad=image_size // 8)
+    elif name in ("fast", "full") and norms:
+        recipe = dataclasses.replace(_FAST if name == "fast" else _FULL, pad=max(1, image_size // 16))
+    elif name in ("fast", "full"):
+        recipe = _FAST_WITHOUT_NORMS if name == "fast" else _FULL_WITHOUT_NORMS
+        recipe = dataclasses.replace(recipe, pad=image_size // 8)
     else:
         raise UnknownName("recipe", name, RECIPES, " (or give FILE.toml)")
     if own_crops:
         recipe = dataclasses.replace(recipe, crop=0, pad=0, whiten=False, all_images=False)
     largest_batch = 1 << max(0, (num_images // 32).bit_length() - 1)  # a power of 2
-    recipe = dataclasses.replace(recipe, batch_size=min(recipe.batch_size, largest_batch)).changed(changes)
+    if largest_batch < recipe.batch_size:
+        lr = recipe.lr * largest_batch / recipe.batch_size if norms and name != "paper" else recipe.lr
+        recipe = dataclasses.replace(recipe, batch_size=largest_batch, lr=lr)
+    recipe = recipe.changed(changes)
     recipe.check_fits(image_size, num_images)
     return recipe
 
@@ -257,7 +274,9 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
 
 def named_recipes() -> dict[str, Recipe]:
     """All recipes by name, without the settings that follow from a data set."""
-    return {"fast": _FAST, **{f"paper, {family}": recipe for family, recipe in _PAPER.items()}}
+    short = {"fast": _FAST, "fast, without norms": _FAST_WITHOUT_NORMS}
+    full = {"full": _FULL, "full, without norms": _FULL_WITHOUT_NORMS}
+    return {**short, **full, **{f"paper, {family}": recipe for family, recipe in _PAPER.items()}}
 
 
 def field_docs(described: type = Recipe) -> dict[str, str]:

@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from lrnas.errors import LrnasError
-from lrnas.models.plan import canonical_id, make_plan
+from lrnas.models.plan import canonical_id, has_norms, make_plan
 from lrnas.recipes import get_recipe
 from lrnas.searching.proposals import distributions_of
 from lrnas.spaces.space import SearchSpace, load_space
@@ -44,7 +44,8 @@ def fill_study(
         storage=open_storage(storage, folder / name),
         directions=[goal.direction for goal in goals],
     )
-    recipe = get_recipe("fast", found.backbones[0], SIZE, 45_000, {"epochs": EPOCHS})
+    norms = has_norms(found.backbones[0], found.batch_norm)
+    recipe = get_recipe("fast", found.backbones[0], SIZE, 45_000, {"epochs": EPOCHS}, norms=norms)
     reference = {"macs": 2.5e8, "params": 1e6} | ({"latency": 3.0} if "latency" in objectives else {})
     manifest = {
         "source": space,

@@ -23,9 +23,18 @@ def test_the_papers_recipe_on_the_papers_images() -> None:
 
 
 def test_small_sets_get_small_batches_unless_told_otherwise() -> None:
-    assert get_recipe("fast", "nin", 8, 1_222).batch_size == 32
+    large, small = get_recipe("fast", "nin", 32, 45_000), get_recipe("fast", "nin", 8, 1_222)
+    assert small.batch_size == 32 and small.lr / large.lr == small.batch_size / large.batch_size
     assert get_recipe("fast", "nin", 8, 1_222, {"batch_size": 100}).batch_size == 100
-    assert get_recipe("fast", "nin", 32, 45_000).pad == 4
+    assert (large.pad, small.pad) == (2, 1)
+
+
+def test_networks_without_norms_have_a_lower_learning_rate() -> None:
+    for name in ("fast", "full"):
+        with_norms, without = (get_recipe(name, "nin", 32, 45_000, norms=norms) for norms in (True, False))
+        assert without.lr / without.batch_size < 0.5 * with_norms.lr / with_norms.batch_size
+        assert get_recipe(name, "nin", 8, 1_222, norms=False).lr == without.lr
+    assert get_recipe("paper", "nin", 8, 1_222, norms=True) == get_recipe("paper", "nin", 8, 1_222, norms=False)
 
 
 def test_text_is_read_as_the_fields_type() -> None:
@@ -81,4 +90,5 @@ def test_bad_names_and_files(tmp_path: Path) -> None:
 
 
 def test_named_recipes_are_valid_as_they_stand() -> None:
-    assert set(named_recipes()) == {"fast", "paper, nin", "paper, googlenet", "paper, vgg"}
+    short = {"fast", "fast, without norms", "full", "full, without norms"}
+    assert set(named_recipes()) == {*short, "paper, nin", "paper, googlenet", "paper, vgg"}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.table.networks import Network, draw_near_front, read_networks
+from benchmarks.table.networks import Network, draw_near_front, get_space, make_network, read_networks
 from benchmarks.table.records import Record, key_of
 from lrnas.recipes import Recipe
 
 BASE = Recipe(epochs=5, batch_size=512, lr=0.5, nesterov=True, label_smoothing=0.1, pad=2)
 """Every recipe is a change of this one. It is written out, so that a change of `fast` does not change the table."""
-FULL = "epochs=40 clip=2 weight_decay=1e-3"
+FULL = "epochs=40 clip=2"
 SHORT = (
     "clip=2 weight_decay=1e-3",
     "clip=2 batch_size=256",
@@ -55,12 +56,14 @@ def list_jobs(args: argparse.Namespace) -> list[Job]:
     jobs: list[Job] = []
     some = in_turn({space: _choose(space, args.slow, *args.range) for space in args.spaces})
     recipes = {
-        "truth": [make_recipe(args.full, make_recipe(FULL))],
+        "truth": [make_recipe(text, make_recipe(FULL)) for text in args.full],
         "short": [make_recipe(text) for text in args.short],
     }
     for what in args.what:
         if what == "sweep":
             jobs += _sweep_jobs(args.images)
+        elif what == "plain":
+            jobs += [make_job(what, n, r, 0, args.images) for r in recipes["short"] for n in _plain_points(args.spaces)]
         elif what == "table":
             drawn = in_turn({space: _choose(space, args.slow)[:n] for space, n in num_drawn(args.table).items()})
             jobs += [make_job(what, network, recipes["short"][0], 0, args.images) for network in drawn]
@@ -84,6 +87,16 @@ def _sweep_jobs(images: int) -> list[Job]:
         for network in networks[space][:2]
     ]
     return full + [make_job("sweep", n, make_recipe(text), 0, images) for text in SWEEP for n in in_turn(networks)]
+
+
+def _plain_points(spaces: Sequence[str]) -> list[Network]:
+    """The first points of SWEEP_POINTS without batch norm."""
+    found = []
+    for space in spaces:
+        point = get_space(space).points[SWEEP_POINTS[space][0]]
+        plain = dataclasses.replace(point, batch_norm=False)
+        found.append(make_network(space, plain, "plain", f"{SWEEP_POINTS[space][0]} without norms", -1))
+    return found
 
 
 def _choose(space: str, slow: bool, first: int = 0, last: int | None = None) -> list[Network]:

@@ -233,7 +233,7 @@ def describe(job: Job) -> str:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    kinds = ("sweep", "truth", "short", "table")
+    kinds = ("sweep", "plain", "truth", "short", "table")
     add("--what", nargs="+", choices=kinds, required=True, help="what to train, in order of priority")
     add("--out", type=Path, required=True, help="file that results are appended to, one line of JSON each")
     add(
@@ -246,8 +246,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--range", default="0:32", help="truth and short: networks of each space, by index (default: 0:32)")
     add("--spaces", nargs="+", choices=DENSE, default=list(DENSE), help="truth and short: spaces (default: all)")
     add("--seeds", type=int, nargs="+", default=[0], help="truth and short: seeds (default: 0)")
-    add("--full", default="", help='truth: changes of jobs.FULL, for example "lr=1 clip=0"')
-    add("--short", nargs="+", default=SHORT, help="short: recipes, table: one recipe, as changes of jobs.BASE")
+    add("--full", nargs="+", default=[""], help='truth: recipes, as changes of jobs.FULL, for example "lr=1 clip=0"')
+    add(
+        "--short", nargs="+", default=SHORT, help="short and plain: recipes, table: one recipe, as changes of jobs.BASE"
+    )
     add("--table", default="nin=300,vgg11=150", help="table: networks of each space (default: nin=300,vgg11=150)")
     add("--slow", action="store_true", help="train also the networks in jobs.SLOW")
     add("--data", help="folder with cifar10.npz (default: lrnas's data folder)")

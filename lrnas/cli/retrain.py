@@ -39,7 +39,7 @@ def add_commands(commands: Any) -> None:
     add_option(retrain, "--trials", kind, "N,N", text, [])
     add_option(retrain, "--points", FLAG, "", "Train the paper's networks of the space, too", True)
     add_option(retrain, "--seeds", WHOLE, "N", "Train each network N times, with different seeds", 3)
-    add_settings(retrain, "recipe", default="paper")
+    add_settings(retrain, "recipe", default="full")
     add_settings(retrain, "epochs", help="Train for N epochs (default: the recipe's)")
     text = "Data set of the search; required if its images are read from files (default: digits or cifar10, as in it)"
     add_settings(retrain, "data", help=text)

@@ -167,6 +167,11 @@ def resolve_backbone(architecture: Architecture) -> tuple[str, bool]:
     return name, bool(batch_norm)
 
 
+def has_norms(backbone: str, batch_norm: bool | None) -> bool:
+    """Whether the networks of a backbone have norms: our backbones only with batch norm, models of timm always."""
+    return bool(batch_norm) or backbone.startswith(TIMM)
+
+
 def _resolve_choices(architecture: Architecture, backbone: str, batch_norm: bool) -> Choices:
     own = BACKBONES[backbone]
     pool = architecture.pool or own.pools[0]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lrnas.data.names import SETS
-from lrnas.recipes import named_recipes
+from lrnas.models.plan import has_norms
+from lrnas.recipes import get_recipe
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.location import Whereabouts
 from lrnas.study.study import Study, Trial
@@ -52,9 +53,8 @@ def shell_lines(study: Study, trial: Trial, where: Whereabouts) -> list[ShellLin
                 f"lrnas reproduce {file} {images} {_recipe_options(manifest)}",
             ),
             ShellLine(
-                f"Train it{beside} by the paper's recipe, over three seeds{compare}{hint}",
-                f"lrnas retrain {shlex.quote(study.name)} --trials {trial.number}{where.options()}{option} "
-                "--recipe paper --seeds 3",
+                f"Train it{beside} in full, over three seeds{compare}{hint}",
+                f"lrnas retrain {shlex.quote(study.name)} --trials {trial.number}{where.options()}{option} --seeds 3",
             ),
         ]
     if ":" in study.name:  # `lrnas export` would read a part of it as the number of a trial
@@ -82,7 +82,7 @@ def retrain_line(study: Study, where: Whereabouts) -> ShellLine | None:
         return None
     option, hint, beside = _retrain_parts(study.manifest)
     line = f"lrnas retrain {shlex.quote(study.name)}{where.options()}{option}"
-    return ShellLine(f"Train its front{beside} by the paper's recipe, over three seeds, and test them{hint}", line)
+    return ShellLine(f"Train its front{beside} in full, over three seeds, and test them{hint}", line)
 
 
 def _file_name(name: str) -> str:
@@ -100,8 +100,11 @@ def _retrain_parts(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _recipe_options(manifest: Mapping[str, Any]) -> str:
     """Options for the study's recipe, as changes to the recipe `fast`."""
-    fast = dataclasses.replace(named_recipes()["fast"], pad=manifest["image_size"] // 8).to_dict()
-    # the batch size of `fast` depends on the data and is always given
-    changes = {key: value for key, value in manifest["recipe"].items() if value != fast[key] or key == "batch_size"}
+    space = manifest["space"]
+    backbone = space["choices"]["backbone"][0]
+    norms = has_norms(backbone, space["batch_norm"])
+    fast = get_recipe("fast", backbone, manifest["image_size"], sys.maxsize, norms=norms).to_dict()
+    always = ("batch_size", "lr")  # in `fast`, they depend on the number of images
+    changes = {key: value for key, value in manifest["recipe"].items() if value != fast[key] or key in always}
     texts = {key: str(value).lower() if isinstance(value, bool) else value for key, value in changes.items()}
     return " ".join(["--recipe fast", *(f"--set {key}={text}" for key, text in texts.items())])

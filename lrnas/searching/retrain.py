@@ -23,7 +23,7 @@ from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.names import SETS, is_stream, shown_name
 from lrnas.errors import LrnasError
-from lrnas.models.plan import canonical_id, make_plan
+from lrnas.models.plan import canonical_id, has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
 from lrnas.searching.progress import SearchEvents, progress_view
 from lrnas.searching.proposals import FAULTS, Proposal, Queue
@@ -190,7 +190,7 @@ def retrain(
     front: bool | None = None,
     points: bool = True,
     seeds: int = 3,
-    recipe: str = "paper",
+    recipe: str = "full",
     epochs: int | None = None,
     changes: Mapping[str, Any] | None = None,
     data: str | None = None,
@@ -214,7 +214,7 @@ def retrain(
         front: Whether to train the networks on the front; None: only if no trials are given.
         points: Whether to train the paper's networks of the space.
         seeds: Number of runs of each network.
-        recipe: `paper`, `fast` or a TOML file of a recipe.
+        recipe: `full`, `paper`, `fast` or a TOML file of a recipe.
         epochs: Number of epochs; None: the recipe's.
         changes: Fields of the recipe to change, by name.
         data: The data set of the search; required if its images are read from files, such as `folder:PATH`.
@@ -338,7 +338,10 @@ class _Training:
                 f"{shown_name(data)}; give the same --data"
             )
         size, number, own_crops = self.data.image_size, len(self.data.train), self.data.own_crops
-        make_recipe = functools.partial(get_recipe, recipe, backbones[0], size, number, own_crops=own_crops)
+        norms = has_norms(backbones[0], searched["space"]["batch_norm"])
+        make_recipe = functools.partial(
+            get_recipe, recipe, backbones[0], size, number, norms=norms, own_crops=own_crops
+        )
         self.recipe = make_recipe(changes)
         fields = self.recipe.to_dict()
         try:

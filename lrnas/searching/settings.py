@@ -154,14 +154,15 @@ class SearchSettings:
     """Rows and columns of images that are read from files (default: the network's own; 32 for nin, 224 for vgg11 and
     googlenet)."""
     recipe: str = setting(TEXT, "NAME", "fast")
-    """Training recipe: fast, paper or FILE.toml."""
+    """Training recipe: fast, full, paper or FILE.toml."""
     epochs: int | None = setting(WHOLE, "N")
     """Train a network for N epochs unless it is stopped early (default: the recipe's; 3 on digits)."""
     set: Mapping[str, Any] | None = setting(CHANGES, "FIELD=VALUE")
     """Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); may be given several times. A table in a study
     file, a mapping in Python."""
     min_epochs: int | None = setting(WHOLE, "N")
-    """Train every network for at least N epochs before early stopping (default: one ninth of --epochs)."""
+    """Train every network for at least N epochs before early stopping (default: no early stopping with the schedule
+    one_cycle, whose accuracies mean little before its end; else one ninth of --epochs)."""
     batch_norm: bool | None = setting(FLAG, "", True)
     """Put batch norm into every network."""
     granularity: str | None = setting(TEXT, "NAME")

@@ -17,7 +17,7 @@ from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.names import data_folder, is_stream, shown_name
 from lrnas.errors import LrnasError
-from lrnas.models.plan import make_plan, training_size
+from lrnas.models.plan import has_norms, make_plan, training_size
 from lrnas.recipes import InvalidRecipe, get_recipe
 from lrnas.searching.early_stopping import rung_epochs
 from lrnas.searching.settings import SearchSettings
@@ -83,11 +83,16 @@ class SearchTraining:
         elif self.data_name in QUICK_EPOCHS:
             changes.setdefault("epochs", QUICK_EPOCHS[self.data_name])
         size, backbone = self.data.image_size, space.backbones[0]
-        self.recipe = get_recipe(settings.recipe, backbone, size, num_images, changes, own_crops=own_crops)
+        norms = has_norms(backbone, space.batch_norm)
+        self.recipe = get_recipe(settings.recipe, backbone, size, num_images, changes, norms=norms, own_crops=own_crops)
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
         self.input_size = self.recipe.crop or size
-        self.rungs = rung_epochs(settings.min_epochs, self.recipe.epochs)
+        first = settings.min_epochs
+        if first is None and self.recipe.schedule == "one_cycle":
+            # the learning rate is high until shortly before the end: accuracies rank networks only then (docs/proxy.md)
+            first = self.recipe.epochs
+        self.rungs = rung_epochs(first, self.recipe.epochs)
         self.objectives = pick_objectives(settings.objectives)
 
     def study_name(self) -> str:

@@ -25,7 +25,7 @@ from lrnas.data.in_memory import DataSet
 from lrnas.data.names import is_stream, short_name
 from lrnas.errors import DataError, LrnasError
 from lrnas.models.paper import family_table, find_point, get_point
-from lrnas.models.plan import resolve_backbone, training_size
+from lrnas.models.plan import has_norms, resolve_backbone, training_size
 from lrnas.models.summary import Summary, read_source, summarise
 from lrnas.recipes import Recipe, get_recipe
 from lrnas.training.checkpoint import difference
@@ -175,9 +175,9 @@ def reproduce(
         image_set = load_set(
             data, data_dir, min_size=smallest, image_size=image_size, loaders=loaders, progress=progress
         )
-    chosen = get_recipe(
-        recipe, backbone, image_set.image_size, len(image_set.train), changes, own_crops=image_set.own_crops
-    )
+    size, number, own_crops = image_set.image_size, len(image_set.train), image_set.own_crops
+    norms = has_norms(backbone, with_norm)
+    chosen = get_recipe(recipe, backbone, size, number, changes, norms=norms, own_crops=own_crops)
     networks = {name: architecture}
     if table is not None and not (is_published and summary.point is not None):
         # the baseline has batch norm if the network has: otherwise the comparison would show the effect of batch norm

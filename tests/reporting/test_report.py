@@ -107,12 +107,13 @@ def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: 
     other = fill(tmp_path, 3, name="t")
     assert make_report([record, other]).remarks() == []
     before = dict(other.manifest)
+    lr = before["recipe"]["lr"]
     for change, told in (
         ({"data": "digits"}, "s: data cifar10; t: data digits"),
         ({"data": "ab12+cd34", "data_name": "photos"}, "s: data cifar10; t: data photos (ab12+cd34)"),
         ({"image_size": 31}, "s: image_size 32; t: image_size 31"),
         ({"trainable": "mine:train"}, "s: trained by lrnas; t: trained by mine:train"),
-        ({"recipe": before["recipe"] | {"lr": 0.05, "epochs": 2}}, "s: epochs 9, lr 0.03; t: epochs 2, lr 0.05"),
+        ({"recipe": before["recipe"] | {"lr": 0.05, "epochs": 2}}, f"s: epochs 9, lr {lr}; t: epochs 2, lr 0.05"),
     ):
         other.manifest = before | change
         remark = make_report([record, other]).remarks()[-1]

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from filled_studies import EPOCHS, SIZE, fill_study
+from filled_studies import SIZE, fill_study
 
 from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import make_parser
@@ -45,8 +45,10 @@ def test_lines_are_commands(record: Study, tmp_path: Path) -> None:
 def test_the_recipe_is_the_study_s(record: Study) -> None:
     again = shell_lines(record, record.trials()[0], Whereabouts())[1]
     options = make_parser().parse_args(shlex.split(again.line)[1:])
-    assert options.set == {"epochs": str(EPOCHS), "batch_size": "128"}
-    assert get_recipe(options.recipe, "nin", SIZE, 45_000, options.set).to_dict() == record.manifest["recipe"]
+    assert options.set.keys() == {"epochs", "batch_size", "lr"}
+    norms = bool(record.manifest["space"]["batch_norm"])
+    found = get_recipe(options.recipe, "nin", SIZE, 45_000, options.set, norms=norms)
+    assert found.to_dict() == record.manifest["recipe"]
     odd = get_recipe("paper", "nin", 8, 1200, {"lr": 0.2, "nesterov": True, "mirror": False})
     record.manifest["recipe"], before = odd.to_dict(), record.manifest["recipe"]
     record.manifest["image_size"] = 8
@@ -56,15 +58,15 @@ def test_the_recipe_is_the_study_s(record: Study) -> None:
         record.manifest |= {"recipe": before, "image_size": SIZE}
     options = make_parser().parse_args(shlex.split(again.line)[1:])
     digits = load_set("digits", min_size=8)
-    assert get_recipe(options.recipe, "nin", 8, len(digits.train), options.set) == odd
+    assert get_recipe(options.recipe, "nin", 8, len(digits.train), options.set, norms=norms) == odd
 
 
 def test_the_line_that_tests_the_front(record: Study) -> None:
     line = retrain_line(record, Whereabouts("my studies", "journal:a b"))
-    assert line is not None and line.title.startswith("Train its front and the paper's networks by the paper's recipe")
+    assert line is not None and line.title.startswith("Train its front and the paper's networks in full")
     options = make_parser().parse_args(shlex.split(line.line)[1:])
     assert (options.study, options.studies, options.storage) == ("it's <b>", "my studies", "journal:a b")
-    assert (options.trials, options.points, options.recipe, options.seeds) == ([], True, "paper", 3)
+    assert (options.trials, options.points, options.recipe, options.seeds) == ([], True, "full", 3)
     record.manifest["data"] = "folder:0123456789abcdef"
     try:
         line = retrain_line(record, Whereabouts())
@@ -88,13 +90,13 @@ def test_passwords_stay_at_home(record: Study) -> None:
 
 def test_a_space_without_the_paper_s_networks_promises_none(record: Study) -> None:
     title = shell_lines(record, record.trials()[0], Whereabouts())[2].title
-    assert title == "Train it and the paper's networks by the paper's recipe, over three seeds, and compare them"
+    assert title == "Train it and the paper's networks in full, over three seeds, and compare them"
     points, record.manifest["space"]["points"] = record.manifest["space"]["points"], {}
     try:
         title = shell_lines(record, record.trials()[0], Whereabouts())[2].title
     finally:
         record.manifest["space"]["points"] = points
-    assert title == "Train it by the paper's recipe, over three seeds, and test it"
+    assert title == "Train it in full, over three seeds, and test it"
 
 
 def test_weights_that_are_kept_are_exported(record: Study, tmp_path: Path) -> None:

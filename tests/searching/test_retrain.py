@@ -79,8 +79,9 @@ def test_a_recipe_s_changes_are_in_the_name(tmp_path: Path) -> None:
     """Equal recipes have equal names, however they are given, so that nothing is trained twice."""
     study = make_proposals().study
     assert training(study).label == "fast"
-    assert training(study, epochs=10, lr="0.030").label == "fast"
-    assert training(study, epochs=5, mirror="false").label == "fast,epochs=5,mirror=false"
+    recipe = training(study).recipe
+    assert training(study, epochs=recipe.epochs, lr=f"{recipe.lr}0").label == "fast"
+    assert training(study, epochs=7, mirror="false").label == "fast,epochs=7,mirror=false"
     file = tmp_path / "my recipe@1.toml"
     file.write_text("epochs = 2\nbatch_size = 100000\n")
     assert training(study, str(file), batch_size=32).label == "my-recipe-1,batch_size=32"

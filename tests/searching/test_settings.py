@@ -166,7 +166,10 @@ def test_python_explains_every_argument() -> None:
     text = inspect.getdoc(lrnas.search) or ""
     for name in signature.parameters:
         assert f"\n    {name}: " in text
-    assert "early stopping (default: one ninth of epochs)." in text and "--" not in text
+    assert (
+        "Round filter counts to multiples of N; 1: no rounding (default: set by the space)." in text
+        and "--" not in text
+    )
     assert "latency_batch: Measure latency for batches of N images (default: 1)." in text
 
 
@@ -192,7 +195,7 @@ def test_presets_can_be_searched(file: Path) -> None:
     settings = gather_settings(str(file), {})
     space = load_space(settings.space, granularity=settings.granularity, divisor=settings.divisor)
     assert space.dimension > 10 and is_stream(settings.data or "") is False
-    assert get_recipe(settings.recipe, space.backbones[0], 32, 45_000, settings.set).epochs == 10
+    assert get_recipe(settings.recipe, space.backbones[0], 32, 45_000, settings.set).schedule == "one_cycle"
     assert [goal.name for goal in pick_objectives(settings.objectives)] == ["accuracy", "macs"]
     check_sampler(settings.sampler)
 
