@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from lrnas.models.convert import Conversion as Conversion, convert as convert
     from lrnas.models.count import count_model as count_model
     from lrnas.models.paper import get_point as get_point
-    from lrnas.models.plan import canonical_id as canonical_id, make_plan as make_plan
+    from lrnas.models.plan import (
+        canonical_id as canonical_id,
+        deployed_form as deployed_form,
+        make_plan as make_plan,
+    )
     from lrnas.searching.front_sampler import FrontSampler as FrontSampler
     from lrnas.searching.proposals import distributions_of as distributions_of
     from lrnas.searching.retrain import retrain as retrain
@@ -68,6 +72,7 @@ _HOME = {
     "convert": "models.convert",
     "count_model": "models.count",
     "create_model": "models.build",
+    "deployed_form": "models.plan",
     "distributions_of": "searching.proposals",
     "export": "exporting.export",
     "final_front": "study.retrained",

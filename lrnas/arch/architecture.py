@@ -81,6 +81,18 @@ class Mix(NamedTuple):
         return self.second is not None and self.second.height > 1
 
     @property
+    def folded(self) -> Mix:
+        """One convolution that computes the same as the groups and the second convolution together.
+
+        Both are linear, and all kernels are centred, so its kernel is the smallest that contains all of them. Without a
+        second convolution this is the mix itself.
+        """
+        if self.second is None:
+            return self
+        parts = (*self.groups, self.second)
+        return Mix((Filters(max(part.height for part in parts), max(part.width for part in parts), self.second.num),))
+
+    @property
     def kind(self) -> Form:
         """The form of the layer."""
         return "dense" if self.is_plain else "separable" if self.is_separable else "composite"

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from lrnas.arch.architecture import DENSE, Allocation, Architecture, Mix, Pool
-from lrnas.arch.cost import LayerCost, Role, mix_cost
+from lrnas.arch.cost import LayerCost, Role, cheapest_form, mix_cost
 from lrnas.errors import InvalidArchitecture
 
 Map = tuple[int, int, int]
@@ -77,6 +77,8 @@ class Walk:
     num_classes: int
     check_fit: bool
     """Whether to refuse kernels that are larger than both the backbone's kernel and the map."""
+    deployed: bool = False
+    """Whether every layer takes its cheapest form; see `lrnas.arch.cost`."""
     costs: list[LayerCost] = field(default_factory=list)
     convs: list[PlannedConv] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -104,6 +106,9 @@ class Walk:
             check_kernels(name, mix, kernel, height, columns, self.image[1])
         norm = self.choices.batch_norm
         rows, columns = (height - 1) // stride + 1, (columns - 1) // stride + 1
+        if self.deployed and mix.second:
+            sizes = (channels, height, rows, columns)
+            mix = cheapest_form(mix, lambda form: mix_cost(form, *sizes, bias=not norm).macs, halves_fold=norm)
         macs, params, biases, out_channels = mix_cost(mix, channels, height, rows, columns, bias=not norm)
         out = (out_channels, rows, columns)
         self.convs.append(PlannedConv(name, path, kernel, mix, stride))

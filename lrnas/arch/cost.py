@@ -6,13 +6,16 @@ a linear layer in × out. Bias additions, activations, pooling and normalisation
 folded into the convolution before it). **Parameters** are all trained numbers, including the scale and shift of a norm.
 Both are counted for the network as it is used after training, that is, without auxiliary heads.
 
+**As deployed**: there is no activation inside a layer, so the groups of a composite layer and its join are together one
+convolution, and so are the halves of a separable layer. `cheapest_form` is the form of a layer with the fewest MACs.
+
 **The paper** adds one to its count for every bias term (once, not once per pixel). In its GoogLeNet table it also
 counts the auxiliary heads and omits the parameters of the last classifier: see `Convention`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -68,6 +71,20 @@ def mix_cost(mix: Mix, in_channels: int, in_rows: int, rows: int, columns: int, 
     second = filters * height * width * count
     biases = filters + count if bias else 0
     return MixCost(macs + second * rows * columns, weights + second + biases, biases, count)
+
+
+def cheapest_form(mix: Mix, macs_of: Callable[[Mix], int], halves_fold: bool) -> Mix:
+    """The filters of a layer as deployed: as they are, or as one convolution if that has no more MACs.
+
+    Args:
+        mix: The filters of the layer.
+        macs_of: Returns the MACs of other filters in place of this layer.
+        halves_fold: Whether the two halves of a separable layer are exactly one convolution. They are not if the first
+            half has a bias and the second half pads with zeros, where one convolution would have the bias.
+    """
+    if mix.second is None or (mix.is_separable and not halves_fold):
+        return mix
+    return mix.folded if macs_of(mix.folded) <= macs_of(mix) else mix
 
 
 @dataclass(frozen=True, slots=True)

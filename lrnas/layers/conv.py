@@ -387,7 +387,7 @@ def output_convs(layer: nn.Module) -> list[nn.Conv2d]:
 def make_conv(
     in_channels: int,
     mix: Mix,
-    kernel_size: int,
+    kernel_size: IntPair,
     stride: IntPair = 1,
     padding: Padding = 0,
     dilation: IntPair = 1,

@@ -5,10 +5,11 @@ Up to rounding, nothing here changes what a network computes:
 - The groups of a composite layer are one convolution whose kernels have zeros around each shape. The form "merged" is
   this convolution followed by the join.
 - There is no activation before a join, so groups and join together are also one convolution: the join mixes the kernels
-  in the same way as it would mix their outputs. This is the form "dense".
-- A separable layer is one convolution whose kernels are sums of outer products, also called "dense". The exception is a
-  layer whose first half has a bias: its second half pads with zeros, where the single convolution would have the bias.
-  Such a layer is kept.
+  in the same way as it would mix their outputs. The form "single" has the smallest kernel that contains all shapes, the
+  form "dense" at least the k×k kernel of the layer. They differ only if no shape has k rows or none has k columns.
+- A separable layer is one convolution whose kernels are sums of outer products, called "dense" and "single". The
+  exception is a layer whose first half has a bias: its second half pads with zeros, where the single convolution would
+  have the bias. Such a layer is kept.
 
 Which form is fastest depends on the device; `lrnas.exporting.fastest_form` measures it. A `Folding` records what was
 folded, so that a new model can be folded in the same way before weights are loaded into it.
@@ -26,8 +27,17 @@ import torch.nn.functional as F
 from timm.layers import BatchNormAct2d, Conv2dSame
 from torch import Tensor, nn
 
+from lrnas.arch.architecture import Filters, Mix
 from lrnas.errors import ConversionError
-from lrnas.layers.conv import CompositeConv2d, Margins, SeparableConv2d, WindowConv2d, concatenated_bias
+from lrnas.layers.conv import (
+    CompositeConv2d,
+    Margins,
+    SeparableConv2d,
+    WindowConv2d,
+    concatenated_bias,
+    make_conv,
+    output_convs,
+)
 from lrnas.layers.norms import fold_norm
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -40,7 +50,7 @@ class Folding:
     norms: Mapping[str, str] = field(default_factory=dict)
     """The batch norm that was folded into a convolution, by the path of the convolution."""
     forms: Mapping[str, str] = field(default_factory=dict)
-    """The new form of a mixed-shape layer, dense or merged, by the path of the layer."""
+    """The new form of a mixed-shape layer, dense, single or merged, by the path of the layer."""
 
 
 def fold(model: nn.Module, folding: Folding) -> nn.Module:
@@ -61,7 +71,7 @@ def fold(model: nn.Module, folding: Folding) -> nn.Module:
         _replace(model, norm, nn.Sequential(*extra) if len(extra) > 1 else extra[0] if extra else nn.Identity())
     for path, form in folding.forms.items():
         layer = _find(model, path, nn.Module)
-        new = dense_form(layer) if form == "dense" else merged_form(layer) if form == "merged" else None
+        new = _FORMS[form](layer) if form in _FORMS else None
         if new is None:
             raise ConversionError(f"the layer {path} cannot take the form {form!r}; fold another model")
         _replace(model, layer, new)
@@ -109,12 +119,34 @@ def dense_form(layer: nn.Module) -> nn.Conv2d | None:
 
 
 @torch.no_grad()
+def single_form(layer: nn.Module) -> nn.Module | None:
+    """A layer with a second convolution as one convolution with the smallest kernel; None if no convolution does.
+
+    It is the module that `make_conv` returns for `Mix.folded`, so its weights fit the deployed form of the network.
+    """
+    if isinstance(layer, SeparableConv2d):
+        return dense_form(layer)
+    if not isinstance(layer, CompositeConv2d) or layer.join is None:
+        return None
+    convs = list(layer.group_convs())
+    weight, bias = _weights(convs, _common_margins(*(conv.margins for conv in convs)), layer.join)
+    mix = Mix((Filters(weight.shape[2], weight.shape[3], layer.out_channels),))
+    geometry = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, bias is not None, layer.padding_mode)
+    new = make_conv(layer.in_channels, mix, *geometry, layer.join.weight.device, layer.join.weight.dtype)
+    _copy_weights(output_convs(new)[0], weight, bias)
+    return new.train(layer.training)
+
+
+@torch.no_grad()
 def merged_form(layer: nn.Module) -> nn.Module | None:
     """One convolution for the groups of a composite layer, followed by its join; None for layers without a join."""
     if not isinstance(layer, CompositeConv2d) or layer.join is None:
         return None
     groups = _one_conv(layer, list(layer.group_convs()), layer.kernel_size)
     return nn.Sequential(groups, copy.deepcopy(layer.join)).train(layer.training)
+
+
+_FORMS = {"dense": dense_form, "single": single_form, "merged": merged_form}
 
 
 class Joined(NamedTuple):
@@ -185,15 +217,7 @@ def _one_conv(
 ) -> nn.Conv2d:
     """One convolution for all convolutions of a layer, and the join if given. Its kernel covers at least the window."""
     margins = _common_margins(*(conv.margins for conv in convs), _window_margins(convs[0], window))
-    weight = _embed_kernels(convs, margins).double()
-    bias = concatenated_bias(convs)
-    bias = None if bias is None else bias.double()
-    if join is not None:
-        mix = join.weight[:, :, 0, 0].double()
-        weight = torch.einsum("jf,fcyx->jcyx", mix, weight)
-        bias = None if bias is None else mix @ bias
-        if join.bias is not None:
-            bias = join.bias.double() if bias is None else bias + join.bias.double()
+    weight, bias = _weights(convs, margins, join)
     if isinstance(layer, CompositeConv2d) and layer.pads_input:
         return _like(layer, weight, bias)
     (top, bottom), (left, right) = margins
@@ -203,6 +227,20 @@ def _one_conv(
     assert isinstance(new, WindowConv2d)
     new.margins, new.margin = margins, (left, right, top, bottom)
     return new
+
+
+def _weights(convs: Sequence[WindowConv2d], margins: Margins, join: nn.Conv2d | None) -> tuple[Tensor, Tensor | None]:
+    """The weight, with these margins, and the bias of several convolutions as one, and of the join if given."""
+    weight = _embed_kernels(convs, margins).double()
+    bias = concatenated_bias(convs)
+    bias = None if bias is None else bias.double()
+    if join is not None:
+        mix = join.weight[:, :, 0, 0].double()
+        weight = torch.einsum("jf,fcyx->jcyx", mix, weight)
+        bias = None if bias is None else mix @ bias
+        if join.bias is not None:
+            bias = join.bias.double() if bias is None else bias + join.bias.double()
+    return weight, bias
 
 
 def _dense_separable(layer: SeparableConv2d) -> nn.Conv2d:
@@ -236,10 +274,14 @@ def _new_conv(
     new = kind(layer.in_channels, len(weight), (weight.shape[2], weight.shape[3]), **geometry)
     own = next(layer.parameters())
     new.to(own.device, own.dtype).train(layer.training)
-    new.weight.copy_(weight)
-    if new.bias is not None and bias is not None:
-        new.bias.copy_(bias)
+    _copy_weights(new, weight, bias)
     return new
+
+
+def _copy_weights(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
+    conv.weight.copy_(weight)
+    if conv.bias is not None and bias is not None:
+        conv.bias.copy_(bias)
 
 
 # Geometry: the place of each kernel in a common, larger kernel.

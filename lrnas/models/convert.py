@@ -188,6 +188,13 @@ def mix_at(path: str, conv: nn.Conv2d, allocation: Allocation, divisor: int = 1)
     return mix
 
 
+def halves_fold(conv: nn.Conv2d) -> bool:
+    """Whether a separable layer in place of a convolution is exactly one convolution; see `cheapest_form`."""
+    pads_rows = conv.padding == "same" if isinstance(conv.padding, str) else conv.padding[0] > 0
+    pads_zeros = isinstance(conv, Conv2dSame) or (conv.padding_mode == "zeros" and pads_rows)
+    return conv.bias is None or not pads_zeros
+
+
 def replace_conv(model: nn.Module, path: str, mix: Mix) -> nn.Module:
     """Replace one convolution wherever it occurs in the model. The caller must initialise the new weights.
 

@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from lrnas.arch.architecture import Mix
-from lrnas.arch.cost import Cost, LayerCost, Role, mix_cost
+from lrnas.arch.cost import Cost, LayerCost, MixCost, Role, mix_cost
 from lrnas.errors import LrnasError, UnknownName, error_line
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 from lrnas.layers.init import find_classifiers
@@ -56,12 +56,17 @@ class TracedConv:
 
     def cost(self, layer: LayerCost, mix: Mix) -> LayerCost:
         """The cost of the layer if it had the filters `mix`."""
-        macs = 0
-        for call in self.calls:
-            number, _, rows, columns = call.output
-            cost = mix_cost(mix, self.conv.in_channels, call.input[2], rows, columns, self.conv.bias is not None)
-            macs += number * cost.macs
-        return layer._replace(kind=mix.kind, macs=macs, params=cost.params, biases=cost.biases)
+        cost = self._cost_of(mix, self.calls[0])
+        return layer._replace(kind=mix.kind, macs=self.macs(mix), params=cost.params, biases=cost.biases)
+
+    def macs(self, mix: Mix) -> int:
+        """The MACs of the layer if it had the filters `mix`."""
+        return sum(call.output[0] * self._cost_of(mix, call).macs for call in self.calls)
+
+    def _cost_of(self, mix: Mix, call: _Call) -> MixCost:
+        """The cost of the filters `mix` for one image of a call."""
+        _, _, rows, columns = call.output
+        return mix_cost(mix, self.conv.in_channels, call.input[2], rows, columns, self.conv.bias is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,16 @@ timm model, which is built without memory for its weights.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lrnas.arch.architecture import Architecture, parse_classifier
+from lrnas.arch.architecture import Allocation, Architecture, FilterGroup, parse_classifier
 from lrnas.arch.backbone_shapes import BACKBONES, Choices, PlannedConv, Step, Walk, check_kernels, smallest_input
-from lrnas.arch.cost import Cost, LayerCost
+from lrnas.arch.cost import Cost, LayerCost, cheapest_form
 from lrnas.errors import InvalidArchitecture, UnknownName, closest
 
 TIMM = "timm:"
@@ -47,7 +48,7 @@ class Plan:
 
     @property
     def canonical_id(self) -> str:
-        """The id of the network; see the function `canonical_id` in this module."""
+        """The id of the network as planned; the function `canonical_id` in this module plans it as deployed."""
         convs = [(conv.path, conv.mix.groups, conv.mix.second, conv.stride) for conv in self.convs]
         facts = [self.backbone, self.choices, convs]
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
@@ -61,6 +62,7 @@ def make_plan(
     in_chans: int = 3,
     *,
     check_fit: bool = True,
+    deployed: bool = False,
 ) -> Plan:
     """Compute the numbers of filters and the exact cost of every layer, without building the network.
 
@@ -70,6 +72,8 @@ def make_plan(
         num_classes: Number of classes; by default as in the paper, or as in the timm model.
         in_chans: Channels of the image.
         check_fit: Whether to refuse kernels that are larger than both the backbone's kernel and the map.
+        deployed: Whether to plan the network as deployed, that is, every layer in its cheapest exactly equal form (see
+            `deployed_form`); by default as it is built.
 
     Returns:
         The plan, with the filters in `convs` and the cost in `cost`.
@@ -90,27 +94,76 @@ def make_plan(
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidArchitecture(f"the {what} must be a whole number above 0; got {value!r}")
     if backbone.startswith(TIMM):
-        return _plan_timm(architecture, backbone, size, num_classes, in_chans, check_fit)
+        return _plan_timm(architecture, backbone, size, num_classes, in_chans, check_fit, deployed)
     choices = _resolve_choices(architecture, backbone, batch_norm)
-    walk = Walk(architecture, choices, (in_chans, size, size), num_classes, check_fit)
+    walk = Walk(architecture, choices, (in_chans, size, size), num_classes, check_fit, deployed)
     BACKBONES[backbone].walk(walk)
     if unknown := architecture.layers.keys() - walk.used - {"*"}:
         _refuse_layer(min(unknown), [conv.name for conv in walk.convs], walk.costs, backbone)
     return Plan(backbone, choices, tuple(walk.convs), Cost(walk.costs), size, num_classes, tuple(walk.steps))
 
 
-def canonical_id(architecture: Architecture) -> str:
-    """The id of a network. All descriptions of the same network have the same id.
+def deployed_form(architecture: Architecture, input_size: int | None = None, in_chans: int = 3) -> Architecture:
+    """The cheapest network that computes exactly the same: layers are one convolution where that has no more MACs.
 
-    Descriptions of a network can differ in the order of layers, in spelling, and in shares that are rounded to the same
-    numbers of filters.
+    There is no activation between the groups of a composite layer and its join, nor between the halves of a separable
+    layer. Both are linear, so together they are one convolution, whose kernel is the smallest that contains the shapes
+    of all groups. A separable layer with biases is not exactly one convolution if it pads with zeros, and is kept.
+
+    Args:
+        architecture: The network.
+        input_size: Rows and columns of the image. It matters only in separable layers with a stride.
+        in_chans: Channels of the image.
+
+    Returns:
+        The network as deployed; `architecture` itself if no layer changes.
+
+    Example:
+        >>> from lrnas import Allocation, Architecture, deployed_form
+        >>> wide = Architecture("nin_3x3", {"conv1": Allocation(width=0.75, join=0.5)})
+        >>> deployed_form(wide).layers["conv1"]
+        Allocation(form='dense', groups=(), width=0.5, join=None, middle=None)
+    """
+    layers = dict(architecture.layers)
+    for conv in folded_convs(architecture, input_size, in_chans):
+        key = conv.name if conv.name in layers else conv.path if conv.path in layers else "*"
+        layers[conv.name if key == "*" else key] = _fold_allocation(layers[key], conv)
+    return architecture if layers == architecture.layers else dataclasses.replace(architecture, layers=layers)
+
+
+def folded_convs(architecture: Architecture, input_size: int | None = None, in_chans: int = 3) -> list[PlannedConv]:
+    """The layers that are one convolution in the deployed form, but not as built; see `deployed_form`."""
+    built, deployed = (
+        make_plan(architecture, input_size, None, in_chans, check_fit=False, deployed=as_deployed).convs
+        for as_deployed in (False, True)
+    )
+    return [new for old, new in zip(built, deployed, strict=True) if new.mix != old.mix]
+
+
+def _fold_allocation(allocation: Allocation, folded: PlannedConv) -> Allocation:
+    """The allocation of the single convolution that a layer with this allocation is folded into."""
+    width = allocation.width if allocation.join is None else allocation.join
+    rows, columns, _ = folded.mix.groups[0]
+    if rows == columns == folded.kernel:
+        return Allocation(width=width)
+    shape = "x".join("k" if size == folded.kernel else str(size) for size in (rows, columns))
+    return Allocation("composite", (FilterGroup(shape, 1.0),), width)
+
+
+def canonical_id(architecture: Architecture, input_size: int | None = None, in_chans: int = 3) -> str:
+    """The id of a network as deployed. All descriptions of the same network have the same id.
+
+    Descriptions of a network can differ in the order of layers, in spelling, in shares that are rounded to the same
+    numbers of filters, and in layers that are the same convolution as deployed.
 
     Args:
         architecture: A description of the network.
+        input_size: Rows and columns of the image, as in `deployed_form`.
+        in_chans: Channels of the image, as in `deployed_form`.
 
     Returns:
-        The backbone and a hash of the filters of every layer and the settings of the whole network. It does not depend
-        on the input size and the number of classes.
+        The backbone and a hash of the filters of every layer in the deployed form, and of the settings of the whole
+        network.
 
     Example:
         >>> from lrnas import Allocation, Architecture, canonical_id
@@ -118,8 +171,10 @@ def canonical_id(architecture: Architecture) -> str:
         'vgg11-7d7a72984580'
         >>> canonical_id(Architecture("vgg11", {"*": Allocation("dense")}, pool="none"))
         'vgg11-7d7a72984580'
+        >>> canonical_id(Architecture("vgg11", {"*": Allocation("dense", width=2, join=1)}))
+        'vgg11-7d7a72984580'
     """
-    return make_plan(architecture, check_fit=False).canonical_id
+    return make_plan(architecture, input_size, None, in_chans, check_fit=False, deployed=True).canonical_id
 
 
 def native_input_size(backbone: str) -> int:
@@ -202,9 +257,15 @@ def _refuse_layer(name: str, known: Sequence[str], costs: Sequence[LayerCost], b
 
 
 def _plan_timm(
-    architecture: Architecture, backbone: str, input_size: int, num_classes: int, in_chans: int, check_fit: bool
+    architecture: Architecture,
+    backbone: str,
+    input_size: int,
+    num_classes: int,
+    in_chans: int,
+    check_fit: bool,
+    deployed: bool,
 ) -> Plan:
-    from lrnas.models.convert import mix_at, own_mix
+    from lrnas.models.convert import halves_fold, mix_at, own_mix
     from lrnas.models.count import trace_timm
 
     for choice in ("pool", "stem_stride", "batch_norm", "classifier"):
@@ -223,6 +284,8 @@ def _plan_timm(
         mix, kernel = own_mix(site.conv), site.conv.kernel_size[0]
         if allocation is not None:
             mix = mix_at(path, site.conv, allocation, architecture.divisor or 1)
+            if deployed:
+                mix = cheapest_form(mix, site.macs, halves_fold(site.conv))
             costs[path] = site.cost(costs[path], mix)
             for call in site.calls if check_fit else ():
                 check_kernels(path, mix, kernel, call.input[2], call.input[3], input_size)

@@ -22,6 +22,7 @@ from lrnas.layers.fold import (
     joined_bias,
     merged_form,
     reason_to_keep,
+    single_form,
 )
 from lrnas.layers.norms import find_norms, fold_norm
 from lrnas.models.build import create_model
@@ -85,6 +86,12 @@ def test_a_composite_layer_is_one_convolution(geometry: dict[str, object], count
     assert (merged is None) == (join is None)
     if merged is not None:
         torch.testing.assert_close(merged(x), layer(x))
+    single = single_form(layer)
+    assert (single is None) == (join is None)
+    if single is not None:
+        torch.testing.assert_close(single(x), layer(x))
+        (weight,) = (values for values in single.parameters() if values.ndim == 4)
+        assert weight.shape[2:] == tuple(max(shape[axis] for shape in filters) for axis in (0, 1))
     fits = all(max(shape) <= geometry["kernel_size"] for shape in filters)  # type: ignore[operator]
     assert not fits or dense.kernel_size == layer.kernel_size
 

@@ -3,12 +3,15 @@
 import pytest
 import timm
 import torch
+from timm.layers import Conv2dSame
 from torch import nn
 from torch.nn.utils import prune
 
 from lrnas import Allocation, Architecture, convert, count_model, make_plan
 from lrnas.errors import ConversionError
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
+from lrnas.layers.fold import reason_to_keep
+from lrnas.models.convert import halves_fold, replace_conv
 
 FAMILIES = [
     "resnet18",
@@ -223,3 +226,26 @@ def test_numbers_of_filters_as_an_architecture_has_them() -> None:
     found = convert(timm.create_model("resnet18"), mixed, divisor=8).replaced
     assert {conv.path: conv.mix for conv in wanted.convs} == found
     assert found != convert(timm.create_model("resnet18"), mixed).replaced
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "padding"),
+    [
+        (nn.Conv2d, {"padding": 1}),
+        (nn.Conv2d, {"padding": 0}),
+        (nn.Conv2d, {"padding": (0, 1)}),
+        (nn.Conv2d, {"padding": "same"}),
+        (nn.Conv2d, {"padding": "valid"}),
+        (nn.Conv2d, {"padding": 1, "padding_mode": "reflect"}),
+        (Conv2dSame, {}),
+    ],
+)
+def test_the_plan_of_a_separable_layer_folds_where_the_module_does(
+    kind: type[nn.Conv2d], padding: dict[str, object], bias: bool
+) -> None:
+    conv = kind(4, 6, 3, bias=bias, **padding)  # type: ignore[arg-type]
+    layer = replace_conv(conv, "", Allocation("separable").at(3, 6))
+    for values in layer.parameters():
+        nn.init.ones_(values)
+    assert halves_fold(conv) == (reason_to_keep(layer) == "")
