@@ -1,4 +1,4 @@
-"""Differences between nested settings, in words: for studies and checkpoints that were begun with other ones."""
+"""Differences between nested settings, in words, for errors if a study or checkpoint was begun with other settings."""
 
 from __future__ import annotations
 

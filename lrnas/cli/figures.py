@@ -40,8 +40,8 @@ def add_commands(commands: Any) -> None:
         commands,
         "figures",
         _figures,
-        "draw the paper's figures, with published numbers and those measured here",
-        "Draw the paper's figures again, with the published numbers and those measured here: table1 to table5, "
+        "draw the paper's figures, with published and measured numbers",
+        "Draw the paper's figures again, with the published numbers and those in --results: table1 to table5, "
         "other-data, times, gradients (see docs/paper_figures.md).",
     )
     figures.add_argument("names", nargs="*", metavar="NAME", help="Figures to draw (default: all with data).")

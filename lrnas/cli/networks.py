@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the program."""
-    text = "List every network of the paper's tables 1, 3 and 4, with published counts and those counted here."
-    add_command(commands, "models", _models, "list the paper's networks, with published counts and ours", text)
+    text = "List every network of the paper's tables 1, 3 and 4, with the published counts and the counts of lrnas."
+    add_command(commands, "models", _models, "list the paper's networks, with their published and counted costs", text)
 
     text = "Count the multiply-accumulates and parameters of one network, exactly, without training it."
     count = add_command(commands, "count", _count, "count multiply-accumulates and parameters of one network", text)
@@ -109,9 +109,9 @@ def _print_models(summaries: list[Summary]) -> None:
     console.print(f"{len(summaries) - len(notes)} of {len(summaries)} networks have exactly the published counts.")
     for note in notes:
         console.print(note)
-    console.print("published, counted: as the paper counts, with one more per bias (see docs/counting.md).")
+    console.print("published, counted: by the rules of the paper, which adds one for every bias (docs/counting.md).")
     if wide:
-        text = "without biases and auxiliary heads; networks of a table have feature maps of the same sizes"
+        text = "without biases and auxiliary heads, for the same sizes of feature maps in all networks of a table"
         console.print(f"MACs in inference: multiply-accumulates {text}.")
 
 
@@ -145,7 +145,7 @@ def _print_reproduction(result: Reproduction) -> None:
     console = make_console()
     epochs, size, counted = result.recipe.epochs, result.input_size, result.summary.input_size
     if size != counted:
-        console.print(f"Counted at {counted}×{counted}; trained, and counted below, at {size}×{size}.")
+        console.print(f"Counts above: {counted}×{counted} pixels. Training, and MACs below: {size}×{size} pixels.")
     trained = f"{size}×{size} pixels, recipe of {epochs} epoch{'s' * (epochs != 1)} at most"
     title = f"Measured on the test images of {result.data}, {trained}"
     table = make_table(title, ["network"], ("MACs", "share", "published", "measured", "sd", "n", "diverged"))

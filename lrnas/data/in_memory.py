@@ -1,8 +1,8 @@
 """Data sets in memory and their batches: all images lie on the device, and one gather operation makes a batch.
 
-Crops and reflections are index arithmetic: the number of the image, its rows, its columns and their direction. All
-random numbers of an epoch are drawn at its start on the CPU, from the seed and the number of the epoch. So every device
-sees the same images, and a run that stops between epochs continues exactly as if it had never stopped.
+A crop or a reflection is a choice of indices: the number of the image, its rows, and its columns in either direction.
+All random numbers of an epoch are drawn at its start on the CPU, from the seed and the number of the epoch. So every
+device sees the same images, and a run that stops between epochs continues exactly as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ class Batches(Protocol):
     """Images per step, over all workers."""
     steps: int
     """Steps per epoch."""
-    plan: Tensor
-    """One column for every image of the epoch, [rows, steps * batch_size]; columns are passed to `take`."""
+    places: Tensor
+    """Where each image of the epoch is taken from: one column per image, [rows, steps * batch_size].
+
+    In memory, the four rows are the number of the image, the first row and column of its crop, and whether it is
+    mirrored. A step passes its columns to `take`.
+    """
 
     def start_epoch(self, generator: torch.Generator) -> None:
         """Draw all random numbers of the epoch: order, crops and reflections."""
@@ -39,8 +43,8 @@ class Batches(Protocol):
     def load(self, step: int) -> None:
         """Bring the images of a step to the device; called before the step, outside of CUDA graphs."""
 
-    def take(self, plan: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return images [number, channels, rows, columns] and labels for the given columns of the plan."""
+    def take(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return images [number, channels, rows, columns] and labels for the given columns of `places`."""
 
 
 Unreadable = dict[str, list[tuple[int, str]]]
@@ -262,25 +266,24 @@ class TrainBatches:
         self.mirror = recipe.mirror and data.mirrorable
         self.batch_size = min(recipe.batch_size, len(data.train))
         self.steps = len(data.train) // self.batch_size
-        # one column per image: its number, first row, first column, and whether it is mirrored
-        self.plan = torch.zeros(4, self.steps * self.batch_size, dtype=torch.int64, device=self.device)
+        self.places = torch.zeros(4, self.steps * self.batch_size, dtype=torch.int64, device=self.device)
         self.along = torch.arange(self.crop, device=self.device)
 
     def start_epoch(self, generator: torch.Generator) -> None:
         """Draw the epoch's order, crops and reflections."""
-        number = self.plan.shape[1]
+        number = self.places.shape[1]
         room = self.images.shape[1] - self.crop + 1  # at least 1: the recipe is checked against the image size
         order = torch.randperm(len(self.labels), generator=generator)[:number]
         offsets = torch.randint(room, (2, number), generator=generator)
         mirrored = torch.randint(2 if self.mirror else 1, (1, number), generator=generator)
-        self.plan.copy_(torch.cat([order[None], offsets, mirrored]))
+        self.places.copy_(torch.cat([order[None], offsets, mirrored]))
 
     def load(self, step: int) -> None:
         """Do nothing: all images are on the device."""
 
-    def take(self, plan: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return images [batch, channels, crop, crop] and labels for the given columns of the plan."""
-        which, top, left, mirrored = plan
+    def take(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return images [batch, channels, crop, crop] and labels for the given columns of `places`."""
+        which, top, left, mirrored = places
         rows = top[:, None] + self.along
         columns = left[:, None] + torch.where(mirrored[:, None] > 0, self.crop - 1 - self.along, self.along)
         batch = self.images[which[:, None, None], rows[:, :, None], columns[:, None, :]]

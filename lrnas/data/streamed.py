@@ -249,8 +249,8 @@ class _TrainStream:
         self.steps = len(stream) // self.batch_size
         share = self.batch_size // world_size()
         self.columns = slice(rank() * share, (rank() + 1) * share)
-        # every step finds its images in the same place
-        self.plan = (torch.arange(self.steps * self.batch_size, device=device) % share)[None]
+        # `load` puts the images of every step into the same tensor
+        self.places = (torch.arange(self.steps * self.batch_size, device=device) % share)[None]
         self.images = torch.zeros(share, size, size, 3, dtype=torch.uint8, device=device)
         self.labels = torch.zeros(share, dtype=torch.int64, device=device)
         self.shift, self.scale = _shift_and_scale(device)
@@ -287,8 +287,8 @@ class _TrainStream:
         self.images.copy_(batch.images, non_blocking=True)
         self.labels.copy_(batch.labels, non_blocking=True)
 
-    def take(self, plan: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        which = plan[0]
+    def take(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        which = places[0]
         return normalise(self.images[which], self.shift, self.scale, dtype), self.labels[which]
 
 

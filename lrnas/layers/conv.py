@@ -54,7 +54,7 @@ def _explicit_padding(padding: Padding, window: tuple[int, int], dilation: tuple
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks or a replaced `forward`. It must then be called; a kernel cannot do its work."""
+    """Whether a module has hooks or a replaced `forward`. It must then be called; a GPU kernel cannot replace it."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     everywhere = (modules._global_forward_hooks, modules._global_forward_pre_hooks, modules._global_backward_hooks)
     return any(hooks) or any(everywhere) or "forward" in module.__dict__

@@ -80,6 +80,6 @@ def _verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
         "rival": None if rival is None else rival.name,
         "trial": None if rival is None else rival.trial,
         "interval": None if verdict.interval is None else list(verdict.interval),
-        "p": verdict.told_p,
+        "p": verdict.shown_p,
         "note": "; ".join([verdict.why(), *corrected, *verdict.remarks()]),
     }

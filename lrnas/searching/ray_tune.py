@@ -124,7 +124,7 @@ def run_trials(
 
 
 def _count_events(queue: Queue) -> tuple[int, int, int]:
-    """Counts that change in a round in which anything happens. A trial that is lost again changes only the losses."""
+    """Numbers that stay the same in a round only if nothing happened. A lost trial changes at least the losses."""
     return queue.spent(), queue.study.waiting(), queue.study.losses()
 
 

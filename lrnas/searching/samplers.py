@@ -23,7 +23,7 @@ def _make_front(proposals: Proposals, seed: int) -> BaseSampler:
 
 
 def _make_tpe(proposals: Proposals, seed: int) -> BaseSampler:
-    """Optuna's tree-structured Parzen estimators; in small studies one parameter at a time."""
+    """Optuna's tree-structured Parzen estimators. In small studies, they ignore how parameters depend on each other."""
     is_large = len(proposals.study.optuna_trials()) > MANY_TRIALS
     return TPESampler(multivariate=is_large, n_startup_trials=10, seed=seed)
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.recipes import field_docs
 
-PINNED = "what is searched (pinned: the same whenever the study continues)"
+PINNED = "what is searched (pinned: cannot change when the study continues)"
 FREE = "how it is searched (may change when the study continues)"
 PLACE = "where things are"
 

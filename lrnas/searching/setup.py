@@ -74,8 +74,8 @@ class SearchTraining:
             self.data, num_images, own_crops = own, sys.maxsize, True  # the number of images is unknown
             if own.image_size < self.smallest:
                 raise LrnasError(
-                    f"images must have at least {self.smallest} rows and columns here; got --input with "
-                    f"{own.image_size}; enlarge them"
+                    f"networks of this space need images of at least {self.smallest} rows and columns; got --input "
+                    f"with {own.image_size}; enlarge them"
                 )
         changes = dict(settings.set or {})
         if settings.epochs is not None:

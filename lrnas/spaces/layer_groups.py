@@ -76,7 +76,7 @@ class _Grouping:
         return own or "all"
 
     def assign_entries(self) -> dict[str, int]:
-        """The index of the entry that varies each layer. An entry with the name of a layer takes it from patterns."""
+        """The index of the entry that varies each layer. Patterns do not match a layer that another entry names."""
         entries: dict[str, int] = {}
         named: set[str] = set()
         for exact in (True, False):

@@ -128,7 +128,7 @@ class Verdict:
         return told + ([f"{' and '.join(self.not_compared)} was not compared"] if self.not_compared else [])
 
     @property
-    def told_p(self) -> float | None:
+    def shown_p(self) -> float | None:
         """The p-value to show; None if the interval already says the same."""
         is_known = self.kind == "matched" and (self.interval is None or self.interval[0] <= 0)
         return None if is_known else self.p
@@ -136,13 +136,13 @@ class Verdict:
     @property
     def corrected_over(self) -> int | None:
         """Number of networks that the shown p-value is corrected over; None if it is that of a single test."""
-        is_corrected = self.told_p is not None and self.compared > 1 and self.kind != "not reached"
+        is_corrected = self.shown_p is not None and self.compared > 1 and self.kind != "not reached"
         return self.compared if is_corrected else None
 
     def _p_in_words(self) -> str:
-        if self.told_p is None:
+        if self.shown_p is None:
             return ""
-        p = "p < 0.001" if self.told_p < 0.001 else f"p = {self.told_p:.3f}"
+        p = "p < 0.001" if self.shown_p < 0.001 else f"p = {self.shown_p:.3f}"
         return p if self.corrected_over is None else f"corrected {p}, of {self.corrected_over} compared"
 
     def to_dict(self) -> dict[str, Any]:

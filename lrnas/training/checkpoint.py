@@ -70,7 +70,7 @@ def save_model(
         record: More JSON values.
     """
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    save_checkpoint(folder, epoch, {**weights, **tensors}, {**described(model), **record})
+    save_checkpoint(folder, epoch, {**weights, **tensors}, {**architecture_entry(model), **record})
 
 
 def load_checkpoint(folder: Path, identity: Mapping[str, Any] | None = None) -> Checkpoint | None:
@@ -110,8 +110,8 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     model.load_state_dict(weights)
 
 
-def described(model: nn.Module) -> dict[str, Any]:
-    """Return the entries of a record that are needed to build the network again: its architecture, if it has one."""
+def architecture_entry(model: nn.Module) -> dict[str, Any]:
+    """Return the record's entry from which the network can be built again; empty if the model has no architecture."""
     architecture = getattr(model, "architecture", None)
     return {"architecture": architecture.to_dict()} if isinstance(architecture, Architecture) else {}
 

@@ -309,9 +309,9 @@ class _Step:
                 group["lr"].copy_(self.rates.index_select(0, self.position)[0])
             else:
                 group["lr"] = rate
-        plan = self.batches.plan[:, columns]
+        places = self.batches.places[:, columns]
         self.optimizer.zero_grad(set_to_none=True)
-        for part in plan.chunk(self.micro_batches, dim=1):
+        for part in places.chunk(self.micro_batches, dim=1):
             images, labels = self.batches.take(part, torch.bfloat16 if self.on_gpu else torch.float32)
             with torch.autocast("cuda", torch.bfloat16, enabled=self.on_gpu, cache_enabled=False):
                 outputs = self.model(images)

@@ -172,8 +172,8 @@ def test_one_gather_makes_shuffled_crops_and_reflections() -> None:
     batches.start_epoch(epoch_generator(0, 0))
     seen, corners, mirrored = [], set(), 0
     for step in range(batches.steps):
-        plan = batches.plan[:, 8 * step : 8 * step + 8]
-        images, labels = batches.take(plan, torch.float32)
+        places = batches.places[:, 8 * step : 8 * step + 8]
+        images, labels = batches.take(places, torch.float32)
         assert images.shape == (8, 3, 4, 4)
         std, mean = batches.preprocessing.std.float(), batches.preprocessing.mean.float()
         pixels = (images * std[:, None, None] + mean[:, None, None]).round()
@@ -193,12 +193,12 @@ def test_one_gather_makes_shuffled_crops_and_reflections() -> None:
 def test_epochs_differ_and_repeat_by_seed() -> None:
     data = make_set()
     batches = TrainBatches(data, Preprocessing(data, False, CPU), Recipe(batch_size=8, pad=1))
-    plans = []
+    drawn = []
     for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0)):
         batches.start_epoch(epoch_generator(seed, epoch))
-        plans.append(batches.plan.clone())
-    assert torch.equal(plans[0], plans[3])
-    assert not torch.equal(plans[0], plans[1]) and not torch.equal(plans[0], plans[2])
+        drawn.append(batches.places.clone())
+    assert torch.equal(drawn[0], drawn[3])
+    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
 def test_pixels_get_mean_zero_and_deviation_one_and_margins_the_mean() -> None:

@@ -62,7 +62,7 @@ def epoch(data: StreamSet, number: int, recipe: Recipe = RECIPE) -> tuple[torch.
     for step in range(batches.steps):
         batches.load(step)
         columns = slice(step * batches.batch_size, (step + 1) * batches.batch_size)
-        part, classes = batches.take(batches.plan[:, columns], torch.float32)
+        part, classes = batches.take(batches.places[:, columns], torch.float32)
         images.append(part)
         labels.append(classes)
     return torch.cat(images), torch.cat(labels)
@@ -183,7 +183,7 @@ def test_workers_together_read_what_one_would_read(pictures: Path, monkeypatch: 
         for step in range(batches.steps):
             batches.load(step)
             columns = step * 8 + rank * 4 + torch.arange(4)
-            mine.append(batches.take(batches.plan[:, columns], torch.float32)[0])
+            mine.append(batches.take(batches.places[:, columns], torch.float32)[0])
         parts.append(mine)
         seen += sum(len(labels) for _, labels in evaluation)
     together = torch.cat([torch.cat(step) for step in zip(*parts, strict=True)])

@@ -36,7 +36,7 @@ from lrnas.study.manifest import check_manifest
 from lrnas.study.objectives import pick_objectives
 from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
-from lrnas.training.checkpoint import described, save_checkpoint
+from lrnas.training.checkpoint import architecture_entry, save_checkpoint
 
 NARROW = {name: Allocation(width=0.05) for name in ("cccp1", "cccp2", "cccp3", "cccp4", "cccp5")}
 OWN = Architecture(
@@ -83,7 +83,7 @@ def write_checkpoint(
     }
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     tensors["momentum.conv1"] = torch.ones(3)
-    save_checkpoint(folder, 2, tensors, {"identity": identity, **(described(model) if told else {})})
+    save_checkpoint(folder, 2, tensors, {"identity": identity, **(architecture_entry(model) if told else {})})
     return folder
 
 

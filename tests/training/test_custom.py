@@ -137,7 +137,7 @@ def test_unusable_functions_are_one_line_errors(
         ("--input 1x8x8 --trainable own_training:train", "got no --classes; give all three"),
         ("--input 1x8x8 --classes 10 --trainable own_training:train --data digits", "got --data or --image-size"),
         ("--input 1x8x9 --classes 10 --trainable own_training:train", "must be square; got --input with 8x9"),
-        ("--input 1x4x4 --classes 10 --trainable own_training:train", "at least 8 rows and columns here; got --input"),
+        ("--input 1x4x4 --classes 10 --trainable own_training:train", "at least 8 rows and columns; got --input"),
         ("--input 0x8x8 --classes 10 --trainable own_training:train", "must be at least 1; got 0, 8 and 10"),
     ],
 )

@@ -1,5 +1,8 @@
 """Fused GPU kernels, in Triton: one pass over memory for operations that need several passes in PyTorch.
 
+In the text of this package, a kernel is a GPU kernel: a function that many programs execute, each for one block of the
+result. The argument names `kernel` and `kernels` are rows and columns of filters, as in `nn.Conv2d`. A group is all
+filters of a layer that have the same shape.
 `ops` contains the PyTorch operators. `composite_op` contains the operator for convolutions with filters of different
 shapes; `gathered` and `tiled` are its two implementations. This file only decides whether the kernels can be used.
 Without a GPU, without a working Triton, or with LRNAS_KERNELS=off, everything runs in plain PyTorch, with the same

@@ -37,7 +37,7 @@ class Blocks(NamedTuple):
 
 
 def fitting(sizes: Iterable[int], options: Sequence[int]) -> int:
-    """The largest block length that pads the sizes to a total at most 10 % above the smallest possible total.
+    """The largest block length that needs at most 10 % more than the best one, if sizes are padded to whole blocks.
 
     Args:
         sizes: Lengths that are divided into blocks.

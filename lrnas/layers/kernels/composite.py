@@ -39,9 +39,10 @@ def _as_map(pixels: Tensor, channels: int) -> Tensor:
 
 
 def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype, *, boxes: bool = False) -> Tensor:
-    """Pack weights into rows of channels, ordered by group, tap and filter, with rows of zeros up to whole blocks.
+    """Pack weights into rows of channels, ordered by group, tap and filter; rows of zeros fill the last block of a tap.
 
-    With `boxes`, there are also rows of zeros before a group whose box begins earlier (`Layer.box_rows`).
+    With `boxes`, there are also rows of zeros before a group whose box begins with filters of another group
+    (`Layer.leads`).
     """
     channels = _aligned(weights[0].shape[1])
     leads, heights = (layer.leads, layer.box_rows) if boxes else ((0,) * len(weights), layer.filter_rows)
@@ -94,11 +95,12 @@ def _kernels(layer: Layer, channels: int, like: Tensor) -> ModuleType:
 
 
 def _merged(layer: Layer, channels: int) -> Layer:
-    """A layer with few input channels as one group, whose kernel covers the kernels of all groups.
+    """A layer with few input channels as one group, whose common window contains the filters of all groups.
 
     In such a layer, writing the output takes longer than the products, so one pass over all positions is better than
-    one pass per group. The layer is returned unchanged if only the common kernel, and no group's own, has more than
-    `LONGEST_WINDOW` values, or if the common kernel is too large for patches.
+    one pass per group. Layers with many channels are returned unchanged, and also layers whose common window is too
+    large: it has more than `LONGEST_WINDOW` values although the filters of every group have fewer (as for 7×1 and 1×7
+    filters), or more than `LONGEST_PATCH` positions.
     """
     if channels > FEW_CHANNELS or len(layer.filters) == 1:
         return layer

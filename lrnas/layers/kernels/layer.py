@@ -1,7 +1,8 @@
 """The description of a mixed-shape layer for the kernels.
 
-A tap is one position of a kernel. A box is a part of a map, images × rows × columns × channels, that the GPU copies at
-once (see `tiled`). Packed weights have one row of channels for every group, tap and filter.
+A tap is one position of a filter: a 3×1 filter has three taps. A box is a part of a map, images × rows × columns ×
+channels, that the GPU copies at once (see `tiled`). Packed weights are a matrix with one row of channels for every
+group, tap and filter.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _SPEEDS = {16: 0.5, 32: 0.9, 64: 1.0}
 class Layer(NamedTuple):
     """Groups of filters side by side.
 
-    `margins` are the rows and columns of zeros above and to the left of the input for each group; negative numbers crop
-    the input. `size` is the rows and columns of the output, from which the zeros below and to the right follow.
+    `filters` are the numbers of filters of each group, `kernels` their rows and columns. `margins` are the rows and
+    columns of zeros above and to the left of the input for each group; negative numbers crop the input. `size` is the
+    rows and columns of the output, from which the zeros below and to the right follow.
     """
 
     filters: tuple[int, ...]
@@ -37,8 +39,7 @@ class Layer(NamedTuple):
     dilation: Pair
     size: Pair
     taps: tuple[int, ...] = ()
-    """For a layer of one group: the positions of its kernel that may have nonzero weights, counted row by row. Empty:
-    all positions."""
+    """For a layer of one group: the taps that may have nonzero weights, counted row by row. Empty: all taps."""
 
     @property
     def areas(self) -> tuple[int, ...]:
@@ -78,18 +79,18 @@ class Layer(NamedTuple):
 
     @property
     def filter_rows(self) -> tuple[int, ...]:
-        """Rows of one tap of each group in packed weights: one for every filter, and zeros up to whole blocks."""
+        """Rows of one tap of each group in packed weights: one for every filter, then zeros to fill the last block."""
         return self._in_blocks(self.filters)
 
     @property
     def leads(self) -> tuple[int, ...]:
-        """Distance from the beginning of each group's box to its first filter."""
+        """Number of filters of other groups that precede each group in its box, which begins at an aligned filter."""
         before = itertools.accumulate(self.filters[:-1], initial=0)
         return tuple(first % ALIGNMENT for first in before)
 
     @property
     def box_rows(self) -> tuple[int, ...]:
-        """`filter_rows` for boxes: also with rows of zeros for filters of another group at the beginning of a box."""
+        """`filter_rows` for boxes: zeros also stand in for the `leads`, the filters of other groups in a box."""
         return self._in_blocks(lead + num for lead, num in zip(self.leads, self.filters, strict=True))
 
     def _in_blocks(self, lengths: Iterable[int]) -> tuple[int, ...]:

@@ -1,16 +1,21 @@
 """Matrix products of a composite layer by kernels that copy boxes, for NVIDIA GPUs from Hopper on.
 
-A program computes the outputs in a box of images × rows × columns. For one tap it needs the same box of the input,
-shifted. The GPU copies this box at once, with zeros beyond the edge, so no element needs its own address or mask. The
-stride must be 1, and a row of channels a multiple of 16 bytes. The box is the right-hand factor of each product and the
-result is transposed, because in Triton only this operand can have several dimensions without a copy to registers.
+A program computes the outputs in a box of images × rows × columns. For each tap it needs a box of the input that has
+the same size and is shifted by the position of the tap. The GPU copies this box at once and fills it with zeros beyond
+the edge of the map, so no element needs its own address or mask. The stride must be 1, and the channels of a pixel must
+fill a multiple of 16 bytes.
 
-Maps are stored as in `gathered`. In the forward pass the weights of a group are a matrix [filters, taps × channels], as
-they are in memory in the channels-last layout. Each group is written by its own boxes, which end where the group ends.
+In each product, the weights are the left-hand factor and the box is the right-hand factor: in Triton, only the
+right-hand factor can have several dimensions without a copy to registers. The result is therefore transposed.
 
-In the backward pass weights are packed as in `gathered`. A box must begin at a multiple of 16 bytes, so there are also
-rows of zeros before a group that does not. A block of filters never reaches into the next tap, because each tap has
-rows of zeros up to whole blocks.
+Maps are stored as in `gathered`. In the forward pass, the weights of a group are a matrix [filters, taps × channels],
+as they are in memory in the channels-last layout. The outputs of a group are written in boxes of their own, which end
+with the last filter of the group.
+
+In the backward pass, weights are packed as in `gathered`, with two kinds of additional zeros. A box of the gradient
+must begin at a multiple of 16 bytes; if a group begins later, its box also has filters of the group before, and these
+are multiplied by rows of zeros. Each tap ends with rows of zeros that fill its last block, so that no block of filters
+reaches into the next tap.
 """
 
 from __future__ import annotations

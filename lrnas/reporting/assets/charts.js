@@ -7,7 +7,8 @@ const MOST_ELEMENTS = 300;
 const MOST_LAYERS = 14;
 // largest height of a chart on paper in pixels: a sheet also has a heading and some lines of text
 const MOST_ON_PAPER = 820;
-// positions of a name relative to its point, the preferred first: shift to the side in half widths of the name and in pixels, shift down in pixels
+// positions of a name, the preferred one first. [a, b, c]: the centre of the name is right of its point by a half widths of the name
+// and b pixels (negative: left of it), and below its point by c pixels (negative: above it)
 const NOTE_PLACES = [[0, 0, -17], [0, 0, 17], [-1, -10, 0], [1, 10, 0], [-1, 0, -32], [1, 0, 32], [-1, 0, -50], [1, 0, 50], [-1, 0, 66], [-1, 0, -68], [1, 0, 84], [-1, 0, 100]];
 
 /** Layout of a chart in the colours of the page. */

@@ -14,7 +14,7 @@ from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.cli.main import main
 from lrnas.models.build import create_model
 from lrnas.reporting.figures.filters import FilterError, FilterSet, mixed_layers, read_filters, to_pictures
-from lrnas.training.checkpoint import described, save_checkpoint
+from lrnas.training.checkpoint import architecture_entry, save_checkpoint
 
 HALVES = {"vertical": 0.5, "horizontal": 0.5}
 NARROW = {name: Allocation(width=0.05) for name in ("cccp1", "cccp2", "cccp3", "cccp4", "cccp5")}
@@ -50,7 +50,7 @@ def trained(architecture: Architecture = OWN, in_chans: int = 3) -> nn.Module:
 def checkpoint(tmp_path: Path) -> Path:
     model = trained()
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
-    save_checkpoint(tmp_path / "run", 3, tensors, described(model))
+    save_checkpoint(tmp_path / "run", 3, tensors, architecture_entry(model))
     return tmp_path / "run"
 
 
