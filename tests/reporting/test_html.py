@@ -265,7 +265,7 @@ def test_the_page_on_paper(browser: Any, tmp_path: Path, name: str, landscape: b
         assert axis in of(title).splitlines(), title  # on the same sheet: charts are whole
     for control in ("linear", "by time", "Download", "Show more", "Click on a network"):
         assert not any(control in text for text in texts), control
-    assert of("All trials").startswith("130 trials The first 100 are listed")
+    assert of("All trials").startswith("130 trials The first 100 trials are listed here")
     assert sum("parameters epochs seconds" in text.replace("\n", " ") for text in texts) > 1  # on each of its sheets
     for picture in pictures:
         assert np.median(picture) == 255  # light
