@@ -35,8 +35,8 @@ def _channels_last(x: Tensor) -> Tensor:
 class _Conv2d(nn.Conv2d):
     """A convolution that is computed as a matrix product if its kernel covers the whole input, as in VGG's classifier.
 
-    On some processors the gradients of such a convolution take ten times as long with oneDNN, which also copies the
-    weights in the forward pass.
+    On some processors oneDNN is slow for the gradients of such a convolution, and it copies the weights in the forward
+    pass.
     """
 
     @staticmethod
@@ -104,7 +104,7 @@ class _LocalResponseNorm(nn.LocalResponseNorm):
 class _MaxPool2d(nn.MaxPool2d):
     """Maximum over rows and then over columns.
 
-    On large maps this takes half the time of PyTorch's pool, which also records the positions of the maxima.
+    On large maps this is faster than PyTorch's pool, which also records the positions of the maxima.
     """
 
     @staticmethod
