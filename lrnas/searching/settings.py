@@ -278,6 +278,8 @@ def gather_settings(source: str | Path | SearchSettings | None, given: Mapping[s
     if isinstance(source, SearchSettings):
         return dataclasses.replace(source, **own)
     from_file = {} if source is None else _read_source(read_value(SOURCE, source, "space"))
+    if "space" in own and from_file.get("space") == str(source):  # the source is a space, not a study file
+        raise InvalidSettings(f"a search has one space; got {source} and --space {own['space']}; give one of them")
     changes = {**from_file.get("set", {}), **(own.get("set") or {})}
     values = {**from_file, **own, "set": changes or None}
     for name in ("space", "budget"):

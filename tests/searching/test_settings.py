@@ -113,6 +113,17 @@ def test_a_space_may_be_named_instead_of_a_study_file(tmp_path: Path) -> None:
         gather_settings(settings, {"bugdet": 4})
 
 
+def test_only_a_study_file_may_come_with_another_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file.toml"
+    file.write_text('[space]\nbackbone = "nin"\n')
+    for source in ("nin", str(file)):
+        assert main(["search", source, "--space", "vgg11", "--budget", "3"]) == 2
+        message = f"a search has one space; got {source} and --space vgg11; give one of them"
+        assert capsys.readouterr().err == f"lrnas: {message}\n"
+    file.write_text('space = "nin"\nbudget = 3\n')
+    assert gather_settings(str(file), {"space": "vgg11"}).space == "vgg11"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
