@@ -28,7 +28,7 @@ from lrnas.searching.setup import SearchTraining
 from lrnas.spaces.space import load_space
 from lrnas.study.folder import begin_anew, create_optuna_study, delete_if_empty, study_folder, trials_folder
 from lrnas.study.ledger import Ledger
-from lrnas.study.manifest import MANIFEST, OtherSettings, StudyError, has_results, keep_limits
+from lrnas.study.manifest import OtherSettings, StudyError, has_results, keep_limits, read_manifest
 from lrnas.study.objectives import Limits
 from lrnas.study.open import name_metrics, open_study
 from lrnas.study.storage import open_storage
@@ -90,7 +90,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     # the study, which pins what its trials have in common
     stored = create_optuna_study(name, open_storage(settings.storage, folder), training.objectives)
     try:
-        size = stored.user_attrs.get(MANIFEST, {}).get("image_size")
+        size = read_manifest(stored).get("image_size")
         if size is not None and training.may_resize_to(size) and has_results(stored):
             logger.info(f"{name} was begun with images of {size}×{size} pixels, and continues with this size")
             training = SearchTraining(dataclasses.replace(settings, image_size=size), space, data, trainable)

@@ -22,7 +22,7 @@ from lrnas.recipes import InvalidRecipe, get_recipe
 from lrnas.searching.early_stopping import rung_epochs
 from lrnas.searching.settings import SearchSettings
 from lrnas.spaces.space import SearchSpace
-from lrnas.study.manifest import MANIFEST, SETTINGS, check_manifest, names_of
+from lrnas.study.manifest import SETTINGS, check_manifest, names_of, read_manifest
 from lrnas.study.objectives import Costs, pick_objectives
 from lrnas.training.custom import Trainable
 from lrnas.training.job import OWN_DATA, Images, Job
@@ -125,7 +125,7 @@ class SearchTraining:
             The manifest to use.
         """
         if "latency" in self.settings.objectives or self.settings.max_latency is not None:
-            self._open_latency(threads, study.user_attrs.get(MANIFEST, {}))
+            self._open_latency(threads, read_manifest(study))
         return check_manifest(study, self._manifest())
 
     def _open_latency(self, threads: int, manifest: Mapping[str, Any]) -> None:

@@ -28,6 +28,8 @@ SETTINGS = "settings"
 """Manifest key: the settings that the search was begun with, for information only."""
 FREE = ("source", DATA_NAME, CLASSES, SETTINGS)
 """Manifest keys that may change without a conflict."""
+NEW_KEYS = frozenset(("channels", "num_classes"))
+"""Manifest keys that studies of version 0.1.0 do not have."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """Manifest entries that are measured: a study keeps those that were measured when it was begun."""
 
@@ -43,6 +45,21 @@ class OtherSettings(StudyError):
         super().__init__(f"{name} was begun with other settings: {found}; {advice}")
         self.found = found
         """The differences, in words."""
+
+
+def read_manifest(study: optuna.Study) -> dict[str, Any]:
+    """The manifest of a study; empty if the study has none.
+
+    Raises:
+        StudyError: The study was begun with version 0.1.0.
+    """
+    manifest: dict[str, Any] = study.user_attrs.get(MANIFEST, {})
+    if manifest and not manifest.keys() >= NEW_KEYS:
+        raise StudyError(
+            "studies must hold the channels and the number of classes of their images; got "
+            f"{study.study_name}, begun with lrnas 0.1.0, without them; open it with 0.1.0, or begin another study"
+        )
+    return manifest
 
 
 def check_manifest(

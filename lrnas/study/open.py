@@ -11,7 +11,7 @@ import optuna
 from lrnas.errors import UnknownName
 from lrnas.study.folder import no_such_study, study_folder, study_names
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import MANIFEST, RETRAINS, StudyError
+from lrnas.study.manifest import RETRAINS, StudyError, read_manifest
 from lrnas.study.objectives import RETRAINED, Objective, pick_objectives
 from lrnas.study.storage import DATABASE, open_storage
 from lrnas.study.study import Study
@@ -47,8 +47,8 @@ def open_study(
         optuna_study = optuna.load_study(study_name=name, storage=kept)
     except KeyError:
         raise no_such_study(name, [study.study_name for study in kept.get_all_studies()]) from None
-    manifest = optuna_study.user_attrs.get(MANIFEST)
-    if manifest is None:
+    manifest = read_manifest(optuna_study)
+    if not manifest:
         raise StudyError(f"{name} is a study of Optuna, but not one of lrnas; give another")
     search = manifest.get(RETRAINS)
     if search is not None and not allow_retraining:

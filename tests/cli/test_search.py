@@ -89,3 +89,21 @@ def test_shares_without_a_network_of_the_paper_are_those_of_the_backbone_as_it_i
     assert title.strip() == "s: the front"
     (row,) = (line.split() for line in lines if line.startswith("lr-x0.25"))
     assert row[5] == f"{cost(SPACE.uniform['lr-x0.25'])['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"
+
+
+def test_a_study_of_version_0_1_0_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = make_search(tmp_path / "s")
+    old = {key: value for key, value in study.manifest.items() if key not in ("channels", "num_classes")}
+    study.optuna_study.set_user_attr(MANIFEST, old)
+    where = ["--studies", str(tmp_path)]
+    message = (
+        "lrnas: studies must hold the channels and the number of classes of their images; got s, begun with lrnas "
+        "0.1.0, without them; open it with 0.1.0, or begin another study"
+    )
+    search = ["search", "nin", "--budget", "9", "--name", "s"]
+    for command in (["front", "s"], ["report", "s"], ["retrain", "s"], search):
+        assert main([*command, *where]) == 2
+        assert capsys.readouterr().err.splitlines()[-1] == message
+    assert main(["studies", *where]) == 0  # others are listed
+    assert capsys.readouterr().err == f"{message}\n"
+    assert main(["studies", "--delete", "s", *where]) == 0
