@@ -1,24 +1,29 @@
-"""Starts Ray for a search, on this machine or a cluster, and checks that all machines share the study's folder."""
+"""Starts Ray for a search, on this machine or a cluster, and checks what its workers need: folder and function."""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import pickle
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
+from ray import cloudpickle
 from ray.exceptions import AuthenticationError, RayError
 
 from lrnas.data.names import pin_data_folder
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, error_line
 from lrnas.training.checkpoint import CheckpointError
+from lrnas.training.custom import TrainableError
 from lrnas.training.provenance import hardware
 
 RAY_SETTINGS = {
@@ -78,6 +83,37 @@ def pick_workers(
     if gpus_per_trial is None:
         gpus_per_trial = 0.25 if torch.cuda.is_available() else 0
     return Workers(cpus_per_trial, gpus_per_trial, concurrency, address, files)
+
+
+class _WorkerUnpickler(pickle.Unpickler):
+    """An unpickler that finds nothing in `__main__`, like that of a worker, whose `__main__` is another module."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "__main__":
+            raise TrainableError(
+                "a trainable in a script may use only what can be copied to workers, which excludes functions with "
+                f"lru_cache; got {name}; put both into a module, and import the trainable from there"
+            )
+        return super().find_class(module, name)
+
+
+def check_sendable(function: Callable[..., object]) -> None:
+    """Refuse a training function that workers could not load.
+
+    Args:
+        function: A function that is sent to workers as a copy, because they cannot import it.
+
+    Raises:
+        TrainableError: The function, or something that it uses, cannot be copied.
+    """
+    try:
+        copied = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
+    except Exception as error:  # objects raise errors of any type
+        raise TrainableError(
+            "a trainable that is not in a module is copied to workers, with all that it uses; this failed with "
+            f"{error_line(error)}; put it into a module, and import it from there"
+        ) from None
+    _WorkerUnpickler(io.BytesIO(copied)).load()
 
 
 @contextmanager

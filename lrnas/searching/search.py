@@ -21,7 +21,7 @@ from lrnas.models.plan import TIMM
 from lrnas.searching.feasible import find_feasible
 from lrnas.searching.progress import SearchEvents, progress_view
 from lrnas.searching.proposals import Proposals
-from lrnas.searching.ray_cluster import pick_workers, running_ray
+from lrnas.searching.ray_cluster import check_sendable, pick_workers, running_ray
 from lrnas.searching.samplers import check_sampler, make_sampler
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
 from lrnas.searching.setup import SearchTraining
@@ -62,6 +62,8 @@ def search(
 def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     # the training: function, workers, space, data
     trainable = None if settings.trainable is None else load_trainable(settings.trainable)
+    if trainable is not None and trainable.function is not None:
+        check_sendable(trainable.function)
     workers = pick_workers(
         settings.cpus_per_trial,
         settings.gpus_per_trial,

@@ -1,5 +1,6 @@
-"""Options of workers, and the check that machines share a folder."""
+"""Options of workers, and the checks that they can load a training function and share a folder."""
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,29 @@ def test_from_python_the_options_are_keywords() -> None:
         lrnas.search("nin", budget=1, gpus_per_trial=0, concurrency=-1)
     with pytest.raises(LrnasError, match=r"unknown setting 'concurency'; did you mean concurrency\?"):
         lrnas.search("nin", budget=1, concurency=1)
+
+
+@pytest.mark.parametrize(
+    ("helper", "message"),
+    [
+        ("@functools.lru_cache\ndef helper(): ...", "functions with lru_cache; got helper; put both into"),
+        ("helper = threading.Lock()", "this failed with TypeError: cannot pickle '_thread.lock' object; put it into"),
+        ("def helper(): ...", "no more is needed"),
+    ],
+)
+def test_a_script_is_told_at_once_what_workers_cannot_load(
+    helper: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pick(*_: Any) -> None:
+        raise LrnasError("no more is needed")
+
+    monkeypatch.setattr("lrnas.searching.search.pick_workers", pick)
+    script = tmp_path / "script.py"
+    train = "def train(model, run):\n    helper"
+    search = "lrnas.search('nin', budget=1, trainable=train)"
+    script.write_text(f"import functools, threading, lrnas\n{helper}\n{train}\n{search}\n")
+    with pytest.raises(LrnasError, match=message):
+        runpy.run_path(str(script), run_name="__main__")
 
 
 def test_a_machine_with_another_disk_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
