@@ -1,4 +1,4 @@
-"""Studies full of networks of a real space, with results that are made up, in storages as a search leaves them."""
+"""Studies of real networks with made-up results, stored as a search stores them."""
 
 import math
 import warnings
@@ -35,7 +35,7 @@ def fill_study(
     stopped: float = 0.5,
     seed: int = 0,
 ) -> Study:
-    """The paper's networks, then some drawn at random; of these a share is stopped after an epoch or three."""
+    """Make a study: the paper's networks, then random ones; a share of these is stopped after one or three epochs."""
     found = load_space(space, batch_norm=True)
     goals = pick_objectives(objectives.split(","))
     (folder / name).mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def _rows(space: SearchSpace, number: int, objectives: list[str], stopped: float
 
 
 def _draw(space: SearchSpace, random: np.random.Generator) -> dict[str, Any]:
-    """A point whose network can be made at this input size."""
+    """Draw a point that is a valid network at this input size."""
     while True:
         params = {parameter.name: random.choice(list(parameter.values)).item() for parameter in space.parameters}
         try:

@@ -1,4 +1,4 @@
-"""What a report page holds, read back from its HTML."""
+"""The data of a report page, read from its HTML."""
 
 import base64
 import gzip
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_data(page: str) -> dict[str, Any]:
-    """All data of a page, put together again."""
+    """All data of a page, with the texts that are stored separately."""
     found = re.search(r'<script id="data"[^>]*>([^<]*)</script>', page)
     assert found is not None
     data: dict[str, Any]

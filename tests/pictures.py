@@ -10,7 +10,7 @@ COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 40), "red": (220, 30, 20)}
 
 
 def write_set(root: Path, counts: Mapping[str, int], size: int = 10, classes: tuple[str, ...] = tuple(COLOURS)) -> Path:
-    """Noisy pictures of one colour per class, `counts` of each in every split; wide and high ones in turn."""
+    """Write noisy images in one colour per class, `counts` per class in each split; every other image is wide."""
     rng = np.random.default_rng(0)
     for split, number in counts.items():
         for name in classes:
@@ -24,6 +24,6 @@ def write_set(root: Path, counts: Mapping[str, int], size: int = 10, classes: tu
 
 
 def spoil(file: Path) -> Path:
-    """A picture that breaks off in the middle."""
+    """Cut an image file off in the middle."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     return file

@@ -1,4 +1,4 @@
-"""Networks trained again, with results that are made up: as data, and as a driver records them."""
+"""Retrainings with made-up results: as data, and as a driver records them."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from lrnas.study.study import Study
 
 
 def some_finals(record: Study, recipe: str = "paper", point: str | None = None, **fields: object) -> Retrained:
-    """Made up: what networks of a study would come to over three seeds, and one over none."""
+    """Made-up results of networks of a study, over three seeds, one seed or none."""
     finals = [
         Final(
             trial.identity,
@@ -37,7 +37,7 @@ FOUND = 7
 
 
 def retrain_by_hand(record: Study, name: str | None = None) -> Retrained:
-    """Made up: the paper's networks and one found, which beats the dearest; of one nothing is tested yet."""
+    """Made-up results: the paper's networks, a found one that beats `nin`, and one that is not tested yet."""
     trials = {trial.number: trial for trial in record.trials()}
     chosen = [trial for trial in trials.values() if trial.point in record.manifest["space"]["points"]]
     results = {"nin": (0.90, 0.91, 0.905), "nin-c3": (0.94, 0.95), "nin-c3-lr": (0.93,)}
@@ -64,7 +64,7 @@ def retrain_by_hand(record: Study, name: str | None = None) -> Retrained:
 
 
 def retraining(study: Study, label: str = "fast") -> Retraining:
-    """As a driver opens it."""
+    """The retraining of a study, as a driver opens it."""
     name = f"{study.name}@{label}"
     record = optuna.create_study(
         storage=study.optuna_study._storage,

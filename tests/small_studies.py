@@ -1,4 +1,4 @@
-"""A study of the space nin at 8x8 pixels, for tests of what a search records and proposes."""
+"""Small studies of the space nin at 8x8 pixels."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def make_proposals(
     objectives: str = "accuracy,macs",
     sampler: str | None = None,
 ) -> Proposals:
-    """A search as a driver opens it: in a folder or in memory, with random points or a sampler of lrnas."""
+    """The proposals of a search in a folder or in memory, with random points or a sampler of lrnas."""
     goals = pick_objectives(objectives.split(","))
     optuna_study = optuna.create_study(
         study_name="s",
@@ -62,7 +62,7 @@ def make_proposals(
 
 
 def make_search(folder: Path | None = None, objectives: str = "accuracy,macs") -> Study:
-    """A search that is over, with four networks, one of them the paper's; all but the last are on the front."""
+    """A finished search with four networks, one of them from the paper; all but the last are on the front."""
     proposals = make_proposals(folder, objectives=objectives)
     accuracies = {"lr-x0.25": 0.7, "dense-x0.25": 0.8, "nin-c3-lr": 0.9, "dense-x0.5": 0.75}
     named = {**SPACE.points, **SPACE.uniform}

@@ -12,7 +12,7 @@ SHAPES = ("kx1", "1xk", "kxk", "1x1", "3x1", "1x5")
 
 @st.composite
 def allocations(draw: st.DrawFn, kernel: int = 3, keeps_width: bool = False) -> Allocation:
-    """An allocation for a k×k layer; with `keeps_width` one that puts out as many channels."""
+    """An allocation for a k×k layer; with `keeps_width`, one that keeps the number of output channels."""
     if kernel == 1:
         return Allocation(width=draw(st.sampled_from((0.25, 0.5, 1.0, 1.5))))
     form = draw(st.sampled_from(("dense", "composite", "composite", "separable")))
@@ -30,7 +30,7 @@ def allocations(draw: st.DrawFn, kernel: int = 3, keeps_width: bool = False) -> 
 def architectures(
     draw: st.DrawFn, backbones: tuple[str, ...] = ("vgg11", "googlenet", "nin", "nin_3x3")
 ) -> Architecture:
-    """A random network of one of the backbones, every layer drawn by itself."""
+    """A random network of one of the backbones; every layer is drawn independently."""
     backbone = draw(st.sampled_from(backbones))
     layers = {
         conv.name: draw(allocations(conv.kernel))

@@ -1,4 +1,4 @@
-"""What the pages of README.md, docs/ and results/ say can be done, can be: commands, options, imports, links."""
+"""Everything that README.md, docs/ and results/ mention exists: commands, options, imports, links."""
 
 import argparse
 import ast
@@ -25,7 +25,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 
 
 def commands(text: str) -> Iterator[str]:
-    """Lines for a shell that run lrnas: indented ones, and those in blocks of their own."""
+    """Lines that run lrnas, in indented text and in blocks of shell code."""
     blocks = "".join(code for language, code in BLOCK.findall(text) if language == "sh")
     indented = re.findall(r"^ {4}(?:\$ )?(lrnas .+)$", BLOCK.sub("", text), re.MULTILINE)
     yield from [line for line in blocks.splitlines() if line.startswith("lrnas ")]
@@ -44,7 +44,7 @@ def subcommands() -> dict[str, argparse.ArgumentParser]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as GitHub makes them into addresses."""
+    """The addresses that GitHub makes of the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -71,7 +71,7 @@ def test_command_lines_are_found() -> None:
 
 
 @each_page
-def test_python_is_python_and_imports_what_there_is(page: Path) -> None:
+def test_python_code_is_valid_and_its_imports_exist(page: Path) -> None:
     for language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
         if language != "python":
             continue

@@ -8,7 +8,7 @@ from lrnas._messages import logger, show_messages
 
 @pytest.fixture(autouse=True)
 def untouched_logger() -> Iterator[None]:
-    """The logger as it is before anything is shown; other tests get it back as they left it."""
+    """The logger without handlers; it is restored after the test."""
     handlers, level = logger.handlers[:], logger.level
     logger.handlers, logger.level = [], logging.NOTSET
     yield
@@ -16,7 +16,7 @@ def untouched_logger() -> Iterator[None]:
     logger.setLevel(level)
 
 
-def test_messages_are_shown_once_however_often_it_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_are_shown_once_after_several_calls(capsys: pytest.CaptureFixture[str]) -> None:
     show_messages()
     logger.setLevel(logging.WARNING)  # somebody else's doing
     show_messages()

@@ -1,4 +1,4 @@
-"""Recipes: rules, files, and what they leave to the data."""
+"""Recipes: rules, files, and settings that follow from the data."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from lrnas.errors import LrnasError, UnknownName
 from lrnas.recipes import InvalidRecipe, Recipe, field_docs, get_recipe, named_recipes
 
 
-def test_every_field_has_its_line() -> None:
+def test_every_field_has_a_description() -> None:
     assert list(field_docs()) == list(Recipe().to_dict())
     assert all(line.endswith(".") and "\n" not in line for line in field_docs().values())
 

@@ -1,4 +1,4 @@
-"""The shape of the package: imports between packages point one way, and the public face is what it says."""
+"""The structure of lrnas: imports between packages point one way, and the public names exist."""
 
 import ast
 import importlib
@@ -55,7 +55,7 @@ MODULES = {name_of(path) for path in FILES}
 
 
 def imports_of(path: Path) -> set[str]:
-    """Our own modules that a module imports, also inside functions and for type checkers alone."""
+    """The modules of lrnas that a module imports, also inside functions and under TYPE_CHECKING."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lrnas":
@@ -106,7 +106,7 @@ def test_packages_say_what_they_are_for() -> None:
         assert f"| `{path.parent.name}` | {charter.removesuffix('.')} |" in page
 
 
-def test_no_folder_is_crowded() -> None:
+def test_no_package_has_too_many_modules() -> None:
     crowds = {str(folder): len(list(folder.glob("*.py"))) - 1 for folder in {path.parent for path in FILES}}
     assert {folder: number for folder, number in crowds.items() if number > MOST_MODULES} == {}
 

@@ -102,7 +102,7 @@ def reason_to_keep(layer: nn.Module) -> str:
     first, second = layer.halves()
     has_bias = first.bias is not None and bool(first.bias.any())
     pads_zeros = layer.padding == "tf_same" or (not layer.pads_input and any(second.margins[0]))
-    return "its first bias and zero padding do not commute" if has_bias and pads_zeros else ""
+    return "its first half has a bias, its second half pads with zeros" if has_bias and pads_zeros else ""
 
 
 @torch.no_grad()

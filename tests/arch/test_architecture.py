@@ -44,7 +44,7 @@ def test_json_round_trip(architecture: Architecture) -> None:
     assert Architecture.from_json(architecture.to_json()) == architecture
 
 
-def test_is_frozen_hashable_and_travels() -> None:
+def test_is_frozen_hashable_and_can_be_pickled() -> None:
     with pytest.raises(AttributeError):
         ARCHITECTURE.pool = "avg"  # type: ignore[misc]
     with pytest.raises(TypeError):
@@ -64,7 +64,7 @@ def test_numpy_numbers_are_numbers() -> None:
 
 
 @given(st.integers(0, 4096), st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any))
-def test_apportion_sums_and_stays_within_one(total: int, parts: list[int]) -> None:
+def test_apportion_sums_to_the_total_and_rounds_by_less_than_one(total: int, parts: list[int]) -> None:
     shares = [part / sum(parts) for part in parts]
     counts = apportion(total, shares)
     assert sum(counts) == total
@@ -72,7 +72,7 @@ def test_apportion_sums_and_stays_within_one(total: int, parts: list[int]) -> No
     assert all(count == 0 for count, part in zip(counts, parts, strict=True) if part == 0)
 
 
-def test_apportion_serves_the_largest_remainder_and_then_the_first() -> None:
+def test_apportion_rounds_up_the_largest_remainder_then_the_first() -> None:
     assert apportion(10, [0.26, 0.55, 0.19]) == [3, 5, 2]
     assert apportion(3, [0.5, 0.5]) == [2, 1]
     assert apportion(64, [1 / 3, 1 / 3, 1 / 3]) == [22, 21, 21]

@@ -1,4 +1,4 @@
-"""The command line, in a process of its own where that matters."""
+"""The command line; some tests run it in a new process."""
 
 import argparse
 import json

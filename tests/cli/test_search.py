@@ -1,4 +1,4 @@
-"""What is printed of a search: its front, and the paper's networks beside it."""
+"""The output of searches: the front, and the paper's networks."""
 
 import json
 import shlex
@@ -55,7 +55,7 @@ def test_a_narrow_terminal_shows_what_is_on_the_front(
     assert max(map(len, rows)) <= 80
 
 
-def test_what_is_to_be_typed_next_says_where_the_study_is(
+def test_suggested_commands_name_the_folder_of_the_study(
     studies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lrnas.searching.search.search", lambda *_, **__: make_proposals(studies / "s").study)
@@ -66,7 +66,7 @@ def test_what_is_to_be_typed_next_says_where_the_study_is(
     assert Whereabouts().command("front", "my study") == "lrnas front 'my study'"
 
 
-def test_shares_are_those_of_the_dense_network_also_where_it_was_too_dear(
+def test_shares_refer_to_the_dense_network_even_if_it_is_beyond_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_search(tmp_path / "s")  # without nin itself
@@ -77,7 +77,7 @@ def test_shares_are_those_of_the_dense_network_also_where_it_was_too_dear(
         assert rows[name][5] == f"{cost(network)['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"
 
 
-def test_shares_without_a_network_of_the_paper_are_those_of_the_backbone_as_it_is(
+def test_without_the_paper_s_networks_shares_refer_to_the_unchanged_backbone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = make_search(tmp_path / "s")

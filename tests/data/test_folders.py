@@ -295,7 +295,7 @@ RGB = Image.fromarray(np.array([[[250, 10, 20], [10, 240, 30]]], dtype=np.uint8)
         (Image.merge("LA", (RGB.convert("L"), Image.new("L", RGB.size, 255))), "PNG", [83, 83, 83]),
     ],
 )
-def test_every_mode_that_can_be_converted_is(picture: Image.Image, kind: str, expected: list[int]) -> None:
+def test_image_modes_are_converted_to_rgb(picture: Image.Image, kind: str, expected: list[int]) -> None:
     image = read_rgb(encoded(picture, kind))
     assert image.mode == "RGB" and image.size == (8, 8)
     np.testing.assert_allclose(np.asarray(image)[4, 1], expected, atol=3 if kind != "JPEG" else 12)
@@ -309,7 +309,7 @@ def test_images_without_an_rgb_form_are_refused() -> None:
 
 
 def test_a_job_finds_its_images_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of a search have current folders of their own."""
+    """Each worker of a search has its own current folder."""
     write_set(tmp_path / "here" / "set", {"train": 2, "test": 1})
     monkeypatch.chdir(tmp_path / "here")
     job = Job(Architecture("nin"), "folder:set", Recipe(), 0, data_dir="kept", image_size=8, loaders=0)
@@ -317,7 +317,7 @@ def test_a_job_finds_its_images_from_any_folder(tmp_path: Path, monkeypatch: pyt
     assert len(job.load_data().test()) == 3 and job.cache == tmp_path / "here" / "kept"
 
 
-def test_the_folder_of_the_environment_is_the_same_to_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_use_the_same_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LRNAS_DATA", "kept")

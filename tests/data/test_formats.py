@@ -84,7 +84,7 @@ def test_shards_are_read_by_position(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
 
 
-def test_info_tells_the_splits_and_a_spoilt_image_is_named(tmp_path: Path) -> None:
+def test_splits_from_the_info_file_and_a_damaged_image(tmp_path: Path) -> None:
     pictures = write_set(tmp_path / "set", {"train": 4, "val": 2, "test": 2}, size=7)
     shards = write_shards(pictures, tmp_path / "shards", spoilt="red_001")
     listed = {theirs: sorted(shards.glob(f"*{ours}*")) for ours, theirs in (("val", "train"), ("test", "validation"))}
@@ -140,7 +140,7 @@ def test_splits_are_whole_words(name: str, tmp_path: Path) -> None:
         load(f"wds/{shards}", tmp_path)
 
 
-def test_shards_are_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key of the cached index is the same in every process: it contains no memory address."""
     shards = write_shards(write_set(tmp_path / "set", {"train": 4, "val": 2}, size=7), tmp_path / "shards")
     looked: list[Path] = []
@@ -185,7 +185,7 @@ def test_missing_columns_are_an_error() -> None:
 
 
 def test_a_damaged_record_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any protobuf message can stand for the example of TFDS: the error is protobuf's own."""
+    """Another protobuf message replaces the example of TFDS; the error comes from protobuf."""
     from google.protobuf import struct_pb2
 
     proto = types.SimpleNamespace(tf_example_pb2=types.SimpleNamespace(Example=struct_pb2.Struct))

@@ -125,7 +125,7 @@ def test_it_learns_and_leaves_the_test_images_alone(pictures: Path, monkeypatch:
     assert accuracy > 0.9 and opened.count("test") == 12
 
 
-def test_a_killed_run_ends_in_the_same_bits_with_other_loaders(pictures: Path, tmp_path: Path) -> None:
+def test_a_killed_run_gives_bit_identical_results_with_other_loaders(pictures: Path, tmp_path: Path) -> None:
     through = make_model()
     expected = train(through, load(pictures), RECIPE, seed=3)
 
@@ -223,7 +223,7 @@ def test_an_unreadable_image_is_named_once_and_replaced(
     assert same(model, again)
 
 
-def test_evaluation_leaves_out_what_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_evaluation_leaves_out_unreadable_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = large(tmp_path, 1, "test")
     images = [image for image, _ in data.eval_batches(data.test(), RECIPE, CPU, None)]
     assert sum(map(len, images)) == 101

@@ -1,4 +1,4 @@
-"""Exported networks: read back, in this process and in new ones, and compared."""
+"""Exported networks are read back, in this process and in new ones, and compared with the original."""
 
 import json
 import subprocess
@@ -59,7 +59,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def trained(architecture: Architecture = OWN, num_classes: int = 10, in_chans: int = 1) -> nn.Module:
-    """A network whose batch norms have seen something."""
+    """A network whose batch norms have random running statistics, as after training."""
     torch.manual_seed(0)
     model = create_model(architecture, num_classes, in_chans).eval()
     for module in model.modules():
@@ -72,7 +72,7 @@ def trained(architecture: Architecture = OWN, num_classes: int = 10, in_chans: i
 def write_checkpoint(
     folder: Path, model: nn.Module, told: bool = True, data: str = "digits", image_size: int | None = None
 ) -> Path:
-    """As training does it."""
+    """Write a checkpoint as training does; without `told`, it does not contain the architecture."""
     identity = {
         "architecture": canonical_id(model.architecture),  # type: ignore[arg-type]
         "data": data,
@@ -93,7 +93,7 @@ def dense_is_fastest(forms: Mapping[str, nn.Module], x: Tensor) -> Times:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a network takes is measured, but not for long."""
+    """Measure times with a single short sample."""
     for module in (exporting, forms):
         monkeypatch.setattr(
             module, "measure", lambda calls, device, **options: measure(calls, device, rounds=1, sample=0.0)
@@ -102,11 +102,11 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every layer dense, whatever it takes."""
+    """Make the dense form of every layer the fastest one."""
     monkeypatch.setattr(exporting, "_make_timer", lambda *_: dense_is_fastest)
 
 
-def test_in_a_new_process(tmp_path: Path, forced: None) -> None:
+def test_exports_work_in_a_new_process(tmp_path: Path, forced: None) -> None:
     model = trained()
     x = torch.randn(5, 1, 8, 8)
     torch.save((x, model(x).detach()), tmp_path / "case.pt")
@@ -221,7 +221,7 @@ def test_timm_folded_and_not(tmp_path: Path, forced: None, architecture: Archite
     assert names == {"dense"}
 
 
-def test_the_fastest_is_kept_and_noise_does_not_decide() -> None:
+def test_the_fastest_form_is_kept_unless_the_gain_is_noise() -> None:
     model = trained()
     asked: list[dict[str, float]] = []
 
@@ -254,7 +254,7 @@ def test_the_fastest_is_kept_and_noise_does_not_decide() -> None:
     assert any(isinstance(module, nn.BatchNorm2d) for module in model.modules())  # it stays as it is
 
 
-def test_measured_for_real() -> None:
+def test_forms_are_really_measured() -> None:
     model = trained()
     x = torch.randn(2, 1, 8, 8)
     fusion = choose_forms(model, x, torch_timer(torch.device("cpu"), 1))
@@ -264,7 +264,7 @@ def test_measured_for_real() -> None:
     torch.testing.assert_close(fusion.model(x), model(x), atol=1e-5, rtol=1e-4)
 
 
-def test_the_work_of_others_does_not_count_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_one_thread_other_programs_do_not_change_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "measure", measure)
     monkeypatch.setattr(forms, "ROUNDS", 1)
     calls = {"waits": lambda: time.sleep(0.001)}
@@ -272,7 +272,9 @@ def test_the_work_of_others_does_not_count_with_one_thread(monkeypatch: pytest.M
     assert fastest(calls, torch.device("cpu"), 2).seconds["waits"] >= 0.001
 
 
-def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: None) -> None:
+def test_files_with_different_outputs_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: None
+) -> None:
     monkeypatch.setattr(exporting, "TOLERANCE", 0.0)
     source = str(write_checkpoint(tmp_path / "own", trained()))
     with pytest.raises(exporting.ExportError, match="does not compute the same outputs: they differ by"):
@@ -322,7 +324,7 @@ def test_where_the_architecture_of_a_checkpoint_is_found(tmp_path: Path) -> None
         lrnas.export(str(folder), out=tmp_path / "out", architecture=file, force=True)
 
 
-def test_own_pictures(tmp_path: Path) -> None:
+def test_images_from_files(tmp_path: Path) -> None:
     pictures = write_set(tmp_path / "pictures", {"train": 3, "test": 2}, size=20)
     result = lrnas.export("nin", out=tmp_path / "out", data=f"folder:{pictures}", input_size=16)
     assert result.check.images.startswith("3 validation images of folder:") and "16×16" in result.check.images
@@ -336,7 +338,7 @@ def test_own_pictures(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at_hand", [True, False])
 def test_pictures_are_prepared_as_in_training(tmp_path: Path, at_hand: bool) -> None:
-    """In the size that the checkpoint says, whether the pictures are there to try or not."""
+    """The image size comes from the checkpoint, even if its images are not available."""
     pictures = write_set(tmp_path / "pictures", {"train": 3, "val": 2, "test": 2}, size=20)
     data = load_set(f"folder:{pictures}", image_size=16, loaders=0)
     source = write_checkpoint(tmp_path / "own", trained(OWN, 3, 3), data=data.identity, image_size=16)
@@ -353,14 +355,14 @@ def test_pictures_are_prepared_as_in_training(tmp_path: Path, at_hand: bool) -> 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["timm", "torch-export"])
-def test_measured_on_a_gpu(tmp_path: Path, kind: str) -> None:
+def test_forms_are_measured_on_a_gpu(tmp_path: Path, kind: str) -> None:
     source = str(write_checkpoint(tmp_path / "own", trained()))
     result = lrnas.export(source, kind, fuse=True, device="cuda", batch=8, out=tmp_path / f"a{SUFFIX[kind]}")  # type: ignore[arg-type]
     assert result.check.same_class == 64 and result.device == "cuda"
 
 
 def make_study(folder: Path, data: str = "digits", **more: object) -> None:
-    """Three trials, of which the second has weights; `more` is in the manifest."""
+    """Write a study of three trials, of which the second has weights; `more` is added to the manifest."""
     space = load_space("nin", batch_norm=True)
     goals = pick_objectives(["accuracy", "macs"])
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -420,10 +422,10 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
         assert message in err
 
 
-def test_a_study_knows_what_its_classes_are_called(
+def test_exports_of_a_study_have_class_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where its images are not at hand."""
+    """They have them even if the images of the study are not available."""
     caplog.set_level("INFO", logger="lrnas")
     monkeypatch.chdir(tmp_path)
     names = [f"kind {i}" for i in range(10)]

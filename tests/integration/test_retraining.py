@@ -36,7 +36,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.ci
-def test_what_is_recorded_is_what_the_weights_come_to(tmp_path: Path) -> None:
+def test_recorded_accuracies_are_those_of_the_weights(tmp_path: Path) -> None:
     storage = make_search(tmp_path / "studies" / "s").optuna_study._storage
     process = start(tmp_path, "--epochs", "1", "--seeds", "1", "--json")
     out, err = process.communicate(timeout=300)
@@ -91,7 +91,7 @@ def test_a_killed_retraining_continues(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_run_that_fails_each_time_is_tried_three_times_and_says_why(tmp_path: Path) -> None:
-    """The only run, so that Tune ends after every attempt."""
+    """There is only this run, so Tune ends after every attempt."""
     storage = make_search(tmp_path / "studies" / "s").optuna_study._storage
     folder = tmp_path / "studies" / "s" / "retrained" / "fast,epochs=1"
     folder.mkdir(parents=True)

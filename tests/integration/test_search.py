@@ -62,7 +62,7 @@ def test_a_killed_search_continues(tmp_path: Path) -> None:
 
 
 def test_a_search_for_latency(tmp_path: Path) -> None:
-    """Layers are measured once; the front is of accuracy and latency, for one device and batch size."""
+    """Layers are measured once, and the front is that of accuracy and latency, for one device and batch size."""
     options = ["--objectives", "accuracy,latency", "--max-latency", "500", "--epochs", "1"]
     small = ["--max-macs", "0.7M", "--data-dir", str(tmp_path)]
     log = Search(tmp_path, "--budget", "3", *options, *small).end()
@@ -89,7 +89,7 @@ def test_a_machine_that_cannot_train_ends_the_search(tmp_path: Path) -> None:
     assert {trial.state for trial in trials(tmp_path)} <= {TrialState.FAIL, TrialState.WAITING}
 
 
-def test_a_search_ends_where_images_cannot_be_read_and_begins_anew_without_them(tmp_path: Path) -> None:
+def test_unreadable_images_end_a_search_which_continues_without_them(tmp_path: Path) -> None:
     """No trial is tried again; after the image is removed, as the message says, the same command continues."""
     write_set(tmp_path / "colours", {"train": 12, "val": 4, "test": 4})
     bad = spoil(tmp_path / "colours" / "val" / "red" / "002.png")

@@ -1,4 +1,4 @@
-"""A real search with training code of somebody's own: killed and gone on with, broken and mended, from a script."""
+"""Real searches with the user's own training code: killed and continued, with a faulty function, from a script."""
 
 import contextlib
 import json
@@ -109,7 +109,7 @@ def test_no_network_is_blamed_for_a_function_that_fails(folder: Path) -> None:
     assert code == 0 and states[TrialState.COMPLETE] + states[TrialState.PRUNED] == 4, log
 
 
-def test_a_worker_whose_gpu_failed_goes_and_says_why(folder: Path) -> None:
+def test_a_worker_whose_gpu_failed_ends_with_a_reason(folder: Path) -> None:
     """After a CUDA error a process cannot train any more, so its worker ends."""
     whole = (folder / "own_training.py").read_text()
     fault = """schedule.step()

@@ -1,6 +1,6 @@
-"""The composite convolution's kernels against float64: on a GPU where there is one, else through Triton's interpreter.
+"""The composite convolution compared with float64: on a GPU if there is one, else with Triton's interpreter.
 
-Half precision stands for boxes (`tiled`), float32 for gathering (`gathered`), on the same layers.
+The same layers are computed by `tiled` (in half precision) and by `gathered` (in float32).
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ def random_case(seed: int, *, stride: bool = True) -> Case:
 
 
 def compare(case: Case, dtype: torch.dtype, *, needs_input: bool = True) -> None:
-    """Output and all gradients of the kernels beside those of PyTorch's convolutions in float64."""
+    """Compare the output and all gradients with those of PyTorch's convolutions in float64."""
     generator = torch.Generator().manual_seed(case.channels)
 
     def draw(*shape: int) -> Tensor:
@@ -107,7 +107,7 @@ def compare(case: Case, dtype: torch.dtype, *, needs_input: bool = True) -> None
 
 @torch.no_grad()
 def is_clear(x: Tensor, weights: list[Tensor], bias: Tensor | None, case: Case) -> Tensor:
-    """Where the largest value of a window is well above the second."""
+    """Mask of the pooling windows whose largest value is clearly above the second largest."""
     out = composite_conv(x, weights, bias, case.layer)
     windows = F.unfold(out.flatten(0, 1)[:, None], case.pool, stride=case.pool)
     first, second = windows.topk(2, dim=1).values.unbind(1)
@@ -127,14 +127,14 @@ def test_random_layers_tiled(seed: int) -> None:
 
 @pytest.mark.parametrize("filters", [(12, 36), (60, 60), (3, 9, 36), (30, 90, 72), (15, 15, 210)])
 def test_groups_that_begin_within_16_bytes(filters: tuple[int, ...]) -> None:
-    """Boxes may not begin there: on a GPU the whole process ends, and with MPS all that share it."""
+    """A box must not begin there: this would end the process and, with MPS, all processes on the same GPU."""
     kernels = ((3, 1), (1, 3), (3, 3))[: len(filters)]
     margins = tuple((rows // 2, cols // 2) for rows, cols in kernels)
     compare(Case(Layer(filters, kernels, margins, (1, 1), (1, 1), (8, 8)), 24, 8, 8, relu=False), HALF)
 
 
 def stem(window: int, stride: int, side: int, filters: tuple[int, int, int] = (3, 4, 5)) -> Layer:
-    """Filters of all shapes in the middle of a window."""
+    """A first layer with k×1, 1×k and k×k filters."""
     pad, size = window // 2, (side - 1) // stride + 1
     kernels, margins = ((window, 1), (1, window), (window, window)), ((pad, 0), (0, pad), (pad, pad))
     return Layer(filters, kernels, margins, (stride, stride), (1, 1), (size, size))
@@ -157,7 +157,7 @@ LARGE_STEMS = [
 
 @pytest.mark.parametrize(("layer", "side", "pool"), [*STEMS, *(LARGE_STEMS if ON_GPU else [])])
 def test_first_layers(layer: Layer, side: int, pool: int) -> None:
-    """Of images: few channels, a large window, a stride, and no gradient wanted of the input."""
+    """First layers read images: few channels, a large window, a stride, and often no gradient of the input."""
     for needs_input in (True, False):
         compare(Case(layer, 3, side, side, relu=pool == 1, pool=pool), HALF, needs_input=needs_input)
 
@@ -214,15 +214,15 @@ def test_weights_in_any_memory_layout(channels: int) -> None:
     assert all(torch.equal(out, outs[0]) for out in outs[1:])
 
 
-def test_a_layer_of_more_groups_than_boxes() -> None:
+def test_a_layer_with_more_groups_than_tiled_supports() -> None:
     kernels = ((1, 1), (3, 1), (1, 3), (3, 3), (5, 1))
     margins = tuple((rows // 2, cols // 2) for rows, cols in kernels)
     compare(Case(Layer((8, 8, 16, 8, 8), kernels, margins, (1, 1), (1, 1), (7, 6)), 16, 7, 6), HALF)
 
 
 @pytest.mark.parametrize(("channels", "filters", "pool"), [(16, 8, 1), (40, 72, 2), (24, 20, 1)])
-def test_a_cross(channels: int, filters: int, pool: int) -> None:
-    """Of a window whose corners are zero, only the other positions are looked at."""
+def test_taps_without_weights_are_skipped(channels: int, filters: int, pool: int) -> None:
+    """If the corners of a window have no weights, only the other positions are read."""
     layer = Layer((filters,), ((3, 3),), ((1, 1),), (1, 1), (1, 1), (7, 6), taps=(1, 3, 4, 5, 7))
     torch.manual_seed(0)
     x = torch.randn(2, channels, 7, 6, device=DEVICE).to(HALF)
@@ -246,7 +246,7 @@ def test_pools_are_powers_of_two() -> None:
         composite_conv(x, [weight], None, layer, pool=3)
 
 
-def test_gradients_by_differences() -> None:
+def test_gradients_by_finite_differences() -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(shape).double().requires_grad_() for shape in ((2, 4, 4, 5), (2, 4, 3, 1), (3, 4, 1, 3), 5)]
     for pool in (1, 2):
@@ -256,7 +256,7 @@ def test_gradients_by_differences() -> None:
         )
 
 
-def test_the_operator_keeps_pytorch_s_rules() -> None:
+def test_the_operator_passes_opcheck() -> None:
     x, bias = (torch.randn(shape, device=DEVICE).requires_grad_() for shape in ((2, 4, 4, 5), 5))
     weights = [torch.randn(shape, device=DEVICE).requires_grad_() for shape in ((2, 4, 3, 1), (3, 4, 1, 3))]
     geometry = ([1, 0, 0, 1], [1, 1], [1, 1], [4, 5], None)
@@ -271,7 +271,7 @@ def test_the_operator_keeps_pytorch_s_rules() -> None:
 
 
 def use_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels on whatever device this runs on."""
+    """Use the kernels on any device."""
     monkeypatch.setattr(layers, "is_faster", lambda x: x.ndim == 4)
     monkeypatch.setattr(gpu, "usable", lambda x: isinstance(x, Tensor) and x.ndim == 4)
     monkeypatch.setattr(accelerating, "available", lambda device: True)
@@ -334,7 +334,7 @@ def test_a_first_layer_of_images_as_a_module(join: int | None, monkeypatch: pyte
 
 
 def small_network(kind: str, batch_norm: bool) -> nn.Module:
-    """Three blocks as in a VGG, the first and the second before a pool, the second of an odd size."""
+    """Three blocks as in a VGG. A pool follows the first and the second block; the second pool has an odd size."""
 
     def conv(channels: int, filters: int) -> nn.Module:
         if kind == "separable":
@@ -364,7 +364,7 @@ def small_network(kind: str, batch_norm: bool) -> nn.Module:
         ("separable", True, None, [(False, False, 1), (True, True, 2)] * 2 + [(False, False, 1), (True, True, 1)]),
     ],
 )
-def test_in_evaluation_a_layer_takes_in_what_follows(
+def test_in_evaluation_a_layer_computes_what_follows_it(
     kind: str,
     batch_norm: bool,
     form: Form | None,
@@ -401,7 +401,7 @@ def test_in_evaluation_a_layer_takes_in_what_follows(
         ("join", 1, [(False, True, 2), (False, False, 1), (False, True, 2), (False, False, 1)]),
     ],
 )
-def test_in_training_a_layer_takes_in_relu_and_pool(
+def test_in_training_a_layer_computes_relu_and_pool(
     kind: str, many: int, wanted: list[tuple[bool, bool, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -447,8 +447,8 @@ def test_networks_in_half_precision(name: str, batch_norm: bool, monkeypatch: py
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("name", ["nin", "vgg11"])
-def test_networks_that_a_search_meets(name: str, seed: int) -> None:
-    """Groups of any number of filters, joins or none: gradients no further off than those of PyTorch's layers."""
+def test_random_networks_of_a_search(name: str, seed: int) -> None:
+    """Their layers have any number of filters; errors of gradients are about as small as those of PyTorch's layers."""
     draw, space = random.Random(seed), load_space(name, batch_norm=True)
     architecture = space.architecture(space.draw(draw))
     torch.manual_seed(seed)
@@ -501,7 +501,7 @@ def test_identities_and_hooks_for_all_modules(monkeypatch: pytest.MonkeyPatch) -
     assert {"FusedCompositeConv2d", "ReLU", "FusedSequential"} <= set(seen)
 
 
-def test_a_model_may_be_exchanged_twice_and_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_can_be_accelerated_twice_and_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_network("separable", False)
     on_cpu = type(accelerate(model)[0].halves()[0])
     assert on_cpu.__mro__[1].__module__ == "lrnas.layers.cpu"
@@ -514,7 +514,7 @@ def test_a_model_may_be_exchanged_twice_and_elsewhere(monkeypatch: pytest.Monkey
     assert "lrnas.layers.cpu" not in {base.__module__ for module in model.modules() for base in type(module).__mro__}
 
 
-def test_a_map_that_is_too_small_is_refused_in_pytorch_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_that_is_too_small_raises_pytorch_s_error(monkeypatch: pytest.MonkeyPatch) -> None:
     use_everywhere(monkeypatch)
     model = nn.Sequential(SeparableConv2d(8, 8, 3), nn.ReLU()).to(DEVICE)
     with fused(model), pytest.raises(RuntimeError, match="Kernel size"):
@@ -531,7 +531,7 @@ def test_the_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_blocks_measured_for_a_similar_layer_are_right_for_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """48 filters fill blocks of 16, and layers of 50, which resemble them, blocks of 64."""
+    """48 filters fill blocks of 16. A layer of 50 filters counts as similar, but fills blocks of 64."""
     long = blocks.Blocks(64, 64, 64, 4, 2)
     for kernels in (tiled, gathered):
         monkeypatch.setattr(kernels, "choose", lambda *args: long)
@@ -540,7 +540,7 @@ def test_blocks_measured_for_a_similar_layer_are_right_for_this_one(monkeypatch:
 
 
 def test_maps_of_one_pixel_and_views() -> None:
-    """Their strides are anything, and so is where they begin."""
+    """Such tensors can have any strides, and can begin at any address."""
     torch.manual_seed(0)
     flat = torch.randn(3 * 16 + 1, device=DEVICE).to(HALF)[1:].view(3, 16, 1, 1)
     weights = [torch.randn(8, 16, *kernel, device=DEVICE).to(HALF) for kernel in ((3, 1), (1, 3))]

@@ -1,4 +1,4 @@
-"""Mixed-shape convolutions against the dense convolution they are part of."""
+"""Mixed-shape convolutions compared with dense convolutions that have zeros around the filters."""
 
 from itertools import product
 
@@ -17,14 +17,14 @@ SHAPES = [(3, 1), (1, 3), (3, 3), (5, 1), (1, 7), (1, 1), (2, 1)]
 
 
 def embed(weight: Tensor, window: int) -> Tensor:
-    """A small kernel as a window × window kernel that is zero around it."""
+    """A small filter in the middle of a window × window filter of zeros."""
     rows, columns = weight.shape[2:]
     top, left = (window - 1) // 2 - (rows - 1) // 2, (window - 1) // 2 - (columns - 1) // 2
     return F.pad(weight, (left, window - columns - left, top, window - rows - top))
 
 
 def dense_twin(layer: CompositeConv2d, conv: nn.Conv2d) -> Tensor:
-    """The weights with which a k×k convolution computes what the groups compute."""
+    """The weights of the k×k convolution that computes the same as the groups."""
     assert conv.kernel_size[0] == layer.kernel_size[0]
     return torch.cat([embed(group.weight, layer.kernel_size[0]) for group in layer.group_convs()])
 
@@ -212,7 +212,7 @@ def test_compile(index: int) -> None:
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
-def test_make_conv_takes_the_plainest_module() -> None:
+def test_make_conv_returns_the_simplest_module() -> None:
     assert type(make_conv(3, Mix((Filters(3, 3, 8),)), 3, padding=1)) is nn.Conv2d
     smaller = make_conv(3, Mix((Filters(3, 3, 8),)), 5, padding=2)
     assert type(smaller) is WindowConv2d

@@ -74,8 +74,8 @@ def test_maps_keep_their_channels_last() -> None:
         assert model(x).is_contiguous()  # in training nothing changes
 
 
-def test_weights_are_laid_out_for_use() -> None:
-    """The kernel that covers its input is not copied for that, whose pixels then lie otherwise."""
+def test_weights_are_stored_in_the_channels_last_layout() -> None:
+    """This holds for a convolution that covers its whole input, too, whose weights are used as a matrix."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 5)), torch.randn(2, 3, 7, 7)
     wanted, before = run(model, x), {name: value.clone() for name, value in model.state_dict().items()}
@@ -94,7 +94,7 @@ def test_local_response_norm(size: int, beta: float) -> None:
 
 
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 1, 1), nn.MaxPool2d(3, 2, ceil_mode=True)])
-def test_pools_give_exactly_what_they_gave(pool: nn.MaxPool2d) -> None:
+def test_accelerated_pools_give_the_same_results(pool: nn.MaxPool2d) -> None:
     x = torch.randn(2, 3, 9, 8)
     x[0, 0, 0, 0], x[1, 2, 4, 4] = float("nan"), -float("inf")
     wanted = F.max_pool2d(x, pool.kernel_size, pool.stride, pool.padding, ceil_mode=pool.ceil_mode)

@@ -1,4 +1,4 @@
-"""Folded layers and networks against what they were."""
+"""Folded layers and networks compute the same as before."""
 
 import copy
 
@@ -52,7 +52,7 @@ def geometries(draw: st.DrawFn) -> dict[str, object]:
 
 
 def largest(geometry: dict[str, object]) -> int:
-    """The largest kernel that a layer may have: zeros alone can be put further out than the window."""
+    """The largest filter size that a layer may have. Only padding with zeros allows filters larger than the window."""
     k = geometry["kernel_size"]
     assert isinstance(k, int)
     return 99 if geometry["padding_mode"] == "zeros" and geometry["padding"] != "tf_same" else k
@@ -111,9 +111,9 @@ def test_a_separable_layer_is_one_convolution_where_that_is_exact(geometry: dict
     )
 
 
-def test_the_bias_of_a_separable_layer_is_what_stands_in_the_way() -> None:
+def test_a_bias_in_the_first_half_prevents_a_dense_form() -> None:
     layer = SeparableConv2d(2, 5, 3, padding=1, dtype=torch.float64)
-    assert reason_to_keep(layer) == "its first bias and zero padding do not commute"
+    assert reason_to_keep(layer) == "its first half has a bias, its second half pads with zeros"
     assert dense_form(layer) is None
     first, _ = layer.halves()
     nn.init.zeros_(first.bias)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def test_a_batch_norm_goes_into_the_layer_before_it(geometry: dict[str, object],
 
 
 class Odd(nn.Module):
-    """Batch norms that may be folded, and ones that must not."""
+    """A model with batch norms that can be folded and batch norms that cannot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Odd(nn.Module):
         return self.norm_e(self.composite(x))
 
 
-def test_only_norms_that_alone_take_an_output_are_folded() -> None:
+def test_a_norm_is_folded_only_if_nothing_else_uses_its_input() -> None:
     model = Odd().double().eval()
     for norm in [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]:
         make_norm(norm.num_features, norm)
@@ -253,7 +253,7 @@ def test_groups_and_join_are_one_convolution(
     assert tuple(looked_at.tolist()) == taps
 
 
-def test_a_bias_that_is_scaled_later_is_scaled_as_a_whole() -> None:
+def test_the_joined_bias_with_a_scale() -> None:
     torch.manual_seed(0)
     composite = CompositeConv2d(6, {(3, 1): 4, (1, 3): 5}, 3, padding=1, join=7)
     scale, shift, x = torch.randn(7), torch.randn(7), torch.randn(1, 6, 5, 5)

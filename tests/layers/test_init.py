@@ -1,4 +1,4 @@
-"""The composite initialisation: what is drawn, and what it does to gradients in a deep stack."""
+"""The composite initialisation: the variance of weights, and of gradients in a deep stack."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_composite_rule_keeps_the_variance_of_gradients(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "per_layer"), [("halves", 2.0), ("mixed", 3.0)])
 def test_gradients_grow_with_fan_out_per_group(kind: str, per_layer: float) -> None:
-    """Every one of n groups takes itself for the whole layer: the variance grows n-fold at each."""
+    """Each of n groups is initialised as if it were the whole layer, so the variance grows n-fold at every layer."""
     growth = gradient_growth(make_stack(kind), "fan_out", seed=0)
     assert growth[-1] ** (1 / (DEPTH - 1)) == pytest.approx(per_layer, rel=0.1)
     assert growth[-1] > 1e5
@@ -95,7 +95,7 @@ def test_plain_layers_get_he_fan_out_and_the_classifier_its_fan_in() -> None:
 
 @pytest.mark.parametrize("name", ["nin", "nin-c3-lr", "googlenet", "googlenet-lr", "vgg-gmp-lr-join"])
 def test_whole_networks_start_sanely(name: str) -> None:
-    """Logits of order 1, a first loss near chance, and a few steps that do not blow up."""
+    """Logits are of order 1, the first loss is near chance, and the loss stays finite in the first steps."""
     torch.manual_seed(0)
     model = create_model(get_point(name).architecture, 10)
     size = 64 if name.startswith("googlenet") else 32

@@ -1,4 +1,4 @@
-"""The fused kernels against plain PyTorch: on a GPU where there is one, else through Triton's interpreter."""
+"""The fused kernels compared with plain PyTorch: on a GPU if there is one, else with Triton's interpreter."""
 
 import copy
 import dataclasses
@@ -133,24 +133,24 @@ def test_the_largest_value_of_a_whole_map(shape: tuple[int, ...]) -> None:
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_pool_passes_on_what_is_not_a_number() -> None:
+def test_a_pool_passes_nan_on() -> None:
     x = random(1, 2, 4, 4)
     x[0, 1, 2, 2] = float("nan")
     assert torch.equal(ops.max_pool(x, Window(2, 2, 0), False).isnan(), F.max_pool2d(x, 2).isnan())
 
 
 @pytest.mark.parametrize(("channels", "filters", "kernel", "stride", "padding", "dilation"), CONVS)
-def test_the_convolution_keeps_pytorch_s_rules(
+def test_the_convolution_passes_opcheck(
     channels: int, filters: int, kernel: tuple[int, int], stride: int, padding: int, dilation: int
 ) -> None:
-    """Also for maps whose channels come first, which the operator returns channels last."""
+    """The input has its channels first in memory; the operator returns a channels-last map."""
     x, weight, bias = random(2, channels, 9, 8), random(filters, channels, *kernel, seed=1), random(filters, seed=2)
     tensors = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     pairs = ([stride] * 2, [padding] * 2, [dilation] * 2)
     torch.library.opcheck(torch.ops.lrnas.conv.default, (*tensors, *pairs, True), test_utils=QUICK_CHECKS)
 
 
-def test_operators_keep_pytorch_s_rules() -> None:
+def test_operators_pass_opcheck() -> None:
     x, weight, bias = (tensor.requires_grad_() for tensor in (random(2, 3, 6, 5), random(4, 3, 3, 3), random(4)))
     torch.library.opcheck(torch.ops.lrnas.conv.default, (x, weight, bias, [1, 1], [1, 1], [1, 1], True))
     scale, shift = (torch.ones(3, device=DEVICE, requires_grad=True) for _ in range(2))
@@ -160,7 +160,7 @@ def test_operators_keep_pytorch_s_rules() -> None:
     torch.library.opcheck(torch.ops.lrnas.average_pool.default, (x, [3, 2, 1], True, True))
 
 
-def test_what_is_not_a_number_stays_so_through_a_relu() -> None:
+def test_a_relu_passes_nan_on() -> None:
     x = random(1, 8, 3, 3)
     x[0, 2, 1, 1] = float("nan")
     weight, bias = random(8, 8, 1, 1, seed=1), random(8, seed=2)
@@ -178,7 +178,7 @@ def test_a_window_of_minus_infinity_passes_its_gradient_to_its_first_position() 
 
 
 def use_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels on whatever device this runs on."""
+    """Use the kernels on any device."""
     monkeypatch.setattr(gpu, "usable", lambda x: isinstance(x, Tensor) and x.ndim == 4)
     monkeypatch.setattr(accelerating, "available", lambda device: True)
 
@@ -201,7 +201,7 @@ def make_network(name: str, batch_norm: bool) -> nn.Module:
     ],
 )
 def test_a_network_computes_the_same(name: str, batch_norm: bool, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output, gradients and running statistics in training; and afterwards the model is what it was."""
+    """Output, gradients and running statistics are the same in training, and the model is restored afterwards."""
     use_everywhere(monkeypatch)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # plain convolutions in float32 would not be
     torch.manual_seed(0)
@@ -250,7 +250,7 @@ def compare_in_training(model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyP
     assert_same(list(twin.buffers()), list(model.buffers()), 1e-3)
 
 
-def test_a_module_may_stand_in_a_sequence_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_may_contain_a_module_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     relu = nn.ReLU()
     model = nn.Sequential(nn.Conv2d(3, 4, 1), relu, nn.Conv2d(4, 4, 1), relu).to(DEVICE)
     compare_in_training(model, random(2, 3, 4, 4), monkeypatch)
@@ -287,7 +287,7 @@ def test_what_pytorch_refuses_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.gpu
-def test_half_precision_errs_no_more_than_pytorch_s() -> None:
+def test_errors_in_half_precision_are_no_larger_than_pytorch_s() -> None:
     for batch_norm in (False, True):
         torch.manual_seed(0)
         architecture = dataclasses.replace(get_point("nin").architecture, batch_norm=batch_norm)

@@ -1,4 +1,4 @@
-"""The backbones keep timm's conventions, under every name they are registered with."""
+"""The backbones follow timm's conventions under every registered name."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def make(name: str, **kwargs: object) -> nn.Module:
     return timm.create_model(name, **kwargs)  # type: ignore[no-any-return]
 
 
-def test_stages_are_timms() -> None:
+def test_stages_are_those_of_timm() -> None:
     for name, stages in VGG_STAGES.items():
         assert vgg_layers(stages, last_pool=True) == cfgs[name]
 
@@ -98,7 +98,7 @@ def test_features_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nin_c3_lr", "googlenet_lr", "vgg_gmp_lr_join_wfull"])
-def test_checkpoints_travel_through_timm(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_timm_loads_checkpoints(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     model = make(name, num_classes=3).eval()
     torch.save({"state_dict": model.state_dict()}, tmp_path / "net.pth")
     again = make(name, num_classes=3, checkpoint_path=str(tmp_path / "net.pth")).eval()
@@ -120,14 +120,14 @@ def test_pretrained_weights_take_another_number_of_classes(name: str, heads: boo
     assert again.num_classes == 7
 
 
-def test_default_cfg_knows_the_last_map() -> None:
+def test_default_cfg_has_the_size_of_the_last_map() -> None:
     sizes = {"vgg_gmp": 14, "vgg_gmp_lr_lde": 7, "nin": 8, "googlenet": 7}
     for name, size in sizes.items():
         assert make(name, device="meta").default_cfg["pool_size"] == (size, size)
     assert create_model(Architecture("nin"), device="meta").default_cfg["input_size"] == (3, 32, 32)
 
 
-def test_what_the_architecture_says_is_not_an_argument() -> None:
+def test_settings_of_the_architecture_are_refused_as_arguments() -> None:
     with pytest.raises(ConversionError, match="stem_stride must be set in the architecture; got argument 2"):
         make("nin", stem_stride=2)
     with pytest.raises(ConversionError, match="norm_layer must be set in the architecture"):
@@ -195,8 +195,8 @@ def test_widths_reach_the_next_layers() -> None:
     assert model.get_submodule("inception_3b.conv1x1.conv").in_channels == 64 + 32 + 8 + 32
 
 
-def test_building_draws_every_weight() -> None:
-    """Nothing of the memory a model is given stays as it was found."""
+def test_building_initialises_every_weight() -> None:
+    """No weight keeps the content of uninitialised memory."""
     torch.manual_seed(0)
     first = create_model(Architecture("nin", batch_norm=True), 10).state_dict()
     torch.manual_seed(0)

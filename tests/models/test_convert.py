@@ -1,4 +1,4 @@
-"""Conversion of other people's models."""
+"""Conversion of timm models and other models."""
 
 import pytest
 import timm
@@ -86,7 +86,7 @@ def test_families_of_timm(name: str) -> None:
 
 
 class Zoo(nn.Module):
-    """One of every kind of convolution."""
+    """A model with one convolution of every kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ def test_a_wide_composite_with_a_join_is_fine() -> None:
     assert str(report.replaced[""]) == "3x1,6 || 1x3,6 > 1x1,8"
 
 
-def test_numbers_of_filters_as_an_architecture_has_them() -> None:
+def test_numbers_of_filters_are_the_same_as_in_an_architecture() -> None:
     mixed = Allocation.composite(vertical=3 / 16, horizontal=3 / 16, square=5 / 8)
     wanted = make_plan(Architecture("timm:resnet18", {"*": mixed}, divisor=8), check_fit=False)
     found = convert(timm.create_model("resnet18"), mixed, divisor=8).replaced

@@ -56,7 +56,7 @@ def test_operations_outside_layers_are_counted() -> None:
     ]
 
 
-def test_a_layer_used_twice_costs_twice_and_weighs_once() -> None:
+def test_a_layer_used_twice_has_its_macs_twice_and_its_parameters_once() -> None:
     conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
     cost = count_model(nn.Sequential(conv, nn.ReLU(), conv), (4, 6, 6))
     assert (cost.macs, cost.params) == (2 * 36 * 4 * 4 * 9, 4 * 4 * 9)

@@ -1,4 +1,4 @@
-"""The paper's networks: every published count, to the last unit."""
+"""The paper's networks: every published count exactly."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def test_counts_are_the_published_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("vgg-11", "vgg-gmp-lr-lde")])
 def test_built_models_count_the_same(name: str) -> None:
-    """The published numbers once more, this time from modules."""
+    """The models that are built have the published counts, too."""
     point = get_point(name)
     architecture, table = point.architecture, point.table
     if point.counted_on is not None:

@@ -20,7 +20,7 @@ HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
 
 
 def facts(cost: Cost) -> Counter[tuple[object, ...]]:
-    """Every layer without its name, which in the built model is a path."""
+    """The layers without their names, because a built model has paths instead."""
     return Counter((layer.kind, layer.macs, layer.params, layer.biases, layer.output) for layer in cost.layers)
 
 
@@ -108,7 +108,7 @@ def test_places_networks() -> None:
 
 
 def test_networks_as_printed_in_the_paper() -> None:
-    """The two that its model table prints otherwise than its results table counts."""
+    """The two networks whose descriptions in the paper's model table differ from the counts in its results table."""
     doubled = Allocation.composite(vertical=0.5, horizontal=0.5, width=2)
     cost = make_plan(Architecture("vgg11", {"*": doubled}, pool="max")).cost
     assert (cost.macs, cost.params) == (9_947_873_280, 37_371_368)
@@ -137,7 +137,7 @@ def test_one_network_one_id() -> None:
 
 
 def test_ids_do_not_change_between_versions() -> None:
-    """They stand in studies: a change of these is a change of version."""
+    """Studies store these ids. If they change, the version of architectures must change, too."""
     assert canonical_id(Architecture("vgg11")) == "vgg11-7d7a72984580"
     assert canonical_id(Architecture("nin", {"*": HALF}, batch_norm=True)) == "nin-a10e52d29cdb"
 
@@ -216,7 +216,7 @@ def test_unknown_backbones_get_the_closest_names() -> None:
         make_plan(Architecture("timm:resnet81"))
 
 
-def test_our_own_networks_are_not_timms() -> None:
+def test_the_prefix_timm_is_refused_for_networks_of_lrnas() -> None:
     with pytest.raises(LrnasError, match="vgg_gmp_lr is one of lrnas; write vgg-gmp-lr"):
         make_plan(Architecture("timm:vgg_gmp_lr"))
 

@@ -1,4 +1,4 @@
-"""The table of layers: measured once, kept, shared; and what is made of it."""
+"""The latency table: steps are measured once, stored and shared; latencies and estimates are computed from them."""
 
 import dataclasses
 import random
@@ -31,7 +31,7 @@ def rule(step: Step) -> float:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Times by a rule instead of the clock; what was measured."""
+    """Replace measured times by a formula; returns the list of measured steps."""
     measured: list[str] = []
 
     def measure(calls: Sequence[Step | float], device: torch.device, **options: object) -> list[float]:
@@ -64,7 +64,7 @@ def test_a_layer_is_measured_once(tmp_path: Path, clock: list[str]) -> None:
     assert Latency(LatencyTable(other, file), 32, 10).of(network()) and len(clock) == len({s.key for s in steps})
 
 
-def test_who_measures_first_settles_it(tmp_path: Path, clock: list[str]) -> None:
+def test_the_first_stored_time_is_kept(tmp_path: Path, clock: list[str]) -> None:
     file = tmp_path / "latency.db"
     tables = [LatencyTable(HERE, file) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -74,7 +74,7 @@ def test_who_measures_first_settles_it(tmp_path: Path, clock: list[str]) -> None
     assert {f"own {i}" for i in range(8)} <= LatencyTable(HERE, file)._known.keys()
 
 
-def test_guesses_follow_the_rule_of_what_was_measured(tmp_path: Path, clock: list[str]) -> None:
+def test_estimates_follow_the_measured_steps(tmp_path: Path, clock: list[str]) -> None:
     found = Latency(LatencyTable(HERE, tmp_path / "l.db"), 32, 10)
     some = found.some_networks(SPACE, 40)
     assert some == found.some_networks(SPACE, 40) and len(some) == 40
@@ -103,7 +103,7 @@ def test_the_factor_is_that_of_whole_networks(tmp_path: Path, clock: list[str]) 
     assert plain.calibrated([]).factor == 1.0
 
 
-def test_of_a_timm_model_the_rest_is_what_its_layers_leave(tmp_path: Path, clock: list[str]) -> None:
+def test_the_rest_of_a_timm_model_is_one_more_step(tmp_path: Path, clock: list[str]) -> None:
     found = Latency(LatencyTable(HERE, tmp_path / "l.db"), 64, 10)
     plain = Architecture("timm:resnet18")
     assert found.of(plain) == pytest.approx(1000 * WHOLE)
@@ -116,7 +116,7 @@ def test_of_a_timm_model_the_rest_is_what_its_layers_leave(tmp_path: Path, clock
 
 
 def test_real_layers_add_up_to_a_real_network(tmp_path: Path) -> None:
-    """Roughly: the machine may be busy. `lrnas profile --check-table` says how well."""
+    """The tolerance is wide because the machine may be busy; `lrnas profile --check-table` measures the error."""
     found = Latency(LatencyTable(HERE, tmp_path / "l.db"), 16, 10)
     predicted, (measured,) = found.of(network()), found.measure([network()])
     assert 0.3 < predicted / measured < 3
@@ -138,7 +138,7 @@ def test_impossible_conditions(make: Callable[[], object], message: str) -> None
         make()
 
 
-def test_a_table_that_cannot_be_kept_says_where(tmp_path: Path) -> None:
+def test_an_error_names_the_file_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(LrnasError, match=r"cannot read .*latency.db: .*; choose a folder with \$LRNAS_DATA"):
         LatencyTable(HERE, tmp_path / "file" / "latency.db")

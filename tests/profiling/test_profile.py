@@ -1,4 +1,4 @@
-"""`lrnas profile`: what it compares with what, and what it prints."""
+"""`lrnas profile`: which networks it compares, and its output."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from lrnas.profiling.profile import baseline_of
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples that are no use to anybody, but soon there."""
+    """Measure with a single short sample; the times are meaningless."""
     for module in (profile, latency):
         monkeypatch.setattr(
             module, "measure", lambda calls, device, **options: timing.measure(calls, device, rounds=1, sample=0.0)
@@ -37,7 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         ("timm:resnet18", "timm:resnet18, dense"),
     ],
 )
-def test_what_a_network_is_compared_with(name: str, wanted: str) -> None:
+def test_the_baseline_of_a_network(name: str, wanted: str) -> None:
     assert baseline_of(read_source(name)[1])[0] == wanted
 
 
@@ -48,7 +48,7 @@ def test_a_dense_vgg16_is_its_own_baseline() -> None:
     assert canonical_id(baseline_of(network)[1]) == canonical_id(Architecture("vgg16", pool="avg"))
 
 
-def test_layers_and_networks_beside_the_baseline(
+def test_layers_and_networks_are_compared_with_the_baseline(
     quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--size", "8", "--batch", "1", "--threads", "1", "--device", "cpu"]
@@ -74,7 +74,7 @@ def test_layers_and_networks_beside_the_baseline(
     assert rows[-1].split()[-1] == "nin-c3-lr"
 
 
-def test_a_network_of_one_s_own_and_a_model_of_timm(
+def test_a_network_from_a_file_and_a_timm_model(
     quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "own.json").write_text('{"backbone": "nin", "batch_norm": true, "layers": {"conv1": {"width": 0.25}}}')
@@ -86,7 +86,7 @@ def test_a_network_of_one_s_own_and_a_model_of_timm(
     assert networks[0]["training_ms"] is None
 
 
-def test_the_table_is_set_beside_whole_networks(
+def test_the_latency_table_is_compared_with_whole_networks(
     quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["profile", "--check-table", "nin", "--size", "8", "--number", "3", "--data-dir", str(tmp_path)]
@@ -112,7 +112,7 @@ def test_the_table_is_set_beside_whole_networks(
         (["vgg11-bn-gmp", "--batch", "1", "--size", "16"], "give a larger --batch"),
     ],
 )
-def test_what_cannot_be_measured(
+def test_wrong_options_give_one_line(
     quick: None, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["profile", *arguments]) == 2
@@ -160,7 +160,7 @@ def test_networks_of_a_study(quick: None, tmp_path: Path, capsys: pytest.Capture
         assert message in capsys.readouterr().err
 
 
-def test_studies_of_unlike_images_are_not_mixed(
+def test_studies_with_different_images_are_not_mixed(
     quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_search(tmp_path / "s")

@@ -22,7 +22,7 @@ CPU = Setting(torch.device("cpu"), torch.float32, 2)
 
 
 @pytest.mark.parametrize(("name", "size"), NETWORKS.items())
-def test_convolutions_meet_the_maps_they_meet_in_the_network(name: str, size: int) -> None:
+def test_steps_have_the_map_sizes_of_the_network(name: str, size: int) -> None:
     _, architecture = read_source(name)
     plan = make_plan(architecture, size, 10)
     model = create_model(architecture, 10, device="meta").eval()
@@ -65,7 +65,7 @@ def test_every_step_runs(name: str) -> None:
         assert tuple(x.shape) == (2, *step.input) and all(weight.isfinite().all() for weight in weights)
 
 
-def test_equal_layers_have_one_key_and_others_another() -> None:
+def test_steps_have_the_same_key_only_if_they_are_equal() -> None:
     steps = {step.name: step for step in steps_of(read_source("nin")[1], 32, 10)}
     assert steps["cccp3"].key == steps["cccp4"].key != steps["cccp5"].key  # of another map
     normed = {step.name: step for step in steps_of(read_source("vgg11-bn-gmp")[1], 32, 10)}
@@ -86,7 +86,7 @@ def test_whole_networks_run() -> None:
 
 
 def test_a_step_is_the_layer_of_the_network() -> None:
-    """The same class with the same filters, followed by what follows it there."""
+    """It has the same class and the same filters."""
     _, architecture = read_source("vgg-gmp-lr-join")
     step = steps_of(architecture, 32, 10)[0]
     model = create_model(architecture, 10)

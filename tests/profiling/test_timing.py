@@ -11,12 +11,12 @@ import torch
 from lrnas.profiling.timing import FEWEST, MOST, measure, num_threads
 
 
-def test_calls_take_what_they_take() -> None:
+def test_calls_that_sleep_take_their_known_time() -> None:
     short, long = measure([lambda: time.sleep(0.001), lambda: time.sleep(0.004)], rounds=3)
     assert 0.001 <= short < long and long >= 0.004
 
 
-def test_all_are_measured_in_every_round_and_nobody_is_always_last() -> None:
+def test_every_round_measures_all_calls_in_changing_order() -> None:
     order: list[str] = []
     slow = 0.06  # one call is a sample, and nothing is called before it
     measure([lambda: (order.append("a"), time.sleep(slow)), lambda: (order.append("b"), time.sleep(slow))], rounds=4)
@@ -37,7 +37,7 @@ def test_long_calls_get_fewer_rounds_and_short_ones_more_calls() -> None:
     assert 30 < calls["short"] < 12 * (MOST + 1)
 
 
-def test_a_quantile_looks_past_what_disturbs() -> None:
+def test_a_low_quantile_ignores_disturbed_samples() -> None:
     times = itertools.cycle([0.0, 0.0, 0.05])
     (least,) = measure([lambda: time.sleep(next(times))], rounds=9, sample=0, quantile=0.1)
     assert least < 0.02
@@ -45,7 +45,7 @@ def test_a_quantile_looks_past_what_disturbs() -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu_launches_do_not_count() -> None:
-    """A hundred additions in a row take longer than one, but each far less than what Python needs to launch it."""
+    """A hundred additions take longer than one, but much less than a hundred launches from Python."""
     x = torch.zeros(1024, device="cuda")
 
     def many() -> None:
@@ -67,7 +67,7 @@ def test_on_a_gpu_without_a_graph_launches_and_waiting_count() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_what_cannot_be_a_graph_is_measured_too() -> None:
+def test_on_a_gpu_calls_that_cannot_be_captured_are_measured_too() -> None:
     x = torch.randn(512, 512, device="cuda")
     waits, runs = measure([lambda: (x @ x).sum().item(), lambda: (x @ x).sum()], "cuda")
     assert waits > runs > 0
@@ -96,14 +96,14 @@ with torch.no_grad():
 """
 
 
-def test_one_thread_is_one_thread() -> None:
-    """In a process that started with two: on ARM, PyTorch's own setting leaves convolutions their threads."""
+def test_one_thread_uses_one_core() -> None:
+    """The process starts with two threads. On ARM, `torch.set_num_threads(1)` alone does not limit convolutions."""
     result = subprocess.run([sys.executable, "-c", ONE_OF_TWO], capture_output=True, text=True, check=True)
     held, free = map(float, result.stdout.split())
     assert held > 0.95 and free < 0.9
 
 
-def test_afterwards_all_is_as_before() -> None:
+def test_the_number_of_threads_is_restored() -> None:
     before = torch.get_num_threads()
     for number in (1, before + 1):
         with num_threads(number):

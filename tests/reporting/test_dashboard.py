@@ -37,7 +37,7 @@ def read(address: str) -> Any:
 
 
 @pytest.mark.parametrize("storage", [None, "journal:{}/studies.journal", "sqlite:///{}/shared.db"])
-def test_a_study_is_there_to_be_seen(tmp_path: Path, storage: str | None) -> None:
+def test_the_dashboard_shows_a_study(tmp_path: Path, storage: str | None) -> None:
     where = None if storage is None else storage.format(tmp_path)
     fill_study(tmp_path, 4, name="<s>", storage=where)
     study = open_study("<s>", storage=where, studies=tmp_path)

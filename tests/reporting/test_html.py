@@ -44,7 +44,7 @@ def write(file: Path, report: Report) -> Path:
     return file
 
 
-def test_a_page_holds_all_it_needs(tmp_path: Path) -> None:
+def test_a_page_is_self_contained(tmp_path: Path) -> None:
     page = write_page(tmp_path, 5).read_text(encoding="utf-8")
     assert "@@" not in page.replace("@@iterator", "")
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=", page)
@@ -321,7 +321,7 @@ def test_several_retrainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tests_lead_to_cards_in_a_browser(browser: Any, tmp_path: Path) -> None:
+def test_tested_networks_open_their_cards_in_a_browser(browser: Any, tmp_path: Path) -> None:
     record = fill_study(tmp_path, 12, storage=f"journal:{tmp_path / 'journal'}")
     found = next(trial for trial in record.trials() if trial.number == FOUND)
     file = tmp_path / "report.html"
@@ -389,7 +389,7 @@ def test_tests_lead_to_cards_in_a_browser(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_to_be_tested_is_told_in_a_browser(browser: Any, tmp_path: Path) -> None:
+def test_the_page_shows_the_command_that_tests_networks_in_a_browser(browser: Any, tmp_path: Path) -> None:
     where = f"journal:{tmp_path / 'journal'}"
     trials = {"it's": 6, "own": 6, "empty": 0}
     records = [fill_study(tmp_path, number, name=name, storage=where) for name, number in trials.items()]
@@ -410,7 +410,7 @@ def test_what_is_to_be_tested_is_told_in_a_browser(browser: Any, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_two_fronts_are_told_apart_in_a_browser(browser: Any, tmp_path: Path) -> None:
+def test_rings_and_line_show_two_fronts_in_a_browser(browser: Any, tmp_path: Path) -> None:
     where = f"journal:{tmp_path / 'journal'}"
     report = make_report([fill_study(tmp_path, 40, storage=where, objectives="accuracy,macs,params", stopped=0.2)])
     (study,) = report.studies
@@ -450,7 +450,7 @@ def test_two_fronts_are_told_apart_in_a_browser(browser: Any, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_front_by_means_is_told_from_the_best_for_a_cost_in_a_browser(browser: Any, tmp_path: Path) -> None:
+def test_the_front_by_means_differs_from_the_line_of_one_cost_in_a_browser(browser: Any, tmp_path: Path) -> None:
     """A network with fewer parameters and more MACs is on the front; a note says that it has only one run."""
     record = fill_study(tmp_path, 12, storage=f"journal:{tmp_path / 'journal'}", objectives="accuracy,macs,params")
     retrained = some_finals(record)
@@ -579,7 +579,7 @@ def test_networks_that_were_all_stopped_can_be_hidden_and_shown(browser: Any, tm
 
 
 @pytest.mark.slow
-def test_points_that_are_painted_as_one(browser: Any, tmp_path: Path) -> None:
+def test_many_points_are_painted_as_one_element(browser: Any, tmp_path: Path) -> None:
     file = write_page(tmp_path, 800)
     networks = read_data(file.read_text(encoding="utf-8"))["studies"][0]["networks"]
     full = [network for network in networks if network["is_full"]]

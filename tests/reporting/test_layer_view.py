@@ -10,7 +10,7 @@ from lrnas.study.study import ImageShape
 
 
 @pytest.mark.parametrize("name", ["nin-c3-lr", "vgg-gmp-lr-join", "googlenet", "vgg11-bn-gmp"])
-def test_layers_add_up(name: str) -> None:
+def test_costs_of_layers_add_up_to_the_network(name: str) -> None:
     network = named_networks()[name]
     layers = lay_out(network, ImageShape(64, 3, 10))
     cost = make_plan(network, 64, 10, 3, check_fit=False).cost
@@ -34,7 +34,7 @@ def test_shares_and_joins() -> None:
     assert layers["conv1"].to_dict()["groups"] == [[5, 1, 48, "kx1"], [1, 5, 48, "1xk"], [5, 5, 96, "kxk"]]
 
 
-def test_layers_of_unlike_backbones_stand_where_they_belong() -> None:
+def test_layers_of_different_backbones_are_in_a_natural_order() -> None:
     plans = [make_plan(Architecture(name)) for name in ("nin_3x3", "nin")]
     orders = [[conv.name for conv in plan.convs if conv.kernel > 1] for plan in plans]
     assert merge_orders(orders) == ["conv1", "conv2", "conv2_1", "conv2_2", "conv3"]

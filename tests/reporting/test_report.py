@@ -32,7 +32,7 @@ def report(record: Study) -> Report:
     return make_report([record])
 
 
-def test_a_study_is_shown_as_it_is(record: Study, report: Report) -> None:
+def test_a_report_has_the_numbers_of_its_study(record: Study, report: Report) -> None:
     (study,) = report.studies
     summary = record.summary()
     assert [network.trial for network in study.networks] == summary.trials
@@ -45,7 +45,7 @@ def test_a_study_is_shown_as_it_is(record: Study, report: Report) -> None:
     json.dumps(report.to_dict(), allow_nan=False)
 
 
-def test_the_front_s_history_ends_where_it_is_now(record: Study, report: Report) -> None:
+def test_the_history_of_the_front_ends_with_the_current_front(record: Study, report: Report) -> None:
     history = report.studies[0].history
     assert [moment.trials for moment in history] == list(range(1, 31))
     assert history[-1].volume == pytest.approx(record.hypervolume())
@@ -54,7 +54,7 @@ def test_the_front_s_history_ends_where_it_is_now(record: Study, report: Report)
     assert volumes == sorted(volumes) and volumes[0] < volumes[-1]
 
 
-def test_importances_are_of_every_objective(tmp_path: Path) -> None:
+def test_there_are_importances_for_every_objective(tmp_path: Path) -> None:
     importances = make_report([fill(tmp_path, 30, stopped=0.0)]).studies[0].importances
     accuracy, macs = importances["accuracy"], importances["macs"]
     assert list(importances) == ["accuracy", "macs"] and list(accuracy) == list(macs)
@@ -64,7 +64,7 @@ def test_importances_are_of_every_objective(tmp_path: Path) -> None:
     assert highest == sorted(highest, reverse=True)
 
 
-def test_importances_are_told_where_they_can_be_known(tmp_path: Path) -> None:
+def test_importances_need_enough_networks(tmp_path: Path) -> None:
     assert make_report([fill(tmp_path, 19, stopped=0.0)]).studies[0].importances == {}
     some = fill(tmp_path, 20, name="t", stopped=0.0)
     fixed = optuna.create_study(directions=some.optuna_study.directions)
@@ -103,7 +103,7 @@ def test_several_objectives_and_their_axes(tmp_path: Path, record: Study) -> Non
     assert make_report([timed, record]).axis.name == "macs"
 
 
-def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: Study) -> None:
+def test_a_remark_lists_different_conditions_of_studies(tmp_path: Path, record: Study) -> None:
     other = fill(tmp_path, 3, name="t")
     assert make_report([record, other]).remarks() == []
     before = dict(other.manifest)
@@ -124,7 +124,7 @@ def test_studies_under_other_conditions_are_called_that(tmp_path: Path, record: 
     assert make_report([third, other]).remarks() == []  # the same images, in folders of other names
 
 
-def test_hypervolumes_that_do_not_compare_are_called_that(tmp_path: Path, record: Study) -> None:
+def test_a_remark_says_that_hypervolumes_cannot_be_compared(tmp_path: Path, record: Study) -> None:
     other = fill(tmp_path, 3, name="t")
     other.manifest["reference"] |= {"params": 5}
     assert make_report([record, other]).remarks() == []  # params is not one of their objectives
@@ -164,7 +164,7 @@ def test_retrainings_are_kept_apart(record: Study) -> None:
     assert make_report([record, record], retrained=[two[0], two[0]]).remarks() == []
 
 
-def test_what_differs_between_retrainings_is_told(record: Study) -> None:
+def test_a_remark_lists_differences_between_retrainings(record: Study) -> None:
     folder = replace(some_finals(record, "mine", lr=0.1), data="ab12+cd34", data_name="photos")
 
     def remarks(**other: Any) -> list[str]:
@@ -178,7 +178,7 @@ def test_what_differs_between_retrainings_is_told(record: Study) -> None:
     assert remarks(data_name="pictures") == []  # the same images, in a folder of another name
 
 
-def test_what_is_not_drawn_is_not_computed(record: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_and_importances_are_computed_only_when_used(record: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError
 

@@ -20,7 +20,7 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> tested.Tested:
     return tested.Tested(retrained, tuple(judge(retrained.finals)), "nin")
 
 
-def test_every_network_has_the_numbers_of_the_terminal(again: tested.Tested) -> None:
+def test_every_network_has_the_numbers_that_the_terminal_shows(again: tested.Tested) -> None:
     finals = {final["name"]: final for final in again.to_dict()["finals"]}
     assert len(finals) == len(again.retrained.finals) == len(again.finals) + 1
     last = finals["nin-c3-lr"]
@@ -47,7 +47,7 @@ def test_verdicts_come_as_sentences_and_in_parts(again: tested.Tested) -> None:
         assert verdict["sentence"].startswith(verdict["point"]) and verdict["point"] not in verdict["note"]
 
 
-def test_a_network_on_the_front_by_fewer_runs_is_called_that(again: tested.Tested) -> None:
+def test_a_network_on_the_front_by_fewer_runs_is_marked(again: tested.Tested) -> None:
     finals = list(again.retrained.finals)
     (at,) = (i for i, final in enumerate(finals) if final.trial == FOUND and final.accuracies)
     finals[at] = replace(finals[at], accuracies=finals[at].accuracies[:2])
@@ -55,8 +55,8 @@ def test_a_network_on_the_front_by_fewer_runs_is_called_that(again: tested.Teste
     assert [final["mark"] for final in one.to_dict()["finals"] if final["mark"]] == ["front by fewer runs"]
 
 
-def test_the_table_tells_the_p_value_where_the_sentence_does(again: tested.Tested) -> None:
-    """The interval of the best of ten is above zero, but the verdict is `matched`, as a note on corrected p says."""
+def test_table_and_sentence_show_the_same_p_value(again: tested.Tested) -> None:
+    """The interval of the best of ten is above zero, but by the corrected p-value the verdict is `matched`."""
     first = again.retrained.finals[0]
     accuracies = {"rival": (0.925, 0.935, 0.945)} | {f"o{i}": (0.88, 0.90, 0.92 + i / 1000) for i in range(9)}
     found = [replace(first, identity=name, point=None, accuracies=values) for name, values in accuracies.items()]
@@ -83,7 +83,7 @@ def test_a_verdict_without_a_rival_says_why(again: tested.Tested) -> None:
     assert first["note"] == "the search found no network that costs no more; 1 of its 2 runs diverged"
 
 
-def test_nothing_to_compare_with_is_said(again: tested.Tested) -> None:
+def test_a_headline_says_that_there_is_nothing_to_compare_with(again: tested.Tested) -> None:
     told = "No network of the paper was trained again: there is nothing to compare with."
     assert tested.Tested(again.retrained, ()).headline == told
     told = "No network of the paper is in the space: there is nothing to compare with."

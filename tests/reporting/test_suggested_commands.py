@@ -25,7 +25,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return fill_study(folder, 6, name="it's <b>", storage=f"journal:{folder / 'journal'}")
 
 
-def test_lines_are_commands(record: Study, tmp_path: Path) -> None:
+def test_suggested_lines_are_valid_commands(record: Study, tmp_path: Path) -> None:
     trial = record.trials()[4]
     write, again, full, export = shell_lines(record, trial, Whereabouts("my studies", "journal:a b"))
     subprocess.run(write.line, shell=True, cwd=tmp_path, check=True)
@@ -61,7 +61,7 @@ def test_the_recipe_is_the_study_s(record: Study) -> None:
     assert get_recipe(options.recipe, "nin", 8, len(digits.train), options.set, norms=norms) == odd
 
 
-def test_the_line_that_tests_the_front(record: Study) -> None:
+def test_the_command_that_tests_the_front(record: Study) -> None:
     line = retrain_line(record, Whereabouts("my studies", "journal:a b"))
     assert line is not None and line.title.startswith("Train its front and the paper's networks in full")
     options = make_parser().parse_args(shlex.split(line.line)[1:])
@@ -75,7 +75,7 @@ def test_the_line_that_tests_the_front(record: Study) -> None:
     assert line is not None and line.line.endswith(' --data "$DATA"') and "DATA is where the images are" in line.title
 
 
-def test_passwords_stay_at_home(record: Study) -> None:
+def test_passwords_are_not_in_suggested_commands(record: Study) -> None:
     for url in (
         "postgresql://me:secret@host/db",
         "postgresql://me:se/secret@host/db",
@@ -88,7 +88,7 @@ def test_passwords_stay_at_home(record: Study) -> None:
     assert any("--storage mysql://host/db" in line for line in lines)
 
 
-def test_a_space_without_the_paper_s_networks_promises_none(record: Study) -> None:
+def test_without_the_paper_s_networks_no_comparison_is_promised(record: Study) -> None:
     title = shell_lines(record, record.trials()[0], Whereabouts())[2].title
     assert title == "Train it and the paper's networks in full, over three seeds, and compare them"
     points, record.manifest["space"]["points"] = record.manifest["space"]["points"], {}
@@ -108,7 +108,7 @@ def test_weights_that_are_kept_are_exported(record: Study, tmp_path: Path) -> No
     assert not any("--fresh" in line for line in lines)
 
 
-def test_own_training_code_is_not_reproduced(record: Study) -> None:
+def test_own_training_code_gets_no_reproduce_command(record: Study) -> None:
     record.manifest["trainable"] = "mine:train"
     try:
         lines = [line.line for line in shell_lines(record, record.trials()[0], Whereabouts())]

@@ -1,4 +1,4 @@
-"""Which trials continue at a rung."""
+"""Early stopping: which trials continue at a rung."""
 
 import pytest
 

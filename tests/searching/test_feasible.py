@@ -1,4 +1,4 @@
-"""Limits that no network keeps are refused before training; for others, a network that keeps them is found."""
+"""Impossible limits are refused before training; for other limits, a network within them is found."""
 
 import dataclasses
 import random

@@ -121,7 +121,7 @@ def test_proposals_keep_to_the_limits_and_the_space() -> None:
 
 
 def test_tight_limits_are_kept_from_the_first_proposal_on() -> None:
-    """Even before accuracies can be predicted."""
+    """They are kept even before accuracies can be predicted."""
     proposals = make_seeded(limits=Limits(max_macs=600_000))
     named = sum(cost(network)["macs"] <= 600_000 for network in {**SPACE.points, **SPACE.uniform}.values())
     asked = [proposals.ask() for _ in range(named + 4)]

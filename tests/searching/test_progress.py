@@ -110,7 +110,7 @@ def test_a_search_and_a_retraining_show_their_progress(monkeypatch: pytest.Monke
         assert opened == [(None, False)]
 
 
-def test_expensive_networks_first_do_not_make_cheap_ones_long() -> None:
+def test_expensive_first_networks_do_not_inflate_the_estimate() -> None:
     left = seconds_left(EXPENSIVE, CHEAP, pace=1.0)
     assert left == pytest.approx(sum(done.seconds for done in CHEAP))
     assert left < sum(done.seconds for done in EXPENSIVE) / 3  # their mean would give three times that

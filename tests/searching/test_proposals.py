@@ -1,4 +1,4 @@
-"""Proposals of a search and what drivers write: asking, ending trials, what survives a driver, what is on the front."""
+"""Proposals and the ledger of drivers: asking, ending trials, drivers that are gone, the front."""
 
 import dataclasses
 import json
@@ -49,7 +49,7 @@ def test_the_paper_s_networks_come_first_and_once(tmp_path: Path) -> None:
     assert not again.study.is_protected(again.ask().number)
 
 
-def test_trials_carry_what_is_known_of_them() -> None:
+def test_trials_have_all_attributes() -> None:
     proposals = make_proposals()
     number = finish(proposals, 0.9)
     attributes = proposals.study.optuna_trials()[number].user_attrs
@@ -96,7 +96,7 @@ def test_limits_cost_no_budget() -> None:
     assert rejected and all("beyond max_macs" in trial.user_attrs["reason"] for trial in rejected)
 
 
-def test_a_sampler_that_repeats_itself_is_helped() -> None:
+def test_a_repeated_proposal_is_replaced_by_a_point_nearby() -> None:
     fixed = SPACE.params_of(SPACE.points["nin"])
 
     class Stubborn(optuna.samplers.RandomSampler):
@@ -116,7 +116,7 @@ def test_a_sampler_that_repeats_itself_is_helped() -> None:
     )
 
 
-def test_a_corner_of_the_space_that_makes_no_network_is_told_so() -> None:
+def test_points_without_a_valid_network_are_recorded_as_faulty() -> None:
     proposals = make_proposals()
 
     def picky(architecture: Architecture) -> dict[str, float]:
@@ -131,7 +131,7 @@ def test_a_corner_of_the_space_that_makes_no_network_is_told_so() -> None:
     assert proposals.spent() == 6
 
 
-def test_a_row_that_another_driver_is_asking_for_is_not_taken(tmp_path: Path) -> None:
+def test_a_trial_that_another_driver_is_asking_for_is_not_taken(tmp_path: Path) -> None:
     one, two = make_proposals(tmp_path), make_proposals(tmp_path)
     one.ledger.sign()
     one.study.optuna_study.ask()  # it runs, and has no owner yet
@@ -140,7 +140,7 @@ def test_a_row_that_another_driver_is_asking_for_is_not_taken(tmp_path: Path) ->
     assert two.ledger.release_orphans() == 1
 
 
-def test_a_row_that_another_driver_is_writing_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_another_driver_is_writing_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lrnas.study.optuna_internals.BulkStorage", type(None))  # as in a journal
     one, two = make_proposals(tmp_path), make_proposals(tmp_path)
     finish(one, 0.9)
@@ -156,7 +156,7 @@ def test_a_row_that_another_driver_is_writing_is_passed_over(tmp_path: Path, mon
     assert seen[0] == {"completed": 1} and seen[-1] == {"completed": 1, "running": 1}
 
 
-def test_a_driver_that_was_thought_gone_keeps_quiet(tmp_path: Path) -> None:
+def test_a_driver_that_lost_its_trial_writes_nothing(tmp_path: Path) -> None:
     one, two = make_proposals(tmp_path), make_proposals(tmp_path)
     number = one.ask().number
     one.ledger.sign_off()
@@ -169,7 +169,7 @@ def test_a_driver_that_was_thought_gone_keeps_quiet(tmp_path: Path) -> None:
     assert [trial.accuracy for trial in two.study.trials()] == [0.9]
 
 
-def test_steps_that_floats_cannot_take_are_choices() -> None:
+def test_steps_that_floats_cannot_represent_become_choices() -> None:
     space = dataclasses.replace(SPACE, parameters=(Parameter("width", (1 / 3, 2 / 3, 1.0), ordered=True),))
     assert distributions_of(space)["width"].to_external_repr(2.0) == 1.0
 
@@ -194,7 +194,7 @@ def test_a_lost_trial_may_be_tried_again_and_costs_nothing() -> None:
     assert canonical_id(proposals.ask().architecture) == canonical_id(first.architecture)
 
 
-def test_what_a_dead_driver_left_is_gone_on_with(tmp_path: Path) -> None:
+def test_trials_of_a_dead_driver_are_continued(tmp_path: Path) -> None:
     dead = make_proposals(tmp_path)
     dead.ledger.driver = f"{dead.ledger.driver.split(':')[0]}:999999999:gone"
     begun = dead.ask()
@@ -216,8 +216,8 @@ def test_the_trials_of_a_living_driver_are_left_alone(tmp_path: Path) -> None:
     assert two.ledger.release_orphans() == 1 and two.ask().number == proposal.number
 
 
-def test_a_process_with_a_dead_driver_s_number_is_not_that_driver(tmp_path: Path) -> None:
-    """After the machine or a container was started again, any process may have it: also the one that asks."""
+def test_another_process_with_the_number_of_a_dead_driver(tmp_path: Path) -> None:
+    """After a restart of the machine, any process may have its number, even the one that asks."""
     host = socket.gethostname()
     for process, age in ((os.getppid(), 100.0), (os.getpid(), 1.0)):
         dead = make_proposals(tmp_path / str(process))
@@ -231,8 +231,8 @@ def test_a_process_with_a_dead_driver_s_number_is_not_that_driver(tmp_path: Path
         assert proposals.ledger.release_orphans() == 1 and proposals.ask().number == number
 
 
-def test_a_driver_that_trains_nothing_has_no_trials(tmp_path: Path) -> None:
-    """A row that it took from the queue by a connection that broke is nobody's, but has its name."""
+def test_a_driver_puts_back_its_own_trials_if_it_trains_none(tmp_path: Path) -> None:
+    """If a connection breaks while a driver takes a trial, its name may be on a trial that it does not train."""
     proposals = make_proposals(tmp_path)
     number = proposals.ask().number
     assert proposals.ledger.release_orphans() == 1 and proposals.study.waiting() == 1
@@ -285,7 +285,7 @@ def test_best_within_limits() -> None:
         proposals.study.best(max_macs=1)
 
 
-def test_a_space_in_optuna_s_words() -> None:
+def test_a_space_as_optuna_distributions() -> None:
     distributions = distributions_of(SPACE)
     assert distributions.keys() == {parameter.name for parameter in SPACE.parameters}
     for point in (*SPACE.points.values(), *SPACE.uniform.values()):
@@ -293,7 +293,7 @@ def test_a_space_in_optuna_s_words() -> None:
             assert distributions[name]._contains(distributions[name].to_internal_repr(value))
 
 
-def test_what_another_study_trained_is_taken_over(tmp_path: Path) -> None:
+def test_networks_of_another_study_are_imported(tmp_path: Path) -> None:
     other = make_proposals(tmp_path / "other")
     other.enqueue(SPACE.points)
     finish(other, 0.9)
@@ -318,7 +318,7 @@ def test_two_drivers_keep_to_the_budget(tmp_path: Path) -> None:
     assert not one.study.optuna_trials((TrialState.WAITING,))
 
 
-def test_other_limits_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_says_that_limits_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     proposals = make_proposals(tmp_path)
     caplog.set_level("INFO", "lrnas")
     keep_limits(proposals.study.optuna_study, Limits(max_macs=223_000_000).given())
@@ -364,7 +364,7 @@ def test_a_new_trial_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     plain = RDBStorage(f"sqlite:///{tmp_path}/study.db")
 
     def look(session: Any) -> None:
-        """What others read of the trial after each commit."""
+        """Record what other drivers can read of the trial after each commit."""
         row = plain.get_all_trials(proposals.study.optuna_study._study_id)[-1]
         assert row.params.keys() in (set(), proposals.distributions.keys())
         commits.append(set(row.user_attrs))
@@ -418,7 +418,7 @@ def test_latency_is_an_objective_like_others() -> None:
     assert proposals.study.at_epoch(0, 1)[0] == [proposals.study.trials()[0].latency]
 
 
-def test_what_was_measured_when_a_study_began_stays(tmp_path: Path) -> None:
+def test_a_study_keeps_the_values_measured_at_its_start(tmp_path: Path) -> None:
     proposals = make_proposals(tmp_path)
     conditions = {"device": "cpu", "batch": 1, "factor": 1.1}
     timed = {

@@ -418,7 +418,7 @@ def test_the_export_command_is_quoted_for_a_shell(capsys: pytest.CaptureFixture[
     assert "lrnas export" not in capsys.readouterr().out
 
 
-def test_a_retraining_is_no_search(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_retraining_is_not_accepted_as_a_search(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = make_proposals(studies / "s").study
     runs = retraining(study)
     enqueue(runs, _choose(study, (0, 1), False, True), range(1, 3))

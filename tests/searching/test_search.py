@@ -1,4 +1,4 @@
-"""A search up to where its trials begin: its data, its name, the study it opens. Whole ones are in `integration/`."""
+"""Searches up to their first trial: data, name and study. Tests of whole searches are in `integration/`."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from lrnas.study.study import ImageShape
 
 
 class Told(SearchEvents):
-    """Keeps the study of a search, and ends the search where trials would begin."""
+    """Events that keep the study of a search and end the search before the first trial."""
 
     def __init__(self) -> None:
         self.proposals: Any = None
@@ -42,7 +42,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtur
 
 
 def begin(folder: Path, data: Path | str, **options: Any) -> Told:
-    """A search of the smallest space until its first trial."""
+    """Run a search of the smallest space until its first trial."""
     told = Told()
     with pytest.raises(KeyboardInterrupt):
         search(
@@ -57,7 +57,7 @@ def begin(folder: Path, data: Path | str, **options: Any) -> Told:
 
 
 def train(proposals: Proposals, accuracy: float = 0.5) -> None:
-    """A trial, as if its network had been trained in full."""
+    """Record a trial as trained in full."""
     proposal = proposals.ask()
     assert proposal is not None
     proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
@@ -130,7 +130,7 @@ def test_a_study_is_called_after_the_space_and_the_folder(
         search("nin", budget=2, data=f"folder:{others}", studies=tmp_path / "studies")
 
 
-def test_images_of_files_have_the_size_of_the_spaces_networks(
+def test_images_from_files_get_the_input_size_of_the_space(
     pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = begin(tmp_path, pictures, name="s")
@@ -141,7 +141,7 @@ def test_images_of_files_have_the_size_of_the_spaces_networks(
     assert begin(tmp_path, pictures, space="googlenet").study.manifest["image_size"] == 224
 
 
-def test_a_search_says_which_classes_choose_nothing(
+def test_a_search_warns_about_classes_without_validation_images(
     pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_set(pictures, {"test": 2})
@@ -152,7 +152,7 @@ def test_a_search_says_which_classes_choose_nothing(
     ]
 
 
-def test_a_search_says_how_coarse_few_images_are(
+def test_a_search_warns_about_few_validation_images(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(search_training, "FEW_IMAGES", 100)
@@ -161,7 +161,7 @@ def test_a_search_says_how_coarse_few_images_are(
     assert line == "networks are compared by only 3 validation images: each is 33.3 points of accuracy"
 
 
-def test_a_study_goes_on_with_the_size_it_was_begun_with(
+def test_a_study_continues_with_its_image_size(
     pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(begin(tmp_path, pictures, image_size=16, name="s").proposals)
@@ -186,10 +186,10 @@ def test_a_search_that_is_refused_leaves_no_study(pictures: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_latency_that_no_network_keeps_leaves_no_study(
+def test_an_impossible_latency_limit_leaves_no_study(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is known after measuring alone, when the study is there; one with trials stays."""
+    """This is known only after measuring, when the study exists already. A study that has trials is kept."""
     monkeypatch.setattr(search_training, "SAMPLING_SECONDS", 0.0)
     folder = tmp_path / "studies" / "s"
     limited: dict[str, Any] = {

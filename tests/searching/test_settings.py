@@ -59,7 +59,7 @@ EVERY_SETTING: dict[str, tuple[str, str, Any]] = {
 
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[SearchSettings]:
-    """The settings that searches are begun with; none runs."""
+    """The settings of every search that is started; no search runs."""
     settings: list[SearchSettings] = []
 
     def begin(given: SearchSettings, _: object) -> None:
@@ -89,7 +89,7 @@ def test_every_setting_is_an_option_an_argument_and_a_key(searched: list[SearchS
     assert len(searched) == 3
 
 
-def test_what_is_given_wins_over_the_study_file(searched: list[SearchSettings], tmp_path: Path) -> None:
+def test_options_win_over_the_study_file(searched: list[SearchSettings], tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text('space = "nin"\nbudget = 20\nepochs = 2\n[set]\nlr = 0.1\nclip = 1.0\n')
     assert main(["search", str(file), "--budget", "50", "--set", "lr=0.2", "--set", "pad=3"]) == 2
@@ -151,7 +151,7 @@ def test_a_study_file_that_is_wrong_gets_one_line(
     assert (out, err.count("\n")) == ("", 1) and message.format(file) in err
 
 
-def test_python_is_told_as_clearly() -> None:
+def test_errors_in_python_are_as_clear() -> None:
     settings = gather_settings("nin", {"budget": 3, "max_macs": "3M", "objectives": "accuracy, macs"})
     assert (settings.max_macs, settings.objectives) == (3_000_000, ("accuracy", "macs"))
     with pytest.raises(LrnasError, match=r"unknown setting 'num_epochs'; did you mean min_epochs or epochs\?"):
@@ -192,7 +192,7 @@ def test_help_has_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert "latency (default: accuracy,macs)." in words
 
 
-def test_a_manifest_has_what_was_given_and_no_place() -> None:
+def test_a_manifest_has_the_given_settings_without_places() -> None:
     given = {name: value for name, (_, _, value) in EVERY_SETTING.items()}
     recorded = json.loads(json.dumps(gather_settings(None, given).to_dict()))
     assert recorded.keys() == {name for name, item in SETTINGS.items() if item.group != PLACE}

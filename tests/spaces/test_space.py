@@ -1,4 +1,4 @@
-"""Search spaces: every named point inside, every combination a network, every mistake with file and line."""
+"""Search spaces: named points are inside, every combination is a network, and errors name file and line."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def points(draw: st.DrawFn, spaces: tuple[str, ...] = SPACES) -> tuple[SearchSpa
     return space, {parameter.name: draw(st.sampled_from(parameter.values)) for parameter in space.parameters}
 
 
-def test_the_spaces_that_come_with_it() -> None:
+def test_the_spaces_of_lrnas() -> None:
     assert named_spaces() == list(SPACES)
     sizes = {name: (load_space(name).dimension, load_space(name).granularity) for name in SPACES}
     assert sizes == {"googlenet": (33, "stage"), "nin": (22, "layer"), "vgg11": (28, "stage")}
@@ -93,7 +93,7 @@ def test_params_of_a_point() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(points())
-def test_every_combination_is_a_network_and_comes_back(point: tuple[SearchSpace, dict[str, Any]]) -> None:
+def test_every_point_is_a_network_and_can_be_recovered_from_it(point: tuple[SearchSpace, dict[str, Any]]) -> None:
     space, params = point
     architecture = space.architecture(params)
     plan = make_plan(architecture)
@@ -105,14 +105,14 @@ def test_every_combination_is_a_network_and_comes_back(point: tuple[SearchSpace,
 
 @settings(deadline=None, max_examples=20)
 @given(points(spaces=("timm:resnet18",)))
-def test_every_combination_for_timm_models_comes_back(point: tuple[SearchSpace, dict[str, Any]]) -> None:
+def test_every_point_of_a_timm_space_can_be_recovered(point: tuple[SearchSpace, dict[str, Any]]) -> None:
     space, params = point
     architecture = space.architecture(params)
     assert make_plan(architecture).cost.macs > 0
     assert canonical_id(space.architecture(space.params_of(architecture))) == canonical_id(architecture)
 
 
-def test_a_sampler_may_ask_thousands_of_times() -> None:
+def test_a_network_is_made_in_less_than_a_millisecond() -> None:
     for name in SPACES:
         space = load_space(name)
         params = {parameter.name: parameter.values[0] for parameter in space.parameters}
@@ -125,7 +125,7 @@ def test_a_sampler_may_ask_thousands_of_times() -> None:
         assert min(times) < 1e-3
 
 
-def test_values_are_met_up_to_floating_point_and_others_refused() -> None:
+def test_values_match_up_to_rounding_errors_and_others_are_refused() -> None:
     space = load_space("nin")
     params = space.params_of(space.points["nin"])
     near = {**params, "conv1.square": 0.375 + 1e-12}
@@ -175,12 +175,12 @@ def test_values_are_met_up_to_floating_point_and_others_refused() -> None:
         ),
     ],
 )
-def test_what_is_outside_is_told_by_layer_and_value(architecture: Architecture, message: str) -> None:
+def test_errors_name_the_layer_and_the_value_outside_the_space(architecture: Architecture, message: str) -> None:
     with pytest.raises(OutsideSpace, match=re.escape(message)):
         load_space("vgg11").params_of(architecture)
 
 
-def test_what_does_not_vary_is_outside_too(tmp_path: Path) -> None:
+def test_networks_with_other_fixed_layers_are_outside(tmp_path: Path) -> None:
     space = load(tmp_path, OWN)
     with pytest.raises(OutsideSpace, match=r"cccp1: 1x1,80; allowed: 1x1,160, because this layer does not vary"):
         space.params_of(Architecture("nin", {"cccp1": Allocation(width=0.5)}))
@@ -188,7 +188,7 @@ def test_what_does_not_vary_is_outside_too(tmp_path: Path) -> None:
         space.params_of(Architecture("nin", {"conv1": Allocation("separable")}))
 
 
-def test_what_makes_no_difference_is_ignored() -> None:
+def test_parameters_without_effect_are_ignored() -> None:
     space = load_space("nin")
     params = space.params_of(space.points["nin"])
     assert space.architecture({**params, "conv2_2.square": 0.0}) == space.architecture(params)
@@ -239,7 +239,7 @@ def test_uniform_networks() -> None:
             assert canonical_id(space.architecture(space.params_of(network))) == canonical_id(network)
 
 
-def test_a_space_travels() -> None:
+def test_a_space_can_be_pickled_and_stored_as_json() -> None:
     for name in (*SPACES, "timm:resnet18"):
         space = load_space(name)
         assert pickle.loads(pickle.dumps(space)).to_dict() == space.to_dict()
@@ -341,7 +341,7 @@ def test_a_file_s_numbers_of_filters(tmp_path: Path) -> None:
         load(tmp_path, OWN.replace("[space]", "[space]\ndivisor = 0"))
 
 
-def test_a_name_counts_for_more_than_a_pattern(tmp_path: Path) -> None:
+def test_a_name_wins_over_a_pattern(tmp_path: Path) -> None:
     more = '[[space.vary]]\nlayers = ["*"]\nsquare = [0, 1]\n'
     space = load(tmp_path, OWN + more)
     assert {group.name: len(group.axes["square"].values) for group in space.groups} == {
@@ -467,7 +467,7 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
         ("[points.mine]\n", '[points]\nmine = "nin"\n[points.other]\n', 10, "must be a table; got 'nin'"),
     ],
 )
-def test_bad_files_are_told_by_file_and_line(tmp_path: Path, old: str, new: str, line: int, message: str) -> None:
+def test_errors_name_the_file_and_the_line(tmp_path: Path, old: str, new: str, line: int, message: str) -> None:
     assert old in OWN
     with pytest.raises(InvalidSpace) as caught:
         load(tmp_path, OWN.replace(old, new, 1))

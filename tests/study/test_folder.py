@@ -1,4 +1,4 @@
-"""Where studies are kept, and how one is deleted."""
+"""The folder of studies, and deleting a study."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from lrnas.study.study import Study
 
 
 def make(studies: Path) -> Study:
-    """A search of the name s with four trials, and two retrainings."""
+    """Make a search named s with four trials and two retrainings."""
     study = make_search(studies / "s")
     for name in ("s@fast", "s@paper"):
         again = optuna.create_study(study_name=name, storage=study.optuna_study._storage)
@@ -26,7 +26,7 @@ def make(studies: Path) -> Study:
     return study
 
 
-def test_a_study_goes_with_all_that_belongs_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_is_deleted_with_its_retrainings_and_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path)
     make_proposals(tmp_path / "s2")
     delete = ["studies", "--studies", str(tmp_path), "--delete"]
@@ -43,7 +43,7 @@ def test_a_study_goes_with_all_that_belongs_to_it(tmp_path: Path, capsys: pytest
     assert "unknown study 's'; did you mean s2?" in capsys.readouterr().err
 
 
-def test_nothing_goes_that_somebody_works_on(tmp_path: Path) -> None:
+def test_a_running_study_is_not_deleted(tmp_path: Path) -> None:
     make(tmp_path)
     working = make_proposals(tmp_path / "s")
     working.ledger.sign()
@@ -73,7 +73,7 @@ def test_a_search_that_could_not_begin_leaves_nothing(tmp_path: Path) -> None:
             proposals.ledger.sign_off()
 
 
-def test_of_a_database_that_others_use_only_the_study_goes(tmp_path: Path) -> None:
+def test_other_studies_in_a_shared_database_are_kept(tmp_path: Path) -> None:
     url = f"journal:{tmp_path / 'journal.log'}"
     storage = open_storage(url, tmp_path)
     for name in ("s", "t"):

@@ -43,6 +43,6 @@ def test_a_study_is_shown_fast(options: list[str], studies: Path) -> None:
     assert found == [] and seconds < MAX_SECONDS
 
 
-def test_a_report_needs_nothing_of_training(studies: Path, tmp_path: Path) -> None:
+def test_a_report_loads_no_training_packages(studies: Path, tmp_path: Path) -> None:
     found, _ = run("report", "s", "--studies", str(studies), "--out", str(tmp_path / "report"))
     assert set(found) <= set(FOR_TABLES_AND_FIGURES)

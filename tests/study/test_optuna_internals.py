@@ -1,4 +1,4 @@
-"""Names of Optuna that are not public: the list of those lrnas relies on, and that one module alone uses them."""
+"""Private names of Optuna: the list of those that lrnas uses, all of them in one module."""
 
 import ast
 import importlib
@@ -48,16 +48,16 @@ MODULES = {"_rdb"}
 
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
-def test_functions_take_what_they_took(function: Any) -> None:
+def test_arguments_of_private_functions(function: Any) -> None:
     assert " ".join(inspect.signature(function).parameters) == SIGNATURES[function]
 
 
 @pytest.mark.parametrize("model", TABLES, ids=lambda model: model.__name__)
-def test_tables_have_the_columns_they_had(model: Any) -> None:
+def test_columns_of_private_tables(model: Any) -> None:
     assert " ".join(column.name for column in model.__table__.columns) == TABLES[model]
 
 
-def test_attributes_hold_what_they_held(tmp_path: Path) -> None:
+def test_values_of_private_attributes(tmp_path: Path) -> None:
     storage = BulkStorage(f"sqlite:///{tmp_path}/s.db")
     study = optuna.create_study(storage=storage, study_name="s")
     trial = study.ask({"x": optuna.distributions.FloatDistribution(0, 1)})

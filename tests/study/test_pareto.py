@@ -40,5 +40,5 @@ def test_hypervolume_is_the_number_of_dominated_cells(values: list[list[int]]) -
     assert hypervolume(values, [limit] * len(values[0])) == pytest.approx(wanted)
 
 
-def test_nothing_has_no_front() -> None:
+def test_the_front_of_no_rows_is_empty() -> None:
     assert front_indices([]) == [] and hypervolume(np.zeros((0, 2)), [1, 1]) == 0

@@ -1,4 +1,4 @@
-"""Which trial of a study a name means."""
+"""Names of networks in studies, such as STUDY:TRIAL."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def test_trials_by_number_and_by_name(tmp_path: Path) -> None:
     check_no_study("nin", tmp_path)
 
 
-def test_a_network_that_was_trained_again_is_its_first_seed(tmp_path: Path) -> None:
+def test_a_retrained_network_means_the_run_of_its_first_seed(tmp_path: Path) -> None:
     study = make_search(tmp_path / "s")
     runs = retraining(study)
     enqueue(runs, _choose(study, (0,), False, True), range(1, 3))
@@ -45,7 +45,7 @@ def test_a_network_that_was_trained_again_is_its_first_seed(tmp_path: Path) -> N
         find_network("s@fast:best", tmp_path)
 
 
-def test_a_network_without_a_run_that_is_done(tmp_path: Path) -> None:
+def test_a_network_without_a_finished_run(tmp_path: Path) -> None:
     study = make_search(tmp_path / "s")
     runs = retraining(study)
     enqueue(runs, _choose(study, (0,), False, True), range(1, 2))

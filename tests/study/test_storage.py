@@ -1,4 +1,4 @@
-"""Storages: what cannot be opened, what goes away in mid-search, what a broken connection leaves half done."""
+"""Storages that cannot be opened, databases that are away for a while, and operations with a broken connection."""
 
 import contextlib
 import pickle
@@ -40,7 +40,7 @@ class Kept:
         )
 
     def break_down(self, moment: str, times: int = 1) -> Callable[[], None]:
-        """Have the next changes fail; what ends it sooner is returned."""
+        """Let the next changes fail; returns a function that ends this."""
         dialect = self.storage.engine.dialect
         commit, left = dialect.do_commit, [times]
 
@@ -93,7 +93,7 @@ def test_attributes_and_parameters_are_set_once(kept: Kept, moment: str, caplog:
 
 
 @BROKEN
-def test_what_is_written_together_is_written_once(kept: Kept, moment: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_transaction_is_written_once_or_not_at_all(kept: Kept, moment: str, caplog: pytest.LogCaptureFixture) -> None:
     trial = kept.study.ask()
     with kept.storage.together():
         for name in "xyz":
@@ -119,7 +119,7 @@ def test_a_network_is_enqueued_once(kept: Kept, moment: str) -> None:
 
 
 @BROKEN
-def test_a_row_that_nobody_has_is_an_orphan(kept: Kept, moment: str) -> None:
+def test_a_trial_without_an_owner_is_put_back(kept: Kept, moment: str) -> None:
     kept.break_down(moment)
     trial = kept.study.ask()
     running = [row.number for row in kept.study.get_trials(states=(TrialState.RUNNING,))]
@@ -131,7 +131,7 @@ def test_a_row_that_nobody_has_is_an_orphan(kept: Kept, moment: str) -> None:
 
 
 @BROKEN
-def test_what_another_driver_took_meanwhile_is_left_to_it(
+def test_a_trial_that_another_driver_took_is_left_to_it(
     kept: Kept, moment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A trial is put back, the connection breaks, another driver takes the trial, and the first one tries again."""
@@ -144,7 +144,7 @@ def test_what_another_driver_took_meanwhile_is_left_to_it(
     assert kept.state(0) == (TrialState.WAITING if moment == "before_commit" else TrialState.RUNNING)
 
 
-def test_patience_ends_with_a_clear_word(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+def test_patience_ends_with_a_clear_error(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
     kept.storage.patience.seconds = 0.1
     mend = kept.break_down("before_commit", times=10_000)
     with pytest.raises(StorageError, match="cannot be reached: it is gone; given up after 0 s; nothing is lost"):
@@ -157,7 +157,7 @@ def test_patience_ends_with_a_clear_word(kept: Kept, caplog: pytest.LogCaptureFi
     assert "is back" in caplog.messages[-1]
 
 
-def test_ctrl_c_ends_the_waiting_of_all(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_waiting_in_all_threads(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: float) -> bool:
         raise KeyboardInterrupt
 
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_the_waiting_of_all(kept: Kept, monkeypatch: pytest.MonkeyPa
         kept.study.ask()
 
 
-def test_threads_wait_together_and_it_is_told_once(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+def test_threads_wait_together_with_one_message(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
     kept.break_down("before_commit", times=12)
     threads = [threading.Thread(target=kept.study.set_user_attr, args=(f"key{i}", i)) for i in range(4)]
     for thread in threads:
@@ -216,7 +216,7 @@ def test_a_storage_can_be_pickled(kept: Kept) -> None:
 
 
 def spoil(folder: Path, how: str) -> str:
-    """Put something into the place of a study's database; what is said about it."""
+    """Replace the database of a study by something else; returns the expected error."""
     file = folder / storage.DATABASE
     Kept(folder)
     if how == "garbage":
@@ -236,7 +236,7 @@ def spoil(folder: Path, how: str) -> str:
 
 @pytest.mark.parametrize("how", ["garbage", "folder", "half", "newer"])
 def test_a_study_that_cannot_be_opened(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line and exit code 2; the list of studies goes on with the others."""
+    """The error is one line with exit code 2; the list of studies shows the other studies."""
     Kept(tmp_path / "s")
     reason = spoil(tmp_path / "bad", how)
     search = ["search", "--space", "nin", "--data", "digits", "--budget", "1", "--name", "bad"]
@@ -250,7 +250,7 @@ def test_a_study_that_cannot_be_opened(how: str, tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("content", [b"none", b"none\n", b"none\nnone\n", b'{"a": 1}\n', b"[1]\n", b"\xff\xfe\n\xff\n"])
-def test_what_is_no_journal_is_left_as_it_is(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_not_changed(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(content)
     with pytest.raises(StorageError, match=r"cannot be read: it is not a journal of Optuna \(.*\); repair it, or"):
         open_storage(f"journal:{tmp_path / 'journal'}", tmp_path)

@@ -38,11 +38,11 @@ def test_dominated_by_the_cheapest_that_is_better_beyond_noise() -> None:
     )
 
 
-def test_as_many_macs_are_no_more() -> None:
+def test_a_rival_with_equal_macs_costs_no_more() -> None:
     assert verdict(POINT, final("same", 100, 0.95, 0.96, 0.97)).kind == "dominated"
 
 
-def test_to_dominate_is_to_cost_no_more_in_any_of_the_search_s_objectives() -> None:
+def test_rivals_cost_no_more_in_any_objective_of_the_search() -> None:
     large = replace(final("large", 20, 0.95, 0.96, 0.97), params=300)
     small = replace(final("small", 150, 0.95, 0.96, 0.97), params=50)
     both = replace(final("both", 60, 0.95, 0.96, 0.97), params=80)
@@ -70,7 +70,7 @@ def test_to_dominate_is_to_cost_no_more_in_any_of_the_search_s_objectives() -> N
 
 
 def test_many_candidates_must_be_better_by_more() -> None:
-    """Holm: what one comparison shows, it does not show as one of many."""
+    """By Holm's method, a difference that is significant in one comparison may not be significant among many."""
     rival = final("rival", 50, 0.925, 0.935, 0.945)
     alone = verdict(POINT, rival)
     assert alone.kind == "dominated" and alone.p is not None and 0.01 < alone.p < 0.025
@@ -105,7 +105,7 @@ def test_matched_and_not_reached() -> None:
     assert str(nothing) == "paper-net: not reached, the search found no network that costs no more."
 
 
-def test_one_seed_tells_nothing_of_noise() -> None:
+def test_one_seed_gives_no_verdict() -> None:
     for point, rival in ((final("p", 100, 0.9, point="n"), final("r", 50, 0.95, 0.96)), (POINT, final("r", 50, 0.96))):
         found = verdict(point, rival)
         assert (found.kind, found.p, found.interval) == ("unknown", None, None)
@@ -113,8 +113,8 @@ def test_one_seed_tells_nothing_of_noise() -> None:
         assert "no verdict, the noise between seeds is unknown; r at 0.500" in str(found)
 
 
-def test_one_run_that_is_ahead_of_those_compared_leaves_it_open() -> None:
-    """It has no noise to be tested with, but the best that costs no more may well be it."""
+def test_a_better_rival_with_a_single_run_leaves_the_verdict_open() -> None:
+    """Its noise is unknown, but it may be the best network that costs no more."""
     behind = final("behind", 40, 0.80, 0.81, 0.82)
     beaten, ahead = final("beaten", 20, 0.79), final("ahead", 30, 0.95)
     told = verdict(POINT, behind, beaten)
@@ -132,8 +132,8 @@ def test_one_run_that_is_ahead_of_those_compared_leaves_it_open() -> None:
     assert verdict(final("p", 100, 0.945, 0.95, point="n"), better, tie).rival == better
 
 
-def test_ties_and_runs_that_all_come_out_the_same() -> None:
-    """No spread at all is no proof of anything: accuracies are whole numbers of images."""
+def test_ties_and_runs_with_equal_accuracies() -> None:
+    """Equal accuracies do not mean that there is no noise: a test set has a finite number of images."""
     tie = verdict(POINT, final("tie", 50, 0.90, 0.91, 0.92))
     assert tie.kind == "matched" and tie.difference == pytest.approx(0)
     still = verdict(final("p", 100, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.95))
@@ -148,7 +148,7 @@ def test_ties_and_runs_that_all_come_out_the_same() -> None:
     assert half.kind == "dominated"
 
 
-def test_the_paper_s_own_networks_are_no_success_of_a_search() -> None:
+def test_other_networks_of_the_paper_are_no_rivals() -> None:
     other = final("q", 10, 0.99, 0.991, 0.992, point="better-paper-net", trial=3)  # also where a trial is the same one
     found = judge([POINT, other])
     assert [(verdict.point, verdict.kind) for verdict in found] == [
@@ -157,7 +157,7 @@ def test_the_paper_s_own_networks_are_no_success_of_a_search() -> None:
     ]
 
 
-def test_runs_that_diverged_or_are_not_numbers_count_for_nothing() -> None:
+def test_diverged_runs_are_ignored() -> None:
     lost = final("lost", 10)
     broken = final("broken", 50, 0.95, math.nan, 0.96, 0.97)
     found = verdict(POINT, lost, broken)
@@ -178,8 +178,8 @@ def test_a_verdict_says_if_its_rival_is_a_uniform_network() -> None:
     assert not verdict(POINT, final("t", 50, *better, trial=9)).remarks()
 
 
-def test_runs_that_diverged_are_told() -> None:
-    """A mean of the runs that did not is not all there is to know of a network."""
+def test_verdicts_mention_diverged_runs() -> None:
+    """The mean of the other runs alone would hide them."""
     lucky = replace(final("lucky", 50, 0.95, 0.96), diverged=8)
     shaky = replace(POINT, diverged=1)
     found = verdict(shaky, lucky)
@@ -196,8 +196,8 @@ def test_runs_that_diverged_are_told() -> None:
     assert str(lost) == "n: unknown, no run of it was tested; 3 of its 3 runs diverged."
 
 
-def test_what_was_not_tested_is_not_beaten() -> None:
-    """The paper's networks are trained first: while the others wait, nothing is known."""
+def test_untested_rivals_give_no_verdict() -> None:
+    """The paper's networks are trained first, so at first no rival is tested."""
     waiting = verdict(POINT, final("a", 10), final("b", 20, math.nan), final("dear", 101))
     assert (waiting.kind, waiting.rival, waiting.untested) == ("unknown", None, 2)
     assert str(waiting) == "paper-net: unknown, none of the 2 that cost no more was tested."

@@ -141,7 +141,7 @@ def test_unusable_functions_are_one_line_errors(
         ("--input 0x8x8 --classes 10 --trainable own_training:train", "must be at least 1; got 0, 8 and 10"),
     ],
 )
-def test_own_data_are_described_in_full(
+def test_own_data_need_all_three_options(
     folder: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
 ) -> None:
     (folder / "own_training.py").write_text(EXAMPLE.read_text())
@@ -149,7 +149,7 @@ def test_own_data_are_described_in_full(
     assert message in capsys.readouterr().err
 
 
-def test_a_study_keeps_its_function_and_one_from_before_has_none() -> None:
+def test_a_study_cannot_continue_with_another_training_function() -> None:
     study = optuna.create_study(study_name="s")
     recipe = Recipe().to_dict()
     check_manifest(study, {"recipe": recipe})
@@ -218,7 +218,7 @@ def test_code_that_keeps_other_objects_than_before_starts_over(tmp_path: Path) -
     assert same.keep(optimizer=torch.optim.SGD(same.model.parameters())) == 1
 
 
-def test_a_checkpoint_that_does_not_fit_is_the_machine_s_fault(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_a_checkpoint_error(tmp_path: Path) -> None:
     run = make_run(tmp_path, identity={"seed": 0})
     run.keep(other=nn.Linear(2, 2))
     run.report(0.5)

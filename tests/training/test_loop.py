@@ -1,4 +1,4 @@
-"""Training: learning, resuming to the bit, divergence, schedules, checkpoints."""
+"""Training: learning, bit-identical results after a stop, divergence, schedules, checkpoints."""
 
 import dataclasses
 import errno
@@ -70,7 +70,7 @@ def test_training_never_sees_the_test_images() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["one_cycle", "paper", "polynomial"])
-def test_a_killed_run_ends_in_the_same_bits(schedule: str, tmp_path: Path) -> None:
+def test_a_killed_run_gives_bit_identical_results(schedule: str, tmp_path: Path) -> None:
     recipe = RECIPE.changed({"schedule": schedule, "patience": 1, "drops": 5})
     through = make_model()
     expected = train(through, DIGITS, recipe, seed=3)
@@ -111,7 +111,7 @@ def test_seeds_matter() -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_divergence_is_a_status() -> None:
+def test_divergence_is_reported_as_a_status() -> None:
     model = make_model()
     with torch.no_grad():
         model[0].weight.fill_(math.inf)
@@ -216,7 +216,7 @@ def test_broken_checkpoints_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_it_learns_and_the_capture_leaves_no_trace() -> None:
+def test_on_a_gpu_it_learns_and_the_capture_changes_nothing() -> None:
     model = make_model()
     result = train(model, DIGITS, RECIPE, seed=0, device="cuda")
     on_cpu = train(make_model(), DIGITS, RECIPE, seed=0)
@@ -258,8 +258,8 @@ def test_the_last_training_may_use_all_images(tmp_path: Path) -> None:
         Recipe(schedule="paper", all_images=True)
 
 
-def test_momentum_comes_back_in_the_layout_of_its_weights(tmp_path: Path) -> None:
-    """On a GPU weights have their channels last, and the fused optimiser insists that momentum has too."""
+def test_momentum_is_restored_in_the_memory_layout_of_its_weights(tmp_path: Path) -> None:
+    """On a GPU weights are in the channels-last layout, and the fused optimiser needs momentum in the same layout."""
     train(make_model(), DIGITS, dataclasses.replace(RECIPE, epochs=1), seed=0, folder=tmp_path)
     model = make_model().to(memory_format=torch.channels_last)
     optimizer = _make_optimizer(model, RECIPE, torch.device("cpu"))

@@ -33,7 +33,7 @@ def thin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_network_beside_its_baseline(thin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_is_compared_with_its_baseline(thin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[str] = []
     original = ImageSet.test
     monkeypatch.setattr(ImageSet, "test", lambda self: looks.append(self.name) or original(self))
@@ -65,7 +65,7 @@ def test_a_network_beside_its_baseline(thin: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_the_baseline_has_batch_norm_where_the_network_has(thin: Path, tmp_path: Path) -> None:
-    """Otherwise the comparison would show the norms instead of the filters."""
+    """Otherwise the comparison would show the effect of the norms instead of that of the filters."""
     network = json.loads(thin.read_text())
     for with_norm, own_name, name in (
         (True, "mine", "nin-bn"),

@@ -84,7 +84,7 @@ def test_effective_filters_are_what_the_layer_computes(name: str) -> None:
     assert wanted.std() > 0.1
 
 
-def test_three_by_one_and_one_by_three_make_crosses() -> None:
+def test_3x1_and_1x3_filters_make_crosses() -> None:
     allocation = Allocation.composite(**HALVES, width=0.05, join=0.05)
     model = trained(Architecture("nin_3x3", {"conv1": allocation, **NARROW}))
     found = read_filters(model, None, images())
@@ -97,7 +97,7 @@ def test_three_by_one_and_one_by_three_make_crosses() -> None:
     assert not corners.any() and found.sets[-1].kernels.any()
 
 
-def test_a_cross_by_hand() -> None:
+def test_a_cross_computed_by_hand() -> None:
     allocation = Allocation.composite(**HALVES, width=1 / 96, join=1 / 192)
     model = trained(Architecture("nin_3x3", {"conv1": allocation, **NARROW}), in_chans=1)
     layer = model.get_submodule("conv1.conv")
@@ -111,7 +111,7 @@ def test_a_cross_by_hand() -> None:
     assert pictures.values.tolist() == [(np.array([[0, 10, 0], [-4, 15, -6], [0, 30, 0]]) / 30).tolist()]
 
 
-def test_the_next_layer_combines_where_there_is_no_join() -> None:
+def test_without_a_join_the_next_1x1_layer_combines_the_filters() -> None:
     """Without the ReLU before it, the output of the 1×1 layer is a convolution with the effective filters."""
     model = trained()
     found = read_filters(model, "conv3", images())
@@ -127,7 +127,7 @@ def test_the_next_layer_combines_where_there_is_no_join() -> None:
     torch.testing.assert_close(F.conv2d(x, kernels.float(), padding=1), wanted, atol=1e-4, rtol=1e-3)
 
 
-def test_nothing_combines_them_before_a_layer_that_is_not_1x1() -> None:
+def test_a_next_layer_that_is_not_1x1_combines_nothing() -> None:
     half = Allocation.composite(**HALVES, width=0.05)
     model = trained(Architecture("vgg11", {"*": half}, pool="max", classifier="linear"))
     found = read_filters(model, None, images())
@@ -135,7 +135,7 @@ def test_nothing_combines_them_before_a_layer_that_is_not_1x1() -> None:
     assert found.remark == "no join or 1×1 layer combines them"
 
 
-def test_the_strongest_come_first_and_are_scaled_by_themselves() -> None:
+def test_the_strongest_filters_come_first_and_each_is_scaled_by_itself() -> None:
     kernels = torch.tensor([[1.0, 0.5], [0, 0], [-8, 4]]).view(3, 1, 1, 2)
     pictures = to_pictures(FilterSet("1×2", kernels), 2)
     assert pictures.values.tolist() == [[[-1, 0.5]], [[1, 0.5]]]
@@ -146,7 +146,7 @@ def test_the_strongest_come_first_and_are_scaled_by_themselves() -> None:
 @pytest.mark.parametrize(
     ("show", "wanted"), [("principal", [[1, -0.5]]), ("mean", [[1, -0.5]]), ("1", [[-1, 0.5]]), ("0", [[1, -0.5]])]
 )
-def test_what_is_shown_of_channels(show: str, wanted: list[list[float]]) -> None:
+def test_ways_to_show_channels(show: str, wanted: list[list[float]]) -> None:
     kernels = torch.tensor([[4.0, -2], [-2, 1]]).view(1, 2, 1, 2)
     pictures = to_pictures(FilterSet("1×2", kernels), 1, show)
     np.testing.assert_allclose(pictures.values[0], wanted, atol=1e-12)
@@ -187,7 +187,9 @@ def test_the_command_draws_a_checkpoint(
         assert len(np.unique(np.asarray(Image.open(file).convert("RGB")).reshape(-1, 3), axis=0)) > 100
 
 
-def test_names_are_no_mathematics(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dollar_signs_in_names_are_plain_text(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     named = checkpoint.rename(tmp_path / "net $a_$ b <script>")
     file = tmp_path / "filters.svg"
     assert main(["filters", str(named), "--out", str(file)]) == 0
@@ -203,7 +205,7 @@ def test_deeper_and_separable_layers(checkpoint: Path, tmp_path: Path, capsys: p
     assert "Layers:   conv1, conv2, conv3" in printed and file.stat().st_size > 5_000
 
 
-def test_untrained_weights_are_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_title_says_that_weights_are_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "filters.svg"
     assert main(["filters", "nin-c3-lr", "--out", str(file), "--json"]) == 0
     captured = capsys.readouterr()
@@ -225,5 +227,5 @@ def test_mistakes(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         assert captured.out == "" and message in captured.err and len(captured.err.splitlines()) <= 2
 
 
-def test_layers_have_the_names_of_the_count() -> None:
+def test_layers_have_the_names_that_lrnas_count_prints() -> None:
     assert mixed_layers(trained()) == {"conv1": "conv1.conv", "conv2": "conv2.conv", "conv3": "conv3.conv"}

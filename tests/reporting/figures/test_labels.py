@@ -122,7 +122,7 @@ def test_lines_to_points_do_not_cross_names_in_a_crowd(seed: int) -> None:
 
 
 @pytest.mark.parametrize("free", ["lower right", "lower left", "upper left", "upper right"])
-def test_legends_go_where_nothing_is(free: str) -> None:
+def test_legends_are_placed_where_nothing_is_drawn(free: str) -> None:
     """Error bars are avoided too."""
     figure = make_figure(5, 4)
     axes = figure.subplots()

@@ -85,7 +85,7 @@ def with_trials(record: Study, change: Callable[[Trial], Trial | None]) -> Study
 
 
 @pytest.mark.parametrize("reach", ["all", "some", "none"])
-def test_the_legend_has_what_can_be_seen(
+def test_the_legend_lists_only_what_is_visible(
     reach: str, records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped networks far below the others are outside the axes; a note gives their number."""
@@ -107,7 +107,7 @@ def test_the_legend_has_what_can_be_seen(
     assert ("Not shown" in text) == (below > 0)
 
 
-def test_the_legend_has_nothing_of_networks_that_are_not_there(
+def test_the_legend_does_not_list_missing_networks(
     records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = records[1]
@@ -122,7 +122,7 @@ def test_the_legend_has_nothing_of_networks_that_are_not_there(
     assert legend_of(axes) == ["the paper's", "on the front", "best for the cost shown"]
 
 
-def test_curves_that_are_not_there_are_not_in_the_legend(
+def test_the_legend_does_not_list_missing_curves(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = report.studies[0]
@@ -161,7 +161,7 @@ def test_the_fronts_of_several_studies_are_ringed(
     assert sorted(x for rings in rings_of(axes) for x, _ in rings.get_offsets()) == pytest.approx(sorted(front))
 
 
-def test_a_front_of_one_network_goes_on_as_far_as_the_dearest(
+def test_the_line_of_a_front_of_one_network_ends_at_the_highest_cost(
     records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = sorted((trial.macs, trial.number) for trial in records[0].trials())
@@ -180,7 +180,7 @@ def test_a_front_of_one_network_goes_on_as_far_as_the_dearest(
 
 
 @pytest.mark.slow
-def test_figures_tell_what_they_show(report: Report, records: list[Study], tmp_path: Path) -> None:
+def test_figures_have_names_and_labels(report: Report, records: list[Study], tmp_path: Path) -> None:
     study = report.studies[0]
     texts = {}
     for name, draw in {
@@ -205,8 +205,10 @@ def test_figures_tell_what_they_show(report: Report, records: list[Study], tmp_p
     assert "parameters, millions" in texts["one"]
 
 
-def test_every_final_has_its_own_place(records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same networks in two retrainings with other accuracies; one seed has no bar, and dollars in names stay."""
+def test_every_retrained_network_has_its_own_mark_and_name(
+    records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two retrainings of the same networks; one seed has no error bar, and dollar signs in names are plain text."""
     first = some_finals(records[0], point="$x$ and $y$")
     lower = [replace(final, accuracies=tuple(value / 2 for value in final.accuracies)) for final in first.finals]
     two = make_report(records, retrained=[first, replace(first, study="_two", finals=tuple(lower))])
@@ -223,7 +225,7 @@ def test_every_final_has_its_own_place(records: list[Study], tmp_path: Path, mon
     assert text.count("$x$ and $y$") == len(places) and "two@paper<" in text
 
 
-def test_the_front_of_several_costs_is_told_from_the_line_of_one(
+def test_the_front_of_two_costs_differs_from_the_line_of_one_cost(
     records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network with fewer parameters and more multiply-accumulates is on the front, but not the best for MACs."""
@@ -268,7 +270,7 @@ def test_a_study_has_one_colour_in_all_figures(
     assert {line.get_color() for line in alone.lines} == {PALETTE[2]}
 
 
-def test_the_papers_networks_are_told_from_others_in_every_study(
+def test_the_papers_networks_look_different_in_every_study(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     axes = drawn_by(monkeypatch, lambda: plot_front(report, tmp_path / "fronts.svg"))
@@ -306,7 +308,7 @@ def test_parameters_that_matter_for_any_objective_are_shown(
         assert bars == {each[name] for each in values.values() for name in wanted[:number]}
 
 
-def test_figures_come_in_three_forms(report: Report, tmp_path: Path) -> None:
+def test_figures_can_be_png_svg_or_pdf(report: Report, tmp_path: Path) -> None:
     plot_history(report.studies, tmp_path / "history.pdf")
     assert (tmp_path / "history.pdf").read_bytes().startswith(b"%PDF")
     plot_history(report.studies, tmp_path / "history.png")

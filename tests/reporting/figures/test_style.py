@@ -39,7 +39,7 @@ def test_the_same_numbers_make_the_same_files(tmp_path: Path) -> None:
     assert pdf.startswith(b"%PDF") and b"CreationDate" not in pdf and b"/FontFile2" in pdf and b"/Type3" not in pdf
 
 
-def test_formats_are_those_of_names_and_files(tmp_path: Path) -> None:
+def test_formats_by_name_and_by_file_suffix(tmp_path: Path) -> None:
     assert [check_format(name) for name in ("png", ".SVG", Path("a.b/c.Pdf"))] == ["png", "svg", "pdf"]
     for name in ("gif", Path("png"), Path("a.gif")):
         with pytest.raises(LrnasError, match=f"png, svg, pdf; got '{name}'; choose one of these"):
@@ -81,5 +81,5 @@ def test_long_texts_stay_within_the_picture() -> None:
     assert figure.get_supxlabel().endswith("\nand a short line")
 
 
-def test_numbers_are_written_out() -> None:
+def test_numbers_have_no_powers_of_ten() -> None:
     assert [number_text(value) for value in (7_612.4, 0.001234, 15, 1e6)] == ["7,610", "0.00123", "15", "1,000,000"]

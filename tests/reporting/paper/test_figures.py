@@ -1,4 +1,4 @@
-"""The paper's figures: their numbers, the sources of these, and the drawing."""
+"""The paper's figures: their numbers, the sources of the numbers, and drawing."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def marks(figure: PanelFigure, panel: int, series: int) -> dict[str, tuple[float
     return {mark.name: (mark.x, mark.y) for mark in figure.panels[panel].series[series].marks}
 
 
-def test_seeds_are_put_together_and_recipes_kept_apart(tmp_path: Path) -> None:
+def test_runs_are_merged_over_seeds_but_not_over_recipes(tmp_path: Path) -> None:
     for seed, accuracy in enumerate((0.5, 0.7, None)):
         write_record(tmp_path / "a", "nin", seed, accuracy)
     write_record(tmp_path / "a", "nin", 0, 0.9, lr=0.5)
@@ -63,7 +63,7 @@ def test_seeds_are_put_together_and_recipes_kept_apart(tmp_path: Path) -> None:
     assert both.deviation == pytest.approx(0.1414, abs=1e-4)
 
 
-def test_recipes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_recipes_with_the_same_name_have_different_labels(tmp_path: Path) -> None:
     write_record(tmp_path, "nin", 0, 0.5, data="digits")
     write_record(tmp_path, "nin", 0, 0.6, data="digits", epochs=99)
     (panel,) = make_paper_figure("other-data", Sources(Path("nowhere"), (tmp_path,))).panels
@@ -94,7 +94,7 @@ def test_records_that_cannot_be_read(tmp_path: Path) -> None:
             read_runs([tmp_path])
 
 
-def test_table_4_has_ours_beside_the_published_ones() -> None:
+def test_table_4_has_measured_and_published_numbers() -> None:
     figure = make_paper_figure("table4", Sources(RESULTS))
     published, measured = marks(figure, 0, 0), marks(figure, 0, 1)
     assert published["nin-c3-lr"] == pytest.approx((104.261834, 91.78))
@@ -106,7 +106,7 @@ def test_table_4_has_ours_beside_the_published_ones() -> None:
     assert "9 runs" in figure.footer[1] and "c2f58f4" in figure.footer[1] and "H200" in figure.footer[1]
 
 
-def test_published_marks_are_the_papers() -> None:
+def test_published_marks_have_the_numbers_of_the_paper() -> None:
     numbers = []
     for name in ("table1", "table3", "table4"):
         figure = make_paper_figure(name, Sources(Path("nowhere")))
@@ -123,7 +123,7 @@ def test_published_marks_are_the_papers() -> None:
     assert marks(places, 0, 0)["vgg-gmp-lr"] == pytest.approx((0.629533610, 52.0))
 
 
-def test_a_folder_of_images_can_be_a_tables_data(tmp_path: Path) -> None:
+def test_a_folder_of_images_can_be_the_data_of_a_table(tmp_path: Path) -> None:
     write_record(tmp_path, "vgg-gmp-lr", 0, 0.66, data="folder:12ab")
     elsewhere = Sources(Path("nowhere"), (tmp_path,))
     assert make_paper_figure("table1", elsewhere).panels[0].series[1].marks == ()
@@ -137,14 +137,14 @@ def test_a_folder_of_images_can_be_a_tables_data(tmp_path: Path) -> None:
     assert y == pytest.approx(66) and x == pytest.approx(2.5, abs=0.1)  # at stride 1, as this network is
 
 
-def test_the_state_of_the_art_costs_what_its_tests_cost() -> None:
+def test_costs_in_table_5_are_sums_over_all_crops() -> None:
     figure = make_paper_figure("table5", Sources(RESULTS))
     assert marks(figure, 0, 1)["googlenet-144x"] == pytest.approx((229.112161920, 92.11))
     assert marks(figure, 1, 1)["msra-c"] == pytest.approx((330.603368, 94.29))
     assert {"vgg-11", "googlenet-lr"} <= marks(figure, 0, 0).keys() and "vgg-11, augmented" in marks(figure, 0, 1)
 
 
-def test_times_of_the_paper_and_of_ours() -> None:
+def test_times_from_the_paper_and_measured_times() -> None:
     figure = make_paper_figure("times", Sources(RESULTS))
     paper, layers, networks = figure.panels
     assert len(paper.series[0].marks) == 16 and paper.series[1].marks[0].y == pytest.approx(2.23236)
@@ -229,7 +229,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert b">multiply-accumulates, millions</text>" in first
 
 
-def test_names_and_folders_are_no_mathematics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dollar_signs_in_names_and_folders_are_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     name, shown = "net $a_$ b <script>", "net $a_$ b &lt;script&gt;"
     folder = Path(name)
@@ -245,7 +245,7 @@ def test_names_and_folders_are_no_mathematics(tmp_path: Path, monkeypatch: pytes
     assert f">Measured: {shown}/gradient_variance.json" in texts["gradients"]
 
 
-def test_what_has_no_numbers_is_left_out_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_without_numbers_are_left_out_unless_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--results", str(tmp_path), "--out", str(tmp_path)]
     assert main(["figures", "gradients", *options]) == 2
     assert "benchmarks/gradient_variance.py" in capsys.readouterr().err
@@ -273,7 +273,7 @@ def test_an_unknown_figure() -> None:
         make_paper_figure("tabel4", Sources())
 
 
-def test_networks_that_are_not_the_papers_are_counted(tmp_path: Path) -> None:
+def test_networks_that_are_not_in_the_paper_are_counted(tmp_path: Path) -> None:
     own = Architecture("nin_3x3")
     file = write_record(tmp_path, "nin", 0, 0.9)
     record = json.loads(file.read_text())
