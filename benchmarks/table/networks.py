@@ -3,7 +3,8 @@
     python -m benchmarks.table.networks        # writes results/table/networks.json.xz
 
 The first n of a list cover the whole range of costs for every n: the target MACs follow the golden ratio, between 0.1
-and 1 of the dense network's. The paper's points may lie outside. MACs are those of the network as built, at 32×32.
+and 1 of the dense network's. The paper's points may lie outside. As in a search, the paper's points are as the paper
+built them and all other networks in their deployed form; MACs are those of the deployed form, at 32×32.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError
-from lrnas.models.plan import canonical_id, make_plan
+from lrnas.models.plan import canonical_id, deployed_form, make_plan
 from lrnas.searching.mutate import mutate
 from lrnas.spaces.space import SearchSpace, load_space
 from lrnas.training.provenance import provenance
@@ -36,7 +37,8 @@ UNIFORM_AT = 96
 """Index of the first uniform network of a space: after the networks that are also trained in full."""
 
 Network = dict[str, Any]
-"""Space, index, kind (point, seed, random, front), name, id, macs, params, held_out, architecture: JSON values.
+"""Space, index, kind (point, seed, random, front), name, id, macs, params (weights), held_out, architecture, values
+(of the space's parameters): JSON values.
 
 The kind "seed" is a uniform network of the space.
 """
@@ -52,8 +54,21 @@ def get_space(name: str) -> SearchSpace:
     return load_space(name, batch_norm=True, divisor=8)
 
 
-def make_network(space: str, architecture: Architecture, kind: str, name: str, index: int) -> Network:
+def make_network(
+    space: str, architecture: Architecture, kind: str, name: str, index: int, values: dict[str, Any] | None = None
+) -> Network:
+    """A network of a space.
+
+    Args:
+        space: The space.
+        architecture: The network as built.
+        kind: point, seed, random or front.
+        name: Its name.
+        index: Its place in the list.
+        values: The values of the space's parameters; by default found from the architecture.
+    """
     macs, params = _count(architecture)
+    values = get_space(space).params_of(architecture) if values is None else values
     return {
         "space": space,
         "index": index,
@@ -63,7 +78,8 @@ def make_network(space: str, architecture: Architecture, kind: str, name: str, i
         "macs": macs,
         "params": params,
         "held_out": is_held_out(index),
-        "architecture": architecture.to_dict(),
+        "architecture": (architecture if kind == "point" else deployed_form(architecture)).to_dict(),
+        "values": values,
     }
 
 
@@ -73,7 +89,7 @@ def dense_macs(space: str) -> int:
 
 
 def _count(architecture: Architecture) -> tuple[int, int]:
-    cost = make_plan(architecture, 32, 10, 3, check_fit=False).cost
+    cost = make_plan(architecture, 32, 10, 3, check_fit=False, deployed=True).cost
     return cost.macs, cost.params
 
 
@@ -89,23 +105,24 @@ def draw_networks(name: str, number: int) -> list[Network]:
             found += [make_network(name, network, "seed", label, i) for i, (label, network) in uniform]
             continue
         share = LOWEST * (HIGHEST / LOWEST) ** (num_random * 0.6180339887498949 % 1.0)
-        architecture = _draw_at(space, chance, share * dense, known)
-        found.append(make_network(name, architecture, "random", f"random-{num_random}", len(found)))
+        values = _draw_at(space, chance, share * dense, known)
+        architecture = space.architecture(values)
+        found.append(make_network(name, architecture, "random", f"random-{num_random}", len(found), values))
         known.add(found[-1]["id"])
         num_random += 1
     return found
 
 
-def _draw_at(space: SearchSpace, chance: random.Random, macs: float, known: Collection[str]) -> Architecture:
+def _draw_at(space: SearchSpace, chance: random.Random, macs: float, known: Collection[str]) -> dict[str, Any]:
     """Draw until a new network has the given MACs to within 4 %."""
     while True:
         try:
-            architecture = space.architecture(_draw_params(space, chance))
+            architecture = space.architecture(values := _draw_params(space, chance))
             found = _count(architecture)[0]
         except LrnasError:  # the maps are too small at 32×32
             continue
         if abs(math.log(found / macs)) < 0.04 and canonical_id(architecture) not in known:
-            return architecture
+            return values
 
 
 def _draw_params(space: SearchSpace, chance: random.Random) -> dict[str, Any]:
@@ -137,7 +154,7 @@ def draw_near_front(
     space, dense, chance = get_space(name), dense_macs(name), np.random.default_rng(SEED + index)
     results = [(n, accuracy) for n, accuracy in results if 0.08 * dense <= n["macs"] <= 1.2 * dense]
     parents = [
-        space.params_of(Architecture.from_dict(network["architecture"]))
+        network["values"]
         for network, accuracy in results
         if accuracy >= max(other for rival, other in results if rival["macs"] <= network["macs"]) - 0.004
     ]
@@ -146,9 +163,9 @@ def draw_near_front(
         if len(found) == number:
             break
         try:
-            architecture = space.architecture(mutate(space.parameters, parents, chance))
+            values = mutate(space.parameters, parents, chance)
             place = index + len(found)
-            network = make_network(name, architecture, "front", f"front-{place}", place)
+            network = make_network(name, space.architecture(values), "front", f"front-{place}", place, values)
         except LrnasError:
             continue
         if network["id"] not in known and LOWEST * dense <= network["macs"] <= HIGHEST * dense:
