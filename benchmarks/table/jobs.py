@@ -95,7 +95,7 @@ def _plain_points(spaces: Sequence[str]) -> list[Network]:
     for space in spaces:
         point = get_space(space).points[SWEEP_POINTS[space][0]]
         plain = dataclasses.replace(point, batch_norm=False)
-        found.append(make_network(space, plain, "plain", f"{SWEEP_POINTS[space][0]} without norms", -1))
+        found.append(make_network(space, plain, "plain", f"{SWEEP_POINTS[space][0]} without norms", -1, {}))
     return found
 
 
