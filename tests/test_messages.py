@@ -18,7 +18,7 @@ def untouched_logger() -> Iterator[None]:
 
 def test_messages_are_shown_once_after_several_calls(capsys: pytest.CaptureFixture[str]) -> None:
     show_messages()
-    logger.setLevel(logging.WARNING)  # somebody else's doing
+    logger.setLevel(logging.WARNING)  # as if another program had set it
     show_messages()
     logger.info("one line")
     assert capsys.readouterr().err == "one line\n"

@@ -96,7 +96,7 @@ def test_numbers_of_filters_are_multiples_of_the_divisor() -> None:
     mixed = Allocation.composite(vertical=1 / 16, horizontal=5 / 16, square=5 / 8, width=7 / 8, join=0.3)
     assert str(mixed.at(3, 192)) == "3x1,11 || 1x3,52 || 3x3,105 > 1x1,58"
     assert str(mixed.at(3, 192, 8)) == "3x1,8 || 1x3,56 || 3x3,104 > 1x1,56"
-    assert str(mixed.at(3, 24, 8)) == "1x3,8 || 3x3,16 > 1x1,8"  # the few that are left of the first are none
+    assert str(mixed.at(3, 24, 8)) == "1x3,8 || 3x3,16 > 1x1,8"  # too few 3x1 filters for one block of 8: none
     assert str(Allocation("separable", width=0.3, middle=0.01).at(5, 96, 8)) == "1x5,8 > 5x1,32"
     half = Allocation.composite(vertical=0.5, horizontal=0.5)
     assert str(half.at(3, 100, 8)) == "3x1,48 || 1x3,52"  # the backbone's own width stays, the last has what is over

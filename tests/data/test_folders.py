@@ -57,7 +57,7 @@ def test_other_files_are_ignored_and_test_classes_may_be_missing(tmp_path: Path)
     (root / "train" / "red" / "notes.txt").write_text("")
     (root / "train" / "red" / "._000.png").write_bytes(b"of another system")
     (root / "train" / ".hidden").mkdir()
-    (root / "train" / "red" / "LAST.JPEG").write_bytes(b"")  # its name makes it an image
+    (root / "train" / "red" / "LAST.JPEG").write_bytes(b"")  # an image by its suffix
     data = load(root)
     assert len(data.train.source.labels) == 13 and len(data.test()) == 4
     assert data.train.source.name(12) == str(root / "train" / "red" / "LAST.JPEG")
@@ -100,7 +100,7 @@ def test_the_identity_of_a_large_set_depends_on_sizes_and_a_sample_of_every_clas
 ) -> None:
     root = write_set(tmp_path, {"train": 9, "val": 2})
     monkeypatch.setattr(folders, "WHOLE", 1000)
-    monkeypatch.setattr(folders, "SAMPLE", 6)  # two of each class: the first, and one from the middle on
+    monkeypatch.setattr(folders, "SAMPLE", 6)  # two of each class: the first one, and one from the second half
     before = load(root).identity
     for file in ("train/blue/000.png", "train/red/004.png", "val/green/001.png"):
         flip(root / file)
@@ -340,7 +340,7 @@ def test_workers_use_the_same_data_folder(tmp_path: Path, monkeypatch: pytest.Mo
         (("hfds/name", None), ("hfds/name", None)),
         (("hfds/own", "kept"), ("hfds//here/own", "/here/kept")),  # there is such a folder
         (("hfds/own/../own", None), ("hfds//here/own/../own", None)),
-        (("tfds/own", "kept"), ("tfds/own", "/here/kept")),  # a name, whatever lies here
+        (("tfds/own", "kept"), ("tfds/own", "/here/kept")),  # a name, even if there is such a folder
         (("digits", "/kept"), ("digits", "/kept")),
     ],
 )

@@ -72,12 +72,12 @@ def test_shards_are_read_by_position(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert np.bincount(data.val.source.labels[data.val.where]).tolist() == [2, 2, 2]
     check_colours(data)
     assert len(list((tmp_path / "cache" / "indices").iterdir())) == 2
-    again = load("wds/shards", tmp_path)  # beside other sets
+    again = load("wds/shards", tmp_path)  # a path relative to the data folder
     assert again.identity == data.identity and again.name == data.name
 
     for file in (tmp_path / "cache" / "indices").iterdir():
         file.write_bytes(b"half")
-    assert load(f"wds/{shards}", tmp_path / "cache").identity == data.identity  # what is kept there is made again
+    assert load(f"wds/{shards}", tmp_path / "cache").identity == data.identity  # the damaged index is made again
     assert main(["data", f"wds/{shards}", "--data-dir", str(tmp_path)]) == 0
     assert (
         capsys.readouterr().out == f"wds/{shards}: 54 training, 6 validation and 12 test images, 3 classes: 0, 1, 2\n"
@@ -122,7 +122,10 @@ def test_bad_shards_are_one_line(tmp_path: Path) -> None:
 def test_splits_are_whole_words(name: str, tmp_path: Path) -> None:
     shards = write_shards(write_set(tmp_path / "set", {"train": 20, "val": 4}, size=7), tmp_path / "shards")
     expected = load(f"wds/{shards}", tmp_path)
-    for changes in (("small", name),), (("train-", "TRAINING_"), ("val-0", "dev1.")):  # then what others call them
+    for changes in (
+        (("small", name),),
+        (("train-", "TRAINING_"), ("val-0", "dev1.")),
+    ):  # then other usual names of splits
         for file in list(shards.glob("*.tar")):
             for before, after in changes:
                 file = file.rename(shards / file.name.replace(before, after))
@@ -151,7 +154,7 @@ def test_shards_are_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(looked) == len(set(looked)) == 3
     assert len(list((tmp_path / "cache" / "indices").iterdir())) == 2
     file = sorted(shards.iterdir())[0]
-    file.write_bytes(file.read_bytes() + bytes(512))  # of another size
+    file.write_bytes(file.read_bytes() + bytes(512))  # a changed size makes the index outdated
     load(f"wds/{shards}", tmp_path / "cache")
     assert len(looked) == 5 and set(looked[3:]) == set(shards.glob("*train*"))
 
@@ -217,7 +220,7 @@ def test_hugging_face_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as here:
         here.chdir(tmp_path)
         job = Job(Architecture("nin"), "hfds/Set", Recipe(), 0, data_dir="cache", image_size=7, loaders=0)
-        assert load("hfds/Set", Path("cache")).identity == data.identity  # the search, and below its workers
+        assert load("hfds/Set", Path("cache")).identity == data.identity  # as in the search; below, as in its workers
     assert job.load_data().identity == data.identity and len(job.load_data().test()) == 6
     (tmp_path / "Set").rename(tmp_path / "Other")  # as many images of each class
     other = load(f"hfds/{tmp_path / 'Other'}", tmp_path / "cache")
@@ -267,6 +270,6 @@ def test_tensorflow_data_sets(tmp_path: Path) -> None:
     assert data.classes == ("blue", "green", "red")
     assert (len(data.train), len(data.val), len(data.test())) == (54, 6, 12)
     check_colours(data)
-    assert "tensorflow" not in sys.modules  # reading goes without
+    assert "tensorflow" not in sys.modules  # reading does not need it
     with pytest.raises(DataError, match=r"tfds/nowhere cannot be loaded \(.*\); prepare it with `tfds build nowhere`"):
         load("tfds/nowhere", tmp_path / "tfds")

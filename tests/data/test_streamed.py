@@ -228,7 +228,7 @@ def test_evaluation_leaves_out_unreadable_images(tmp_path: Path, caplog: pytest.
     images = [image for image, _ in data.eval_batches(data.test(), RECIPE, CPU, None)]
     assert sum(map(len, images)) == 101
     assert "test/green/010.png (image file is truncated)" in caplog.text
-    train(make_model(), data, RECIPE, seed=0)  # what is wrong with the test images does not matter to training
+    train(make_model(), data, RECIPE, seed=0)  # unreadable test images do not affect training
 
 
 def test_unreadable_images_of_a_training_on_all_images_are_noted(tmp_path: Path) -> None:
@@ -246,7 +246,9 @@ def test_a_continued_run_knows_unreadable_images(tmp_path: Path, caplog: pytest.
     data = large(tmp_path / "set", 1, "val")
     train(make_model(), data, RECIPE.changed({"epochs": 1}), seed=0, folder=tmp_path / "run")
     record = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
-    assert record["state"]["unreadable"] == {"val": [[44, "image file is truncated"]]}  # a number, and no path
+    assert record["state"]["unreadable"] == {
+        "val": [[44, "image file is truncated"]]
+    }  # the number of the image, without a path
     logged = [*caplog.messages]
     again = load(tmp_path / "set")
     train(make_model(), again, RECIPE.changed({"epochs": 1}), seed=0, folder=tmp_path / "run")  # it is complete
@@ -321,7 +323,7 @@ def test_every_kind_of_broken_file_has_its_reason(tmp_path: Path, caplog: pytest
     data = load(tmp_path)
     folder = tmp_path / "train" / "blue"
     (folder / "000.png").write_bytes(b"no picture")
-    (folder / "001.png").unlink()  # since it was found
+    (folder / "001.png").unlink()  # deleted after the data set was opened
     (tmp_path / "train" / "red" / "000.png").write_bytes(b"")
     with pytest.raises(DataError, match="1%"):
         list(data.eval_batches(data.train, RECIPE, CPU, None))
@@ -341,7 +343,7 @@ def test_a_loader_that_dies_is_one_line(pictures: Path, monkeypatch: pytest.Monk
 
 def test_recipes_for_streams(pictures: Path) -> None:
     recipe = get_recipe("paper", "nin", 32, 36, own_crops=True)
-    assert not recipe.all_images  # what chooses is not trained on unasked
+    assert not recipe.all_images  # validation images are not used for training by default
     assert (recipe.crop, recipe.pad, recipe.whiten) == (0, 0, False)
     data = load(pictures)
     with pytest.raises(InvalidRecipe, match=r"whitening needs all images in memory; .* set whiten=false"):
@@ -373,10 +375,10 @@ def test_a_reproduction_uses_the_test_images_once(
     record = json.loads((tmp_path / "out" / "thin-folder-set-fast-seed0.json").read_text())
     assert record["identity"]["image_size"] == 8 and record["identity"]["data"].startswith("folder:")
     assert record["identity"]["recipe"]["pad"] == 0 and record["unreadable_images"] == 0
-    assert str(tmp_path) not in json.dumps(record)  # a record is for others, too
+    assert str(tmp_path) not in json.dumps(record)  # a record has no paths of this machine
     assert result["networks"][0]["accuracies"] == [record["test_accuracy"]]
 
-    assert main(arguments) == 0 and len(events) == 4  # nothing is trained or looked at twice
+    assert main(arguments) == 0 and len(events) == 4  # nothing is trained or tested twice
     (pictures / "train" / "red" / "000.png").unlink()
     capsys.readouterr()
     assert main(arguments) == 2

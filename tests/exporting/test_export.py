@@ -124,7 +124,7 @@ def test_exports_work_in_a_new_process(tmp_path: Path, forced: None) -> None:
         assert list(program.files) == [out] and out.stat().st_size == program.files[out]
     code = f"""
 import sys
-sys.modules["lrnas"] = sys.modules["timm"] = None  # PyTorch alone
+sys.modules["lrnas"] = sys.modules["timm"] = None  # the exported file must not import these
 import torch
 x, expected = torch.load("case.pt")
 for file in ("own-False.pt2", "own-True.pt2"):
@@ -331,7 +331,7 @@ def test_images_from_files(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["num_classes"] == 3 and config["label_names"] == ["blue", "green", "red"]
     assert config["pretrained_cfg"]["mean"] == [0.485, 0.456, 0.406]
-    assert config["pretrained_cfg"]["crop_pct"] == 0.875  # of a folder, whatever NiN has on CIFAR-10
+    assert config["pretrained_cfg"]["crop_pct"] == 0.875  # the value for images from files, not that of NiN
     result = lrnas.export("nin", out=tmp_path / "own", data=f"folder:{pictures}")
     assert "32×32" in result.check.images  # the network's own
 

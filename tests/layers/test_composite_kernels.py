@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
 ]
-SEEDS = range(150) if ON_GPU else (1, 2, 4, 5, 6, 7, 8, 9)  # an interpreter is slow: small ones
+SEEDS = range(150) if ON_GPU else (1, 2, 4, 5, 6, 7, 8, 9)  # the interpreter is slow: only small layers
 SHAPES = [(3, 1), (1, 3), (3, 3), (1, 1), (5, 1), (1, 5), (2, 3)]
 
 
@@ -51,12 +51,12 @@ def random_case(seed: int, *, stride: bool = True) -> Case:
     draw = random.Random(seed)
     kernels = tuple(draw.sample(SHAPES, draw.choice([1, 2, 2, 3])))
     filters = tuple(draw.choice([1, 3, 8, 16, 17, 24, 40]) for _ in kernels)
-    if draw.random() < 0.5:  # whole rows of 16 bytes, and groups that begin anywhere in them
+    if draw.random() < 0.5:  # the filters fill a multiple of 16 bytes, but groups begin anywhere
         filters = (*filters[:-1], filters[-1] + -sum(filters) % 8)
     steps = (draw.choice([1, 1, 2]), draw.choice([1, 1, 2])) if stride else (1, 1)
     dilation = (draw.choice([1, 1, 2]), draw.choice([1, 1, 3]))
     height, width = draw.randint(6, 11), draw.randint(6, 11)
-    # every group looks at the middle of the same window, moved a little
+    # all groups are in the middle of the same window, with a random shift
     moved = draw.choice([-1, 0, 0, 1])
     margins = tuple(
         (dilation[0] * ((rows - 1) // 2) + moved, dilation[1] * ((cols - 1) // 2)) for rows, cols in kernels
@@ -92,9 +92,9 @@ def compare(case: Case, dtype: torch.dtype, *, needs_input: bool = True) -> None
         leaves[0].requires_grad_(needs_input)
         shift = None if bias is None else bias.clone().to(torch.float32 if exact == dtype else exact).requires_grad_()
         out = composite_conv(leaves[0], leaves[1:], shift, case.layer, relu=case.relu, pool=case.pool)
-        if exact == torch.float64 and case.relu:  # next to zero, rounding decides on which side of it
+        if exact == torch.float64 and case.relu:  # near zero, the sign depends on rounding
             direction = direction * (out.abs() > 0.02)
-        if exact == torch.float64 and case.pool > 1:  # and which of two values that are nearly equal is larger
+        if exact == torch.float64 and case.pool > 1:  # so does the larger of two nearly equal values
             direction = direction * is_clear(leaves[0], leaves[1:], shift, case)
         out.backward(direction.to(exact))
         gradients = [leaf.grad for leaf in leaves[not needs_input :]]
@@ -140,13 +140,13 @@ def stem(window: int, stride: int, side: int, filters: tuple[int, int, int] = (3
     return Layer(filters, kernels, margins, (stride, stride), (1, 1), (size, size))
 
 
-STEMS = [  # of images, their rows and columns, the pool behind them
+STEMS = [  # first layer, rows and columns of the image, pool after the layer
     (stem(7, 2, 14), 14, 1),
     (stem(3, 2, 9), 9, 1),
     (stem(3, 2, 12), 12, 2),
     (stem(7, 2, 14)._replace(dilation=(2, 1), margins=((6, 0), (0, 3), (6, 3))), 14, 1),
     (stem(7, 2, 14)._replace(stride=(2, 1), size=(7, 14)), 14, 1),
-    (stem(7, 2, 14)._replace(size=(6, 9)), 14, 1),  # less below than above, more to the right than to the left
+    (stem(7, 2, 14)._replace(size=(6, 9)), 14, 1),  # less padding below than above, more right than left
     (stem(7, 2, 14)._replace(margins=((-1, -4), (-4, -1), (-1, -1)), size=(3, 3)), 14, 1),  # crops
 ]
 LARGE_STEMS = [
@@ -234,7 +234,7 @@ def test_taps_without_weights_are_skipped(channels: int, filters: int, pool: int
             out = composite_conv(x, [given], None, layer, pool=pool)
         assert (out.double() - exact).norm() <= TOLERANCE[HALF] * exact.norm()
         filled = given.clone()
-        filled[:, :, ::2, ::2] = 9  # nobody looks there
+        filled[:, :, ::2, ::2] = 9  # these weights are not read
         with torch.no_grad():
             assert torch.equal(composite_conv(x, [filled], None, layer, pool=pool), out)
 
@@ -315,7 +315,7 @@ def test_modules_compute_the_same(make: Callable[[], nn.Module], kernels: int, m
 
 @pytest.mark.parametrize("join", [None, 8])
 def test_a_first_layer_of_images_as_a_module(join: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(gathered, "forward")  # it would load value by value
+    monkeypatch.delattr(gathered, "forward")  # `gathered` must not be used here
     torch.manual_seed(0)
     layer = CompositeConv2d(3, {(7, 1): 4, (1, 7): 4, (7, 7): 8}, 7, stride=2, padding=3, join=join).to(DEVICE)
     model = nn.Sequential(layer, nn.BatchNorm2d(layer.out_channels).to(DEVICE), nn.ReLU()).eval()
@@ -354,7 +354,7 @@ def small_network(kind: str, batch_norm: bool) -> nn.Module:
     [  # scale, ReLU and pool of every call
         ("plain", False, None, [(False, True, 2), (False, True, 2), (False, True, 1)]),
         ("plain", True, None, [(True, True, 2), (True, True, 2), (True, True, 1)]),
-        ("join", True, None, [(True, True, 2), (True, True, 2), (True, True, 1)]),  # joins are in it
+        ("join", True, None, [(True, True, 2), (True, True, 2), (True, True, 1)]),  # the joins are folded in
         ("join", False, Form.JOINED, [(False, True, 2), (False, True, 2), (False, True, 1)]),
         ("join", True, Form.LIBRARY, []),
         ("join", False, Form.LIBRARY, []),
@@ -381,7 +381,7 @@ def test_in_evaluation_a_layer_computes_what_follows_it(
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean)
             nn.init.uniform_(module.running_var, 0.5, 2)
-            nn.init.normal_(module.weight)  # of both signs
+            nn.init.normal_(module.weight)  # positive and negative scales
     model.eval()
     x = torch.randn(2, 3, 14, 14, device=DEVICE)
     with torch.no_grad():
@@ -480,7 +480,7 @@ def test_modules_with_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     with fused(module), torch.no_grad():
         module(torch.randn(1, 8, 5, 5, device=DEVICE))
     assert seen == ["conv3x1"]
-    assert len(calls) == 1  # the other one
+    assert len(calls) == 1  # only the module without hooks uses the kernel
 
 
 def test_identities_and_hooks_for_all_modules(monkeypatch: pytest.MonkeyPatch) -> None:

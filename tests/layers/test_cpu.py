@@ -40,7 +40,7 @@ def test_groups_and_join_after_few_channels_are_one_convolution(geometry: tuple[
     assert run(layer, x).is_contiguous(memory_format=torch.channels_last)
     layer.join.register_forward_hook(lambda module, *_: calls.append(module))  # type: ignore[union-attr]
     torch.testing.assert_close(run(layer, x), wanted, rtol=1e-4, atol=1e-5)
-    assert calls == [layer.join]  # who watches sees every module called
+    assert calls == [layer.join]  # modules with hooks are called
 
 
 def test_groups_that_have_fewer_products_by_themselves_stay_apart() -> None:
@@ -89,7 +89,7 @@ def test_weights_are_stored_in_the_channels_last_layout() -> None:
 def test_local_response_norm(size: int, beta: float) -> None:
     norm, x = nn.LocalResponseNorm(size, alpha=0.1, beta=beta, k=2.0), torch.randn(2, 7, 5, 6)
     wanted = norm(x)
-    model = accelerate(nn.Sequential(nn.Conv2d(1, 1, 1), norm))  # what tells that it is on a CPU
+    model = accelerate(nn.Sequential(nn.Conv2d(1, 1, 1), norm))  # the convolution shows that the model is on a CPU
     torch.testing.assert_close(run(model[1], x), wanted)  # type: ignore[index]
 
 

@@ -171,7 +171,7 @@ class Odd(nn.Module):
         x = self.good_norm(self.good(x))
         x = self.norm_b(self.shared(self.norm_a(self.shared(x))))
         y = self.read_twice(x)
-        assert y.shape[1] == 4  # reading its size is no use of it
+        assert y.shape[1] == 4  # reading the size does not count as a use
         x = self.norm_c(y) + y
         x = self.norm_d(self.activated(x).relu())
         return self.norm_e(self.composite(x))

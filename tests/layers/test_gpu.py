@@ -9,7 +9,7 @@ from lrnas.layers.gpu import Form, best_form
 
 @pytest.mark.parametrize(
     ("channels", "outputs", "shares", "pools", "wanted"),
-    [  # the layers of two VGG networks; what each takes on an H200 is in results/README.md
+    [  # layers of two VGG networks; results/README.md has their times on an H200
         (3, 64, (1, 1, 0), True, Form.JOINED),
         (64, 128, (1, 1, 0), True, Form.JOINED),
         (128, 256, (1, 1, 0), False, Form.JOINED),
@@ -29,5 +29,5 @@ def test_the_faster_form(channels: int, outputs: int, shares: tuple[int, ...], p
     few = Form.JOINED if channels == 3 else Form.APART
     with torch.no_grad():
         assert best_form(composite, 128 * 28 * 28, pools) is wanted
-        assert best_form(composite, 49, pools) is few  # the weights are joined for every batch
+        assert best_form(composite, 49, pools) is few  # joining the weights takes time in every batch
     assert best_form(composite, 128 * 28 * 28, pools) is few

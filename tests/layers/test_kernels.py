@@ -20,7 +20,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 QUICK_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # the interpreter divides unused lanes
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # the interpreter divides masked values, too
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # opcheck's own
 ]
 
@@ -84,7 +84,7 @@ def test_convolution(
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize(("number", "channels", "height", "width"), [(3, 70, 9, 11), (2, 1, 3, 2), (83, 7, 10, 10)])
 def test_batch_norm(number: int, channels: int, height: int, width: int, relu: bool) -> None:
-    x = random(number, channels, height, width) * 3 + 100  # far from zero: sums of squares alone would cancel
+    x = random(number, channels, height, width) * 3 + 100  # far from zero, where sums of squares lose precision
     weight, bias = random(channels, seed=1) + 2, random(channels, seed=2)
     running = torch.zeros(channels, device=DEVICE), torch.ones(channels, device=DEVICE)
     moved = [tensor.clone() for tensor in running]
@@ -203,7 +203,7 @@ def make_network(name: str, batch_norm: bool) -> nn.Module:
 def test_a_network_computes_the_same(name: str, batch_norm: bool, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Output, gradients and running statistics are the same in training, and the model is restored afterwards."""
     use_everywhere(monkeypatch)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # plain convolutions in float32 would not be
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # else PyTorch's convolutions would be less exact
     torch.manual_seed(0)
     model = make_network(name, batch_norm).to(DEVICE).train()
     twin = copy.deepcopy(model)
@@ -219,7 +219,7 @@ def test_a_network_computes_the_same(name: str, batch_norm: bool, size: int, mon
     tolerance = 2e-2 if ON_GPU or batch_norm else 1e-3
     assert_same([mine.detach()], [plain.detach()], tolerance)
     ours = {key: parameter.grad for key, parameter in twin.named_parameters()}
-    for key, parameter in model.named_parameters():  # by norm: a value next to zero may fall on ReLU's other side
+    for key, parameter in model.named_parameters():  # by norm: a ReLU can change sides for single values near zero
         assert (ours[key] - parameter.grad).norm() <= tolerance * parameter.grad.norm() + 1e-6, key
     for one, other in zip(twin.buffers(), model.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)

@@ -55,10 +55,10 @@ def test_a_layer_is_measured_once(tmp_path: Path, clock: list[str]) -> None:
     assert first.of(network()) == pytest.approx(1000 * sum(map(rule, steps)))
     assert sorted(clock) == sorted({step.key for step in steps})
     clock.clear()
-    again = Latency(LatencyTable(HERE, file), 32, 10)  # another process, say
+    again = Latency(LatencyTable(HERE, file), 32, 10)  # as in another process
     assert again.of(network()) == first.of(network()) and not clock
     again.of(network("nin-c3"))
-    assert 0 < len(clock) < len(steps)  # those it does not share
+    assert 0 < len(clock) < len(steps)  # only steps that are not in the table yet
     clock.clear()
     other = dataclasses.replace(HERE, batch=8)
     assert Latency(LatencyTable(other, file), 32, 10).of(network()) and len(clock) == len({s.key for s in steps})
@@ -82,7 +82,7 @@ def test_estimates_follow_the_measured_steps(tmp_path: Path, clock: list[str]) -
     clock.clear()
     new = found.some_networks(SPACE, 20, seed=1)
     guesses = [found.guess(network) for network in new]
-    assert len(clock) <= 20  # next to nothing
+    assert len(clock) <= 20  # almost all steps are known
     assert guesses == pytest.approx([found.of(network) for network in new], rel=1e-3)
 
 

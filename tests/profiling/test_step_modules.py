@@ -67,7 +67,7 @@ def test_every_step_runs(name: str) -> None:
 
 def test_steps_have_the_same_key_only_if_they_are_equal() -> None:
     steps = {step.name: step for step in steps_of(read_source("nin")[1], 32, 10)}
-    assert steps["cccp3"].key == steps["cccp4"].key != steps["cccp5"].key  # of another map
+    assert steps["cccp3"].key == steps["cccp4"].key != steps["cccp5"].key  # cccp5 has another map size
     normed = {step.name: step for step in steps_of(read_source("vgg11-bn-gmp")[1], 32, 10)}
     plain = {step.name: step for step in steps_of(read_source("vgg-gmp")[1], 32, 10)}
     assert normed["conv1_1"].key != plain["conv1_1"].key and normed["pool1"].key == plain["pool1"].key

@@ -18,9 +18,9 @@ def test_calls_that_sleep_take_their_known_time() -> None:
 
 def test_every_round_measures_all_calls_in_changing_order() -> None:
     order: list[str] = []
-    slow = 0.06  # one call is a sample, and nothing is called before it
+    slow = 0.06  # longer than a sample: one call per sample, none before it
     measure([lambda: (order.append("a"), time.sleep(slow)), lambda: (order.append("b"), time.sleep(slow))], rounds=4)
-    assert order[:4] == ["a", "a", "b", "b"]  # to see how long they take
+    assert order[:4] == ["a", "a", "b", "b"]  # the first calls find the number of calls per sample
     rounds = ["".join(order[i : i + 2]) for i in range(4, len(order), 2)]
     assert sorted(rounds) == ["ab"] * 3 + ["ba"] * 2 and rounds[0] != rounds[1]
 
@@ -62,8 +62,8 @@ def test_on_a_gpu_without_a_graph_launches_and_waiting_count() -> None:
     y = torch.randn(4096, 4096, device="cuda")
     calls = [lambda: x.add_(1), lambda: y @ y]
     captured, plain = measure(calls, "cuda"), measure(calls, "cuda", capture=False)
-    assert plain[0] > captured[0]  # what Python needs
-    assert plain[1] > 0.8 * captured[1]  # it is waited for
+    assert plain[0] > captured[0]  # it includes launches from Python
+    assert plain[1] > 0.8 * captured[1]  # it includes waiting for the GPU
 
 
 @pytest.mark.gpu

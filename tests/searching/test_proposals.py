@@ -225,8 +225,8 @@ def test_another_process_with_the_number_of_a_dead_driver(tmp_path: Path) -> Non
         number = dead.ask().number
         proposals = make_proposals(tmp_path / str(process))
         if process != os.getpid():
-            assert proposals.ledger.release_orphans() == 0  # its last sign is new, and a process has its number
-        _signed.discard(dead.ledger.driver)  # it was not of this process
+            assert proposals.ledger.release_orphans() == 0  # its last sign is recent, and its process number exists
+        _signed.discard(dead.ledger.driver)  # as if the driver had been another process
         dead.study.optuna_study.set_user_attr(DRIVER + dead.ledger.driver, time.time() - age)
         assert proposals.ledger.release_orphans() == 1 and proposals.ask().number == number
 
@@ -381,7 +381,7 @@ def test_a_new_trial_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     assert row.params.keys() == proposals.distributions.keys() and row.distributions == proposals.distributions
 
     monkeypatch.setattr(type(database), "write", lambda self, writes: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):  # as if killed between the row and what belongs to it
+    with pytest.raises(KeyboardInterrupt):  # as if killed between creating the trial and its attributes
         proposals.ask()
     row = plain.get_all_trials(proposals.study.optuna_study._study_id)[-1]
     assert row.number == second + 1 and row.state == TrialState.RUNNING

@@ -100,7 +100,7 @@ def test_every_point_is_a_network_and_can_be_recovered_from_it(point: tuple[Sear
     assert plan.choices is not None and plan.choices.batch_norm == bool(space.batch_norm)
     back = space.params_of(architecture)
     assert canonical_id(space.architecture(back)) == canonical_id(architecture)
-    assert space.params_of(space.architecture(back)) == back  # one of several points stands for them all
+    assert space.params_of(space.architecture(back)) == back  # of points with the same network, always the same one
 
 
 @settings(deadline=None, max_examples=20)

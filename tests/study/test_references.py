@@ -21,7 +21,7 @@ def test_trials_by_number_and_by_name(tmp_path: Path) -> None:
         assert found.study.image_shape == ImageShape(8, 1, 10)
         again = find_network(f"s:{found.trial.identity}", tmp_path)
         assert again is not None and again.trial == found.trial
-    with pytest.raises(UnknownName, match="unknown network of s 'my net/2'"):  # a space file may call one so
+    with pytest.raises(UnknownName, match="unknown network of s 'my net/2'"):  # a name that a space file may contain
         find_network("s:my net/2", tmp_path)
     for other in ("nin", "timm:resnet18", "a/b:1", "s:"):
         assert find_network(other, tmp_path) is None
@@ -32,7 +32,7 @@ def test_a_retrained_network_means_the_run_of_its_first_seed(tmp_path: Path) -> 
     study = make_search(tmp_path / "s")
     runs = retraining(study)
     enqueue(runs, _choose(study, (0,), False, True), range(1, 3))
-    for _ in range(6):  # three of the paper's networks and one more, over one seed and a half
+    for _ in range(6):  # four networks: all with the first seed, two with the second
         finish(runs, 0.9)
     numbers = {name: find_network(f"s@fast:{name}", tmp_path).trial.number for name in ("nin", "nin-c3-lr")}  # type: ignore[union-attr]
     for name, number in numbers.items():

@@ -150,7 +150,7 @@ def test_patience_ends_with_a_clear_error(kept: Kept, caplog: pytest.LogCaptureF
     with pytest.raises(StorageError, match="cannot be reached: it is gone; given up after 0 s; nothing is lost"):
         kept.study.ask()
     kept.storage.patience.seconds = 1000.0
-    with pytest.raises(StorageError):  # whoever tidies up does not wait again
+    with pytest.raises(StorageError):  # later operations do not wait again
         kept.study.ask()
     mend()
     assert kept.study.ask().number == 0

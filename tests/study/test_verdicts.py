@@ -79,7 +79,9 @@ def test_many_candidates_must_be_better_by_more() -> None:
     among = verdict(POINT, rival, *others)
     assert (among.kind, among.rival, among.compared) == ("matched", rival, 10)
     assert among.p == pytest.approx(10 * alone.p)
-    assert among.interval is not None and among.interval[0] > 0  # for itself it is ahead: say why that is not enough
+    assert (
+        among.interval is not None and among.interval[0] > 0
+    )  # alone it would be better; the verdict says why this is not enough
     assert str(among).endswith(f"+4.77, corrected p = {among.p:.3f}, of 10 compared.")
 
 
@@ -120,7 +122,7 @@ def test_a_better_rival_with_a_single_run_leaves_the_verdict_open() -> None:
     told = verdict(POINT, behind, beaten)
     assert (told.kind, told.rival, told.single, told.compared) == ("not reached", behind, 1, 1)
     assert str(told).endswith("networks that cost no more, 1 tested by one run.") and told.to_dict()["single"] == 1
-    for best in (behind, final("near", 40, 0.895, 0.905, 0.93)):  # not reached, or matched, without the one
+    for best in (behind, final("near", 40, 0.895, 0.905, 0.93)):  # without the single run: not reached, then matched
         found = verdict(POINT, best, beaten, ahead, final("waits", 10))
         assert (found.kind, found.rival, found.p, found.interval) == ("unknown", ahead, None, None)
         assert (found.compared, found.runs, found.single, found.untested) == (1, 1, 2, 1)
@@ -142,14 +144,14 @@ def test_ties_and_runs_with_equal_accuracies() -> None:
     assert "all runs of each network gave the same accuracy, so the noise is unknown; r" in str(still)
     same = verdict(final("p", 100, 0.9, 0.9, 0.9, point="n"), final("r", 50, 0.9, 0.9))
     assert (same.kind, same.p, same.interval) == ("matched", 1.0, None)
-    far = final("far", 40, 0.5, 0.51)  # shows noise, and is not the best
+    far = final("far", 40, 0.5, 0.51)  # its runs differ, but it is not the best
     assert verdict(final("p", 100, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.95), far).kind == "unknown"
     half = verdict(final("p", 100, 0.9, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.951, 0.952))  # no warnings either
     assert half.kind == "dominated"
 
 
 def test_other_networks_of_the_paper_are_no_rivals() -> None:
-    other = final("q", 10, 0.99, 0.991, 0.992, point="better-paper-net", trial=3)  # also where a trial is the same one
+    other = final("q", 10, 0.99, 0.991, 0.992, point="better-paper-net", trial=3)  # even if it is also a trial
     found = judge([POINT, other])
     assert [(verdict.point, verdict.kind) for verdict in found] == [
         ("better-paper-net", "not reached"),

@@ -79,7 +79,7 @@ def test_a_function_is_found_in_the_current_folder(folder: Path) -> None:
     )
     assert load_trainable("alone:train").files == (str(folder / "alone.py"),)
     assert load_trainable("alone:train").load() is sys.modules["alone"].train
-    assert load_trainable("lrnas.training.custom:train_with").files  # a checkout is no place of installed packages
+    assert load_trainable("lrnas.training.custom:train_with").files  # an editable checkout does not count as installed
     assert load_trainable("operator:add").files == ()
 
 
@@ -188,7 +188,7 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_stopped(tmp_path: Path, stop_a
     drop_momentum(tmp_path / "stopped")
     found = load_checkpoint(tmp_path / "stopped")
     assert found is not None and found[0].keys() == {"model.1.weight", "model.1.bias"}
-    third = make_run(tmp_path / "stopped")  # nobody heard that it was complete
+    third = make_run(tmp_path / "stopped")  # as if the search had not heard that it was complete
     assert train_with(with_function(train), third) == "completed"
     assert third.progress()["curve"] == whole.progress()["curve"]
 
@@ -205,7 +205,7 @@ def test_a_function_that_restores_nothing_starts_over(tmp_path: Path) -> None:
     assert train_with(with_function(forgetful), again) == "completed"
     assert again.progress()["curve"] == [0.0, 0.1, 0.2]
     assert [entry["val_accuracy"] for entry in recorded_curve(tmp_path)] == [0.0, 0.1, 0.2]
-    assert make_run(tmp_path, epochs=3).keep() == 0  # nothing was kept, so nothing can be gone on with
+    assert make_run(tmp_path, epochs=3).keep() == 0  # nothing was kept, so the run starts again
 
 
 def test_code_that_keeps_other_objects_than_before_starts_over(tmp_path: Path) -> None:

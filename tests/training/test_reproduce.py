@@ -52,7 +52,7 @@ def test_a_network_is_compared_with_its_baseline(thin: Path, tmp_path: Path, mon
 
     assert result.reuse() == "" and result.to_dict()["reused"] == []
     again = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, seeds=2, out=tmp_path / "out")
-    assert len(looks) == 4 and again.networks == result.networks  # nothing is trained or looked at twice
+    assert len(looks) == 4 and again.networks == result.networks  # nothing is trained or tested twice
     facts = record["provenance"]
     where = f"on {facts['hardware']} at {facts['commit'][:10]}"
     assert again.reuse() == f"4 of 4 runs existed already, made {where}; give another --out FOLDER to train again."
@@ -93,7 +93,7 @@ def test_divergence_is_reported(thin: Path, tmp_path: Path, monkeypatch: pytest.
         return Result("diverged", [], 0.0, 1)
 
     monkeypatch.setattr(Job, "run", diverge)
-    monkeypatch.setattr(module, "evaluate", None)  # what diverged is not worth a look at the test images
+    monkeypatch.setattr(module, "evaluate", None)  # diverged networks are not tested
     result = reproduce(str(thin), data="digits", recipe="fast", changes=FAST, out=tmp_path / "out")
     assert [network.diverged for network in result.networks] == [1, 1]
     assert "thin diverged in every run" in result.verdict()
@@ -161,7 +161,7 @@ def test_nin_c3_lr_learns_the_digits_in_a_few_epochs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.ci
 def test_two_workers_have_the_loss_curve_of_one(thin: Path, tmp_path: Path) -> None:
-    alone = thin.rename(tmp_path / "nin.json")  # named as its baseline, which then is not trained besides
+    alone = thin.rename(tmp_path / "nin.json")  # it has the name of its baseline, so nothing else is trained
     changes = {"epochs": 3, "batch_size": 64}
     curves = []
     for workers in (1, 2):
