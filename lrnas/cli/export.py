@@ -34,7 +34,7 @@ def add_commands(commands: Any) -> None:
     add_option(export, "--batch", WHOLE, "N", "Measure times for batches of N images", 1)
     text = "Measure times on a CPU with N threads (default: as many as PyTorch uses, or 1 if that is faster)"
     add_option(export, "--threads", WHOLE, "N", text)
-    text = "Data set with images for the check, named as in `lrnas search` (default: the one that it was trained on)"
+    text = "Data set with images for the check, named as in `lrnas search` (default: that of the training)"
     add_settings(export, "data", help=text)
     add_settings(export, "data_dir")
     text = "Rows and columns of an image (default: as trained, or the network's own)"

@@ -42,7 +42,7 @@ def add_commands(commands: Any) -> None:
         "Train a network in full and compare it with the published results, and with the baseline of its family.",
     )
     reproduce.add_argument("source", metavar="NETWORK", help="As in `lrnas count`, except timm:MODEL.")
-    text = "Data set, named as for `lrnas search` (default: the paper's, if it is at hand)"
+    text = "Data set, named as in `lrnas search` (default: cifar10 with a GPU, digits without)"
     add_settings(reproduce, "data", help=text)
     add_settings(reproduce, "image_size", "data_dir", "address")
     add_settings(reproduce, "set", help=CHANGE_HELP)
@@ -50,7 +50,7 @@ def add_commands(commands: Any) -> None:
     add_settings(reproduce, "epochs", help="Train for N epochs (default: the recipe's)")
     text = "Read images from files in N processes (default: one per core, at most 16)"
     add_option(reproduce, "--loaders", WHOLE, "N", text)
-    add_option(reproduce, "--seeds", WHOLE, "N", "Train each network N times, with seeds from 0", 1)
+    add_option(reproduce, "--seeds", WHOLE, "N", "Train each network N times, with random seeds from 0", 1)
     add_option(reproduce, "--out", PATH, "FOLDER", "Folder for the records", "results/reproduce")
     add_device(reproduce, "Train")
     text = "Compile the network with torch.compile; worth it in long runs."

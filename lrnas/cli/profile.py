@@ -49,7 +49,7 @@ def add_commands(commands: Any) -> None:
     profile.add_argument("--no-layers", action="store_false", dest="layers", help="Measure whole networks only.")
     text = "Draw time against multiply-accumulates into this file: .png, .svg or .pdf"
     add_option(profile, "--plot", FILE, "FILE", text)
-    text = "Check the latency that a search uses, a sum over layers, against measured times of networks of this space"
+    text = "Compare the latency that a search uses, a sum over layers, with measured times of networks of this space"
     add_option(profile, "--check-table", TEXT, "SPACE", text)
     add_option(profile, "--number", WHOLE, "N", "With --check-table: measure N networks", 12)
     text = "Folder that holds the table of latencies (default: $LRNAS_DATA or ~/.cache/lrnas)"

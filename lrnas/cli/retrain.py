@@ -38,10 +38,10 @@ def add_commands(commands: Any) -> None:
     text = "Train the networks of these trials, given by their numbers in the study (default: none)"
     add_option(retrain, "--trials", kind, "N,N", text, [])
     add_option(retrain, "--points", FLAG, "", "Train the paper's networks of the space, too", True)
-    add_option(retrain, "--seeds", WHOLE, "N", "Train each network N times, with different seeds", 3)
+    add_option(retrain, "--seeds", WHOLE, "N", "Train each network N times, with different random seeds", 3)
     add_settings(retrain, "recipe", default="full")
     add_settings(retrain, "epochs", help="Train for N epochs (default: the recipe's)")
-    text = "Data set of the search; required if its images are read from files (default: digits or cifar10, as in it)"
+    text = "Data set of the search; required if its images are read from files (default: as in the search)"
     add_settings(retrain, "data", help=text)
     add_settings(retrain, "set", help=CHANGE_HELP)
     add_settings(retrain, "data_dir", "studies", "storage", *WORKERS)

@@ -158,8 +158,8 @@ class SearchSettings:
     epochs: int | None = setting(WHOLE, "N")
     """Train a network for N epochs unless it is stopped early (default: the recipe's; 3 on digits)."""
     set: Mapping[str, Any] | None = setting(CHANGES, "FIELD=VALUE")
-    """Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); may be given several times. A table in a study
-    file, a mapping in Python."""
+    """Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); may be given several times. In a study file it
+    is a table, in Python a mapping."""
     min_epochs: int | None = setting(WHOLE, "N")
     """Train every network for at least N epochs before early stopping (default: no early stopping with the schedule
     one_cycle, whose accuracies mean little before its end; else one ninth of --epochs)."""
@@ -177,7 +177,7 @@ class SearchSettings:
     latency_batch: int = setting(WHOLE, "N", 1)
     """Measure latency for batches of N images."""
     seed: int = setting(WHOLE, "N", 0)
-    """Seed of the sampler and of every training."""
+    """Random seed of the sampler and of every training."""
     trainable: str | Callable[..., object] | None = setting(FUNCTION, "MODULE:FUNCTION")  # noqa: RUF009
     """Train with a function of your own (see docs/own_training.md)."""
     input: tuple[int, int, int] | None = setting(SHAPE, "CxHxW")

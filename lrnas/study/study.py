@@ -96,7 +96,7 @@ class Summary:
     counts: dict[str, int]
     """Number of trials per status."""
     hypervolume: float
-    """Hypervolume of the front, as a share of the box between accuracy 0 and 1, and cost 0 and the highest cost of a
+    """Hypervolume of the front, as a share of the box from accuracy 0 to 1 and from cost 0 to the highest cost of a
     named network."""
 
 
