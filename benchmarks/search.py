@@ -31,7 +31,7 @@ from optuna.storages._rdb import models
 from torch import nn
 
 import lrnas
-from lrnas.models.plan import canonical_id
+from lrnas.models.plan import canonical_id, deployed_form
 from lrnas.searching.proposals import Proposals, distributions_of
 from lrnas.searching.samplers import make_sampler
 from lrnas.spaces.space import load_space
@@ -132,13 +132,13 @@ def fill(folder: str, number: int) -> None:
     for i in range(number):
         trial_id = first_id + i
         params = space.draw(generator)
-        network = space.architecture(params)
+        network = deployed_form(space.architecture(params), 8, 1)
         cost = costs(network, 8, 10, 1)
         is_full = generator.random() < 0.5
         accuracy = min(0.99, 0.3 + 0.1 * generator.random() + cost["macs"] ** 0.5 / 6000)
         known = like | {
             "architecture": network.to_json(),
-            "id": canonical_id(network),
+            "id": canonical_id(network, 8, 1),
             **cost,
             "curve": [accuracy] * (2 if is_full else 1),
             "accuracy": accuracy,

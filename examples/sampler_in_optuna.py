@@ -25,7 +25,7 @@ def main() -> None:
     distributions = lrnas.distributions_of(space)
 
     def macs_of(params: dict[str, object]) -> int:
-        return lrnas.make_plan(space.architecture(params), SIZE, CLASSES).cost.macs
+        return lrnas.make_plan(space.architecture(params), SIZE, CLASSES, deployed=True).cost.macs
 
     def costs_of(params: dict[str, object]) -> tuple[float] | None:
         macs = macs_of(params)

@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from lrnas.errors import LrnasError
-from lrnas.models.plan import canonical_id, has_norms, make_plan
+from lrnas.models.plan import canonical_id, deployed_form, has_norms, make_plan
 from lrnas.recipes import get_recipe
 from lrnas.searching.proposals import distributions_of
 from lrnas.spaces.space import SearchSpace, load_space
@@ -77,13 +77,15 @@ def _rows(space: SearchSpace, number: int, objectives: list[str], stopped: float
         name = list(named)[i] if i < len(named) else None
         params = _draw(space, random) if name is None else space.params_of(named[name])
         network = space.architecture(params)
-        cost = make_plan(network, SIZE, CLASSES, 3, check_fit=False).cost
+        if name is None:
+            network = deployed_form(network, SIZE)
+        cost = make_plan(network, SIZE, CLASSES, 3, check_fit=False, deployed=True).cost
         last = 0.55 + 0.06 * math.log10(cost.macs / 1e5) + 0.02 * random.standard_normal()
         epochs = EPOCHS if name in space.points or random.random() > stopped else int(random.choice([1, 3]))
         curve = [round(float(last * (1 - 0.6 * 0.6**epoch)), 4) for epoch in range(1, epochs + 1)]
         facts = {
             "architecture": network.to_json(),
-            "id": canonical_id(network),
+            "id": canonical_id(network, SIZE),
             "macs": cost.macs,
             **({"latency": round(cost.macs / 1e8, 3)} if "latency" in objectives else {}),
             "trained": True,

@@ -214,7 +214,7 @@ def _baseline_macs(study: Study) -> int | None:
         return None
     shape = study.image_shape
     network = Architecture.from_dict(named[study.baseline])
-    return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False).cost.macs
+    return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False, deployed=True).cost.macs
 
 
 def _write_files(study: Study, folder: Path) -> list[Path]:

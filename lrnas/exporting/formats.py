@@ -22,7 +22,7 @@ from lrnas.exporting.sample_inputs import Inputs
 from lrnas.exporting.sources import ExportError
 from lrnas.layers.fold import Folding
 from lrnas.models.paper import named_networks
-from lrnas.models.plan import TIMM, canonical_id
+from lrnas.models.plan import TIMM, built_id
 from lrnas.profiling.timing import Call
 
 WEIGHTS, CONFIG, ARCHITECTURE = "model.safetensors", "config.json", "architecture.json"
@@ -72,8 +72,8 @@ def registered_name(architecture: Architecture) -> str | None:
     """The name under which lrnas registered a network with timm; None if it is not registered."""
     if architecture.backbone.startswith(TIMM):
         return None
-    wanted = canonical_id(architecture)
-    names = (name.replace("-", "_") for name, network in named_networks().items() if canonical_id(network) == wanted)
+    wanted = built_id(architecture)
+    names = (name.replace("-", "_") for name, network in named_networks().items() if built_id(network) == wanted)
     ours = (
         name for name in names if is_model(name) and model_entrypoint(name).__module__ == "lrnas.models.timm_registry"
     )

@@ -18,7 +18,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import VGG_STAGES
 from lrnas.arch.cost import Convention, Cost
 from lrnas.errors import UnknownName
-from lrnas.models.plan import canonical_id, make_plan
+from lrnas.models.plan import built_id, make_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,9 @@ def get_point(name: str) -> Point:
 
 
 def find_point(architecture: Architecture) -> Point | None:
-    """The network of the paper that is the same as an architecture; None if there is none."""
-    wanted = canonical_id(architecture)
-    return next((point for point in paper_points().values() if canonical_id(point.architecture) == wanted), None)
+    """The network of the paper that is the same as an architecture, as built; None if there is none."""
+    wanted = built_id(architecture)
+    return next((point for point in paper_points().values() if built_id(point.architecture) == wanted), None)
 
 
 def family_table(backbone: str) -> Table | None:

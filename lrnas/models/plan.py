@@ -177,6 +177,11 @@ def canonical_id(architecture: Architecture, input_size: int | None = None, in_c
     return make_plan(architecture, input_size, None, in_chans, check_fit=False, deployed=True).canonical_id
 
 
+def built_id(architecture: Architecture) -> str:
+    """The id of a network as built, which decides what weights fit it; `canonical_id` is that of its deployed form."""
+    return make_plan(architecture, check_fit=False).canonical_id
+
+
 def native_input_size(backbone: str) -> int:
     """The input size of a backbone in the paper, or of a timm model."""
     return _native_sizes(backbone)[0]

@@ -31,7 +31,7 @@ from lrnas import __version__
 from lrnas.arch.architecture import Architecture, Mix
 from lrnas.arch.backbone_shapes import Step
 from lrnas.errors import LrnasError
-from lrnas.models.plan import TIMM, canonical_id, make_plan
+from lrnas.models.plan import TIMM, built_id, make_plan
 from lrnas.profiling.step_modules import Setting, layer_call, network_call, steps_of
 from lrnas.profiling.timing import Call, measure
 from lrnas.spaces.space import SearchSpace
@@ -302,7 +302,7 @@ class Latency:
             pairs = [self._compare(network) for network in architectures]
             return float(np.median([whole / steps for whole, steps in pairs]))
 
-        names = sorted(canonical_id(network) for network in architectures)
+        names = sorted(built_id(network) for network in architectures)
         factor = self.table.number(f"factor of {', '.join(names)} at {self._shape}", compute)
         return dataclasses.replace(self, factor=factor)
 

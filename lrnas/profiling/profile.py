@@ -23,7 +23,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import Step
 from lrnas.errors import LrnasError, error_line
 from lrnas.models.paper import family_table, named_networks
-from lrnas.models.plan import canonical_id, make_plan, native_input_size, native_num_classes, resolve_backbone
+from lrnas.models.plan import built_id, make_plan, native_input_size, native_num_classes, resolve_backbone
 from lrnas.profiling.latency_table import DTYPES, REFERENCES, Conditions, Latency, LatencyTable
 from lrnas.profiling.step_modules import Setting, layer_call, network_call, steps_of
 from lrnas.profiling.timing import Call, find_device, measure, num_threads
@@ -87,7 +87,7 @@ class Profile:
             "networks": [
                 {
                     "name": network.name,
-                    "id": canonical_id(network.architecture),
+                    "id": built_id(network.architecture),
                     "baseline": network.baseline,
                     "input": network.input_size,
                     **_numbers(network),
@@ -189,12 +189,12 @@ def _with_baselines(
     networks: Sequence[tuple[str, Architecture]], baseline: tuple[str, Architecture] | None
 ) -> list[tuple[str, Architecture, str]]:
     """Rows of name, architecture and name of the baseline: every network once, baselines first."""
-    given = {canonical_id(network): (name, network) for name, network in networks}
+    given = {built_id(network): (name, network) for name, network in networks}
     baselines: dict[str, tuple[str, Architecture]] = {}
     baseline_names = {}
     for identity, (_, network) in given.items():
         base = baseline or baseline_of(network)
-        base_identity = canonical_id(base[1])
+        base_identity = built_id(base[1])
         baselines[base_identity] = given.get(base_identity, base)
         baseline_names[identity] = baselines[base_identity][0]
     rows = [(*row, row[0]) for row in baselines.values()]
@@ -325,5 +325,5 @@ def check_table(
         predicted = [latency.of(network) for network in networks]
         whole = [time for i in range(0, number, REFERENCES) for time in latency.measure(networks[i : i + REFERENCES])]
     macs = [make_plan(network, *shape, check_fit=False).cost.macs for network in networks]
-    rows = list(zip(map(canonical_id, networks), macs, predicted, whole, strict=True))
+    rows = list(zip(map(built_id, networks), macs, predicted, whole, strict=True))
     return Check(table.conditions, found.name, shape[0], latency.factor, rows)

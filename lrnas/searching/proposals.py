@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from lrnas._differences import list_differences
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, OutsideSpace
-from lrnas.models.plan import canonical_id
 from lrnas.searching.mutate import mutate
 from lrnas.spaces.space import SearchSpace
 from lrnas.study.ledger import Ledger
@@ -105,7 +104,7 @@ class Proposals(Queue):
     Args:
         ledger: The ledger of the driver that trains them.
         space: The space.
-        cost_of: Returns the costs of an architecture at the input size of the training.
+        cost_of: Returns the costs of an architecture as deployed, at the input size of the training.
         limits: Limits on the costs of a network.
         guess_of: Fast estimate of `cost_of`; None if `cost_of` is already fast.
     """
@@ -160,14 +159,13 @@ class Proposals(Queue):
         if found := list_differences(theirs, mine):
             raise StudyError(f"{other.name} was trained under other conditions: {found}; start without it")
         known = {trial.user_attrs.get("id") for trial in self.study.optuna_trials() if trial.values is not None}
-        names = {canonical_id(network): name for name, network in self.space.points.items()}
+        names = {self.study.identify(network): name for name, network in self.space.points.items()}
         number = 0
         for trial in other.optuna_trials((TrialState.COMPLETE,)):
-            architecture = Architecture.from_json(trial.user_attrs["architecture"])
             if trial.user_attrs["status"] != "completed" or trial.user_attrs["id"] in known:
                 continue
             try:
-                params = self.space.params_of(architecture)
+                params = self._params_of(trial)
             except OutsideSpace:
                 continue
             facts = {key: value for key, value in trial.user_attrs.items() if key not in ("trained", "point", "owner")}
@@ -182,12 +180,25 @@ class Proposals(Queue):
             number += 1
         return number
 
+    def _params_of(self, trial: FrozenTrial) -> dict[str, Any]:
+        """The point of this space that a trial of another study has trained; raises OutsideSpace if there is none.
+
+        Its deployed form, which was trained, may lie outside the space that it was proposed in.
+        """
+        try:
+            if self.study.identify(self.space.architecture(trial.params)) == trial.user_attrs["id"]:
+                return dict(trial.params)
+        except LrnasError:
+            pass  # the other space has other parameters
+        return self.space.params_of(Architecture.from_json(trial.user_attrs["architecture"]))
+
     def ask(self, budget: int | None = None) -> Proposal | None:
         """The next network to train; None if it would exceed the budget.
 
-        Points that need no training are ended at once and cost no budget. Other drivers may ask at the same time. So
-        a trial is written to the study before the study is searched for the same network: if two drivers propose the
-        same network, at least one of them sees the other's trial.
+        A proposed network is trained as it will be deployed, a named one as it was built. Points that need no training
+        are ended at once and cost no budget. Other drivers may ask at the same time. So a trial is written to the study
+        before the study is searched for the same network: if two drivers propose the same network, at least one of them
+        sees the other's trial.
         """
         self.ledger.sign()
         for _ in range(MOST_REJECTIONS):
@@ -199,7 +210,9 @@ class Proposals(Queue):
                 fault, excess = "", {}
                 try:
                     architecture = self.space.architecture(trial.params)
-                    identity = canonical_id(architecture)
+                    if "point" not in trial.user_attrs:
+                        architecture = self.study.deployed(architecture)
+                    identity = self.study.identify(architecture)
                     costs = self.cost_of(architecture)
                 except LrnasError as error:  # a point without a network, for example at this input size
                     fault = str(error)

@@ -23,7 +23,7 @@ from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.names import SETS, is_stream, shown_name
 from lrnas.errors import LrnasError
-from lrnas.models.plan import canonical_id, has_norms, make_plan
+from lrnas.models.plan import has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
 from lrnas.searching.progress import SearchEvents, progress_view
 from lrnas.searching.proposals import FAULTS, Proposal, Queue
@@ -291,9 +291,9 @@ def _choose(
                 f"{name} has no network of trial {number}; it has {known}; `{command}` shows the best ones"
             )
     paper = {point: Architecture.from_dict(value, point) for point, value in manifest["space"]["points"].items()}
-    names = {canonical_id(network): point for point, network in reversed(paper.items())}
+    names = {search.identify(network): point for point, network in reversed(paper.items())}
     numbers = {trial.identity: trial.number for trial in reversed(summary.trials) if trial.status == "completed"}
-    networks = {canonical_id(network): network for network in paper.values()} if points else {}
+    networks = {search.identify(network): network for network in paper.values()} if points else {}
     for trial in [*(by_number[number] for number in trials), *(summary.front if front else ())]:
         networks.setdefault(trial.identity, trial.architecture)
         numbers.setdefault(trial.identity, trial.number)
@@ -358,9 +358,12 @@ class _Training:
         return Job(network, self.named, self.recipe, seed, self.smallest, self.data_dir, self.image_size)
 
     def cost(self, architecture: Architecture) -> dict[str, int]:
-        """Costs of a network for the images or crops that it is trained on; their size may differ from the search."""
+        """Costs of a network as deployed, for the images or crops that it is trained on.
+
+        Their size may differ from the search.
+        """
         size, classes, channels = self.recipe.crop or self.data.image_size, self.data.num_classes, self.data.channels
-        cost = make_plan(architecture, size, classes, channels, check_fit=False).cost
+        cost = make_plan(architecture, size, classes, channels, check_fit=False, deployed=True).cost
         return {"macs": cost.macs, "params": cost.params}
 
     def manifest(self, search: Study) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.names import data_folder, is_stream, shown_name
 from lrnas.errors import LrnasError
-from lrnas.models.plan import has_norms, make_plan, training_size
+from lrnas.models.plan import deployed_form, has_norms, make_plan, training_size
 from lrnas.recipes import InvalidRecipe, get_recipe
 from lrnas.searching.early_stopping import rung_epochs
 from lrnas.searching.settings import SearchSettings
@@ -150,15 +150,19 @@ class SearchTraining:
         if "latency" in manifest:
             self.latency = dataclasses.replace(self.latency, factor=manifest["latency"]["factor"])
         some = self.latency.some_networks(self.space, SAMPLED_NETWORKS)
-        self.latency.prepare([*self._named(), *some], SAMPLING_SECONDS)
+        self.latency.prepare([*self._named(), *map(self._deployed, some)], SAMPLING_SECONDS)
 
     def cost(self, architecture: Architecture) -> Costs:
-        """Costs of a network: MACs, parameters and, if needed, latency; layers not measured yet are measured now."""
-        return self._count(architecture) | ({} if self.latency is None else {"latency": self.latency.of(architecture)})
+        """Costs of a network as deployed: MACs, parameters and, if needed, latency.
+
+        Layers that are not measured yet are measured now.
+        """
+        latency = {} if self.latency is None else {"latency": self.latency.of(self._deployed(architecture))}
+        return self._count(architecture) | latency
 
     def guess(self, architecture: Architecture) -> Costs:
         """Fast estimate of `cost`, for which little or nothing is measured."""
-        latency = {} if self.latency is None else {"latency": self.latency.guess(architecture)}
+        latency = {} if self.latency is None else {"latency": self.latency.guess(self._deployed(architecture))}
         return self._count(architecture) | latency
 
     def dense_macs(self) -> int:
@@ -167,8 +171,11 @@ class SearchTraining:
 
     def _count(self, architecture: Architecture) -> dict[str, float]:
         data = self.data
-        cost = make_plan(architecture, self.input_size, data.num_classes, data.channels, check_fit=False).cost
-        return {"macs": cost.macs, "params": cost.params}
+        plan = make_plan(architecture, self.input_size, data.num_classes, data.channels, check_fit=False, deployed=True)
+        return {"macs": plan.cost.macs, "params": plan.cost.params}
+
+    def _deployed(self, architecture: Architecture) -> Architecture:
+        return deployed_form(architecture, self.input_size, self.data.channels)
 
     def _manifest(self) -> dict[str, Any]:
         """The manifest: all settings that must stay the same for trials to be comparable."""
@@ -200,8 +207,9 @@ class SearchTraining:
         }
 
     def _named(self) -> list[Architecture]:
+        """The named networks of the space, as deployed; without any, its backbones."""
         named = [*self.space.points.values(), *self.space.uniform.values()]
-        return named or [Architecture(backbone) for backbone in self.space.backbones]
+        return [*map(self._deployed, named)] or [Architecture(backbone) for backbone in self.space.backbones]
 
 
 def _own_images(trainable: Trainable | None, settings: SearchSettings) -> Images | None:

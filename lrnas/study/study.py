@@ -12,6 +12,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch.architecture import Architecture
+from lrnas.models.plan import canonical_id, deployed_form
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
 from lrnas.study.optuna_internals import get_trial
@@ -38,12 +39,13 @@ class Trial:
     status: str
     """One of running, waiting, completed, stopped, diverged, faulty, limit, duplicate and lost."""
     description: str
-    """The architecture as JSON."""
+    """The architecture as it was trained, as JSON."""
     identity: str
     """Canonical id of the architecture."""
     point: str | None
     """Its name, if it is a network of the paper or a uniform network of the space."""
     macs: int
+    """MACs, parameters and latency are those of the network as deployed."""
     params: int
     latency: float | None
     """Milliseconds for a batch; None if the study does not measure latency."""
@@ -143,6 +145,14 @@ class Study:
         """Size and channels of the images that networks are trained on, and the number of classes."""
         size = self.manifest["recipe"].get("crop") or self.manifest["image_size"]
         return ImageShape(size, self.manifest["channels"], self.manifest["num_classes"])
+
+    def deployed(self, architecture: Architecture) -> Architecture:
+        """The deployed form of a network for the images of this study."""
+        return deployed_form(architecture, self.image_shape.size, self.image_shape.channels)
+
+    def identify(self, architecture: Architecture) -> str:
+        """The canonical id of a network for the images of this study."""
+        return canonical_id(architecture, self.image_shape.size, self.image_shape.channels)
 
     def summary(self) -> Summary:
         """Trials, front, counts and hypervolume, from one reading of the storage."""

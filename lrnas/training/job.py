@@ -18,7 +18,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.data.names import data_folder, with_absolute_paths
-from lrnas.models.plan import canonical_id, make_plan
+from lrnas.models.plan import built_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.training.custom import Run, Trainable, train_with
 from lrnas.training.loop import Device, Report, Result, train
@@ -73,7 +73,7 @@ class Job:
         """Return the facts by which a checkpoint of this job is recognised."""
         return {
             **({} if self.trainable is None else {"trainable": self.trainable.name}),
-            "architecture": canonical_id(self.architecture),
+            "architecture": built_id(self.architecture),
             "data": data.identity,
             "image_size": self.image_size,
             "min_size": self.min_size,

@@ -13,7 +13,7 @@ from lrnas.study.study import ImageShape
 def test_costs_of_layers_add_up_to_the_network(name: str) -> None:
     network = named_networks()[name]
     layers = lay_out(network, ImageShape(64, 3, 10))
-    cost = make_plan(network, 64, 10, 3, check_fit=False).cost
+    cost = make_plan(network, 64, 10, 3, check_fit=False, deployed=True).cost
     assert (sum(layer.macs for layer in layers), sum(layer.params for layer in layers)) == (cost.macs, cost.params)
     assert not any(layer.name.endswith(".norm") for layer in layers)
     for layer in layers:
@@ -25,13 +25,13 @@ def test_shares_and_joins() -> None:
         "composite", (FilterGroup("kx1", 0.25), FilterGroup("1xk", 0.25), FilterGroup("kxk", 0.5)), join=1
     )
     odd = Allocation("composite", (FilterGroup("3x3", 0.5), FilterGroup("kxk", 0.5)))
-    network = Architecture("nin", {"conv1": mixed, "conv2": odd, "conv3": Allocation("separable")})
+    network = Architecture("nin", {"conv1": odd, "conv2": mixed, "conv3": Allocation("separable")})
     layers = {layer.name: layer for layer in lay_out(network, ImageShape(32, 3, 10))}
-    assert layers["conv1"].shares() == {"kx1": 0.25, "1xk": 0.25, "kxk": 0.5} and layers["conv1"].join == 192
-    assert layers["conv2"].shares() == {"kxk": 0.5, "other": 0.5} and layers["conv2"].join is None
+    assert layers["conv2"].shares() == {"kx1": 0.25, "1xk": 0.25, "kxk": 0.5} and layers["conv2"].join == 192
+    assert layers["conv1"].shares() == {"kxk": 0.5, "other": 0.5} and layers["conv1"].join is None
     assert layers["conv3"].shares() == {"kx1": 0.5, "1xk": 0.5} and layers["conv3"].join is None
     assert layers["conv3"].is_varied and not layers["cccp1"].is_varied
-    assert layers["conv1"].to_dict()["groups"] == [[5, 1, 48, "kx1"], [1, 5, 48, "1xk"], [5, 5, 96, "kxk"]]
+    assert layers["conv2"].to_dict()["groups"] == [[5, 1, 48, "kx1"], [1, 5, 48, "1xk"], [5, 5, 96, "kxk"]]
 
 
 def test_layers_of_different_backbones_are_in_a_natural_order() -> None:

@@ -15,11 +15,12 @@ from optuna.trial import TrialState
 from small_studies import SPACE, cost, make_proposals
 from sqlalchemy import event
 
-from lrnas.arch.architecture import Architecture
-from lrnas.errors import InvalidArchitecture
+from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.errors import InvalidArchitecture, OutsideSpace
 from lrnas.models.plan import canonical_id
 from lrnas.searching.proposals import Proposals, distributions_of
 from lrnas.spaces.parameters import Parameter
+from lrnas.spaces.space import SearchSpace, load_space
 from lrnas.study.ledger import DRIVER, _signed
 from lrnas.study.manifest import StudyError, check_manifest, keep_limits
 from lrnas.study.objectives import InvalidObjectives, Limits, pick_objectives
@@ -307,6 +308,56 @@ def test_networks_of_another_study_are_imported(tmp_path: Path) -> None:
     other.study.manifest = {**other.study.manifest, "objectives": ["accuracy", "params"]}
     with pytest.raises(StudyError, match="s was trained under other conditions: objectives was"):
         proposals.import_from(other.study)
+
+
+def joined_space(folder: Path) -> SearchSpace:
+    """A space in which conv1 may have a join that is no width of conv1: its deployed form lies outside."""
+    file = folder / "joined.toml"
+    varied = '[[space.vary]]\nlayers = ["conv1"]\nwidth = [0.75, 1]\njoin = ["none", "1/2"]\n'
+    file.write_text(f'[space]\nbackbone = ["nin"]\nbatch_norm = true\n{varied}', encoding="utf-8")
+    return load_space(str(file))
+
+
+def test_a_proposed_network_is_trained_as_deployed(tmp_path: Path) -> None:
+    proposals = dataclasses.replace(make_proposals(), space=joined_space(tmp_path))
+    joined = {"conv1.width": 0.75, "conv1.join": "1/2"}
+    proposals.study.optuna_study.enqueue_trial(joined)
+    proposal = proposals.ask()
+    plain = Architecture("nin", {"conv1": Allocation(width=0.5)}, batch_norm=True)
+    assert proposal.architecture == plain and proposal.costs == cost(plain)
+    assert proposals.study.trials()[0].identity == canonical_id(plain, 8, 1)
+    proposals.study.optuna_study.enqueue_trial(joined | {"conv1.width": 1.0})
+    again = proposals.ask()
+    assert proposals.study.optuna_trials()[1].user_attrs["status"] == "duplicate"
+    assert proposals.study.identify(again.architecture) != canonical_id(plain, 8, 1)
+
+
+def test_a_named_network_is_trained_as_built_and_costs_what_it_costs_deployed(tmp_path: Path) -> None:
+    proposals = dataclasses.replace(make_proposals(), space=joined_space(tmp_path))
+    named = proposals.space.architecture({"conv1.width": 0.75, "conv1.join": "1/2"})
+    proposals.enqueue({"joined": named})
+    proposal = proposals.ask()
+    plain = Architecture("nin", {"conv1": Allocation(width=0.5)}, batch_norm=True)
+    assert (proposal.point, proposal.architecture) == ("joined", named) and proposal.costs == cost(plain)
+    assert proposals.study.trials()[0].identity == canonical_id(plain, 8, 1)
+
+
+def test_a_deployed_form_outside_the_space_is_taken_over(tmp_path: Path) -> None:
+    space = joined_space(tmp_path)
+    other, own = (dataclasses.replace(make_proposals(tmp_path / name), space=space) for name in ("other", "own"))
+    joined = {"conv1.width": 0.75, "conv1.join": "1/2"}
+    other.study.optuna_study.enqueue_trial(joined)
+    finish(other, 0.9)
+    with pytest.raises(OutsideSpace):
+        space.params_of(other.study.trials()[0].architecture)
+    assert own.import_from(other.study) == 1
+    assert own.study.optuna_trials()[0].params == joined
+    own.study.optuna_study.enqueue_trial(joined)
+    own.ask()
+    assert own.study.optuna_trials()[1].user_attrs["status"] == "duplicate"
+    elsewhere = make_proposals(tmp_path / "nin")  # its parameters have other names, but its widths include 1/2
+    assert elsewhere.import_from(other.study) == 1
+    assert elsewhere.study.optuna_trials()[0].params["conv1.width"] == 0.5
 
 
 def test_two_drivers_keep_to_the_budget(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import DataError, LrnasError
-from lrnas.models.plan import canonical_id
+from lrnas.models.plan import built_id
 from lrnas.recipes import Recipe
 from lrnas.training.seed_stats import OverSeeds
 
@@ -61,7 +61,7 @@ def read_runs(folders: Iterable[Path]) -> list[Runs]:
             try:
                 _merge({0: [record]})  # a missing entry is reported with the name of this file
                 identity = record["identity"]
-                network = canonical_id(Architecture.from_dict(record["architecture"]))
+                network = built_id(Architecture.from_dict(record["architecture"]))
                 fields = Recipe.complete(identity["recipe"])
                 key = json.dumps([network, identity["data"], identity.get("image_size"), fields], sort_keys=True)
                 same_seed = groups.setdefault(key, {}).setdefault(identity["seed"], [])
