@@ -26,7 +26,7 @@ ARCHITECTURES, BUILT, REPEATS = 5_000, 20, 5
 
 
 def random_allocation(rng: random.Random, steps: int | None) -> Allocation:
-    """Shares in multiples of 1/steps, as a search proposes them, or (None) of any size, so that none repeats."""
+    """Random shares: multiples of 1/steps, as a search proposes them; with None any numbers, which never repeat."""
     if steps is None:
         cuts = sorted((rng.random(), rng.random()))
     else:

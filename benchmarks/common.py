@@ -1,4 +1,4 @@
-"""What the benchmarks share: their parser, the file they write, and the costs of a network."""
+"""Common parts of the benchmarks: their parser, the file they write, and the costs of a network."""
 
 from __future__ import annotations
 

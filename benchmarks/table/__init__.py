@@ -24,8 +24,8 @@ All run from the root of the repository, with torch and timm but without Ray and
 
 A result is appended to `--out` as soon as it is known. At the start `results/table/*.json.xz`, `results/table/*.jsonl`
 and `--out` are read, and what is in them is not trained again: the same command continues where the last one ended. Two
-results are the same if network, recipe, seed and number of images are, whatever the commit, which every record
-has: after a change of the training loop, begin with another folder.
+results are the same if network, recipe, seed and number of images are the same; the commit does not matter. So after a
+change of the training loop, begin with another folder.
 
 The index of a network says whether it is held out (`networks.is_held_out`): none of the first 32, 16 of the first 64,
 a quarter of the rest. Choose recipes by `analyse --part dev`, its default; `--part held` is for final figures only.

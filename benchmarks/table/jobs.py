@@ -104,7 +104,7 @@ def _choose(space: str, slow: bool, first: int = 0, last: int | None = None) -> 
 
 
 def in_turn(lists: Mapping[str, Sequence[Network]]) -> list[Network]:
-    """All networks, so that any first part of the list has the same share of every space."""
+    """All networks, in an order in which every first part of the list has the same share of each space."""
     placed = [((i + 0.5) / len(some), network) for some in lists.values() for i, network in enumerate(some)]
     return [network for _, network in sorted(placed, key=lambda pair: pair[0])]
 

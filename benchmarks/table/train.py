@@ -63,7 +63,7 @@ def work(args: argparse.Namespace, pipe: Connection) -> None:
 
 
 def load_data(folder: str | None, images: int) -> Any:
-    """CIFAR-10, or for tests only so many training images of it and a quarter as many others."""
+    """CIFAR-10, or a small part of it for tests: `images` training images, a quarter as many in the other splits."""
     from lrnas.data.catalog import load_set
     from lrnas.data.in_memory import ImageSet, Split
 

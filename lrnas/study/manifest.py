@@ -123,7 +123,7 @@ def keep_limits(study: optuna.Study, limits: Mapping[str, float]) -> None:
         return
     study.set_user_attr(LIMITS, dict(limits))
     if before is not None and has_results(study):
-        logger.info(f"{study.study_name} had {_show_limits(before)}, and goes on with {_show_limits(limits)}")
+        logger.info(f"{study.study_name} had {_show_limits(before)}, and continues with {_show_limits(limits)}")
 
 
 def _show_limits(limits: Mapping[str, float]) -> str:

@@ -67,7 +67,7 @@ def check_no_study(source: str, studies: str | Path = "studies", storage: str | 
         if "@" in source:
             command = Whereabouts(str(studies), storage).command("retrain", source)
             means = f"{source}:NETWORK, as in `{command}`"
-        raise LrnasError(f"a network is wanted; got {source}, a study; did you mean {means}?")
+        raise LrnasError(f"a network is needed; got {source}, a study; did you mean {means}?")
 
 
 def _find_trial(study: Study, which: str, look: str) -> Trial:

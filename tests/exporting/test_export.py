@@ -414,7 +414,7 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     for source, message in (
         ("small:9", "small has no trial 9; it has 3, up to 2; `lrnas front small` shows the best ones"),
         ("smal:1", "unknown study 'smal'; did you mean small?"),
-        ("small", "a network is wanted; got small, a study; did you mean small:best?"),
+        ("small", "a network is needed; got small, a study; did you mean small:best?"),
         ("small:nin", "unknown network of small 'nin'"),
     ):
         code, out, err = run(capsys, "export", source)

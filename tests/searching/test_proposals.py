@@ -380,8 +380,8 @@ def test_a_message_says_that_limits_changed(tmp_path: Path, caplog: pytest.LogCa
     keep_limits(proposals.study.optuna_study, Limits(min_macs=1000, max_latency=1.5).given())
     keep_limits(proposals.study.optuna_study, {})
     assert caplog.messages == [
-        "s had no limits, and goes on with --min-macs 1000 --max-latency 1.5",
-        "s had --min-macs 1000 --max-latency 1.5, and goes on with no limits",
+        "s had no limits, and continues with --min-macs 1000 --max-latency 1.5",
+        "s had --min-macs 1000 --max-latency 1.5, and continues with no limits",
     ]
 
 
