@@ -92,7 +92,7 @@ def _print_models(summaries: list[Summary]) -> None:
     notes = []
     for title in dict.fromkeys(summary.point.table.title for summary in summaries if summary.point):
         numbers = [f"{count}\n{column}" for count in ("multiply_acc", "params") for column in columns]
-        table = make_table(title, ["network"], numbers + ["MACs in\ninference"] * wide)
+        table = make_table(title, ["network"], numbers + ["MACs as\ndeployed"] * wide)
         for summary in summaries:
             point = summary.point
             if point is None or point.table.title != title:
@@ -111,8 +111,8 @@ def _print_models(summaries: list[Summary]) -> None:
         console.print(note)
     console.print("published, counted: by the rules of the paper, which adds one for every bias (docs/counting.md).")
     if wide:
-        text = "without biases and auxiliary heads, for the same sizes of feature maps in all networks of a table"
-        console.print(f"MACs in inference: multiply-accumulates {text}.")
+        text = "multiply-accumulates without biases and auxiliary heads, with joins folded where that saves"
+        console.print(f"MACs as deployed: {text}, for the same sizes of feature maps in all networks of a table.")
 
 
 def _print_count(summary: Summary, with_layers: bool) -> None:
@@ -129,13 +129,18 @@ def _print_count(summary: Summary, with_layers: bool) -> None:
         console.print(table)
     title = f"{summary.name}, input {size}×{size}, {summary.num_classes} classes"
     table = make_table(title, [""], ["MACs", "parameters"])
-    table.add_row("in inference", f"{cost.macs:,}", f"{cost.params:,}")
+    table.add_row("as deployed", f"{cost.macs:,}", f"{cost.params:,}")
+    if folded := summary.folded:
+        table.add_row("as built", f"{summary.built.cost.macs:,}", f"{summary.built.cost.params:,}")
     table.add_row("as the paper counts", f"{summary.paper.multiply_acc:,}", f"{summary.paper.params:,}")
     if (point := summary.point) is not None:
         difference = summary.difference()
         table.add_row("published", f"{point.published.multiply_acc:,}", f"{point.published.params:,}")
         table.add_row("difference", f"{difference['multiply_acc']:,}", f"{difference['params']:,}")
     console.print(table)
+    if folded:
+        filters = ", ".join(f"{name} (built as {mix})" for name, mix in folded.items())
+        console.print(f"A single convolution as deployed: {filters}.")
     if point is not None and point.note:
         console.print(point.note)
 

@@ -2,9 +2,10 @@
 
 A mixed-shape layer has fewer multiply-accumulates than the dense layer it replaces, but it is not faster on every
 machine. The forms of each layer (`layers.fold`) are timed side by side at the layer's own input size, and the fastest
-is kept. Then the whole network with these forms is timed side by side with the network as trained and with the network
-whose layers are all dense, and the fastest of them is kept. Everything is measured twice: a form counts as faster only
-if the gain is larger than the difference between the two measurements.
+is kept. If none is clearly the fastest, it is the form with the fewest multiply-accumulates, as in the deployed form of
+the network. Then the whole network with these forms is timed side by side with the network as trained and with the
+network whose layers are all dense, and the fastest of them is kept. Everything is measured twice: a form counts as
+faster only if the gain is larger than the difference between the two measurements.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
-from lrnas.layers.fold import Folding, dense_form, fold, foldable_layers, merged_form, reason_to_keep
+from lrnas.layers.fold import Folding, dense_form, fold, foldable_layers, merged_form, reason_to_keep, single_form
 from lrnas.layers.norms import find_norms
+from lrnas.models.count import count_model
 from lrnas.profiling.timing import Call, measure
 
 MARGIN = 0.02
@@ -83,7 +85,7 @@ def choose_forms(model: nn.Module, images: Tensor, time_forms: Timer) -> Fusion:
     norms = find_norms(model, images[:1])
     base = fold(copy.deepcopy(model), Folding(norms))
     choices = _choose_layers(base, images, time_forms)
-    picked = {choice.layer: choice.chosen for choice in choices if choice.chosen in ("dense", "merged")}
+    picked = {choice.layer: choice.chosen for choice in choices if choice.chosen in ("dense", "single", "merged")}
     dense = {choice.layer: "dense" for choice in choices if "dense" in choice.seconds}
     if not norms and not dense:
         return Fusion(base, Folding(), choices)
@@ -114,7 +116,7 @@ def _choose_layers(model: nn.Module, images: Tensor, time_forms: Timer) -> list[
         if len(forms) > 1 and key not in known:
             known[key] = time_forms(forms, torch.randn(shape, generator=torch.Generator().manual_seed(0)))
         times = known.get(key, Times({}, 0.0))
-        chosen, remark = _prefer(next(iter(forms)), times, times.noise)
+        chosen, remark = _prefer(_cheapest(forms, shape), times, times.noise)
         choices.append(Choice(path, _filters(layer), times.seconds, chosen, reason_to_keep(layer) or remark))
     return choices
 
@@ -161,7 +163,21 @@ def _forms(layer: nn.Module) -> dict[str, nn.Module]:
     own = {CompositeConv2d: "composite", SeparableConv2d: "separable"}
     name = next((name for kind, name in own.items() if isinstance(layer, kind)), "narrow")
     forms = {name: layer, "dense": dense_form(layer), "merged": merged_form(layer)}
+    single = single_form(layer)
+    if single is not None and _num_weights(single) < _num_weights(forms["dense"]):  # else the same convolution
+        forms["single"] = single
     return {name: form for name, form in forms.items() if form is not None}
+
+
+def _num_weights(module: nn.Module | None) -> int:
+    return 0 if module is None else sum(weight.numel() for weight in module.parameters())
+
+
+def _cheapest(forms: Mapping[str, nn.Module], shape: torch.Size) -> str:
+    """The form with the fewest MACs; of several, one convolution rather than the layer itself."""
+    own = next(iter(forms))
+    macs = {name: count_model(nn.Sequential(form), tuple(shape[1:])).macs for name, form in forms.items()}
+    return min(forms, key=lambda name: (macs[name], name == own))
 
 
 def _filters(layer: nn.Module) -> str:

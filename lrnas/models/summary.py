@@ -22,7 +22,10 @@ class Summary:
     architecture: Architecture
     input_size: int
     num_classes: int
-    plan: Plan
+    built: Plan
+    """The network as built."""
+    deployed: Plan
+    """The network as deployed; see `deployed_form`."""
     paper: Counted
     """The counts by the rules of the paper's table for this backbone."""
     point: Point | None
@@ -30,22 +33,29 @@ class Summary:
 
     @property
     def cost(self) -> Cost:
-        """The cost of the network."""
-        return self.plan.cost
+        """The cost of the network as deployed."""
+        return self.deployed.cost
+
+    @property
+    def folded(self) -> dict[str, str]:
+        """The filters as built of each layer that is one convolution in the deployed form, by name."""
+        pairs = zip(self.built.convs, self.deployed.convs, strict=True)
+        return {built.name: str(built.mix) for built, deployed in pairs if built.mix != deployed.mix}
 
     def to_dict(self) -> dict[str, Any]:
-        """The counts as a JSON object."""
-        filters = {conv.name: str(conv.mix) for conv in self.plan.convs}
+        """The counts as a JSON object; its layers are those of the network as deployed."""
+        filters = {conv.name: str(conv.mix) for conv in self.deployed.convs}
         layers = self.cost.layers_as_dicts()
         for layer in layers:
             layer["filters"] = filters.get(layer["name"])
         data = {
             "name": self.name,
-            "id": self.plan.canonical_id,
+            "id": self.deployed.canonical_id,
             "input": self.input_size,
             "num_classes": self.num_classes,
             "macs": self.cost.macs,
             "params": self.cost.params,
+            "as_built": {"macs": self.built.cost.macs, "params": self.built.cost.params, "folded": self.folded},
             "paper_multiply_acc": self.paper.multiply_acc,
             "paper_params": self.paper.params,
             "layers": layers,
@@ -104,12 +114,13 @@ def summarise(
         The counts.
     """
     plan = make_plan(architecture, input_size, num_classes)
+    deployed = make_plan(architecture, input_size, num_classes, deployed=True)
     sizes, point, table = (plan.input_size, plan.num_classes), find_point(architecture), family_table(plan.backbone)
     if point is not None and sizes != (point.table.input_size, point.table.num_classes):
         point = None
     convention = Convention() if table is None else table.convention
     paper = count_as(plan.cost, convention) if point is None else point.count()
-    return Summary(name, architecture, *sizes, plan, paper, point)
+    return Summary(name, architecture, *sizes, plan, deployed, paper, point)
 
 
 def summarise_points() -> list[Summary]:

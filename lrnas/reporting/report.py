@@ -18,6 +18,7 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial
 
+from lrnas.models.plan import make_plan
 from lrnas.reporting.layer_view import Layer, lay_out
 from lrnas.reporting.retrained_report import Tested
 from lrnas.reporting.suggested_commands import ShellLine, retrain_line, shell_lines
@@ -76,11 +77,19 @@ class Network:
         value = getattr(self.trial, name)
         return None if value is None else float(value)
 
+    @property
+    def macs_as_built(self) -> int:
+        """MACs of the network as it was trained. They differ from those as deployed in named networks only."""
+        if self.trial.point is None:
+            return self.trial.macs
+        shape = (self.shape.size, self.shape.num_classes, self.shape.channels)
+        return make_plan(self.trial.architecture, *shape, check_fit=False).cost.macs
+
     def to_dict(self) -> dict[str, Any]:
         trial = self.trial
         return {
             **{name: getattr(trial, name) for name in (*COLUMNS, "reason")},
-            **{name: getattr(self, name) for name in ("name", "is_paper", "is_full", "is_partial")},
+            **{name: getattr(self, name) for name in ("name", "is_paper", "is_full", "is_partial", "macs_as_built")},
             "curve": [round(value, 5) for value in trial.curve],
             "metrics": dict(trial.metrics),
             "layers": [layer.to_dict() for layer in self.layers],

@@ -100,9 +100,10 @@ class Job:
         )
 
     def macs(self, data: DataSet) -> int:
-        """Return the multiply-accumulates for one image, at the image size of the training."""
+        """Return the multiply-accumulates for one image as deployed, at the image size of the training."""
         size = self.recipe.crop or data.image_size
-        return make_plan(self.architecture, size, data.num_classes, data.channels, check_fit=False).cost.macs
+        shape = (size, data.num_classes, data.channels)
+        return make_plan(self.architecture, *shape, check_fit=False, deployed=True).cost.macs
 
     @property
     def cache(self) -> Path:

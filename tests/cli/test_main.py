@@ -62,6 +62,20 @@ def test_count_json(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_count_as_deployed_and_as_built(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "count", "vgg-gmp-lr-join", "--json")
+    data = json.loads(out)
+    saved = 224**2 * (3 * 3 * 64 + 64 * 64 - 3 * 9 * 64)
+    assert data["as_built"]["macs"] - data["macs"] == saved
+    assert data["as_built"]["folded"] == {"conv1_1": "3x1,32 || 1x3,32 > 1x1,64"}
+    assert data["published"]["difference"] == {"multiply_acc": 0, "params": 0}  # as built
+    assert data["layers"][0]["filters"] == "3x3,64" and sum(layer["macs"] for layer in data["layers"]) == data["macs"]
+    _, out, _ = run(capsys, "count", "vgg-gmp-lr-join")
+    assert re.search(f"as deployed +{data['macs']:,} .*\n.*as built +{data['as_built']['macs']:,} ", out)
+    assert "A single convolution as deployed: conv1_1 (built as 3x1,32 || 1x3,32 > 1x1,64)." in out
+    assert "as built" not in run(capsys, "count", "vgg-gmp-lr")[1]
+
+
 def test_count_at_another_size_has_nothing_published_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "count", "nin", "--input", "32", "--json")
     data = json.loads(out)

@@ -1,5 +1,6 @@
 """Exported networks are read back, in this process and in new ones, and compared with the original."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -18,14 +19,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import lrnas
-from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.arch.architecture import Allocation, Architecture, FilterGroup
 from lrnas.cli.main import main
 from lrnas.data.catalog import load_set
 from lrnas.exporting import export as exporting, fastest_form as forms, onnx as onnx_models
 from lrnas.exporting.export import SUFFIX
 from lrnas.exporting.fastest_form import Times, choose_forms, fastest, torch_timer
 from lrnas.layers.conv import CompositeConv2d
-from lrnas.models.build import create_model
+from lrnas.models.build import create_model, deployed_folding
 from lrnas.models.plan import canonical_id
 from lrnas.profiling.timing import measure
 from lrnas.recipes import Recipe
@@ -252,6 +253,28 @@ def test_the_fastest_form_is_kept_unless_the_gain_is_noise() -> None:
     assert fusion.network is not None and fusion.network.chosen == "as trained"
     assert not fusion.folding.norms and fusion.model is not model
     assert any(isinstance(module, nn.BatchNorm2d) for module in model.modules())  # it stays as it is
+
+
+def test_of_equally_fast_forms_the_deployed_one_is_kept() -> None:
+    """A form with more multiply-accumulates is kept only if it was measured to be faster."""
+    wide = Allocation.composite(vertical=0.5, horizontal=0.5, width=0.2, join=0.05)
+    flat = Allocation("composite", (FilterGroup("1xk", 1.0),), 0.05, 0.05)
+
+    def times(forms: Mapping[str, nn.Module], x: Tensor) -> Times:
+        return Times(dict.fromkeys(forms, 1.0), 0.0)
+
+    for layers, wanted in (
+        ({}, ["composite", "separable", "composite"]),
+        ({"conv1": wide}, ["dense", "separable", "composite"]),
+        ({"conv1": flat, "conv3": Allocation("separable")}, ["single", "separable", "dense"]),
+    ):
+        architecture = dataclasses.replace(OWN, layers={**OWN.layers, **layers})
+        model = create_model(architecture, 10, 1).eval()
+        fusion = choose_forms(model, torch.randn(2, 1, 8, 8), times)
+        assert [choice.chosen for choice in fusion.layers] == wanted
+        assert fusion.folding.forms.keys() == deployed_folding(architecture, 8, 1).forms.keys()
+        images = torch.randn(2, 1, 8, 8)
+        torch.testing.assert_close(fusion.model(images), model(images), rtol=1e-4, atol=1e-5)
 
 
 def test_forms_are_really_measured() -> None:

@@ -77,7 +77,7 @@ def test_every_step(tmp_path: Path) -> None:
         ignored = subprocess.run(["git", "check-ignore", *made], cwd=ROOT, capture_output=True, text=True).stdout
         assert ignored.split() == made
     (data,) = (output for code, output in outputs.items() if code.startswith("lrnas data"))
-    assert any("in inference         55,603,200" in output for output in outputs.values())
+    assert any("as deployed          55,603,200" in output for output in outputs.values())
     assert "160 training, 80 validation and 200 test images, 4 classes: bars, lines, rings, slopes" in data
     onnx, by_timm = (ast.literal_eval(output) for code, output in outputs.items() if "logits" in code)
     assert list(onnx) == list(by_timm) == ["bars", "lines", "rings", "slopes"]

@@ -45,6 +45,16 @@ def test_a_report_has_the_numbers_of_its_study(record: Study, report: Report) ->
     json.dumps(report.to_dict(), allow_nan=False)
 
 
+def test_named_networks_have_their_macs_as_built_beside_those_as_deployed(tmp_path: Path) -> None:
+    networks = make_report([fill(tmp_path, 16, space="vgg11")]).studies[0].networks
+    folded = {network.name for network in networks if network.macs_as_built > network.trial.macs}
+    # without biases, the halves of a separable layer are one convolution too
+    assert folded == {"vgg-gmp-lr-join-wfull", "vgg-gmp-lr-join", "vgg-gmp-lr-lde", "vgg-gmp-sf"}
+    for network in networks:
+        assert sum(layer.macs for layer in network.layers) == network.trial.macs <= network.macs_as_built
+    assert networks[0].to_dict()["macs_as_built"] == networks[0].trial.macs
+
+
 def test_the_history_of_the_front_ends_with_the_current_front(record: Study, report: Report) -> None:
     history = report.studies[0].history
     assert [moment.trials for moment in history] == list(range(1, 31))

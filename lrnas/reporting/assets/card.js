@@ -6,7 +6,7 @@ function openCard(study, network) {
   const title = make("h2", { id: "card-title" }, network.name);
   const parts = [make("div", { class: "card-head" }, title, close), cardFacts(study, network)];
   const layers = layersOf(network);
-  if (layers.length) parts.push(make("h3", {}, "Layers"), cardLegend(), cardLayers(network, layers));
+  if (layers.length) parts.push(make("h3", {}, isFolded(network) ? "Layers, as deployed" : "Layers"), cardLegend(), cardLayers(network, layers));
   if (network.curve.length) parts.push(make("h3", {}, "Validation accuracy by epoch"), make("div", { id: "card-curve", class: "small", role: "img", "aria-label": `Validation accuracy after each of ${network.curve.length} epochs, at the end ${percent(network.accuracy)}` }));
   const again = make("div", {});
   textsOf(network).then(({ lines }) => again.append(...lines.map(([title, line]) => cardLine(title, line))));
@@ -21,10 +21,14 @@ function drawCardAgain() {
   if (byId("card").open && page.card.network.curve.length) drawCardCurve(page.card.study, page.card.network);
 }
 
+/** Whether a network as deployed has layers that were several convolutions in training. */
+const isFolded = (network) => network.macs_as_built !== network.macs;
+
 function cardFacts(study, network) {
   const facts = [
     ["study", study.name], ["trial", network.number], ["status", network.status + (network.on_front ? ", on the front" : "")],
-    ["validation accuracy", percent(network.accuracy)], ...testsOf(study, network), ["MACs", whole(network.macs)], ["parameters", whole(network.params)],
+    ["validation accuracy", percent(network.accuracy)], ...testsOf(study, network), ["MACs", whole(network.macs)],
+    ...(isFolded(network) ? [["MACs as built", whole(network.macs_as_built)]] : []), ["parameters", whole(network.params)],
     ...(network.latency == null ? [] : [["latency", network.latency.toFixed(3) + " ms"]]),
     ["epochs", network.epochs], ["training", duration(network.seconds)], ["id", network.identity],
     ...Object.entries(network.metrics), ...(network.reason ? [["reason", network.reason]] : []),
