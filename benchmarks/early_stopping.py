@@ -20,9 +20,9 @@ from typing import Any
 
 from common import RESULTS, make_parser, write_result
 
+from lrnas.sampling.pareto import hypervolume
 from lrnas.searching.early_stopping import is_competitive, rung_epochs
 from lrnas.spaces.space import load_space
-from lrnas.study.pareto import hypervolume
 from lrnas.training.provenance import provenance
 
 MEASURED = RESULTS / "nin_cifar10_curves.json"

@@ -3,14 +3,16 @@
 Networks of the space `nin` were trained on CIFAR-10 (results/nin_cifar10_curves.json). Training is replaced by a
 model of their accuracy with noise as between seeds, so that every sampler can be run for hundreds of trials and
 several seeds; costs are exact. The model is a linear fit in the logarithms of costs and widths, plus extremely
-randomised trees for the rest; its cross-validated error is printed. All samplers start with the named networks of the
-space, except those marked `unseeded`.
+randomised trees for the rest; its cross-validated error is printed. With `--at-a-time 10`, ten trials are in training
+at once, and the time that each takes grows with its MACs. All samplers start with the named networks of the space,
+except those marked `unseeded`.
 
     python benchmarks/samplers.py --trials 100 --seeds 5 --out results/samplers.json
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import time
@@ -28,12 +30,12 @@ from sklearn.linear_model import Ridge
 from sklearn.model_selection import KFold
 
 from lrnas.arch.architecture import Architecture
+from lrnas.sampling.pareto import hypervolume
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import make_sampler
 from lrnas.spaces.space import SearchSpace, load_space
 from lrnas.study.ledger import Ledger
 from lrnas.study.objectives import pick_objectives
-from lrnas.study.pareto import hypervolume
 from lrnas.study.study import Study
 from lrnas.training.provenance import provenance
 
@@ -96,9 +98,9 @@ def validate(space: SearchSpace, rows: list[dict[str, Any]]) -> dict[str, float]
 
 
 def run(
-    space: SearchSpace, predict: Callable[[dict[str, Any]], float], sampler: str, trials: int, seed: int
+    space: SearchSpace, predict: Callable[[dict[str, Any]], float], sampler: str, trials: int, seed: int, at_a_time: int
 ) -> tuple[list[float], float]:
-    """Hypervolume after every trial, and the median seconds of a proposal."""
+    """Hypervolume after every finished trial, and the median seconds of a proposal."""
     goals = pick_objectives(["accuracy", "macs"])
     record = optuna.create_study(directions=[goal.direction for goal in goals])
     dearest = max(cost(network)["macs"] for network in space.points.values())
@@ -111,16 +113,22 @@ def run(
         proposals.enqueue({**space.points, **space.uniform})
     noise = np.random.default_rng(seed)
     volumes, seconds = [], []
-    for _ in range(trials):
-        before = time.perf_counter()
-        proposal = proposals.ask()
-        seconds.append(time.perf_counter() - before)
-        assert proposal is not None
-        params = record.get_trials(deepcopy=False)[proposal.number].params
-        accuracy = min(0.999, max(0.1, predict(params) + NOISE * noise.standard_normal()))
-        proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
-        proposals.ledger.complete(proposal.number, accuracy)
-        volumes.append(true_volume(study, predict))
+    running: list[tuple[float, int]] = []  # when each training ends, and its trial
+    now = 0.0
+    for started in range(trials + at_a_time):
+        if started >= at_a_time:
+            now, number = heapq.heappop(running)
+            params = record.get_trials(deepcopy=False)[number].params
+            accuracy = min(0.999, max(0.1, predict(params) + NOISE * noise.standard_normal()))
+            proposals.ledger.report_epoch(number, [accuracy], 1.0)
+            proposals.ledger.complete(number, accuracy)
+            volumes.append(true_volume(study, predict))
+        if started < trials:
+            before = time.perf_counter()
+            proposal = proposals.ask()
+            seconds.append(time.perf_counter() - before)
+            assert proposal is not None
+            heapq.heappush(running, (now + 0.3 + proposal.macs / dearest, proposal.number))
     return volumes, float(np.median(seconds))
 
 
@@ -137,6 +145,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--samplers", default="front,tpe,gp,nsga2,random,tpe unseeded")
+    parser.add_argument("--at-a-time", type=int, default=1, help="number of trials in training at once (default: 1)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -155,10 +164,10 @@ def main() -> None:
             cache[key] = model.predict(params)
         return cache[key]
 
-    looks = [n for n in (20, 50, 100, 200, 400) if n <= options.trials]
+    looks = [n for n in (20, 40, 80, 160, 320) if n <= options.trials]
     table = []
     for sampler in options.samplers.split(","):
-        runs = [run(space, predict, sampler, options.trials, seed) for seed in range(options.seeds)]
+        runs = [run(space, predict, sampler, options.trials, seed, options.at_a_time) for seed in range(options.seeds)]
         entry: dict[str, Any] = {
             "sampler": sampler,
             "seconds_per_ask": round(float(np.median([s for _, s in runs])), 4),
@@ -172,7 +181,7 @@ def main() -> None:
         shown = ", ".join(f"{n}: {volume['mean']:.4f} ± {volume['sd']:.4f}" for n, volume in found)
         print(f"{sampler:14s} hypervolume after {shown}; {entry['seconds_per_ask']:.3f} s per ask", flush=True)
     facts = provenance(seeds=list(range(options.seeds)), n=options.seeds)
-    write_result(options.out, facts, stand_in=quality, noise=NOISE, hypervolume=table)
+    write_result(options.out, facts, stand_in=quality, noise=NOISE, at_a_time=options.at_a_time, hypervolume=table)
 
 
 if __name__ == "__main__":

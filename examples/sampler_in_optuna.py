@@ -1,8 +1,7 @@
 """Use the sampler of lrnas in your own Optuna study: `python examples/sampler_in_optuna.py`, seconds on a CPU.
 
-The sampler knows the cost of each point before it is evaluated, and predicts only the accuracy. It reads three user
-attributes of the trials: whether a trial was trained, its costs (here `macs`), and its accuracies so far (`curve`). In
-this example, a formula replaces training.
+The sampler knows the costs of each point before it is evaluated, and predicts only the accuracy. In this example, a
+formula replaces training.
 """
 
 import argparse
@@ -24,22 +23,23 @@ def main() -> None:
     space = lrnas.load_space("nin")
     distributions = lrnas.distributions_of(space)
 
-    def macs_of(params: dict[str, object]) -> int:
-        return lrnas.make_plan(space.architecture(params), SIZE, CLASSES, deployed=True).cost.macs
+    def costs_of(params: dict[str, object]) -> dict[str, float]:
+        cost = lrnas.make_plan(space.architecture(params), SIZE, CLASSES, deployed=True).cost
+        return {"macs": cost.macs, "params": cost.params}
 
-    def costs_of(params: dict[str, object]) -> tuple[float] | None:
-        macs = macs_of(params)
-        return (float(macs),) if macs <= MOST_MACS else None  # None: the sampler must not propose this point
-
-    sampler = lrnas.FrontSampler(space.parameters, distributions, ["macs"], costs_of, seed=0)
+    sampler = lrnas.FrontSampler(
+        costs_of,
+        ["macs"],
+        distributions,
+        is_allowed=lambda costs: costs["macs"] <= MOST_MACS,
+        other_costs=["params"],  # no objective, but helps to predict the accuracy
+        seed=0,
+    )
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
     for _ in range(options.trials):
         trial = study.ask(distributions)
-        macs = macs_of(trial.params)
+        macs = costs_of(trial.params)["macs"]
         accuracy = 1 - 0.6 * math.exp(-math.log10(macs / 1e6))  # your own code would train the network here
-        trial.set_user_attr("trained", True)
-        trial.set_user_attr("macs", macs)
-        trial.set_user_attr("curve", [accuracy])
         study.tell(trial, [accuracy, macs])
     for best in sorted(study.best_trials, key=lambda trial: trial.values[1]):
         print(f"trial {best.number}: {100 * best.values[0]:.2f} % at {best.values[1]:,.0f} MACs")

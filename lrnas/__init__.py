@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         deployed_form as deployed_form,
         make_plan as make_plan,
     )
-    from lrnas.searching.front_sampler import FrontSampler as FrontSampler
+    from lrnas.sampling.front_sampler import FrontSampler as FrontSampler
     from lrnas.searching.proposals import distributions_of as distributions_of
     from lrnas.searching.retrain import retrain as retrain
     from lrnas.searching.search import search as search
@@ -59,7 +59,7 @@ _HOME = {
     "Export": "exporting.export",
     "FilterGroup": "arch.architecture",
     "Final": "study.retrained",
-    "FrontSampler": "searching.front_sampler",
+    "FrontSampler": "sampling.front_sampler",
     "LrnasError": "errors",
     "Run": "training.custom",
     "SearchSpace": "spaces.space",

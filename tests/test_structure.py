@@ -21,6 +21,7 @@ PACKAGES = (
     "data",
     "training",
     "profiling",
+    "sampling",
     "study",
     "searching",
     "exporting",
@@ -37,6 +38,7 @@ NEEDS_NO_TORCH = (
     "models.paper",
     "models.summary",
     "spaces",
+    "sampling",
     "study",
     "searching.settings",
     "reporting.html",
@@ -58,7 +60,9 @@ def imports_of(path: Path) -> set[str]:
     """The modules of lrnas that a module imports, also inside functions and under TYPE_CHECKING."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lrnas":
+        if isinstance(node, ast.ImportFrom) and node.level == 1:  # from .module import name
+            found.add(f"{name_of(path).rpartition('.')[0]}.{node.module}")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lrnas":
             base = (node.module or "").removeprefix("lrnas").removeprefix(".")
             whole = {f"{base}.{alias.name}".removeprefix(".") for alias in node.names}
             found |= (whole & MODULES) or {base}

@@ -23,7 +23,8 @@ import numpy as np
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError
 from lrnas.models.plan import canonical_id, deployed_form, make_plan
-from lrnas.searching.mutate import mutate
+from lrnas.sampling.axes import Axes
+from lrnas.searching.proposals import distributions_of, kind_of
 from lrnas.spaces.space import SearchSpace, load_space
 from lrnas.training.provenance import provenance
 
@@ -158,12 +159,14 @@ def draw_near_front(
         for network, accuracy in results
         if accuracy >= max(other for rival, other in results if rival["macs"] <= network["macs"]) - 0.004
     ]
+    axes = Axes(distributions_of(space), kind_of)
+    parents = [axes.point(params) for params in parents]
     known, found = set(known), list[Network]()
     for _ in range(1000 * number if parents else 0):
         if len(found) == number:
             break
         try:
-            values = mutate(space.parameters, parents, chance)
+            values = axes.params(axes.mutate(parents, chance))
             place = index + len(found)
             network = make_network(name, space.architecture(values), "front", f"front-{place}", place, values)
         except LrnasError:

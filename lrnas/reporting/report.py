@@ -22,10 +22,10 @@ from lrnas.models.plan import make_plan
 from lrnas.reporting.layer_view import Layer, lay_out
 from lrnas.reporting.retrained_report import Tested
 from lrnas.reporting.suggested_commands import ShellLine, retrain_line, shell_lines
+from lrnas.sampling.pareto import add_to_front, hypervolume
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import StudyError, data_name
 from lrnas.study.objectives import OBJECTIVES, Objective
-from lrnas.study.pareto import add_to_front, hypervolume
 from lrnas.study.retrained import Retrained
 from lrnas.study.study import COLUMNS, ImageShape, Study, Summary, Trial
 from lrnas.study.verdicts import TEST, judge

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lrnas.errors import LrnasError
-from lrnas.study.pareto import costs_no_more
+from lrnas.sampling.pareto import costs_no_more
 
 REDUCTION_FACTOR = 3
 """Rungs are 3× apart, and the best third of the trials at a rung continues."""

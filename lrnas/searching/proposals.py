@@ -25,7 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lrnas._differences import list_differences
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, OutsideSpace
-from lrnas.searching.mutate import mutate
+from lrnas.sampling.axes import Axes
 from lrnas.spaces.space import SearchSpace
 from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import FREE, StudyError
@@ -116,7 +116,7 @@ class Proposals(Queue):
 
     def __post_init__(self) -> None:
         self.distributions = distributions_of(self.space)
-        self.varied = [parameter for parameter in self.space.parameters if len(parameter.values) > 1]
+        self.axes = Axes(self.distributions, kind_of)
         self._random = np.random.default_rng()
 
     def enqueue(self, named: Mapping[str, Architecture]) -> None:
@@ -232,7 +232,8 @@ class Proposals(Queue):
                 continue
             if self._is_known(trial.number, identity):
                 if "point" not in trial.user_attrs:  # the sampler repeats itself: try a point nearby
-                    self.study.optuna_study.enqueue_trial(mutate(self.varied, [trial.params], self._random))
+                    near = self.axes.mutate([self.axes.point(trial.params)], self._random)
+                    self.study.optuna_study.enqueue_trial(self.axes.params(near))
                 continue
             if budget is not None and self.spent() > budget:
                 self.ledger.put_back(trial.number)  # it waits for a larger budget and costs none meanwhile
@@ -287,3 +288,11 @@ def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
                 continue
         found[parameter.name] = CategoricalDistribution(values)
     return found
+
+
+def kind_of(name: str) -> str:
+    """The kind of a parameter: width, join, shape (which filters), or other."""
+    axis = name.rpartition(".")[2]
+    return {"square": "shape", "vertical": "shape", "form": "shape", "width": "width", "join": "join"}.get(
+        axis, "other"
+    )

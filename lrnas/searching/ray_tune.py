@@ -31,6 +31,7 @@ from lrnas._messages import logger
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.errors import DataError, LrnasError, UnreadableImages, error_line
+from lrnas.sampling.pareto import costs_no_more
 from lrnas.searching.early_stopping import is_competitive
 from lrnas.searching.progress import Change
 from lrnas.searching.proposals import Proposal, Queue
@@ -38,7 +39,6 @@ from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, work
 from lrnas.study.folder import trial_folder
 from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.manifest import StudyError
-from lrnas.study.pareto import costs_no_more
 from lrnas.study.study import METRIC
 from lrnas.training.checkpoint import CheckpointError, drop_momentum, recorded_curve
 from lrnas.training.job import Job

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial
 
 from lrnas.errors import LrnasError, UnknownName
-from lrnas.searching.front_sampler import FrontSampler
-from lrnas.searching.proposals import Proposals
+from lrnas.sampling.axes import Point
+from lrnas.sampling.belief import Observation
+from lrnas.sampling.front_sampler import FrontSampler
+from lrnas.searching.proposals import Proposals, kind_of
+from lrnas.study.objectives import Costs
 
 MANY_TRIALS = 2000
 """Number of trials above which tpe models all parameters together: worse fronts, but in a fifth of the time."""
 
 
+class _SearchSampler(FrontSampler):
+    """`FrontSampler` that reads the trials of a search."""
+
+    def observe(self, trial: FrozenTrial, point: Point) -> Observation | None:
+        attributes = trial.user_attrs
+        if not (attributes.get("trained") or "imported_from" in attributes):
+            return None
+        found = super().observe(trial, point)
+        has_failed = attributes.get("status") in ("diverged", "faulty")
+        return None if found is None else dataclasses.replace(found, identity=attributes["id"], has_failed=has_failed)
+
+
 def _make_front(proposals: Proposals, seed: int) -> BaseSampler:
     """A sampler that changes networks on the front and proposes the candidate with the largest expected gain."""
-    parameters, distributions = proposals.space.parameters, proposals.distributions
-    return FrontSampler(parameters, distributions, proposals.study.costs, functools.partial(_costs, proposals), seed)
+    space, costs = proposals.space, proposals.study.costs
+    return _SearchSampler(
+        functools.partial(_costs, proposals),
+        costs,
+        proposals.distributions,
+        is_allowed=lambda costs: not proposals.limits.excess(costs),
+        other_costs=[name for name in ("macs", "params") if name not in costs],
+        named=[space.params_of(network) for network in (*space.points.values(), *space.uniform.values())],
+        kind_of=kind_of,
+        identity_of=lambda params: proposals.study.identify(space.architecture(params)),
+        seed=seed,
+    )
 
 
 def _make_tpe(proposals: Proposals, seed: int) -> BaseSampler:
@@ -54,10 +81,9 @@ def make_sampler(name: str, seed: int, proposals: Proposals) -> BaseSampler:
     return SAMPLERS[name](proposals, seed)
 
 
-def _costs(proposals: Proposals, params: dict[str, Any]) -> tuple[float, ...] | None:
-    """Values of the cost objectives at a point; None if it is no valid network or is beyond a limit."""
+def _costs(proposals: Proposals, params: dict[str, Any]) -> Costs | None:
+    """Costs at a point; None if it is no valid network."""
     try:
-        costs = (proposals.guess_of or proposals.cost_of)(proposals.space.architecture(params))
+        return (proposals.guess_of or proposals.cost_of)(proposals.space.architecture(params))
     except LrnasError:
         return None
-    return None if proposals.limits.excess(costs) else tuple(float(costs[name]) for name in proposals.study.costs)

@@ -17,10 +17,10 @@ from optuna.trial import FrozenTrial
 
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import UnknownName
+from lrnas.sampling.pareto import front_indices
 from lrnas.study.manifest import MANIFEST, RETRAINS, data_name
 from lrnas.study.objectives import cost_objectives, pick_objectives
 from lrnas.study.optuna_internals import get_trial, storage_of
-from lrnas.study.pareto import front_indices
 from lrnas.study.study import Study
 from lrnas.training.seed_stats import OverSeeds
 

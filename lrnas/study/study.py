@@ -13,10 +13,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch.architecture import Architecture
 from lrnas.models.plan import canonical_id, deployed_form
+from lrnas.sampling.pareto import front_indices, hypervolume
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
 from lrnas.study.optuna_internals import get_trial
-from lrnas.study.pareto import front_indices, hypervolume
 
 if TYPE_CHECKING:
     import pandas as pd

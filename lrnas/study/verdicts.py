@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lrnas.study.pareto import costs_no_more
+from lrnas.sampling.pareto import costs_no_more
 from lrnas.study.retrained import Final
 
 LEVEL = 0.05

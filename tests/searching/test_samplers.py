@@ -1,4 +1,4 @@
-"""The front sampler: expected gains compared with simulation, and its proposals."""
+"""Samplers in a search: their proposals are in the space, within the limits, and different from each other."""
 
 from typing import Any
 
@@ -8,12 +8,10 @@ from optuna.trial import TrialState
 from small_studies import SPACE, cost, make_proposals
 
 from lrnas.arch.architecture import Architecture
-from lrnas.searching.front_sampler import MIN_COMPLETED, expected_gain
-from lrnas.searching.gaussian_process import GaussianProcess, Hyperparameters, fit
+from lrnas.sampling.front_sampler import MIN_COMPLETED
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import SAMPLERS, check_sampler, make_sampler
 from lrnas.study.objectives import Limits
-from lrnas.study.pareto import front_indices, hypervolume
 
 
 def make_seeded(sampler: str = "front", objectives: str = "accuracy,macs", limits: Limits | None = None) -> Proposals:
@@ -35,61 +33,6 @@ def train(proposals: Proposals, number: int) -> None:
         accuracy = accuracy_of(params, proposal.macs)
         proposals.ledger.report_epoch(proposal.number, [accuracy / 2, accuracy], 1.0)
         proposals.ledger.complete(proposal.number, accuracy)
-
-
-@pytest.mark.parametrize("num_costs", [1, 2])
-def test_expected_gains_agree_with_simulation(num_costs: int) -> None:
-    random = np.random.default_rng(0)
-    points = np.concatenate([-random.random((12, 1)), random.random((12, num_costs))], axis=1)
-    front = points[front_indices(points)]
-    costs, mean, deviation = random.random((5, num_costs)), random.random(5), np.full(5, 0.2)
-    gains = expected_gain(mean, deviation, costs, -front[:, 0], front[:, 1:])
-    both = np.concatenate([costs, front[:, 1:]])
-    accuracies = -front[:, 0]
-    floor = accuracies.min() - 0.1 * (np.ptp(accuracies) + 1e-3)
-    reference = [-floor, *(both.max(axis=0) + 0.1 * (np.ptp(both, axis=0) + 1e-9))]
-    before = hypervolume(front, reference)
-    for i in range(5):
-        drawn = mean[i] + deviation[i] * random.standard_normal(2000)
-        simulated = [hypervolume([*front, [-value, *costs[i]]], reference) - before for value in drawn]
-        error = np.std(simulated) / np.sqrt(len(simulated))
-        assert gains[i] == pytest.approx(np.mean(simulated), abs=4 * error + 1e-4)
-
-
-def test_a_gaussian_process_learns_a_function() -> None:
-    random = np.random.default_rng(0)
-    costs, points = random.standard_normal((80, 1)), random.random((80, 4))
-    values = 0.7 + 0.1 * costs[:, 0] - 0.2 * points[:, 0]
-    process = fit(costs[:60], points[:60], values[:60], np.zeros(60), random)
-    mean, deviation = process.predict(costs[60:], points[60:])
-    assert np.abs(mean - values[60:]).max() < 0.02
-    far = process.predict(np.array([[9.0]]), points[:1])[1]
-    assert far[0] > 2 * deviation.max()  # far from the data it is less sure
-    updated = process.with_expected(np.array([[9.0]]), points[:1])
-    assert updated.predict(np.array([[9.0]]), points[:1])[1][0] < far[0] / 2
-
-
-def test_a_gaussian_process_agrees_with_the_textbook() -> None:
-    random = np.random.default_rng(0)
-    costs, points, values = random.random((9, 1)), random.random((9, 4)), random.random(9)
-    process = GaussianProcess(costs, points, values, 0.1 * random.random(9), Hyperparameters())
-    kernel = process._kernel(costs, points)
-    whole = kernel + np.diag(0.2**2 + process.variances / values.var() + 1e-8)
-    targets = (values - values.mean()) / values.std()
-    mean, deviation = process.predict(costs, points)
-    assert np.allclose(mean, values.mean() + values.std() * kernel @ np.linalg.solve(whole, targets))
-    left = np.diag(kernel - kernel @ np.linalg.solve(whole, kernel))
-    assert np.allclose(deviation, values.std() * np.sqrt(left))
-    likelihood = -0.5 * targets @ np.linalg.solve(whole, targets) - 0.5 * np.linalg.slogdet(whole)[1]
-    assert process.log_likelihood() == pytest.approx(likelihood)
-
-
-def test_measurements_that_are_less_sure_count_less() -> None:
-    costs, points, values = np.zeros((2, 1)), np.zeros((2, 3)), np.array([0.0, 1.0])
-    settings = Hyperparameters()
-    sure, unsure = (GaussianProcess(costs, points, values, np.array([0.0, v]), settings) for v in (0.0, 4.0))
-    assert sure.predict(costs[:1], points[:1])[0][0] == pytest.approx(0.5)
-    assert unsure.predict(costs[:1], points[:1])[0][0] < 0.1
 
 
 def test_it_beats_chance_and_trains_nothing_twice() -> None:
@@ -141,9 +84,11 @@ def test_stopped_and_running_trials_are_observed() -> None:
     running = [proposals.ask() for _ in range(3)]
     assert len({proposal.number for proposal in running}) == 3
     sampler = proposals.study.optuna_study.sampler
-    known = [sampler._observe(trial) for trial in proposals.study.optuna_trials()]
-    assert sum(entry is not None and not entry.curve for entry in known) == 3
-    assert sum(entry is not None and entry.curve == (0.0,) for entry in known) == 3
+    known = [sampler._read(trial, 1.0) for trial in proposals.study.optuna_trials()]
+    seen = [entry for entry in known if entry is not None]
+    assert sum(entry.is_pending for entry in seen) == 3
+    assert sum(entry.has_failed for entry in seen) == 3
+    assert sum(not entry.is_pending and entry.final is None and len(entry.curve) == 1 for entry in seen) == 3
 
 
 def test_three_objectives() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from lrnas.study.pareto import add_to_front, front_indices, hypervolume
+from lrnas.sampling.pareto import add_to_front, front_indices, hypervolume
 
 rows = st.integers(2, 4).flatmap(
     lambda width: st.lists(st.lists(st.integers(0, 6), min_size=width, max_size=width), min_size=1, max_size=12)
