@@ -78,7 +78,7 @@ def cheapest_form(mix: Mix, macs_of: Callable[[Mix], int], halves_fold: bool) ->
 
     Args:
         mix: The filters of the layer.
-        macs_of: Returns the MACs of other filters in place of this layer.
+        macs_of: Returns the MACs that the layer would have with other filters.
         halves_fold: Whether the two halves of a separable layer are exactly one convolution. They are not if the first
             half has a bias and the second half pads with zeros, where one convolution would have the bias.
     """

@@ -111,7 +111,7 @@ def _print_models(summaries: list[Summary]) -> None:
         console.print(note)
     console.print("published, counted: by the rules of the paper, which adds one for every bias (docs/counting.md).")
     if wide:
-        text = "multiply-accumulates without biases and auxiliary heads, with joins folded where that saves"
+        text = "multiply-accumulates without biases and auxiliary heads, with joins folded if that saves MACs"
         console.print(f"MACs as deployed: {text}, for the same sizes of feature maps in all networks of a table.")
 
 

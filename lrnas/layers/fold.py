@@ -120,7 +120,7 @@ def dense_form(layer: nn.Module) -> nn.Conv2d | None:
 
 @torch.no_grad()
 def single_form(layer: nn.Module) -> nn.Module | None:
-    """A layer with a second convolution as one convolution with the smallest kernel; None if no convolution does.
+    """The smallest single convolution that computes the same as a layer with a second convolution; None if none does.
 
     It is the module that `make_conv` returns for `Mix.folded`, so its weights fit the deployed form of the network.
     """
