@@ -107,12 +107,15 @@ class Proposals(Queue):
         cost_of: Returns the costs of an architecture as deployed, at the input size of the training.
         limits: Limits on the costs of a network.
         guess_of: Fast estimate of `cost_of`; None if `cost_of` is already fast.
+        beat: Share of the costs of the paper's networks below which the sampler `front` looks; None: look at all costs
+            between those of the named networks.
     """
 
     space: SearchSpace
     cost_of: Callable[[Architecture], Costs]
     limits: Limits = field(default_factory=Limits)
     guess_of: Callable[[Architecture], Costs] | None = None
+    beat: float | None = None
 
     def __post_init__(self) -> None:
         self.distributions = distributions_of(self.space)

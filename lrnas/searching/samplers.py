@@ -36,13 +36,17 @@ class _SearchSampler(FrontSampler):
 def _make_front(proposals: Proposals, seed: int) -> BaseSampler:
     """A sampler that changes networks on the front and proposes the candidate with the largest expected gain."""
     space, costs = proposals.space, proposals.study.costs
+    named = [*space.points.values(), *space.uniform.values()]
+    if proposals.beat is not None and space.points:
+        named = list(space.points.values())
     return _SearchSampler(
         functools.partial(_costs, proposals),
         costs,
         proposals.distributions,
         is_allowed=lambda costs: not proposals.limits.excess(costs),
         other_costs=[name for name in ("macs", "params") if name not in costs],
-        named=[space.params_of(network) for network in (*space.points.values(), *space.uniform.values())],
+        named=[space.params_of(network) for network in named],
+        beat=proposals.beat,
         kind_of=kind_of,
         identity_of=lambda params: proposals.study.identify(space.architecture(params)),
         seed=seed,
@@ -64,10 +68,12 @@ SAMPLERS: dict[str, Callable[[Proposals, int], BaseSampler]] = {
 }
 
 
-def check_sampler(name: str) -> None:
-    """Raise `UnknownName` if there is no sampler of this name."""
+def check_sampler(name: str, beat: float | None = None) -> None:
+    """Raise an error if there is no sampler of this name, or if it cannot look below a share of the paper's costs."""
     if name not in SAMPLERS:
         raise UnknownName("sampler", name, SAMPLERS)
+    if beat is not None and name != "front":
+        raise LrnasError(f"--beat needs the sampler front; got --sampler {name}; leave out one of the two")
 
 
 def make_sampler(name: str, seed: int, proposals: Proposals) -> BaseSampler:

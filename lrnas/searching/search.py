@@ -85,7 +85,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     if "@" in name:
         raise StudyError(f"a study's name must not contain @, which marks retrainings; got {name!r}; give another")
     folder, checkpoints = study_folder(settings.studies, name), trials_folder(settings.studies, name)
-    check_sampler(settings.sampler)
+    check_sampler(settings.sampler, settings.beat)
     limits = Limits(settings.max_macs, settings.min_macs, settings.max_params)
     feasible = find_feasible(space, limits, training.cost)
 
@@ -112,7 +112,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     name_metrics(stored, training.objectives)
     keep_limits(stored, limits.given())
     study = Study(name, stored, training.objectives, manifest)
-    proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess)
+    proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)
 
     # the trials
     with _loading(stored), running_ray(workers) as workers:

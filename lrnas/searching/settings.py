@@ -82,6 +82,13 @@ def _number(value: Any) -> float:
     return number
 
 
+def _share(value: Any) -> float:
+    number = _number(value)
+    if not 0 < number <= 1:
+        raise ValueError
+    return number
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError
@@ -131,6 +138,7 @@ SOURCE = Kind("a space or a study file", "nin or studies/nin-cifar10.toml", PATH
 WHOLE = Kind("a whole number", "20", _whole)
 NUMBER = Kind("a number", "0.5", _number)
 FLAG = Kind("true or false", "true", _flag)
+SHARE = Kind("a number above 0 and up to 1", "0.6", _share)
 QUANTITY = Kind("a number of at least 1", "120M or 1.5e8", _quantity)
 MILLISECONDS = Kind("milliseconds above 0", "2.5", _milliseconds)
 SHAPE = Kind("channels, rows and columns", "3x64x64", _shape)
@@ -186,6 +194,9 @@ class SearchSettings:
     """Number of classes, if the function of --trainable loads its own images."""
     sampler: str = setting(TEXT, "NAME", "front", group=FREE)
     """Sampler that proposes networks: front, tpe, gp, nsga2 or random."""
+    beat: float | None = setting(SHARE, "SHARE", group=FREE)
+    """Look for networks that cost at most this share of one of the paper's networks and are more accurate, e.g. 0.6
+    (default: look at all costs between those of the named networks); only with the sampler front."""
     max_macs: int | None = setting(QUANTITY, "N", group=FREE)
     """Skip networks with more than N multiply-accumulates, e.g. 120M."""
     min_macs: int | None = setting(QUANTITY, "N", group=FREE)

@@ -8,6 +8,7 @@ from optuna.trial import TrialState
 from small_studies import SPACE, cost, make_proposals
 
 from lrnas.arch.architecture import Architecture
+from lrnas.errors import LrnasError
 from lrnas.sampling.front_sampler import MIN_COMPLETED
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import SAMPLERS, check_sampler, make_sampler
@@ -89,6 +90,49 @@ def test_stopped_and_running_trials_are_observed() -> None:
     assert sum(entry.is_pending for entry in seen) == 3
     assert sum(entry.has_failed for entry in seen) == 3
     assert sum(not entry.is_pending and entry.final is None and len(entry.curve) == 1 for entry in seen) == 3
+
+
+def ask_at_once(beat: float | None, number: int) -> list[float]:
+    """MACs of networks that are proposed, five at a time, after the named networks were trained."""
+    proposals = make_proposals()
+    proposals.beat = beat
+    proposals.study.optuna_study.sampler = make_sampler("front", 0, proposals)
+    proposals.enqueue({**SPACE.points, **SPACE.uniform})
+    asked, running = [], []
+    for i in range(len(SPACE.points) + len(SPACE.uniform) + number):
+        proposal = proposals.ask()
+        assert proposal is not None
+        running.append(proposal)
+        if proposal.point is None:
+            asked.append(proposal.macs)
+        if i >= 5:
+            done = running.pop(0)
+            params = proposals.study.optuna_trials()[done.number].params
+            accuracy = float(np.log10(done.macs) / 10 - 0.02 * params["conv1.square"])
+            proposals.ledger.report_epoch(done.number, [accuracy], 1.0)
+            proposals.ledger.complete(done.number, accuracy)
+    return asked
+
+
+def test_proposals_cost_as_much_as_the_named_networks() -> None:
+    named = [cost(network)["macs"] for network in (*SPACE.points.values(), *SPACE.uniform.values())]
+    asked = ask_at_once(None, 20)
+    assert np.mean([min(named) <= macs <= max(named) for macs in asked]) >= 0.8
+
+
+def test_proposals_cost_less_than_a_share_of_the_papers_networks() -> None:
+    """And most are not much smaller than that: they are to be as accurate as the paper's."""
+    points = sorted(cost(network)["macs"] for network in SPACE.points.values())
+    asked = ask_at_once(0.4, 20)
+    assert np.mean([macs <= 0.4 * points[-1] for macs in asked]) >= 0.8
+    assert np.median(asked) > 0.4 * points[0]
+    assert max(asked) > 0.4 * points[0]  # not only the cheapest of the paper's networks is to be beaten
+
+
+def test_beat_needs_the_front_sampler() -> None:
+    check_sampler("front", 0.6)
+    with pytest.raises(LrnasError, match="--beat needs the sampler front; got --sampler tpe"):
+        check_sampler("tpe", 0.6)
 
 
 def test_three_objectives() -> None:

@@ -62,8 +62,8 @@ _Group = tuple[str, str | None, list[_Dot]]
 def plot_front(report: Report, path: style.Files) -> None:
     """Draw accuracy against cost, with the front ringed and the paper's networks named.
 
-    For one study, networks stopped early are shown in grey and a second cost is shown by colour. If there are several
-    studies, each has its own colour.
+    The paper's networks beyond a limit of the search are marked by their costs. For one study, networks stopped early
+    are shown in grey and a second cost is shown by colour. If there are several studies, each has its own colour.
 
     Args:
         report: Report on one or several studies.
@@ -101,6 +101,7 @@ def plot_front(report: Report, path: style.Files) -> None:
         _draw_stopped(axes, first, cost)
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %")
     _draw_networks(axes, groups, ("trained in full", "on the front"), colours)
+    _mark_beyond_limits(axes, [study for _, study in shown], cost)
     style.save_figure(figure, path)
 
 
@@ -286,6 +287,20 @@ def _with_colours(
         listed = ", ".join(study.name for study in studies)
         raise StudyError(f"{listed}: no network is trained in full yet; let the search run, then try again")
     return shown
+
+
+def _mark_beyond_limits(axes: Axes, studies: Sequence[StudyReport], cost: Objective) -> None:
+    """Mark the costs of the paper's networks that were not trained because they are beyond a limit of the search."""
+    beyond = {
+        network.name: value / cost.unit
+        for study in studies
+        for network in study.networks
+        if network.is_paper and network.trial.status == "limit" and (value := network.cost(cost.name)) is not None
+    }
+    for name, place in beyond.items():
+        axes.axvline(place, color="0.6", lw=0.8, ls=":", zorder=1)
+        text = style.legend_text(f"{name}, beyond the limit")
+        axes.text(place, 0.02, text, transform=axes.get_xaxis_transform(), rotation=90, ha="right", size=8, color="0.4")
 
 
 def _draw_stopped(axes: Axes, study: StudyReport, cost: Objective) -> None:

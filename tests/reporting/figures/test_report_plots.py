@@ -14,6 +14,7 @@ from matplotlib.markers import MarkerStyle
 from optuna.trial import create_trial
 from PIL import Image
 from retrainings import some_finals
+from small_studies import SPACE, cost, make_proposals
 
 from lrnas.errors import LrnasError
 from lrnas.reporting.figures.report_plots import (
@@ -26,6 +27,7 @@ from lrnas.reporting.figures.report_plots import (
 )
 from lrnas.reporting.figures.style import Files, save_figure
 from lrnas.reporting.report import PALETTE, Report, make_report
+from lrnas.study.objectives import Limits
 from lrnas.study.study import Study, Trial, _read_trial
 
 
@@ -82,6 +84,24 @@ def with_trials(record: Study, change: Callable[[Trial], Trial | None]) -> Study
             )
         )
     return Study(record.name, study, record.objectives, record.manifest)
+
+
+def test_the_papers_networks_beyond_a_limit_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proposals = make_proposals(limits=Limits(max_macs=3_000_000))
+    proposals.enqueue({**SPACE.points, **SPACE.uniform})
+    beyond = {name: cost(network)["macs"] for name, network in SPACE.points.items()}
+    assert min(beyond.values()) > 3_000_000
+    for accuracy in (0.5, 0.6):
+        proposal = proposals.ask()
+        assert proposal is not None
+        proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
+        proposals.ledger.complete(proposal.number, accuracy)
+    axes = drawn_by(monkeypatch, lambda: plot_front(make_report([proposals.study]), tmp_path / "front.svg"))
+    marks = {
+        text.get_text().partition(",")[0]: text.get_position()[0] for text in axes.texts if "limit" in text.get_text()
+    }
+    assert marks == {name: pytest.approx(macs / 1e6) for name, macs in beyond.items()}
+    assert axes.get_xlim()[1] > max(marks.values())
 
 
 @pytest.mark.parametrize("reach", ["all", "some", "none"])
