@@ -37,8 +37,10 @@ OBJECTIVES = {
     objective.name: objective
     for objective in (
         Objective("accuracy", True, "share of correctly classified validation images", "validation accuracy, %", 0.01),
-        Objective("macs", False, "multiply-accumulates for one image", "multiply-accumulates, millions", 1e6),
-        Objective("params", False, "number of parameters", "parameters, millions", 1e6),
+        Objective(
+            "macs", False, "multiply-accumulates for one image, as deployed", "multiply-accumulates, millions", 1e6
+        ),
+        Objective("params", False, "number of parameters, as deployed", "parameters, millions", 1e6),
         Objective("latency", False, "milliseconds for a batch on a device, without training", "latency, ms"),
     )
 }

@@ -12,6 +12,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch.architecture import Architecture
+from lrnas.errors import InvalidArchitecture
 from lrnas.models.plan import canonical_id, deployed_form
 from lrnas.sampling.pareto import front_indices, hypervolume
 from lrnas.study.manifest import StudyError
@@ -152,7 +153,10 @@ class Study:
 
     def identify(self, architecture: Architecture) -> str:
         """The canonical id of a network for the images of this study."""
-        return canonical_id(architecture, self.image_shape.size, self.image_shape.channels)
+        try:
+            return canonical_id(architecture, self.image_shape.size, self.image_shape.channels)
+        except InvalidArchitecture:  # images of this size are too small for it
+            return canonical_id(architecture, in_chans=self.image_shape.channels)
 
     def summary(self) -> Summary:
         """Trials, front, counts and hypervolume, from one reading of the storage."""

@@ -360,6 +360,15 @@ def test_a_deployed_form_outside_the_space_is_taken_over(tmp_path: Path) -> None
     assert elsewhere.study.optuna_trials()[0].params["conv1.width"] == 0.5
 
 
+def test_networks_that_the_images_are_too_small_for_have_an_id() -> None:
+    proposals = make_proposals()
+    proposals.study.manifest["image_size"] = 1
+    network = Architecture("googlenet", stem_stride=4)
+    with pytest.raises(InvalidArchitecture, match="needs a map"):
+        proposals.study.deployed(network)
+    assert proposals.study.identify(network) == canonical_id(network)
+
+
 def test_two_drivers_keep_to_the_budget(tmp_path: Path) -> None:
     one, two = make_proposals(tmp_path), make_proposals(tmp_path)
     one.enqueue(SPACE.points)
