@@ -20,8 +20,9 @@ from typing import Any
 
 from common import RESULTS, make_parser, write_result
 
+from lrnas.sampling.front_pruner import compare
 from lrnas.sampling.pareto import hypervolume
-from lrnas.searching.early_stopping import is_competitive, rung_epochs
+from lrnas.searching.early_stopping import rung_epochs
 from lrnas.spaces.space import load_space
 from lrnas.training.provenance import provenance
 
@@ -83,9 +84,9 @@ def main() -> None:
             return len(others) < 2 or generator.random() < 1 / 3
 
         rules: dict[str, Rule] = {
-            "competitive for its cost": is_competitive,
-            "competitive, blind to cost": lambda accuracy, costs, others: is_competitive(
-                accuracy, [0], [(rival, [0]) for rival, _ in others]
+            "competitive for its cost": lambda accuracy, costs, others: compare(accuracy, costs, others).is_competitive,
+            "competitive, blind to cost": lambda accuracy, costs, others: (
+                compare(accuracy, [0], [(rival, [0]) for rival, _ in others]).is_competitive
             ),
             "at random": at_random,
         }

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         deployed_form as deployed_form,
         make_plan as make_plan,
     )
+    from lrnas.sampling.front_pruner import FrontPruner as FrontPruner
     from lrnas.sampling.front_sampler import FrontSampler as FrontSampler
     from lrnas.searching.proposals import distributions_of as distributions_of
     from lrnas.searching.retrain import retrain as retrain
@@ -59,6 +60,7 @@ _HOME = {
     "Export": "exporting.export",
     "FilterGroup": "arch.architecture",
     "Final": "study.retrained",
+    "FrontPruner": "sampling.front_pruner",
     "FrontSampler": "sampling.front_sampler",
     "LrnasError": "errors",
     "Run": "training.custom",

@@ -209,16 +209,16 @@ class _Fence:
     """
 
     def __init__(self, log_costs: Array, accuracies: Array) -> None:
-        self.center, self.scale = log_costs.mean(), log_costs.std() + 1e-6
-        scaled, kept = (log_costs - self.center) / self.scale, np.ones(len(accuracies), dtype=bool)
+        kept = np.ones(len(accuracies), dtype=bool)
         for _ in range(3):  # without those below the fence of the time before
-            self.line = (
-                np.polyfit(scaled[kept], accuracies[kept], 1) if kept.sum() > 2 else np.array([accuracies.min()])
-            )
-            apart = accuracies - np.polyval(self.line, scaled)
+            self.cost, self.accuracy = float(log_costs[kept].mean()), float(accuracies[kept].mean())
+            away = log_costs - self.cost
+            self.slope = float((away * accuracies)[kept].sum() / ((away**2)[kept].sum() + 1e-6))
+            apart = accuracies - self.accuracy - self.slope * away
             low, high = np.quantile(apart[kept], [0.25, 0.75])
-            self.shift, self.variance = low - 3 * (high - low), float(high - low) ** 2
-            kept = apart >= self.shift
+            self.depth = max(3 * (high - low) - low, float(2 * accuracies[kept].std()))
+            kept = apart >= -self.depth
+        self.variance = (self.depth / 3) ** 2
 
     def at(self, cost: float) -> float:
-        return float(np.polyval(self.line, (math.log(cost) - self.center) / self.scale) + self.shift)
+        return self.accuracy + self.slope * (math.log(cost) - self.cost) - self.depth

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
+CURVE = "curve"
+"""User attribute of a trial: the values of the first objective so far, one per epoch."""
 MIN_CURVES = 4
 """Number of complete curves below which nothing is predicted."""
 

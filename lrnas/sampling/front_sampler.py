@@ -27,12 +27,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from .axes import Axes, Params, Point, last_part
 from .belief import Belief, Costs, Observation
+from .curves import CURVE
 from .gain import Boxes
 
 Array = npt.NDArray[np.float64]
 
-CURVE = "curve"
-"""User attribute of a trial: the values of the first objective so far, one per epoch."""
 ROUNDS = (160, 120, 120, 80)
 """Number of candidates in each round; those of later rounds are made from the best ones before."""
 NUM_PARENTS = 12
@@ -50,7 +49,7 @@ class FrontSampler(BaseSampler):
 
     The first objective of the study is the accuracy, or another value that only training can tell; the others are the
     costs, which are minimised. If trials have the user attribute `curve`, a list of the values of the first objective
-    so far, the sampler also learns from trials in training and from stopped ones.
+    so far, the sampler also learns from trials in training and from stopped ones (`FrontPruner` writes it).
 
     Args:
         costs_of: Returns costs by name at a point; None if there is no network at this point.

@@ -31,8 +31,7 @@ from lrnas._messages import logger
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.errors import DataError, LrnasError, UnreadableImages, error_line
-from lrnas.sampling.pareto import costs_no_more
-from lrnas.searching.early_stopping import is_competitive
+from lrnas.sampling.front_pruner import FrontPruner
 from lrnas.searching.progress import Change
 from lrnas.searching.proposals import Proposal, Queue
 from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, worker_location
@@ -371,7 +370,7 @@ class _RungScheduler(FIFOScheduler):
         super().__init__()  # type: ignore[no-untyped-call]
         self.searcher = searcher
         self.study = searcher.queue.study
-        self.rungs = rungs
+        self.pruner = FrontPruner(self.study.costs, rungs)
         self.decided: set[tuple[int, int]] = set()
         """Trial numbers and rungs that have been judged."""
 
@@ -389,17 +388,16 @@ class _RungScheduler(FIFOScheduler):
         if self.searcher.interrupted:
             return True  # the trial waits in the study
         # the last rung that the trial has reached; it may be past the rung if another driver started it
-        epoch = max((rung for rung in self.rungs if rung <= len(result["curve"])), default=0)
+        epoch = max((rung for rung in self.pruner.rungs if rung <= len(result["curve"])), default=0)
         if not epoch or (number, epoch) in self.decided or self.study.is_protected(number):
             return False
         self.decided.add((number, epoch))
-        costs, others = self.study.at_epoch(number, epoch)
         accuracy = result["curve"][epoch - 1]
-        if is_competitive(accuracy, costs, others):
+        standing = self.pruner.standing(self.study.optuna_study, self.study.optuna_trial(number), epoch, accuracy)
+        if standing.is_competitive:
             return False
-        rivals = sum(costs_no_more(other_costs, costs) for _, other_costs in others)
         self.searcher.stop_reasons[trial_id] = (
             f"{100 * accuracy:.2f} % after {epoch} epoch{'s' * (epoch != 1)}, "
-            f"behind most of the {rivals} networks that cost no more"
+            f"behind most of the {standing.rivals} networks that cost no more"
         )
         return True

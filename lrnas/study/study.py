@@ -239,26 +239,6 @@ class Study:
         """How often trials were lost, summed over all trials."""
         return sum(trial.user_attrs.get("losses", 0) for trial in self.optuna_trials())
 
-    def at_epoch(self, number: int, epoch: int) -> tuple[list[float], list[tuple[float, list[float]]]]:
-        """Costs of a trial, and accuracy and costs of all others that were trained for at least as many epochs.
-
-        Args:
-            number: The trial.
-            epoch: The epoch, from 1, at which accuracies are compared.
-
-        Returns:
-            The trial's costs, and (accuracy after that epoch, costs) of every other trial that reached the epoch.
-        """
-        costs: list[float] = []
-        others = []
-        for trial in self.optuna_trials():
-            attributes = trial.user_attrs
-            if trial.number == number:
-                costs = [attributes[name] for name in self.costs]
-            elif len(attributes.get("curve", ())) >= epoch:
-                others.append((attributes["curve"][epoch - 1], [attributes[name] for name in self.costs]))
-        return costs, others
-
     def is_protected(self, number: int) -> bool:
         """Whether a trial is one of the paper's networks, which are always trained in full."""
         return self.optuna_trial(number).user_attrs.get("point") in self.manifest["space"]["points"]

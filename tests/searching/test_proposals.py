@@ -475,7 +475,6 @@ def test_latency_is_an_objective_like_others() -> None:
     assert proposals.study.best(max_latency=fastest).latency == fastest
     with pytest.raises(StudyError, match="has no latencies"):
         make_proposals().study.best(max_latency=1.0)
-    assert proposals.study.at_epoch(0, 1)[0] == [proposals.study.trials()[0].latency]
 
 
 def test_a_study_keeps_the_values_measured_at_its_start(tmp_path: Path) -> None:

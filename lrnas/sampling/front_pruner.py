@@ -1,0 +1,124 @@
+"""Optuna pruner for several objectives: stops trials for which others offer more accuracy at no more cost.
+
+Optuna's `trial.report` and `trial.should_prune` refuse studies with several objectives; `FrontPruner` has methods in
+their place. Certain epochs are called rungs. At a rung, a trial continues only if it is among the best third of the
+trials that reached the rung and cost no more. So a trial is stopped if cheaper ones are more accurate, never because it
+is small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import optuna
+from optuna.pruners import BasePruner
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
+
+from .curves import CURVE
+from .pareto import costs_no_more
+
+REDUCTION_FACTOR = 3
+"""The best third of the trials at a rung continues."""
+
+
+class Standing(NamedTuple):
+    """A trial among those at its rung that cost no more."""
+
+    better: int
+    """Number of others that are more accurate."""
+    rivals: int
+    """Number of others."""
+
+    @property
+    def is_competitive(self) -> bool:
+        """Whether the trial is among the best third, or there are fewer than two others."""
+        number = self.rivals + 1
+        return number < REDUCTION_FACTOR or self.better < number / REDUCTION_FACTOR
+
+
+def compare(accuracy: float, costs: Sequence[float], others: Iterable[tuple[float, Sequence[float]]]) -> Standing:
+    """Compare a trial with the other trials at its rung.
+
+    Args:
+        accuracy: Accuracy of the trial at this rung.
+        costs: All costs of the trial.
+        others: Accuracy and costs of the other trials that reached this rung.
+    """
+    rivals = [other_accuracy for other_accuracy, other_costs in others if costs_no_more(other_costs, costs)]
+    own = -math.inf if math.isnan(accuracy) else accuracy
+    return Standing(sum(rival > own for rival in rivals), len(rivals))
+
+
+class FrontPruner(BasePruner):
+    """Pruner for multi-objective studies: the first objective is known epoch by epoch, the costs before training.
+
+    In the objective function:
+
+        trial.set_user_attr("macs", macs)
+        for epoch in range(30):
+            ...
+            pruner.report(trial, accuracy)
+            if pruner.should_prune(trial):
+                raise optuna.TrialPruned()
+        return accuracy, macs
+
+    The reported values become the user attribute `curve` of the trial; `FrontSampler` learns from it, too.
+
+    Args:
+        cost_names: Names of the costs; trials have user attributes with these names.
+        rungs: Epochs, counted from 1, after which trials may be stopped.
+    """
+
+    def __init__(self, cost_names: Sequence[str], rungs: Iterable[int]) -> None:
+        self.cost_names = tuple(cost_names)
+        self.rungs = tuple(rungs)
+
+    def report(self, trial: optuna.Trial, value: float) -> None:
+        """Record the first objective after one more epoch.
+
+        Args:
+            trial: The trial that is evaluated.
+            value: Value of the first objective after this epoch.
+        """
+        trial.set_user_attr(CURVE, [*trial.user_attrs.get(CURVE, ()), float(value)])
+
+    def should_prune(self, trial: optuna.Trial) -> bool:
+        """Whether the trial should be stopped after its last epoch; if so, raise `optuna.TrialPruned`.
+
+        Args:
+            trial: The trial that is evaluated.
+        """
+        return self.prune(trial.study, trial.study.get_trials(deepcopy=False)[trial.number])
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """Whether a trial should be stopped after its last epoch.
+
+        Args:
+            study: The study.
+            trial: One of its trials.
+        """
+        curve = trial.user_attrs.get(CURVE, ())
+        return len(curve) in self.rungs and not self.standing(study, trial, len(curve), curve[-1]).is_competitive
+
+    def standing(self, study: optuna.Study, trial: FrozenTrial, epoch: int, value: float) -> Standing:
+        """Compare a trial with all others of its study that were trained for at least as many epochs.
+
+        Args:
+            study: The study.
+            trial: One of its trials.
+            epoch: The epoch, counted from 1, at which values are compared.
+            value: The trial's own value of the first objective after this epoch.
+        """
+        sign = 1.0 if study.directions[0] == StudyDirection.MAXIMIZE else -1.0
+        others = (
+            (sign * other.user_attrs[CURVE][epoch - 1], self._costs(other))
+            for other in study.get_trials(deepcopy=False)
+            if other.number != trial.number and len(other.user_attrs.get(CURVE, ())) >= epoch
+        )
+        return compare(sign * value, self._costs(trial), others)
+
+    def _costs(self, trial: FrozenTrial) -> list[float]:
+        return [trial.user_attrs[name] for name in self.cost_names]
