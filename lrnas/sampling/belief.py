@@ -216,7 +216,7 @@ class _Fence:
             self.slope = float((away * accuracies)[kept].sum() / ((away**2)[kept].sum() + 1e-6))
             apart = accuracies - self.accuracy - self.slope * away
             low, high = np.quantile(apart[kept], [0.25, 0.75])
-            self.depth = max(3 * (high - low) - low, float(2 * accuracies[kept].std()))
+            self.depth = float(max(3 * (high - low) - low, 2 * accuracies[kept].std()))
             kept = apart >= -self.depth
         self.variance = (self.depth / 3) ** 2
 
