@@ -1,0 +1,27 @@
+"""Costs of the networks of a search."""
+
+from pathlib import Path
+
+import torch
+
+from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.models.plan import make_plan
+from lrnas.profiling.latency_table import Conditions, Latency, LatencyTable
+from lrnas.searching.settings import SearchSettings
+from lrnas.searching.setup import SearchTraining
+from lrnas.spaces.space import load_space
+
+
+def test_costs_are_those_of_the_deployed_form(tmp_path: Path) -> None:
+    training = SearchTraining(SearchSettings(space="nin", budget=1), load_space("nin", batch_norm=True), "digits", None)
+    joined = Architecture("nin", {"conv1": Allocation(width=0.75, join=0.5)}, batch_norm=True)
+    plain = Architecture("nin", {"conv1": Allocation(width=0.5)}, batch_norm=True)
+    counted = make_plan(plain, 8, 10, 1).cost
+    assert training.cost(joined) == training.guess(joined) == {"macs": counted.macs, "params": counted.params}
+    # with times of the layers as deployed in the table, nothing has to be measured
+    table = LatencyTable(Conditions.here(torch.device("cpu"), 1), tmp_path / "latency.db")
+    training.latency = Latency(table, 8, 10, 1)
+    steps = training.latency.steps(plain)
+    table.store({step.key: 0.001 * (i + 1) for i, step in enumerate({step.key: step for step in steps}.values())})
+    assert training.cost(joined)["latency"] == training.guess(joined)["latency"] == training.latency.of(plain)
+    assert training.latency.steps(joined) != steps
