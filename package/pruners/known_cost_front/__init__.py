@@ -1,0 +1,3 @@
+from .front_pruner import FrontPruner
+
+__all__ = ["FrontPruner"]

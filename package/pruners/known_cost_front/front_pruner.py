@@ -1,0 +1,1 @@
+../../../lrnas/sampling/front_pruner.py

@@ -1,0 +1,3 @@
+from .front_sampler import FrontSampler
+
+__all__ = ["FrontSampler"]

@@ -1,0 +1,1 @@
+../../../lrnas/sampling/accuracy_model.py
