@@ -104,7 +104,14 @@ def run(
     goals = pick_objectives(["accuracy", "macs"])
     record = optuna.create_study(directions=[goal.direction for goal in goals])
     dearest = max(cost(network)["macs"] for network in space.points.values())
-    manifest = {"space": space.to_dict(), "reference": {"macs": dearest, "params": 1}}
+    manifest = {
+        "space": space.to_dict(),
+        "reference": {"macs": dearest, "params": 1},
+        "recipe": {},
+        "image_size": 32,
+        "channels": 3,
+        "num_classes": 10,
+    }
     study = Study("benchmark", record, goals, manifest)
     proposals = Proposals(Ledger(study), space, cost)
     name = sampler.removesuffix(" unseeded")

@@ -162,6 +162,30 @@ class Belief:
         ]
         return np.asarray(np.mean(gains, axis=0))
 
+    def repeat_gains(self) -> dict[int, float]:
+        """Expected gains from training a network again that is on the front, by its index in `known`.
+
+        What is believed of a network with a lucky measurement, and so the front, becomes more accurate.
+        """
+        variance = self._predict(self._known)[1]
+        deviation = variance / np.sqrt(variance + self._noise)
+        inside = self.boxes.excess(self._costs) == 0
+        found = {}
+        for i in {i for front in self._fronts for i in front if inside[i] and not self.known[i].is_pending}:
+            others = np.array([entry.identity != self.known[i].identity for entry in self.known])
+            gains = []
+            for accuracies in self._accuracies.T:
+                rest, costs = accuracies[others], self._costs[others]
+                front = front_indices(np.column_stack([-rest, costs]))
+                # with the deviation, and as if it were known exactly
+                again, now = expected_gain(
+                    accuracies[[i, i]], np.array([deviation[i], 1e-9]), self._costs[[i, i]],
+                    rest[front], costs[front], self.boxes,
+                )  # fmt: skip
+                gains.append(again - now)
+            found[i] = float(np.mean(gains))
+        return found
+
 
 def _choose(seen: Sequence[Observation], num_costs: int) -> list[Observation]:
     """The trials that the model is conditioned on, in their order."""

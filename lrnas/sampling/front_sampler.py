@@ -63,6 +63,8 @@ class FrontSampler(BaseSampler):
         kind_of: Returns the kind of a parameter, given its name; parameters of one kind share a length scale. By
             default the part of the name after its last dot.
         identity_of: Returns a value that is the same for points that mean the same network; None: all points differ.
+        repeats: Whether a point may be proposed again, to be trained with another random seed, if a surer front is
+            worth more than a new point.
         seed: Seed of the proposals.
     """
 
@@ -78,6 +80,7 @@ class FrontSampler(BaseSampler):
         beat: float | None = None,
         kind_of: Callable[[str], str] = last_part,
         identity_of: Callable[[Params], Hashable] | None = None,
+        repeats: bool = False,
         seed: int | None = None,
     ) -> None:
         self.costs_of, self.is_allowed = costs_of, is_allowed
@@ -86,6 +89,7 @@ class FrontSampler(BaseSampler):
         self.named, self.beat = tuple(named), beat
         self.kind_of = kind_of
         self.identity_of = identity_of
+        self.repeats = repeats
         self._random = np.random.default_rng(seed)
         self._independent = RandomSampler(seed=seed)
         self._common = IntersectionSearchSpace(include_pruned=True)
@@ -131,10 +135,13 @@ class FrontSampler(BaseSampler):
         )
         self._start = belief.model.hyperparameters
         known = {entry.identity for entry in seen}
-        for point in self._candidates(belief, seen):
-            if self._identity(point) not in known:
-                return self._axes.params(point)
-        return self._explore(seen)
+        points, scores = self._candidates(belief, seen)
+        new = next((i for i, point in enumerate(points) if self._identity(point) not in known), None)
+        if self.repeats and (gains := belief.repeat_gains()):
+            again = max(gains, key=lambda i: gains[i])
+            if new is None or gains[again] > scores[new]:
+                return self._axes.params(belief.known[again].point)
+        return self._explore(seen) if new is None else self._axes.params(points[new])
 
     # --- trials so far
 
@@ -218,13 +225,15 @@ class FrontSampler(BaseSampler):
                 break
         return {} if found is None else self._axes.params(found)
 
-    def _candidates(self, belief: Belief, seen: Sequence[Observation]) -> list[Point]:
-        """New points, those with the largest expected gains first."""
+    def _candidates(self, belief: Belief, seen: Sequence[Observation]) -> tuple[list[Point], Array]:
+        """New points, those with the largest expected gains first, and their gains.
+
+        Gains are below 0 for points outside the part of the front that counts, the farther the lower.
+        """
         tried = {entry.point.tobytes() for entry in seen}
         parents = [belief.known[i].point for i in belief.front]
         points: list[Point] = []
         scores = np.zeros(0)
-        """Expected gains; below 0 for points outside the part of the front that counts, the farther the lower."""
         for number in ROUNDS:
             new, costs = self._vary(parents, number, tried)
             if new:
@@ -232,7 +241,8 @@ class FrontSampler(BaseSampler):
                 scores = np.concatenate([scores, belief.score(belief.inputs(new, costs))])
             best = np.argsort(-scores, kind="stable")[:NUM_PARENTS]
             parents = [points[i] for i in best] or parents
-        return [points[i] for i in np.argsort(-scores, kind="stable")]
+        order = np.argsort(-scores, kind="stable")
+        return [points[i] for i in order], scores[order]
 
     def _vary(self, parents: Sequence[Point], number: int, tried: set[bytes]) -> tuple[list[Point], list[Costs]]:
         """New points near the parents that are allowed, and their costs."""

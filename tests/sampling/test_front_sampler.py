@@ -140,10 +140,50 @@ def test_later_rounds_find_candidates_with_larger_gains(monkeypatch: pytest.Monk
         for seed in range(8):
             sampler = FrontSampler(costs_of, ["macs"], SPACE, other_costs=["params"], named=NAMED, seed=seed)
             train(make_study(sampler), 4)
-            point = sampler._candidates(belief, belief.known)[0]
-            best.append(belief.score(belief.inputs([point], [sampler._allowed_costs(point)]))[0])
+            best.append(sampler._candidates(belief, belief.known)[1][0])
         means.append(np.mean(best))
     assert means[0] > 1.05 * means[1]
+
+
+def test_networks_with_lucky_measurements_may_be_trained_again() -> None:
+    """In a small space with much noise, another look at the front is worth more than a new network."""
+    space = {"width": FloatDistribution(1, 2, step=0.25), "share": FloatDistribution(0, 1, step=0.5)}
+    found = []
+    for repeats in (False, True):
+        sampler = FrontSampler(lambda params: {"macs": params["width"]}, ["macs"], space, repeats=repeats, seed=0)
+        study, random = (
+            optuna.create_study(directions=["maximize", "minimize"], sampler=sampler),
+            np.random.default_rng(0),
+        )
+        for _ in range(14):
+            trial = study.ask(space)
+            accuracy = 0.5 + 0.1 * math.log(trial.params["width"]) + 0.05 * random.standard_normal()
+            study.tell(trial, [accuracy, trial.params["width"]])
+        found.append(len({tuple(trial.params.values()) for trial in study.trials}))
+    assert found[0] == 14 > found[1] + 2
+
+
+def test_the_gain_of_another_training_is_that_of_a_simulation() -> None:
+    belief = make_belief(noise=0.02)
+    gains = belief.repeat_gains()
+    random = np.random.default_rng(0)
+    best = max(gains, key=lambda i: gains[i])
+    deviation = belief._predict(belief._known)[1][best] ** 0.5
+    spread = deviation**2 / math.hypot(deviation, belief.model.noise[0])
+    before, inside = belief._accuracies[:, 0], belief.boxes.excess(belief._costs) == 0
+    edge, floor = belief.boxes.edges[0, 0], belief.boxes.floors[0]
+
+    def volume_after(accuracies: np.ndarray) -> float:
+        rows = np.column_stack([-accuracies, np.maximum(belief._costs[:, 0], belief.boxes.least[0])])
+        return hypervolume(rows, [-floor, edge])
+
+    drawn = []
+    for z in random.standard_normal(2000):
+        after = before.copy()
+        after[best] += spread * z
+        drawn.append(volume_after(after) - volume_after(before))
+    assert inside[best] and gains[best] > 0
+    assert gains[best] == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(len(drawn)))
 
 
 def test_it_beats_chance() -> None:
