@@ -190,10 +190,10 @@ _PAPER = {
     "vgg": Recipe(epochs=74, batch_size=256, lr=0.01, weight_decay=5e-4, schedule="paper", drop_rate=0.5),
 }
 # The short recipe was chosen by how well it ranks networks of equal cost, see docs/proxy.md.
-_FAST = Recipe(epochs=5, batch_size=512, lr=0.5, nesterov=True, label_smoothing=0.1, clip=2.0)
-_FULL = dataclasses.replace(_FAST, epochs=40)
+_FAST = Recipe(epochs=5, batch_size=128, lr=0.1, nesterov=True, label_smoothing=0.1, clip=2.0)
+_FULL = dataclasses.replace(_FAST, epochs=40, batch_size=512, lr=0.5)
 # Without norms, higher learning rates diverge, and with He's fan-in rule networks start to learn within one epoch.
-_FAST_WITHOUT_NORMS = dataclasses.replace(_FAST, epochs=10, batch_size=128, lr=0.03, init="fan_in")
+_FAST_WITHOUT_NORMS = dataclasses.replace(_FAST, epochs=10, lr=0.03, init="fan_in")
 _FULL_WITHOUT_NORMS = dataclasses.replace(_FAST_WITHOUT_NORMS, epochs=40)
 
 
