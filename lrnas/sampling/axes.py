@@ -38,7 +38,7 @@ class Axis:
 
     def index(self, value: Any) -> int:
         """The index of a value; of an ordered parameter, that of the nearest one."""
-        if self.ordered:
+        if self.ordered and value not in self.values:
             return int(np.argmin([abs(own - value) for own in self.values]))
         return self.values.index(value)
 

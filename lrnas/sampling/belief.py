@@ -93,7 +93,8 @@ class Belief:
         self._draw_outcomes(random)
         self._accuracies = self._predict(self._known)[0]
         """(known networks, outcomes): their accuracies as they are believed after each outcome."""
-        self._costs = self._known.log_costs[:, :num_costs]
+        self._highest = self._known.log_costs[:, :num_costs].max(axis=0)
+        self._costs = self._shares(self._known)
         self.front = front_indices(np.column_stack([-self._accuracies.mean(axis=1), self._costs]))
         """Indices of the known networks that are believed to be on the front, in the mean over outcomes."""
         self.boxes = self._make_boxes(named, beat, dearest)
@@ -107,6 +108,10 @@ class Belief:
         """Points and all their costs, as the model takes them."""
         log_costs = np.log(np.array(costs)).reshape(len(points), self._num_known_costs)
         return Inputs(log_costs, self.axes.encode(points), np.zeros(len(points), dtype=np.int64))
+
+    def _shares(self, inputs: Inputs) -> Array:
+        """(networks, costs), costs that are objectives, as shares of the highest ones of known networks."""
+        return np.asarray(np.exp(inputs.log_costs[:, : self.num_costs] - self._highest))
 
     # --- trials in training
 
@@ -132,11 +137,11 @@ class Belief:
     def _make_boxes(self, named: Sequence[tuple[Point, Costs]], beat: float | None, dearest: Costs) -> Boxes:
         if named:
             inputs = self.inputs([point for point, _ in named], [costs for _, costs in named])
-            return Boxes.around(inputs.log_costs[:, : self.num_costs], self.model.predict(inputs)[0], beat)
+            return Boxes.around(self._shares(inputs), self.model.predict(inputs)[0], beat)
         accuracies = self._accuracies.mean(axis=1)[self.front]
         floor = accuracies.min() - 0.1 * (np.ptp(accuracies) + 1e-3)
-        edges = np.maximum(self._costs.max(axis=0), np.log(dearest[: self.num_costs])) + 0.1
-        return Boxes(edges[None], floor[None], np.full(self.num_costs, -np.inf))
+        edges = np.maximum(1.0, np.array(dearest[: self.num_costs]) / np.exp(self._highest))
+        return Boxes(1.1 * edges[None], floor[None], np.zeros(self.num_costs))
 
     # --- gains
 
@@ -146,7 +151,7 @@ class Belief:
         A training tells the accuracy only up to its noise. So what is believed afterwards varies less than the accuracy
         itself. Candidates outside the part of the front that counts have scores below 0, the farther the lower.
         """
-        costs = inputs.log_costs[:, : self.num_costs]
+        costs = self._shares(inputs)
         scores = -self.boxes.excess(costs)
         inside = np.flatnonzero(scores == 0)
         if len(inside):

@@ -160,9 +160,12 @@ class FrontSampler(BaseSampler):
             return None
         final = trial.values[0] if trial.state == TrialState.COMPLETE else None
         curve = tuple(trial.user_attrs.get(CURVE, ()))
-        return Observation(
-            point, self._identity(point), self._sort(costs), curve, final, is_pending=not trial.state.is_finished()
-        )
+        is_pending = not trial.state.is_finished()
+        return Observation(point, self.identify(trial, point), self._sort(costs), curve, final, is_pending)
+
+    def identify(self, trial: FrozenTrial, point: Point) -> Hashable:
+        """The identity of a trial's network; subclasses may know it without `identity_of`."""
+        return self._identity(point)
 
     def _read(self, trial: FrozenTrial, sign: float) -> Observation | None:
         """The observation of a trial, with accuracies that are better the larger they are."""
@@ -213,7 +216,7 @@ class FrontSampler(BaseSampler):
         parents = [entry.point for entry in seen]
         boxes = None
         if named := [costs[: len(self.cost_names)] for _, costs in self._named()]:
-            boxes = Boxes.around(np.log(named), np.zeros(len(named)), self.beat)
+            boxes = Boxes.around(np.array(named), np.zeros(len(named)), self.beat)
         found: Point | None = None
         for _ in range(MAX_ATTEMPTS):
             near = parents and self._random.random() < 0.5
@@ -221,7 +224,7 @@ class FrontSampler(BaseSampler):
             if point.tobytes() in known or (costs := self._allowed_costs(point)) is None:
                 continue
             found = point
-            if boxes is None or boxes.excess(np.log([costs[: len(self.cost_names)]]))[0] == 0:
+            if boxes is None or boxes.excess(np.array([costs[: len(self.cost_names)]]))[0] == 0:
                 break
         return {} if found is None else self._axes.params(found)
 

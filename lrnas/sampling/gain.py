@@ -1,7 +1,7 @@
 """Expected gain in hypervolume of networks whose costs are known and whose accuracies are predicted.
 
-Volumes are measured in accuracy times the logarithms of the costs, inside the part of the front that counts: a union of
-boxes. A box contains all networks that cost at most its edges and are more accurate than its floor.
+Volumes are measured in accuracy times costs, inside the part of the front that counts: a union of boxes. A box contains
+all networks that cost at most its edges and are more accurate than its floor.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from scipy.special import ndtr
 
 Array = npt.NDArray[np.float64]
 
-MAX_COORDINATES = 32
-"""Largest number of different costs that are told apart, for each of several costs; more are thinned."""
+MAX_COORDINATES = {2: 24, 3: 10}
+"""Largest number of different values of each cost that are told apart, by the number of costs; more are thinned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +24,9 @@ class Boxes:
     """The part of the front that counts: the union of some boxes.
 
     Args:
-        edges: (boxes, costs), the highest costs of each box, as logarithms.
+        edges: (boxes, costs), the highest costs of each box.
         floors: (boxes,), the accuracy above which each box begins.
-        least: (costs,), costs below which nothing counts, as logarithms.
+        least: (costs,), costs below which nothing counts.
     """
 
     edges: Array
@@ -38,14 +38,14 @@ class Boxes:
         """The part of the front that named networks mark.
 
         Args:
-            costs: (networks, costs), logarithms of their costs.
+            costs: (networks, costs), their costs.
             accuracies: (networks,), their accuracies.
             beat: One box for each network, with at most this share of its costs and above its accuracy; None: one box,
                 from the lowest to the highest costs, above the lowest accuracy.
         """
         if beat is None:
             return Boxes(costs.max(axis=0)[None], accuracies.min()[None], costs.min(axis=0))
-        return Boxes(costs + math.log(beat), accuracies, np.full(costs.shape[1], -math.inf))
+        return Boxes(beat * costs, accuracies, np.zeros(costs.shape[1]))
 
     def excess(self, costs: Array) -> Array:
         """(networks,): how far the costs of networks are outside all boxes, 0 inside; floors do not matter."""
@@ -63,9 +63,9 @@ def expected_gain(mean: Array, deviation: Array, costs: Array, accuracies: Array
     Args:
         mean: (candidates,), expected accuracies.
         deviation: (candidates,), standard deviations of the accuracies.
-        costs: (candidates, costs), logarithms.
+        costs: (candidates, costs), their costs.
         accuracies: (networks,), accuracies of the networks on the front.
-        front: (networks, costs), logarithms of their costs.
+        front: (networks, costs), their costs.
         boxes: The part of the front that counts.
 
     Returns:
@@ -74,7 +74,7 @@ def expected_gain(mean: Array, deviation: Array, costs: Array, accuracies: Array
     levels = np.unique(np.concatenate([accuracies, boxes.floors]))
     levels = levels[levels >= boxes.floors.min()]
     num_costs = costs.shape[1]
-    most = MAX_COORDINATES if num_costs > 1 else len(front)
+    most = len(front) if num_costs == 1 else MAX_COORDINATES.get(num_costs, min(MAX_COORDINATES.values()))
     lengths, dominated, inside = [], [], []
     for i in range(num_costs):
         rights = _coordinates(

@@ -30,7 +30,10 @@ class _SearchSampler(FrontSampler):
             return None
         found = super().observe(trial, point)
         has_failed = attributes.get("status") in ("diverged", "faulty")
-        return None if found is None else dataclasses.replace(found, identity=attributes["id"], has_failed=has_failed)
+        return None if found is None else dataclasses.replace(found, has_failed=has_failed)
+
+    def identify(self, trial: FrozenTrial, point: Point) -> str:
+        return str(trial.user_attrs["id"])
 
 
 def _make_front(proposals: Proposals, seed: int) -> BaseSampler:
