@@ -52,7 +52,7 @@ class FrontSampler(BaseSampler):
     so far, the sampler also learns from trials in training and from stopped ones (`FrontPruner` writes it).
 
     Args:
-        costs_of: Returns costs by name at a point; None if there is no network at this point.
+        costs_of: Returns costs by name at a point, all above 0; None if there is no network at this point.
         cost_names: Names of the costs that are objectives, in the order of the study's objectives.
         distributions: All parameters by name; None: those that all trials so far have in common.
         is_allowed: Returns whether a point with these costs may be proposed; None: any may.
@@ -160,8 +160,16 @@ class FrontSampler(BaseSampler):
             return None
         final = trial.values[0] if trial.state == TrialState.COMPLETE else None
         curve = tuple(trial.user_attrs.get(CURVE, ()))
-        is_pending = not trial.state.is_finished()
-        return Observation(point, self.identify(trial, point), self._sort(costs), curve, final, is_pending)
+        has_failed = not np.isfinite([*curve, final or 0.0]).all()
+        return Observation(
+            point,
+            self.identify(trial, point),
+            self._sort(costs),
+            () if has_failed else curve,
+            None if has_failed else final,
+            is_pending=not trial.state.is_finished(),
+            has_failed=has_failed,
+        )
 
     def identify(self, trial: FrozenTrial, point: Point) -> Hashable:
         """The identity of a trial's network; subclasses may know it without `identity_of`."""

@@ -29,8 +29,9 @@ class _SearchSampler(FrontSampler):
         if not (attributes.get("trained") or "imported_from" in attributes):
             return None
         found = super().observe(trial, point)
-        has_failed = attributes.get("status") in ("diverged", "faulty")
-        return None if found is None else dataclasses.replace(found, has_failed=has_failed)
+        if found is not None and attributes.get("status") in ("diverged", "faulty"):
+            return dataclasses.replace(found, has_failed=True)
+        return found
 
     def identify(self, trial: FrozenTrial, point: Point) -> str:
         return str(trial.user_attrs["id"])

@@ -244,6 +244,23 @@ def test_a_new_process_goes_on_as_well() -> None:
     assert np.abs(warm - cold).max() < 0.1 * deviation.max()
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_values_that_are_no_numbers_are_failures(bad: float) -> None:
+    study = make_study(FrontSampler(costs_of, ["macs"], SPACE, seed=0))
+    train(study, 5)
+    trial = study.ask(SPACE)
+    trial.set_user_attr("curve", [0.5, bad])
+    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    train(study, 1)
+    if not math.isnan(bad):  # Optuna itself refuses this one
+        study.tell(study.ask(SPACE), [bad, 1e6])
+        train(study, 1)
+    sampler = study.sampler
+    assert isinstance(sampler, FrontSampler)
+    failed = [entry for each in study.trials if (entry := sampler._read(each, 1.0)) is not None and entry.has_failed]
+    assert len(failed) == (1 if math.isnan(bad) else 2) and all(entry.final is None for entry in failed)
+
+
 def test_a_network_that_failed_counts_as_a_bad_one() -> None:
     """It does not hide the differences between the others, as an accuracy of 0 would."""
     sampler = FrontSampler(costs_of, ["macs"], SPACE, seed=0)
