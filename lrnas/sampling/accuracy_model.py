@@ -123,9 +123,15 @@ class AccuracyModel:
     ) -> None:
         self.inputs, self.kinds = inputs, np.asarray(kinds)
         self.num_kinds, self.num_levels = int(self.kinds.max()) + 1, int(inputs.levels.max()) + 1
-        self._center, self._spread = float(values.mean()), max(float(values.std()), 1e-6)
+        members = [values[inputs.levels == level] for level in range(self.num_levels)]
+        self._centers = np.array([own.mean() if len(own) else values.mean() for own in members])
+        lowest = next(own for own in members if len(own))
+        self._spread = max(float(lowest.std()), 1e-6)
         self._cost_center, self._cost_spread = inputs.log_costs.mean(axis=0), inputs.log_costs.std(axis=0) + 1e-6
-        self._targets, self._variances = (values - self._center) / self._spread, variances / self._spread**2
+        self._targets, self._variances = (
+            (values - self._centers[inputs.levels]) / self._spread,
+            variances / self._spread**2,
+        )
         self.hyperparameters: Array = self._fit(start)
         self._settings = _Hyperparameters(self.hyperparameters, self.num_kinds, self.num_levels)
         self.noise: Array = self._spread * np.sqrt(self._settings.noise)
@@ -139,7 +145,7 @@ class AccuracyModel:
         """Mean and standard deviation of the true accuracies of networks, that is, without the noise of a training."""
         explained = self._explain(inputs)
         variance = self._variance(inputs) - (explained**2).sum(axis=0)
-        mean = self._center + self._spread * (self._solved @ explained)
+        mean = self._centers[inputs.levels] + self._spread * (self._solved @ explained)
         return np.asarray(mean), self._spread * np.sqrt(np.maximum(variance, 1e-10))
 
     def covariance(self, left: Inputs, right: Inputs) -> Array:

@@ -42,12 +42,14 @@ def test_predictions_are_those_of_the_textbook() -> None:
         random.random(12),
     )
     model = AccuracyModel(inputs, values, variances, KINDS)
-    spread = values.std()
+    spread = values[inputs.levels == 0].std()
+    apart = values - np.where(inputs.levels == 0, values[inputs.levels == 0].mean(), values[inputs.levels == 1].mean())
+    centers = [values[inputs.levels == level].mean() for level in others.levels]
     noise = model.noise[inputs.levels] ** 2 + variances + JITTER * spread**2
     whole = spread**2 * model._covariance(inputs, inputs) + np.diag(noise)
     between, own = (spread**2 * model._covariance(others, of) for of in (inputs, others))
     mean, deviation = model.predict(others)
-    assert mean == pytest.approx(values.mean() + between @ np.linalg.solve(whole, values - values.mean()))
+    assert mean == pytest.approx(centers + between @ np.linalg.solve(whole, apart))
     covariance = own - between @ np.linalg.solve(whole, between.T)
     assert model.covariance(others, others) == pytest.approx(covariance, abs=1e-9)
     assert deviation**2 == pytest.approx(np.diag(covariance))
