@@ -63,6 +63,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
             min_epochs=EPOCHS,  # no early stopping: the time of every trial is known
             concurrency=options.concurrency,
             sampler=options.sampler,
+            finals=0,
         )
         rows = [t for t in study.optuna_trials() if t.user_attrs.get("status") == "completed"]
     ends = sorted(row.datetime_complete for row in rows if row.datetime_complete is not None)

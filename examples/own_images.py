@@ -43,6 +43,7 @@ def main() -> None:
         epochs=2,
         set={"batch_size": 32},
         budget=options.budget,
+        finals=0,  # only short trainings; by default, the best networks are then trained in full
         studies=options.studies,
         name="bars",
     )

@@ -62,6 +62,7 @@ def main() -> None:
         epochs=3,
         max_macs="5M",
         budget=options.budget,
+        finals=0,  # only short trainings; by default, the best networks are then trained longer
         studies=options.studies,
         name="own-training",
     )

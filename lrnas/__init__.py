@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from lrnas.searching.retrain import retrain as retrain
     from lrnas.searching.search import search as search
     from lrnas.spaces.space import SearchSpace as SearchSpace, load_space as load_space
+    from lrnas.study.levels import (
+        Outcome as Outcome,
+        compare_with_paper as compare_with_paper,
+        read_level as read_level,
+    )
     from lrnas.study.open import open_study as open_study
     from lrnas.study.retrained import Final as Final, final_front as final_front, read_finals as read_finals
     from lrnas.study.study import Study as Study, Trial as Trial
@@ -63,6 +68,7 @@ _HOME = {
     "FrontPruner": "sampling.front_pruner",
     "FrontSampler": "sampling.front_sampler",
     "LrnasError": "errors",
+    "Outcome": "study.levels",
     "Run": "training.custom",
     "SearchSpace": "spaces.space",
     "SeparableConv2d": "layers.conv",
@@ -71,6 +77,7 @@ _HOME = {
     "Verdict": "study.verdicts",
     "accelerate": "layers.accelerate",
     "canonical_id": "models.plan",
+    "compare_with_paper": "study.levels",
     "convert": "models.convert",
     "count_model": "models.count",
     "create_model": "models.build",
@@ -86,6 +93,7 @@ _HOME = {
     "make_plan": "models.plan",
     "open_study": "study.open",
     "read_finals": "study.retrained",
+    "read_level": "study.levels",
     "retrain": "searching.retrain",
     "search": "searching.search",
 }

@@ -5,7 +5,7 @@ from dataclasses import replace
 import optuna
 
 from lrnas.searching.proposals import Proposal, Queue
-from lrnas.searching.retrain import Chosen, Retraining
+from lrnas.searching.runs import Chosen, Runs
 from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import MANIFEST, RETRAINS
 from lrnas.study.objectives import RETRAINED
@@ -63,7 +63,7 @@ def retrain_by_hand(record: Study, name: str | None = None) -> Retrained:
     return Retrained(name or record.name, "paper", {"epochs": 160}, "cifar10", tuple(finals))
 
 
-def retraining(study: Study, label: str = "fast") -> Retraining:
+def retraining(study: Study, label: str = "fast") -> Runs:
     """The retraining of a study, as a driver opens it."""
     name = f"{study.name}@{label}"
     record = optuna.create_study(
@@ -74,10 +74,10 @@ def retraining(study: Study, label: str = "fast") -> Retraining:
     )
     manifest = {**study.manifest, RETRAINS: study.name, "rungs": []}
     record.set_user_attr(MANIFEST, manifest)
-    return Retraining(Ledger(Study(name, record, RETRAINED, manifest)))
+    return Runs(Ledger(Study(name, record, RETRAINED, manifest)))
 
 
-def enqueue(runs: Retraining, networks: list[Chosen], seeds: range) -> None:
+def enqueue(runs: Runs, networks: list[Chosen], seeds: range) -> None:
     runs.enqueue(networks, seeds, {network.identity: {"macs": 5, "params": 2} for network in networks})
 
 
@@ -87,7 +87,7 @@ def ask(runs: Queue) -> Proposal:
     return proposal
 
 
-def finish(runs: Retraining, accuracy: float) -> Proposal:
+def finish(runs: Runs, accuracy: float) -> Proposal:
     proposal = ask(runs)
     runs.ledger.report_epoch(proposal.number, [None, None], 1.0)  # type: ignore[list-item]  # trained on the validation images too
     runs.ledger.complete(proposal.number, accuracy)

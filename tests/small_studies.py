@@ -1,5 +1,6 @@
 """Small studies of the space nin at 8x8 pixels."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import optuna
@@ -8,10 +9,13 @@ from optuna.samplers import RandomSampler
 from lrnas.arch.architecture import Architecture
 from lrnas.models.plan import make_plan
 from lrnas.recipes import Recipe
+from lrnas.searching.finals import Promotion, Promotions, open_levels
 from lrnas.searching.proposals import Proposals
+from lrnas.searching.runs import Chosen
 from lrnas.searching.samplers import make_sampler
 from lrnas.spaces.space import load_space
 from lrnas.study.ledger import Ledger
+from lrnas.study.levels import Level
 from lrnas.study.manifest import check_manifest
 from lrnas.study.objectives import Limits, pick_objectives
 from lrnas.study.storage import open_storage
@@ -63,7 +67,11 @@ def make_proposals(
 
 def make_search(folder: Path | None = None, objectives: str = "accuracy,macs") -> Study:
     """A finished search with four networks, one of them from the paper; all but the last are on the front."""
-    proposals = make_proposals(folder, objectives=objectives)
+    return train_some(make_proposals(folder, objectives=objectives)).study
+
+
+def train_some(proposals: Proposals) -> Proposals:
+    """Train four networks of a search, with made-up accuracies."""
     accuracies = {"lr-x0.25": 0.7, "dense-x0.25": 0.8, "nin-c3-lr": 0.9, "dense-x0.5": 0.75}
     named = {**SPACE.points, **SPACE.uniform}
     proposals.enqueue({name: named[name] for name in accuracies})
@@ -73,4 +81,35 @@ def make_search(folder: Path | None = None, objectives: str = "accuracy,macs") -
         proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
         proposals.ledger.complete(proposal.number, accuracy)
     proposals.ledger.sign_off()
-    return proposals.study
+    return proposals
+
+
+LEVELS = {
+    "short": Level("short", Recipe(epochs=1), (0,)),
+    "longer": Level("longer", Recipe(epochs=3), (1000,)),
+    "full": Level("full", Recipe(epochs=9), (1000, 1001, 1002)),
+}
+
+
+def make_finals(search: Study, results: Mapping[str, Sequence[float]]) -> Study:
+    """The finals of a search: networks by name, with made-up accuracies, one per seed; 0 stands for a diverged run."""
+    study = open_levels(search, LEVELS, "")["full"]
+    trials = {trial.point: trial for trial in search.trials()}
+    chosen = []
+    for name, accuracies in results.items():
+        trial = trials[name]
+        point = name if name in SPACE.points else None
+        network = Chosen(trial.identity, trial.architecture, point, trial.number)
+        costs = {"macs": trial.macs, "params": trial.params}
+        chosen += [Promotion(network, 1000 + i, costs, (0.9, 0.01)) for i in range(len(accuracies))]
+    order = iter(chosen)
+    runs = Promotions(Ledger(study), choose=lambda _: next(order, None))
+    for accuracy in (accuracy for accuracies in results.values() for accuracy in accuracies):
+        run = runs.ask()
+        assert run is not None
+        if accuracy:
+            runs.ledger.complete(run.number, accuracy)
+        else:
+            runs.ledger.prune(run.number, "diverged", "the loss became infinite")
+    runs.ledger.sign_off()
+    return study

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import add_command, add_option, add_settings, call, needs_extra, open_named
 from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, percent, print_result
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, UnknownName
 from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, gather_settings
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from lrnas.study.study import Study, Trial
 
 
@@ -41,18 +43,20 @@ def add_commands(commands: Any) -> None:
         "confirmation. A study is not deleted while a search works on it.",
         is_brief=True,
     )
-    text = "Delete this study, or STUDY@RECIPE, one of its retrainings"
+    text = "Delete this study; or STUDY@RECIPE, one of its retrainings; or STUDY@finals"
     add_option(studies, "--delete", TEXT, "STUDY", text)
     text = "With --delete: database URL, or journal:FILE, that holds the study (default: SQLite in its folder)"
     add_settings(studies, "storage", help=text)
     add_settings(studies, "studies")
 
-    text = "Show the front of a study: the networks trained in full that no other one beats. A network beats another "
-    text += "one if it is at least as good in every objective and better in one."
+    text = "Show the front of a study: the networks that no other one beats. A network beats another one if it is at "
+    text += "least as good in every objective and better in one. Networks are compared at one level of training only."
     help_text = "show the networks of a study that no other one beats"
     front = add_command(commands, "front", _front, help_text, text, is_brief=True)
     text = "Name of the study, see `lrnas studies` (default: the only study)."
     front.add_argument("study", nargs="?", metavar="STUDY", help=text)
+    text = "Level of training: short, longer or full (default: full if any network was trained in full, else short)"
+    add_option(front, "--level", TEXT, "NAME", text)
     add_settings(front, "studies", "storage")
 
 
@@ -64,7 +68,8 @@ def _search(options: argparse.Namespace) -> int:
     from lrnas.study.location import Whereabouts
 
     study = search(settings)
-    print_result(options, lambda: _front_as_data(study), lambda: _print_front(study))
+    level = _pick_level(study)
+    print_result(options, lambda: _front_as_data(study, level), lambda: _print_front(study, level))
     files = _write_files(study, Path(settings.studies) / study.name)
     if not options.json:
         spent = study.spent()
@@ -123,7 +128,19 @@ def _delete(options: argparse.Namespace) -> None:
 
 def _front(options: argparse.Namespace) -> None:
     study = open_named(options, options.study)
-    print_result(options, lambda: _front_as_data(study), lambda: _print_front(study))
+    level = _pick_level(study, options.level)
+    print_result(options, lambda: _front_as_data(study, level), lambda: _print_front(study, level))
+
+
+def _pick_level(study: Study, wanted: str | None = None) -> str:
+    """The level to show; by default `full` if there are finals, else `short`."""
+    from lrnas.study.levels import FULL, LEVELS, SHORT, read_level
+
+    if wanted is None:
+        return FULL if any(final.accuracies for final in read_level(study)) else SHORT
+    if wanted not in LEVELS:
+        raise UnknownName("level", wanted, LEVELS)
+    return wanted
 
 
 def _overview(study: Study) -> dict[str, Any]:
@@ -143,10 +160,25 @@ def _overview(study: Study) -> dict[str, Any]:
     }
 
 
-def _front_as_data(study: Study) -> dict[str, Any]:
+def _front_as_data(study: Study, level: str) -> dict[str, Any]:
+    from lrnas.study.levels import SHORT, compare_with_paper, read_level
+    from lrnas.study.retrained import final_front
+
+    if level != SHORT:
+        finals = read_level(study, level)
+        return {
+            "study": study.name,
+            "level": level,
+            "manifest": study.manifest,
+            "front": [final.to_dict() for final in final_front(finals)],
+            "paper": [final.to_dict() for final in finals if final.point is not None],
+            "networks": [final.to_dict() for final in finals],
+            "outcomes": [outcome.to_dict() for outcome in compare_with_paper(finals)],
+        }
     summary = study.summary()
     return {
         "study": study.name,
+        "level": level,
         "manifest": study.manifest,
         "counts": summary.counts,
         "hypervolume": summary.hypervolume,
@@ -165,7 +197,12 @@ def _paper_trials(study: Study, trials: list[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.point in points and trial.status == "completed"]
 
 
-def _print_front(study: Study) -> None:
+def _print_front(study: Study, level: str) -> None:
+    from lrnas.study.levels import SHORT
+
+    if level != SHORT:
+        _print_level(study, level)
+        return
     summary = study.summary()
     front = summary.front
     console = make_console()
@@ -204,6 +241,46 @@ def _print_front(study: Study) -> None:
     console.print("Accuracy on validation images, after the training of the search; `lrnas retrain` tests networks.")
 
 
+def _print_level(study: Study, level: str) -> None:
+    """Print the networks of a later level, with mean and deviation over seeds, and what was promised."""
+    from lrnas.study.levels import FULL, compare_with_paper, read_level
+    from lrnas.study.retrained import front_marks
+
+    console = make_console()
+    finals = [final for final in read_level(study, level) if final.accuracies or final.diverged]
+    if not finals:
+        console.print(f"{study.name} has no network trained at level {level} yet.")
+        return
+    dense = _baseline_macs(study)
+    is_narrow = console.width < NARROW
+    columns = ["trial", "accuracy", "n", "promised", "MACs", "share"]
+    columns += ["parameters"] * (not is_narrow or "params" in study.costs) + ["latency"] * ("latency" in study.costs)
+    columns += ["diverged"] * any(final.diverged for final in finals)
+    front = front_marks(finals)
+    table = make_table(f"{study.name}: networks trained at level {level}", ["network"], columns, [""])
+    for final in finals:
+        cells = {
+            "trial": "–" if final.trial is None else str(final.trial),
+            "accuracy": percent(final.mean if final.accuracies else None, final.deviation),
+            "n": str(len(final.accuracies)),
+            "promised": percent(*final.promised) if final.promised else "–",
+            "MACs": f"{final.macs:,}",
+            "share": f"{final.macs / dense:.3f}" if dense else "–",
+            "parameters": f"{final.params:,}",
+            "latency": "–" if final.latency is None else f"{final.latency:.3f} ms",
+            "diverged": str(final.diverged),
+        }
+        marks = [front.get(final.identity, "beaten"), *(["paper"] if final.point else [])]
+        table.add_row(final.name, *(cells[column] for column in columns), ", ".join(marks))
+    console.print(table)
+    console.print(
+        "Accuracy on validation images, mean ± standard deviation over n seeds; promised: predicted when the network "
+        "was chosen, ± standard deviation. `lrnas retrain` tests networks."
+    )
+    for outcome in compare_with_paper(finals) if level == FULL else ():
+        console.print(str(outcome))
+
+
 def _baseline_macs(study: Study) -> int | None:
     """Multiply-accumulates of the network that others are compared with; None if the study has no such network."""
     from lrnas.arch.architecture import Architecture
@@ -217,12 +294,26 @@ def _baseline_macs(study: Study) -> int | None:
     return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False, deployed=True).cost.macs
 
 
+def _front_table(study: Study) -> pd.DataFrame:
+    """The front of the finals, or without finals that of the short trainings."""
+    import pandas as pd
+
+    from lrnas.study.levels import SHORT, read_level
+    from lrnas.study.retrained import final_front
+
+    if _pick_level(study) == SHORT:
+        table = study.to_pandas()
+        return table[table["on_front"]].sort_values(study.costs[0])
+    names = ["name", "trial", "point", "identity", "mean", "deviation", *study.costs, "promised", "accuracies"]
+    rows = [[*(getattr(final, name) for name in names), final.description] for final in final_front(read_level(study))]
+    return pd.DataFrame(rows, columns=[*names, "architecture"])
+
+
 def _write_files(study: Study, folder: Path) -> list[Path]:
     """Write the front as a table and, if matplotlib is installed, as a picture; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "front.csv"]
-    table = study.to_pandas()
-    table[table["on_front"]].sort_values(study.costs[0]).to_csv(files[0], index=False)
+    _front_table(study).to_csv(files[0], index=False)
     try:
         from lrnas.reporting.figures.report_plots import plot_front
     except ImportError:

@@ -20,13 +20,14 @@ from optuna.trial import FrozenTrial
 
 from lrnas.models.plan import make_plan
 from lrnas.reporting.layer_view import Layer, lay_out
-from lrnas.reporting.retrained_report import Tested
+from lrnas.reporting.retrained_report import Tested, finals_to_dicts
 from lrnas.reporting.suggested_commands import ShellLine, retrain_line, shell_lines
 from lrnas.sampling.pareto import add_to_front, hypervolume
+from lrnas.study.levels import read_level
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import StudyError, data_name
 from lrnas.study.objectives import OBJECTIVES, Objective
-from lrnas.study.retrained import Retrained
+from lrnas.study.retrained import Final, Retrained
 from lrnas.study.study import COLUMNS, ImageShape, Study, Summary, Trial
 from lrnas.study.verdicts import TEST, judge
 
@@ -121,6 +122,8 @@ class StudyReport:
     history: tuple[Moment, ...]
     retrain: ShellLine | None
     """Command that trains the front again and tests it."""
+    finals: tuple[Final, ...]
+    """Networks trained in full over several seeds by the search itself, as far as a run is done, cheapest first."""
     study: Study = field(repr=False)
 
     @cached_property
@@ -163,6 +166,7 @@ class StudyReport:
             "networks": [network.to_dict() for network in self.networks],
             "history": [[moment.trials, round(moment.seconds, 3), round(moment.volume, 6)] for moment in self.history],
             "importances": self.importances,
+            "finals": finals_to_dicts(self.finals),
             "retrain": None if self.retrain is None else [self.retrain.title, self.retrain.line],
         }
 
@@ -310,6 +314,7 @@ def _report_study(study: Study, where: Whereabouts) -> StudyReport:
         tuple(networks),
         tuple(_find_history(study, summary)),
         retrain_line(study, where),
+        tuple(final for final in read_level(study) if math.isfinite(final.mean)),
         study,
     )
 

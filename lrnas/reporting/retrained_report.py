@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -42,8 +43,6 @@ class Tested:
 
     def to_dict(self) -> dict[str, Any]:
         finals = self.retrained.finals
-        marks = self.marks
-        baseline_macs = next((final.macs for final in finals if final.name == self.baseline), None)
         return {
             "name": self.retrained.name,
             "study": self.retrained.study,
@@ -52,15 +51,28 @@ class Tested:
             "headline": self.headline,
             "left": self.retrained.left,
             "costs": list(dict.fromkeys(name for final in finals for name in final.known_costs)),
-            "finals": [_final_to_dict(final, baseline_macs, marks.get(final.identity)) for final in finals],
+            "finals": finals_to_dicts(finals, self.baseline),
             "verdicts": [_verdict_to_dict(verdict) for verdict in self.verdicts],
         }
 
 
+def finals_to_dicts(finals: Sequence[Final], baseline: str | None = None) -> list[dict[str, Any]]:
+    """Networks with their numbers over seeds, for the page.
+
+    Args:
+        finals: Networks of one retraining or level.
+        baseline: Name of the network whose multiply-accumulates are 100 %.
+    """
+    marks = front_marks(finals)
+    macs = next((final.macs for final in finals if final.name == baseline), None)
+    return [_final_to_dict(final, macs, marks.get(final.identity)) for final in finals]
+
+
 def _final_to_dict(final: Final, baseline_macs: int | None, mark: str | None) -> dict[str, Any]:
-    names = ("name", "trial", "macs", "params", "recipe", "deviation", "diverged", "failed", "open", "reason")
+    names = ("name", "trial", "macs", "params", "latency", "recipe", "deviation", "promised")
+    further = ("diverged", "failed", "open", "reason")
     return {
-        **{name: getattr(final, name) for name in names},
+        **{name: getattr(final, name) for name in (*names, *further)},
         **{name: list(getattr(final, name)) for name in ("seeds", "accuracies", "runs")},
         "is_paper": final.point is not None,
         "mark": mark,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from lrnas._messages import logger, show_messages
-from lrnas.study.manifest import RETRAINS, data_name
+from lrnas.study.manifest import LEVEL, RETRAINS, data_name
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -38,12 +38,12 @@ MIN_NETWORKS = 3
 class SearchEvents:
     """Base class for receivers of the events of a search or a retraining: override the methods you need."""
 
-    def started(self, queue: Queue, budget: int, dense_macs: int | None = None) -> None:
-        """Called once, before the first trial.
+    def started(self, queue: Queue, budget: int | None, dense_macs: int | None = None) -> None:
+        """Called before the first trial, and in a search again before the first run of each later level.
 
         Args:
             queue: Networks to train; `queue.study` is the study that was opened.
-            budget: Number of trials that the study has when it is done.
+            budget: Number of trials that the study has when it is done; None at a later level, where it is not known.
             dense_macs: Multiply-accumulates of the space's backbone with dense filters; None in a retraining.
         """
 
@@ -85,7 +85,7 @@ class ProgressView(SearchEvents):
     """Shows events in the live line of a terminal, or as messages of the logger where there is none."""
 
     queue: Queue
-    budget: int
+    budget: int | None
 
     def __init__(self, status: Status | None = None) -> None:
         self.status = status
@@ -93,7 +93,7 @@ class ProgressView(SearchEvents):
         self.work_before: dict[int, Work] = {}
         """Training that each trial, by number, had before this search started."""
 
-    def started(self, queue: Queue, budget: int, dense_macs: int | None = None) -> None:
+    def started(self, queue: Queue, budget: int | None, dense_macs: int | None = None) -> None:
         self.queue, self.budget = queue, budget
         study = queue.study
         self.start = time.monotonic()
@@ -101,6 +101,7 @@ class ProgressView(SearchEvents):
         self.work_before = {trial.number: Work(trial.macs, trial.epochs, trial.seconds) for trial in study.trials()}
         manifest = study.manifest
         unit = "run" if RETRAINS in manifest else "trial"
+        number = f"level {manifest.get(LEVEL)}" if budget is None else f"{budget} {unit}{'s' * (budget != 1)} in all"
         recipe, rungs = manifest["recipe"], manifest["rungs"]
         stops = f", early stopping after {', '.join(map(str, rungs))}" if rungs else ""
         trainable = manifest.get("trainable") or ""
@@ -111,7 +112,7 @@ class ProgressView(SearchEvents):
         dense = "" if dense_macs is None else f" (the dense network: {dense_macs:,} MACs)"
         parts = f" ({queue.parts()})" if queue.parts() else ""
         logger.info(
-            f"{study.name}: {budget} {unit}{'s' * (budget != 1)} in all{parts}, {done} done; training{trainer} on "
+            f"{study.name}: {number}{parts}, {done} done; training{trainer} on "
             f"{data_name(manifest)}, images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{stops}"
         )
 
@@ -134,6 +135,9 @@ class ProgressView(SearchEvents):
         failed = "".join(f", {number} {status}" for status, number in queue.faults(summary).items() if number)
         running = queue.running()
         done = queue.spent() - running
+        if self.budget is None:
+            level = queue.study.manifest.get(LEVEL)
+            return f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}"
         seconds = self._seconds_left(summary.trials, now) if done < self.budget else None
         left = "" if seconds is None else f", about {_duration(seconds)} left"
         if RETRAINS in queue.study.manifest:  # test accuracies are shown when all runs are done
@@ -161,7 +165,7 @@ class ProgressView(SearchEvents):
         trained = {trial.number: self._work_since_start(trial) for trial in trials}
         ended = [t for t in trials if trained[t.number].epochs and t.state not in ("RUNNING", "WAITING")]
         left = [Work(trial.macs, max(0, epochs - trial.epochs)) for trial in trials if trial.state == "RUNNING"]
-        to_start = max(0, self.budget - self.queue.spent())
+        to_start = max(0, (self.budget or 0) - self.queue.spent())
         waiting = self.queue.waiting_macs()[:to_start]
         left += [Work(macs, epochs) for macs in waiting]
         to_propose = to_start - len(waiting)

@@ -15,7 +15,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import optuna
@@ -71,6 +71,12 @@ class Queue(ABC):
         """The study that the networks belong to."""
         return self.ledger.study
 
+    retries_faulty: ClassVar[bool] = False
+    """Whether a network that cannot be trained is tried again, because it could be trained before."""
+
+    may_ask_again: ClassVar[bool] = False
+    """Whether there may be more to train, once a trial has ended, after `ask` returned None."""
+
     @abstractmethod
     def ask(self, budget: int | None = None) -> Proposal | None:
         """The next network to train; None if there is none left, or if it would exceed the budget."""
@@ -78,6 +84,10 @@ class Queue(ABC):
     def spent(self) -> int:
         """Number of trials that count towards the budget."""
         return self.study.spent()
+
+    def is_over(self, budget: int | None) -> bool:
+        """Whether nothing is left to train within the budget; None: there is no budget."""
+        return budget is not None and self.spent() >= budget
 
     def running(self) -> int:
         """Number of trials that some driver is training."""

@@ -72,7 +72,7 @@ def run_trials(
     make_job: Callable[[Proposal], Job],
     folder: Path,
     *,
-    budget: int,
+    budget: int | None,
     workers: Workers,
     notify: Callable[[Change], None],
     rungs: tuple[int, ...] = (),
@@ -84,7 +84,7 @@ def run_trials(
         queue: Networks to train.
         make_job: Returns the training of a proposed network.
         folder: Folder of the trials' checkpoints.
-        budget: Number of trials to train, those of earlier calls included.
+        budget: Number of trials to train, those of earlier calls included; None: as many as the queue has.
         workers: Resources of the workers.
         notify: Called when a trial has started, has one more epoch, or has ended.
         rungs: Epochs after which trials may be stopped.
@@ -111,7 +111,7 @@ def run_trials(
             ledger.release_orphans()
             # lost trials wait to be tried again, so there is another round, unless nothing happened in this one
             is_stuck = _count_events(queue) == before
-            if searcher.end_reason or searcher.interrupted or queue.spent() >= budget or is_stuck:
+            if searcher.end_reason or searcher.interrupted or queue.is_over(budget) or is_stuck:
                 break
     if searcher.broken:
         raise StudyError(searcher.end_reason)
@@ -245,7 +245,7 @@ class _StudySearcher(Searcher):
     make_job: Callable[[Proposal], Job]
     folder: Path
     mark: str
-    budget: int
+    budget: int | None
     workers: Workers
     notify: Callable[[Change], None]
     test: bool
@@ -273,14 +273,15 @@ class _StudySearcher(Searcher):
 
     @_guarded
     def suggest(self, trial_id: str) -> Any:
-        if self.end_reason or self.interrupted or self.queue.spent() >= self.budget:
+        if self.end_reason or self.interrupted or (self.budget is not None and self.queue.is_over(self.budget)):
             return Searcher.FINISHED
         try:
             proposal = self.queue.ask(self.budget)
         except StudyError as error:
             self.end_reason, proposal = str(error), None
         if proposal is None:
-            return Searcher.FINISHED
+            is_waiting = self.queue.may_ask_again and self.running and not self.end_reason
+            return None if is_waiting else Searcher.FINISHED  # None: Tune asks again
         job = self.make_job(proposal)
         folder = trial_folder(self.folder, proposal.number).resolve()
         self.running[trial_id] = proposal.number
@@ -331,7 +332,7 @@ class _StudySearcher(Searcher):
             self.ledger.complete(number, result["test_accuracy"] if self.test else result["curve"][-1])
         elif status == "diverged":
             self._prune(number, "diverged", "the loss became infinite")
-        elif status == "faulty" and self.test:  # this network could be trained before: try it again
+        elif status == "faulty" and self.queue.retries_faulty:
             self._lose(number, result["reason"])
         elif status == "faulty":
             self._prune(number, "faulty", result["reason"])

@@ -11,12 +11,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
@@ -26,161 +22,20 @@ from lrnas.errors import LrnasError
 from lrnas.models.plan import has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
 from lrnas.searching.progress import SearchEvents, progress_view
-from lrnas.searching.proposals import FAULTS, Proposal, Queue
+from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import pick_workers, running_ray
-from lrnas.study.folder import create_optuna_study, trial_folder, trials_folder
+from lrnas.searching.runs import Chosen, Runs
+from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
+from lrnas.study.levels import read_level
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, names_of
 from lrnas.study.objectives import RETRAINED
 from lrnas.study.open import name_metrics, open_study
 from lrnas.study.optuna_internals import storage_of
-from lrnas.study.retrained import counting_runs, has_failed, is_done, is_duplicate, run_key
-from lrnas.study.study import Study, Summary
-from lrnas.training.checkpoint import CheckpointError, load_checkpoint
+from lrnas.study.retrained import final_front
+from lrnas.study.study import Study
 from lrnas.training.job import Job
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A network that is trained over all seeds."""
-
-    identity: str
-    architecture: Architecture
-    point: str | None
-    """Its name, if it is one of the paper's networks."""
-    trial: int | None
-    """Its number in the search, if it is one of its trials."""
-
-
-@dataclass
-class Retraining(Queue):
-    """The runs of a retraining, one trial per network and seed, all known from the start.
-
-    Args:
-        ledger: The ledger of the driver that trains them.
-        wanted: The runs to train now, as pairs of a network's identity and a seed; the study may have more runs.
-    """
-
-    wanted: list[tuple[str, int]] = field(default_factory=list)
-
-    def enqueue(self, networks: Sequence[Chosen], seeds: Sequence[int], costs: Mapping[str, Mapping[str, int]]) -> None:
-        """Put the runs of networks over seeds into the queue, the first seed of all networks first.
-
-        Args:
-            networks: The networks.
-            seeds: The seeds.
-            costs: Costs of each network, by identity.
-        """
-        self.wanted = [(network.identity, seed) for seed in seeds for network in networks]
-        runs = self.study.optuna_trials()
-        known = {run_key(run) for run in runs if not has_failed(run)}
-        failed = {run_key(run): run.number for run in runs if has_failed(run) and not is_duplicate(run)}  # the last
-        chosen = {network.identity: network for network in networks}
-        for identity, seed in self.wanted:
-            if (identity, seed) in known:
-                continue
-            network = chosen[identity]
-            # "after" is the number of a run that was given up, which may have a checkpoint
-            names = {"point": network.point, "trial": network.trial, "after": failed.get((identity, seed))}
-            facts = {
-                "id": identity,
-                "seed": seed,
-                "architecture": network.architecture.to_json(),
-                **{key: value for key, value in names.items() if value is not None},
-                **costs[identity],
-            }
-            self.study.optuna_study.enqueue_trial({}, user_attrs=facts)
-
-    def parts(self) -> str:
-        networks = len({network for network, _ in self.wanted})
-        seeds = len(self.wanted) // max(1, networks)
-        return f"{networks} networks × {seeds} seeds" if networks > 1 and seeds > 1 else ""
-
-    def take_over(self, folder: Path) -> None:
-        """Move the checkpoints of runs that were given up to the runs that replace them.
-
-        Args:
-            folder: The folder with the checkpoints of the retraining.
-        """
-        for run in self.study.optuna_trials((TrialState.WAITING,)):
-            if (before := run.user_attrs.get("after")) is None:
-                continue
-            old, new = trial_folder(folder, before), trial_folder(folder, run.number)
-            with suppress(CheckpointError, OSError):  # another driver may have moved it already
-                if not new.exists() and load_checkpoint(old) is not None:
-                    old.rename(new)
-                    known = self.study.optuna_trial(before).user_attrs
-                    self.ledger.write(
-                        run.number, {key: known[key] for key in ("curve", "epochs", "seconds") if key in known}
-                    )
-
-    def waiting_macs(self) -> list[int]:
-        """Multiply-accumulates of the wanted runs that wait, in the order of the queue."""
-        waiting = self.study.optuna_trials((TrialState.WAITING,))
-        return [run.user_attrs["macs"] for run in waiting if run_key(run) in self.wanted]
-
-    def faults(self, summary: Summary) -> dict[str, int]:
-        """Number of wanted runs that diverged or were given up, per status."""
-        runs = counting_runs(self.study.optuna_trials())
-        wanted = [runs[key] for key in self.wanted if key in runs]
-        ended = [run.user_attrs.get("status", "") for run in wanted if run.state.is_finished()]
-        return {status: ended.count(status) for status in FAULTS}
-
-    def spent(self) -> int:
-        """Number of wanted runs that are done or being trained."""
-        found = {
-            run_key(run)
-            for run in self.study.optuna_trials()
-            if run.state != TrialState.WAITING and not has_failed(run)
-        }
-        return len(found & set(self.wanted))
-
-    def left(self) -> int:
-        """Number of wanted runs that are not done; a diverged run is done."""
-        return len(set(self.wanted) - self._done())
-
-    def running(self) -> int:
-        """Number of wanted runs that some driver is training."""
-        found = {run_key(run) for run in self.study.optuna_trials((TrialState.RUNNING,))}
-        return len((found & set(self.wanted)) - self._done())
-
-    def _done(self) -> set[tuple[str, int]]:
-        return {run_key(run) for run in self.study.optuna_trials() if is_done(run)}
-
-    def ask(self, budget: int | None = None) -> Proposal | None:
-        """The next run; None if all wanted runs are done or taken by other drivers."""
-        self.ledger.sign()
-        wanted = set(self.wanted)
-        for run in self.study.optuna_trials((TrialState.WAITING,)):
-            if run_key(run) not in wanted or not self.ledger.claim(run):
-                continue
-            self.ledger.write(run.number, {"owner": self.ledger.driver, "trained": True})
-            if self._is_known(run):
-                continue
-            known = run.user_attrs
-            costs = {"macs": known["macs"], "params": known["params"]}
-            network = Architecture.from_json(known["architecture"])
-            return Proposal(run.number, network, known.get("point"), costs, known["seed"])
-        return None
-
-    def end_duplicates(self) -> None:
-        """End waiting runs that are done already: drivers that started together may have queued them twice."""
-        done = self._done()
-        for run in self.study.optuna_trials((TrialState.WAITING,)):
-            if run_key(run) in done and self.ledger.claim(run):
-                self.ledger.write(run.number, {"owner": self.ledger.driver})
-                self._is_known(run)
-
-    def _is_known(self, run: FrozenTrial) -> bool:
-        """Whether another trial is the same run and counts; if so, this one is ended as a duplicate."""
-        for other in self.study.optuna_trials():
-            is_first = is_done(other) or (other.number < run.number and not has_failed(other))
-            if is_first and run_key(other) == run_key(run):
-                reason = f"the same run as trial {other.number}"
-                self.ledger.end(run.number, TrialState.FAIL, "duplicate", reason, trained=False)
-                return True
-        return False
 
 
 def retrain(
@@ -203,7 +58,7 @@ def retrain(
     address: str | None = None,
     events: SearchEvents | None = None,
     progress: bool = True,
-) -> Retraining:
+) -> Runs:
     """Train networks of a search in full, over several seeds, and test them.
 
     The same call continues a retraining that exists; more seeds or other networks extend it.
@@ -211,7 +66,8 @@ def retrain(
     Args:
         name: Name of the search.
         trials: Numbers of trials whose networks are trained.
-        front: Whether to train the networks on the front; None: only if no trials are given.
+        front: Whether to train the networks on the front, that of the finals if there are any; None: only if no trials
+            are given.
         points: Whether to train the paper's networks of the space.
         seeds: Number of runs of each network.
         recipe: `full`, `paper`, `fast` or a TOML file of a recipe.
@@ -259,14 +115,14 @@ def retrain(
     return retraining
 
 
-def _open(search: Study, training: _Training) -> Retraining:
+def _open(search: Study, training: _Training) -> Runs:
     """The retraining of a search with these settings, new or as it exists."""
     name = f"{search.name}@{training.label}"
     optuna_study = create_optuna_study(name, storage_of(search.optuna_study), RETRAINED)
     advice = "give them, or another name to the recipe's file"
     manifest = check_manifest(optuna_study, training.manifest(search), advice)
     name_metrics(optuna_study, RETRAINED)
-    return Retraining(Ledger(Study(name, optuna_study, RETRAINED, manifest)))
+    return Runs(Ledger(Study(name, optuna_study, RETRAINED, manifest)))
 
 
 def _choose(
@@ -294,7 +150,9 @@ def _choose(
     names = {search.identify(network): point for point, network in reversed(paper.items())}
     numbers = {trial.identity: trial.number for trial in reversed(summary.trials) if trial.status == "completed"}
     networks = {search.identify(network): network for network in paper.values()} if points else {}
-    for trial in [*(by_number[number] for number in trials), *(summary.front if front else ())]:
+    finals = final_front(read_level(search))
+    best = [by_number[final.trial] for final in finals if final.trial in by_number] or summary.front
+    for trial in [*(by_number[number] for number in trials), *(best if front else ())]:
         networks.setdefault(trial.identity, trial.architecture)
         numbers.setdefault(trial.identity, trial.number)
     return [Chosen(key, network, names.get(key), numbers.get(key)) for key, network in networks.items()]
@@ -351,6 +209,11 @@ class _Training:
         changed = [f"{key}={str(fields[key]).lower()}" for key in fields if unchanged.get(key, ...) != fields[key]]
         self.label = ",".join([re.sub(r"[^\w.+-]", "-", Path(recipe).stem), *changed])
         """The recipe's name, and the fields that differ from it."""
+        if self.label in LEVEL_FOLDERS:
+            raise StudyError(
+                f"{' and '.join(LEVEL_FOLDERS)} are levels of a search, not recipes of a retraining; got {recipe}; "
+                "rename the file"
+            )
 
     def job(self, proposal: Proposal) -> Job:
         assert proposal.seed is not None

@@ -7,6 +7,7 @@ and Ray Tune, which runs them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from lrnas._messages import logger
 from lrnas.errors import LrnasError
 from lrnas.models.plan import TIMM
 from lrnas.searching.feasible import find_feasible
+from lrnas.searching.finals import open_levels, train_levels
 from lrnas.searching.progress import SearchEvents, progress_view
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.ray_cluster import check_sendable, pick_workers, running_ray
@@ -28,6 +30,7 @@ from lrnas.searching.setup import SearchTraining
 from lrnas.spaces.space import load_space
 from lrnas.study.folder import begin_anew, create_optuna_study, delete_if_empty, study_folder, trials_folder
 from lrnas.study.ledger import Ledger
+from lrnas.study.levels import SHORT
 from lrnas.study.manifest import OtherSettings, StudyError, has_results, keep_limits, read_manifest
 from lrnas.study.objectives import Limits
 from lrnas.study.open import name_metrics, open_study
@@ -112,6 +115,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     name_metrics(stored, training.objectives)
     keep_limits(stored, limits.given())
     study = Study(name, stored, training.objectives, manifest)
+    later = open_levels(study, training.levels, settings.studies) if settings.finals else {}
     proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)
 
     # the trials
@@ -124,17 +128,26 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             logger.info(f"{proposals.import_from(other)} networks of {settings.warm_start} taken over")
         _enqueue_first(proposals, feasible, settings.budget)
         events.started(proposals, settings.budget, training.dense_macs())
+        if later:
+            logger.info(
+                f"then the best networks are trained in full: {settings.finals:.0%} of all training time, or what the "
+                "paper's networks need; --finals 0 leaves this out"
+            )
         from lrnas.searching.ray_tune import run_trials
 
         run_trials(
             proposals,
-            lambda proposal: training.job(proposal.architecture),
+            functools.partial(training.job_at, SHORT),
             checkpoints,
             budget=settings.budget,
             rungs=training.rungs,
             workers=workers,
             notify=events.changed,
         )
+        if later:
+            train_levels(
+                proposals, training, later, settings.studies, share=settings.finals, workers=workers, events=events
+            )
     return study
 
 

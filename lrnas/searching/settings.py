@@ -26,6 +26,10 @@ FREE = "how it is searched (may change when the study continues)"
 PLACE = "where things are"
 
 
+MAX_FINALS = 0.95
+"""Largest share of the training time that can go to the later levels."""
+
+
 class InvalidSettings(LrnasError, ValueError):
     """A setting that is missing or has a value of the wrong kind."""
 
@@ -168,6 +172,9 @@ class SearchSettings:
     set: Mapping[str, Any] | None = setting(CHANGES, "FIELD=VALUE")
     """Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); may be given several times. In a study file it
     is a table, in Python a mapping."""
+    final_epochs: int | None = setting(WHOLE, "N")
+    """Train networks in full for N epochs, with the recipe full (default: the recipe's, 9 on digits, but at most 8
+    times the epochs of the search)."""
     min_epochs: int | None = setting(WHOLE, "N")
     """Train every network for at least N epochs before early stopping (default: no early stopping with the schedule
     one_cycle, whose accuracies mean little before its end; else one ninth of --epochs)."""
@@ -207,6 +214,10 @@ class SearchSettings:
     """Skip networks that take more than MS milliseconds for a batch, e.g. 2.5."""
     warm_start: str | None = setting(TEXT, "STUDY", group=FREE)
     """Take over the networks that STUDY trained in full; apart from the space, its pinned settings must be the same."""
+    finals: float = setting(NUMBER, "SHARE", 0.5, group=FREE)
+    """Use this share of the training time to train the best networks longer, and the front in full; 0: do not."""
+    final_seeds: int = setting(WHOLE, "N", 3, group=FREE)
+    """Train networks on the front N times in full, with different seeds, as far as the time of --finals allows."""
     concurrency: int | None = setting(WHOLE, "N", group=FREE)
     """Train at most N networks at a time (default: as many as fit)."""
     cpus_per_trial: float = setting(NUMBER, "N", 1, group=FREE)
@@ -229,6 +240,12 @@ class SearchSettings:
             object.__setattr__(self, name, _read_setting(name, getattr(self, name)))
         if self.budget < 1:
             raise InvalidSettings(f"the budget must be at least 1 network; got {self.budget}; for example 20")
+        if not 0 <= self.finals <= MAX_FINALS:
+            raise InvalidSettings(
+                f"the share of the finals must be from 0 to {MAX_FINALS}; got {self.finals:g}; for example 0.5"
+            )
+        if self.final_seeds < 1:
+            raise InvalidSettings(f"finals need at least 1 seed; got {self.final_seeds}; for example 3")
 
     def to_dict(self) -> dict[str, Any]:
         """The settings that are not at their defaults, for a manifest.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,12 @@ from lrnas.data.catalog import load_set
 from lrnas.data.names import data_folder, is_stream, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import deployed_form, has_norms, make_plan, training_size
-from lrnas.recipes import InvalidRecipe, get_recipe
+from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.searching.early_stopping import rung_epochs
+from lrnas.searching.proposals import Proposal
 from lrnas.searching.settings import SearchSettings
 from lrnas.spaces.space import SearchSpace
+from lrnas.study.levels import FULL, LONGER, SHORT, Level
 from lrnas.study.manifest import SETTINGS, check_manifest, names_of, read_manifest
 from lrnas.study.objectives import Costs, pick_objectives
 from lrnas.training.custom import Trainable
@@ -32,8 +35,12 @@ if TYPE_CHECKING:
 
 FEW_IMAGES = 100
 """Number of validation images below which a remark says how coarse their accuracy is."""
-QUICK_EPOCHS = {"digits": 3}
-"""Epochs in place of the recipe's, for data sets that are learned quickly."""
+QUICK_EPOCHS = {"digits": {"short": 3, "full": 9}}
+"""Epochs in place of the recipe's, by data set and level, for data sets that are learned quickly."""
+LONGER_FACTOR, FULL_FACTOR = 3, 8
+"""A training at level `longer` has 3 times the epochs of a short one, one at level `full` at most 8 times as many."""
+FIRST_FINAL_SEED = 1000
+"""Seeds of the later levels begin this far above the search's, so that retrainings, which begin at 1, have others."""
 SAMPLED_NETWORKS, SAMPLING_SECONDS = 24, 20.0
 """Number of networks whose layers are measured before trials run on the same device, and seconds for that."""
 
@@ -81,10 +88,18 @@ class SearchTraining:
         if settings.epochs is not None:
             changes["epochs"] = settings.epochs
         elif self.data_name in QUICK_EPOCHS:
-            changes.setdefault("epochs", QUICK_EPOCHS[self.data_name])
+            changes.setdefault("epochs", QUICK_EPOCHS[self.data_name][SHORT])
         size, backbone = self.data.image_size, space.backbones[0]
         norms = has_norms(backbone, space.batch_norm)
-        self.recipe = get_recipe(settings.recipe, backbone, size, num_images, changes, norms=norms, own_crops=own_crops)
+        make_recipe = functools.partial(
+            get_recipe,
+            backbone=backbone,
+            image_size=size,
+            num_images=num_images,
+            norms=norms,
+            own_crops=own_crops,
+        )
+        self.recipe = make_recipe(settings.recipe, changes=changes)
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
         self.input_size = self.recipe.crop or size
@@ -94,6 +109,31 @@ class SearchTraining:
             first = self.recipe.epochs
         self.rungs = rung_epochs(first, self.recipe.epochs)
         self.objectives = pick_objectives(settings.objectives)
+        self.levels = self._make_levels(make_recipe)
+
+    def _make_levels(self, make_recipe: Callable[..., Recipe]) -> dict[str, Level]:
+        """The levels by name, from the shortest training to the longest; `longer` only if it is clearly between."""
+        settings, recipe = self.settings, self.recipe
+        short = Level(SHORT, recipe, (settings.seed,))
+        if not settings.finals:
+            return {SHORT: short}
+        first = settings.seed + FIRST_FINAL_SEED
+        seeds = tuple(range(first, first + settings.final_seeds))
+        changes = {name: value for name, value in (settings.set or {}).items() if name != "epochs"}
+        epochs = settings.final_epochs or QUICK_EPOCHS.get(self.data_name, {}).get(FULL)
+        given = {} if epochs is None else {"epochs": epochs}
+        try:
+            full = make_recipe("full", changes=changes | given)
+        except InvalidRecipe:  # for example changes of another schedule
+            full = make_recipe("full", changes=given)
+        if settings.final_epochs is None:
+            full = dataclasses.replace(full, epochs=min(full.epochs, FULL_FACTOR * recipe.epochs))
+            if full.epochs <= recipe.epochs:
+                full = recipe  # the search trains in full already; the finals add seeds
+        longer = dataclasses.replace(recipe, epochs=LONGER_FACTOR * recipe.epochs)
+        is_between = 2 * longer.epochs <= full.epochs
+        levels = [short, *([Level(LONGER, longer, seeds[:1])] if is_between else []), Level(FULL, full, seeds)]
+        return {level.name: level for level in levels}
 
     def study_name(self) -> str:
         """The default name of the study: the name of the space, of the data and of the user's own function."""
@@ -108,10 +148,11 @@ class SearchTraining:
         is_free = self.settings.image_size is None and is_stream(self.data_name)
         return is_free and image_size != self.data.image_size
 
-    def job(self, architecture: Architecture) -> Job:
-        """The training of one network."""
-        seed, folder = self.settings.seed, self.settings.data_dir
-        job = Job(architecture, self.data_name, self.recipe, seed, self.smallest, folder, self.image_size)
+    def job_at(self, level: str, proposal: Proposal) -> Job:
+        """The training of a proposed network at a level."""
+        seed, folder = self.settings.seed if proposal.seed is None else proposal.seed, self.settings.data_dir
+        recipe, network = self.levels[level].recipe, proposal.architecture
+        job = Job(network, self.data_name, recipe, seed, self.smallest, folder, self.image_size)
         return job if self.trainable is None else dataclasses.replace(job, trainable=self.trainable, images=self.data)
 
     def pin(self, study: optuna.Study, threads: int) -> dict[str, Any]:

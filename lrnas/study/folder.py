@@ -21,6 +21,9 @@ from lrnas.study.optuna_internals import id_of_study, storage_of
 from lrnas.study.storage import DATABASE, open_storage
 
 FIRST_SEARCH = "begin with `lrnas search --space nin --budget 20`"
+LEVEL_FOLDERS = ("longer", "finals")
+"""Names after the @ of the studies of a search's later levels, and of the folders with their checkpoints. All other
+names after an @ are recipes of retrainings."""
 MAX_NAMES = 16
 """Largest number of names of studies that an error message lists."""
 
@@ -30,7 +33,7 @@ class Deleted:
     """Studies that were deleted."""
 
     trials: dict[str, int]
-    """Number of trials per study: the search's own, and those of its retrainings."""
+    """Number of trials per study: the search's own, and those of its later levels and retrainings."""
     folder: Path | None
     """The folder that was deleted, if there was one."""
 
@@ -67,10 +70,12 @@ def study_folder(studies: str | Path, name: str) -> Path:
 
 
 def trials_folder(studies: str | Path, name: str) -> Path:
-    """The folder with the checkpoints of a search's trials, or of a retraining's (SEARCH@RECIPE)."""
-    search, _, recipe = name.partition("@")
+    """The folder with the checkpoints of a search's trials, of a later level, or of a retraining (SEARCH@RECIPE)."""
+    search, _, part = name.partition("@")
     folder = study_folder(studies, search)
-    return folder / "retrained" / recipe if recipe else folder / "trials"
+    if part in LEVEL_FOLDERS:
+        return folder / part
+    return folder / "retrained" / part if part else folder / "trials"
 
 
 def trial_folder(trials: Path, number: int) -> Path:
@@ -79,10 +84,10 @@ def trial_folder(trials: Path, number: int) -> Path:
 
 
 def delete_study(name: str, *, storage: str | None = None, studies: str | Path = "studies") -> Deleted:
-    """Delete a search with its retrainings and its folder, or one retraining.
+    """Delete a search with its later levels, its retrainings and its folder, or one of these levels or retrainings.
 
     Args:
-        name: The name of the search, or SEARCH@RECIPE for one retraining.
+        name: The name of the search, SEARCH@RECIPE for one retraining, SEARCH@finals or SEARCH@longer for one level.
         storage: A database URL or `journal:FILE`; by default the file in the study's folder.
         studies: The folder where studies are kept.
 
@@ -142,9 +147,13 @@ def begin_anew(
     if has_results(study) or living_drivers(study):
         raise error
     logger.info(f"{study.study_name} was begun with other settings ({error.found}) and has no results: it begins anew")
-    storage_of(study).delete_study(id_of_study(study))
+    storage = storage_of(study)
+    names = [study.study_name, *(f"{study.study_name}@{level}" for level in LEVEL_FOLDERS)]
+    for each in optuna.get_all_study_names(storage):
+        if each in names:  # the later levels of a search without results have none either
+            storage.delete_study(storage.get_study_id_from_name(each))
     _remove(folder)
-    return create_optuna_study(study.study_name, storage_of(study), objectives)
+    return create_optuna_study(study.study_name, storage, objectives)
 
 
 def create_optuna_study(

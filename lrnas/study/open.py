@@ -11,7 +11,7 @@ import optuna
 from lrnas.errors import UnknownName
 from lrnas.study.folder import no_such_study, study_folder, study_names
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import RETRAINS, StudyError, read_manifest
+from lrnas.study.manifest import LEVEL, RETRAINS, StudyError, read_manifest
 from lrnas.study.objectives import RETRAINED, Objective, pick_objectives
 from lrnas.study.storage import DATABASE, open_storage
 from lrnas.study.study import Study
@@ -30,10 +30,10 @@ def open_study(
     """Open a study that exists, to read it.
 
     Args:
-        name: The name of the search, or SEARCH@RECIPE for a retraining.
+        name: The name of the search; SEARCH@RECIPE for a retraining; SEARCH@longer or SEARCH@finals for a later level.
         storage: A database URL or `journal:FILE`; by default the file in the study's folder.
         studies: The folder where studies are kept.
-        allow_retraining: Whether the study may be a retraining; if not, one is refused.
+        allow_retraining: Whether the study may be a retraining or a later level; if not, it is refused.
 
     Returns:
         The study.
@@ -55,6 +55,11 @@ def open_study(
         raise StudyError(
             f"this needs a search, which has a front; got {name}, a retraining of {search}; "
             f"`{where.command('retrain', name)}` shows its results"
+        )
+    if LEVEL in manifest and not allow_retraining:
+        command = where.command("front", name.partition("@")[0])
+        raise StudyError(
+            f"this needs a search; got {name}, a later level of one; `{command} --level {manifest[LEVEL]}` shows it"
         )
     objectives = RETRAINED if search is not None else pick_objectives(manifest["objectives"])
     return Study(name, optuna_study, objectives, manifest)

@@ -1,10 +1,12 @@
-"""Networks of studies by name: STUDY:TRIAL, STUDY:best, or STUDY@RECIPE:RUN for a run of a retraining.
+"""Networks of studies by name: STUDY:TRIAL or STUDY:best, STUDY@RECIPE:RUN for a run of a retraining, STUDY@finals:RUN.
 
-TRIAL and RUN are a number, or a network's name as tables show it.
+TRIAL and RUN are a number, or a network's name as tables show it. If some networks of a search were trained in full,
+STUDY:best is the best of them.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ FORM = re.compile(r"([^/:]+):([^:]+)")
 
 @dataclass(frozen=True, slots=True)
 class StudyNetwork:
-    """A trial of a search, or a run of a retraining."""
+    """A trial of a search, or a run of a later level or of a retraining."""
 
     study: Study
     trial: Trial
@@ -47,15 +49,20 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
     if found is None:
         return None
     try:
-        from lrnas.study.open import open_study  # with Optuna
+        from lrnas.study.levels import FULL, SUFFIXES, read_level  # with Optuna
+        from lrnas.study.open import open_study
     except ImportError as error:
         raise MissingExtra("a study", error.name, "search") from None
     name, which = found[1], found[2]
     study = open_study(name, storage=storage, studies=studies, allow_retraining=True)
-    is_retraining = "@" in name
-    command = Whereabouts(str(studies), storage).command("retrain" if is_retraining else "front", name)
+    if "@" not in name and which == "best" and any(final.accuracies for final in read_level(study)):
+        name = f"{name}@{SUFFIXES[FULL]}"
+        study = open_study(name, storage=storage, studies=studies, allow_retraining=True)
+    is_retraining = _is_retraining(study)
+    where = Whereabouts(str(studies), storage)
+    command = where.command("retrain", name) if is_retraining else where.command("front", name.partition("@")[0])
     look = f"`{command}` shows {'them' if is_retraining else 'the best ones'}"
-    return StudyNetwork(study, (_find_run if is_retraining else _find_trial)(study, which, look))
+    return StudyNetwork(study, (_find_run if "@" in name else _find_trial)(study, which, look))
 
 
 def check_no_study(source: str, studies: str | Path = "studies", storage: str | None = None) -> None:
@@ -83,17 +90,28 @@ def _find_trial(study: Study, which: str, look: str) -> Trial:
     return min(named, key=lambda trial: (trial.status != "completed", trial.number))
 
 
+def _is_retraining(study: Study) -> bool:
+    from lrnas.study.manifest import RETRAINS  # with Optuna
+
+    return RETRAINS in study.manifest
+
+
 def _find_run(study: Study, which: str, look: str) -> Trial:
-    from lrnas.study.retrained import read_finals
+    from lrnas.study.retrained import gather_runs, open_search, read_finals
 
     name = study.name
-    if which == "best":
+    is_retraining = _is_retraining(study)
+    if which == "best" and is_retraining:
         raise LrnasError(
             f"nothing is chosen by test accuracy; got {name}:best; name a network or the number of a run, {look}"
         )
     if which.isdecimal():
         return _find_number(study, int(which), look)
-    finals = read_finals(study)
+    search, _, part = name.partition("@")
+    finals = read_finals(study) if is_retraining else gather_runs(study.optuna_study, part, open_search(study, search))
+    if which == "best":
+        done = [final for final in finals if math.isfinite(final.mean)]
+        which = max(done, key=lambda final: final.mean).identity if done else which
     final = next((final for final in finals if which in (final.name, final.identity)), None)
     if final is None:
         raise UnknownName(f"network of {name}", which, [final.name for final in finals], f"; {look}")

@@ -18,7 +18,8 @@ from optuna.trial import FrozenTrial
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import UnknownName
 from lrnas.sampling.pareto import front_indices
-from lrnas.study.manifest import MANIFEST, RETRAINS, data_name
+from lrnas.study.folder import LEVEL_FOLDERS
+from lrnas.study.manifest import LEVEL, MANIFEST, RETRAINS, StudyError, data_name
 from lrnas.study.objectives import cost_objectives, pick_objectives
 from lrnas.study.optuna_internals import get_trial, storage_of
 from lrnas.study.study import Study
@@ -42,7 +43,7 @@ class Final(OverSeeds):
     recipe: str
     seeds: tuple[int, ...]
     accuracies: tuple[float, ...]
-    """Test accuracy per seed, measured once, after training."""
+    """Accuracy per seed after training: on test images in a retraining, on validation images at a level of a search."""
     runs: tuple[int, ...] = ()
     """Numbers of its runs in SEARCH@RECIPE, one per seed; `lrnas export` finds weights by them."""
     diverged: int = 0
@@ -55,17 +56,22 @@ class Final(OverSeeds):
     """Reason of the last failure."""
     costs: tuple[str, ...] = ("macs",)
     """Names of the search's cost objectives, by which networks are compared."""
+    latency: float | None = None
+    """Milliseconds for a batch; None in a retraining, and if the search does not measure latency."""
+    promised: tuple[float, float] | None = None
+    """Accuracy that was predicted when a search chose the network for this level, and its standard deviation."""
     known_as: str | None = None
     """Its name, if it is a uniform network of the space."""
 
     @property
-    def known_costs(self) -> dict[str, int]:
-        """The costs by which this network is compared: MACs and parameters as far as the search had them, else MACs."""
+    def known_costs(self) -> dict[str, float]:
+        """The costs by which this network is compared: the search's, as far as they are known, else MACs."""
         known = {"macs": self.macs, "params": self.params}
-        return {name: known[name] for name in self.costs if name in known} or {"macs": self.macs}
+        timed = {} if self.latency is None else {"latency": self.latency}
+        return {name: (known | timed)[name] for name in self.costs if name in known | timed} or {"macs": self.macs}
 
     @property
-    def cheapest_first(self) -> tuple[tuple[int, ...], str]:
+    def cheapest_first(self) -> tuple[tuple[float, ...], str]:
         """Sort key: the known costs, then the identity."""
         return tuple(self.known_costs.values()), self.identity
 
@@ -150,6 +156,8 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
     Returns:
         The retraining; None if the search has none.
     """
+    if LEVEL in study.manifest:
+        raise StudyError(f"a retraining is needed; got {study.name}, a level of a search; `lrnas front` shows it")
     retraining, search = study.optuna_study, study.manifest.get(RETRAINS)
     if search is not None:
         recipe, known = study.name.partition("@")[2], []
@@ -161,13 +169,7 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
             return None
         recipe = recipe or known[-1]
         retraining = optuna.load_study(study_name=f"{study.name}@{recipe}", storage=storage_of(retraining))
-    # "params" is written last: another driver may be in the middle of writing a run
-    written = [run for run in retraining.get_trials(deepcopy=False) if "params" in run.user_attrs]
-    runs: dict[str, list[FrozenTrial]] = {}
-    for (network, _), run in sorted(counting_runs(written).items()):
-        runs.setdefault(network, []).append(run)
-    searched = _open_search(study, search)
-    finals = sorted((_final(recipe, searched, some) for some in runs.values()), key=lambda final: final.cheapest_first)
+    finals = gather_runs(retraining, recipe, open_search(study, search))
     manifest = retraining.user_attrs[MANIFEST]
     others = tuple(f"{search}@{other}" for other in known if other != recipe)
     has_points = bool(manifest["space"]["points"])
@@ -176,7 +178,23 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
     )
 
 
-def _open_search(study: Study, search: str) -> optuna.Study | None:
+def gather_runs(study: optuna.Study, recipe: str, searched: optuna.Study | None) -> list[Final]:
+    """The networks of a study of runs, cheapest first, with the results of all runs that are done so far.
+
+    Args:
+        study: A retraining, or a later level of a search.
+        recipe: Its name after the @.
+        searched: The search; None if it was deleted.
+    """
+    # "params" is written last: another driver may be in the middle of writing a run
+    written = [run for run in study.get_trials(deepcopy=False) if "params" in run.user_attrs]
+    runs: dict[str, list[FrozenTrial]] = {}
+    for (network, _), run in sorted(counting_runs(written).items()):
+        runs.setdefault(network, []).append(run)
+    return sorted((_final(recipe, searched, some) for some in runs.values()), key=lambda final: final.cheapest_first)
+
+
+def open_search(study: Study, search: str) -> optuna.Study | None:
     """The search of a retraining; None if it was deleted."""
     if study.name == search:
         return study.optuna_study
@@ -225,10 +243,10 @@ def counting_runs(runs: Iterable[FrozenTrial]) -> dict[tuple[str, int], FrozenTr
 
 
 def final_front(finals: Iterable[Final]) -> list[Final]:
-    """The networks that no other one dominates, by mean test accuracy and known costs.
+    """The networks that no other one dominates, by mean accuracy and known costs.
 
     Args:
-        finals: Networks trained with one recipe, from `read_finals`.
+        finals: Networks trained with one recipe, from `read_finals` or `read_level`.
 
     Returns:
         The front, cheapest first.
@@ -271,6 +289,7 @@ def _final(recipe: str, searched: optuna.Study | None, runs: Sequence[FrozenTria
     done = [run for run in runs if is_done(run)]
     tested = [run for run in done if run.user_attrs["status"] == "completed"]
     failed = [run for run in runs if has_failed(run)]
+    is_tested = recipe not in LEVEL_FOLDERS
     point, trial = first.get("point"), first.get("trial")
     return Final(
         identity=first["id"],
@@ -281,12 +300,14 @@ def _final(recipe: str, searched: optuna.Study | None, runs: Sequence[FrozenTria
         params=first["params"],
         recipe=recipe,
         seeds=tuple(run.user_attrs["seed"] for run in tested),
-        accuracies=tuple(run.user_attrs["test_accuracy"] for run in tested),
+        accuracies=tuple(run.user_attrs["test_accuracy" if is_tested else "accuracy"] for run in tested),
         runs=tuple(run.number for run in tested),
         diverged=len(done) - len(tested),
         open=len(runs) - len(done) - len(failed),
         failed=len(failed),
         reason=max(failed, key=lambda run: run.number).user_attrs.get("reason", "") if failed else "",
         costs=("macs",) if searched is None else _costs(searched),
+        latency=first.get("latency"),
+        promised=tuple(first["promised"]) if "promised" in first else None,
         known_as=None if point or trial is None or searched is None else _name_in(searched, trial, first["id"]),
     )

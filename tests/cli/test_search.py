@@ -6,7 +6,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from small_studies import SPACE, cost, make_proposals, make_search
+from small_studies import SPACE, cost, make_finals, make_proposals, make_search
 
 from lrnas.cli import output as terminal
 from lrnas.cli.main import main
@@ -53,6 +53,35 @@ def test_a_narrow_terminal_shows_what_is_on_the_front(
     rows = [line.rstrip() for line in capsys.readouterr().out.splitlines() if " %" in line]
     assert [row.rsplit("  ", 1)[1] for row in rows] == ["front", "front", "front, paper", "beaten, paper"]
     assert max(map(len, rows)) <= 80
+
+
+def test_finals_are_shown_if_there_are_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Accuracies of one level only, with deviations over seeds, and what was promised."""
+    search = make_search(tmp_path / "s")
+    results = {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.93,), "dense-x0.5": (0.92, 0.90), "dense-x0.25": (0.0,)}
+    make_finals(search, results)
+
+    def show(*options: str) -> str:
+        assert main(["front", "s", "--studies", str(tmp_path), *options]) == 0
+        return capsys.readouterr().out
+
+    table = show()
+    rows = {words[0]: " ".join(words[1:]) for line in table.splitlines() if len(words := line.split()) > 5}
+    assert "70.00" not in table and "s: networks trained at level full" in table
+    assert rows["nin-c3-lr"].startswith("2 95.50 ± 0.71 % 2 90.00 ± 1.00 %")
+    assert rows["nin-c3-lr"].endswith("0 front, paper") and rows["lr-x0.25"].endswith("0 front by fewer runs")
+    assert rows["dense-x0.5"].endswith("0 beaten") and rows["dense-x0.25"].startswith("1 – 0 90.00 ± 1.00 %")
+    outcome = "nin-c3-lr: 95.50 ± 0.71 % (2 seeds); lr-x0.25 at 0.055 of its MACs: promised 90.00 ± 1.00 %, measured "
+    assert f"{outcome}93.00 % (1 seed)." in table
+    data = json.loads(show("--json"))
+    assert data["level"] == "full" and [row["name"] for row in data["front"]] == ["lr-x0.25", "nin-c3-lr"]
+    assert data["front"][1]["mean"] == pytest.approx(0.955) and data["front"][1]["promised"] == [0.9, 0.01]
+    assert [(row["point"]["name"], row["rival"]["name"]) for row in data["outcomes"]] == [("nin-c3-lr", "lr-x0.25")]
+    short = json.loads(show("--json", "--level", "short"))
+    assert short["level"] == "short" and [row["accuracy"] for row in short["front"]] == [0.7, 0.8, 0.9]
+    assert "has no network trained at level longer yet" in show("--level", "longer")
+    assert main(["front", "s", "--studies", str(tmp_path), "--level", "all"]) == 2
+    assert "unknown level 'all'" in capsys.readouterr().err
 
 
 def test_suggested_commands_name_the_folder_of_the_study(

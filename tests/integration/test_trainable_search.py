@@ -21,7 +21,7 @@ from lrnas.training.checkpoint import recorded_curve
 
 pytestmark = [pytest.mark.slow]
 DOCS = Path(__file__).parent.parent.parent / "docs"
-SMALL = ["--name", "s", "--budget", "4", "--max-macs", "1.3M", "--concurrency", "2"]
+SMALL = ["--name", "s", "--budget", "4", "--max-macs", "1.3M", "--concurrency", "2", "--finals", "0"]
 """Options for networks that train in seconds; the paper's networks break the limit."""
 
 
@@ -142,7 +142,7 @@ def train(model, run):
         run.report(float(Path("rate.txt").read_text()), outputs=model(images).shape[1])
 
 if __name__ == "__main__":
-    study = lrnas.search("nin", budget=2, name="s", data="digits", max_macs=1_300_000, trainable=train, concurrency=1)
+    study = lrnas.search("nin", budget=2, name="s", data="digits", max_macs=1_300_000, trainable=train, finals=0)
     print(study.manifest["trainable"], [(trial.accuracy, dict(trial.metrics)) for trial in study.trials()[-1:]])
 """)
     code, log = run(folder, sys.executable, "script.py")

@@ -18,6 +18,7 @@ from filled_studies import fill_study
 from pages import read_data
 from PIL import Image
 from retrainings import FOUND, retrain_by_hand, some_finals
+from small_studies import make_finals, make_search
 
 from lrnas.reporting.html import make_page, pack
 from lrnas.reporting.report import PALETTE, Report, make_report
@@ -59,6 +60,15 @@ def test_names_do_not_become_markup(tmp_path: Path) -> None:
     assert EVIL not in page and "&lt;img src=x" in page
     assert page.count("</script>") == 3
     assert read_data(page)["studies"][0]["name"] == EVIL
+
+
+def test_finals_are_data_of_the_page() -> None:
+    search = make_search()
+    assert read_data(make_page(make_report([search])))["studies"][0]["finals"] == []
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.0,)})
+    (final,) = read_data(make_page(make_report([search])))["studies"][0]["finals"]  # the other one diverged
+    assert (final["name"], final["trial"], final["mark"], final["promised"]) == ("nin-c3-lr", 2, "front", [0.9, 0.01])
+    assert final["mean"] == pytest.approx(0.955) and final["deviation"] == pytest.approx(0.0070711, abs=1e-6)
 
 
 def test_numbers_that_json_does_not_have() -> None:

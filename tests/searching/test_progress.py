@@ -4,13 +4,15 @@ from typing import Any
 
 import optuna
 import pytest
-from small_studies import SPACE, cost, make_proposals
+from small_studies import SPACE, cost, make_finals, make_proposals, make_search
 
 from lrnas._messages import logger
 from lrnas.searching import progress
+from lrnas.searching.finals import Promotions
 from lrnas.searching.progress import MIN_NETWORKS, ProgressView, SearchEvents, Work, progress_view, seconds_left
 from lrnas.searching.retrain import retrain
 from lrnas.searching.search import search
+from lrnas.study.ledger import Ledger
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -49,6 +51,17 @@ def test_running_trials_are_shown_before_any_ends(
         "training nin, epoch 1 of 3; nin-c3, epoch 1 of 3",
         "training nin, epoch 2 of 3; nin-c3, epoch 1 of 3",
     ]
+
+
+def test_a_later_level_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lrnas")
+    study = make_finals(make_search(), {"nin-c3-lr": (0.95, 0.0)})
+    view = ProgressView()
+    view.started(Promotions(Ledger(study)), None)
+    view.changed("ended")
+    line = "s@finals: level full, 2 done; training on digits, images of 8×8 pixels, epochs: 9"
+    assert caplog.messages[0] == line
+    assert caplog.messages[1] == "2 runs at level full done, 0 running, 1 diverged"
 
 
 def test_time_left_depends_on_the_networks_that_wait() -> None:

@@ -28,6 +28,7 @@ EVERY_SETTING: dict[str, tuple[str, str, Any]] = {
     "recipe": ("paper", '"paper"', "paper"),
     "epochs": ("4", "4", 4),
     "set": ("lr=0.5", '{ lr = "0.5" }', {"lr": "0.5"}),
+    "final_epochs": ("30", "30", 30),
     "min_epochs": ("2", "2", 2),
     "batch_norm": ("", "false", False),
     "granularity": ("stage", '"stage"', "stage"),
@@ -46,6 +47,8 @@ EVERY_SETTING: dict[str, tuple[str, str, Any]] = {
     "max_params": ("2k", "2000", 2000),
     "max_latency": ("2.5ms", "2.5", 2.5),
     "warm_start": ("other", '"other"', "other"),
+    "finals": ("0.25", "0.25", 0.25),
+    "final_seeds": ("5", "5", 5),
     "concurrency": ("2", "2", 2),
     "cpus_per_trial": ("0.5", "0.5", 0.5),
     "gpus_per_trial": ("1", "1", 1.0),
@@ -156,7 +159,9 @@ def test_a_study_file_that_is_wrong_gets_one_line(
 def test_errors_in_python_are_as_clear() -> None:
     settings = gather_settings("nin", {"budget": 3, "max_macs": "3M", "objectives": "accuracy, macs"})
     assert (settings.max_macs, settings.objectives) == (3_000_000, ("accuracy", "macs"))
-    with pytest.raises(LrnasError, match=r"unknown setting 'num_epochs'; did you mean min_epochs or epochs\?"):
+    with pytest.raises(
+        LrnasError, match=r"unknown setting 'num_epochs'; did you mean min_epochs or epochs or final_epochs\?"
+    ):
         lrnas.search("nin", budget=20, num_epochs=3)
     with pytest.raises(InvalidSettings, match=r"^epochs takes a whole number; got 2.5; for example 20$"):
         lrnas.search("nin", budget=20, epochs=2.5)
@@ -217,7 +222,8 @@ def test_there_are_presets() -> None:
     names = {file.stem for file in STUDIES.glob("*.toml")}
     assert names >= {"demo", "nin-cifar10", "vgg11-cifar10", "googlenet-cifar10", "resnet18-cifar10"}
     assert "lrnas search studies/demo.toml" in (STUDIES.parent / "Makefile").read_text()
-    assert gather_settings(str(STUDIES / "demo.toml"), {}).to_dict() == {"space": "nin", "data": "digits", "budget": 16}
+    demo = gather_settings(str(STUDIES / "demo.toml"), {})
+    assert (demo.space, demo.data, demo.budget, demo.max_macs) == ("nin", "digits", 16, 8_000_000)
 
 
 def test_the_study_file_in_the_docs_is_understood(tmp_path: Path) -> None:

@@ -111,11 +111,25 @@ function placesOf(study, studyNumber, wanted) {
   return found;
 }
 
+/** Places of the networks that a search trained in full, by their mean accuracy over seeds. */
+function finalPlaces(study, studyNumber) {
+  const axis = currentAxis();
+  return study.finals.flatMap((final) => {
+    const i = study.networks.findIndex((network) => network.number === final.trial);
+    if (i < 0 || final[axis.name] == null) return [];
+    const network = { ...study.networks[i], on_front: Boolean(final.mark) };
+    const promised = final.promised == null ? "" : `<br>promised: ${(100 * final.promised[0]).toFixed(2)} ± ${(100 * final.promised[1]).toFixed(2)} %`;
+    const text = `<b>${plain(final.name)}</b>, trial ${final.trial}<br>${describeRuns(final)}${promised}<br>${shortNumber(final.macs)} MACs, ${shortNumber(final.params)} parameters`;
+    return [{ x: final[axis.name] / axis.unit, y: 100 * final.mean, bar: final.deviation == null ? NaN : 100 * final.deviation, network, key: [studyNumber, i], text }];
+  });
+}
+
 function pointTrace(study, places, name, marker, more = {}) {
+  const bars = places.some((p) => p.bar) ? { error_y: { type: "data", array: places.map((p) => p.bar), color: marker.color, thickness: 1.2, width: 4 } } : {};
   return {
     type: "scatter", mode: "markers", name, x: places.map((p) => p.x), y: places.map((p) => p.y), marker,
-    customdata: places.map((p) => p.key), text: places.map((p) => describe(study, p.network)),
-    hovertemplate: "%{text}<extra></extra>", ...more,
+    customdata: places.map((p) => p.key), text: places.map((p) => p.text ?? describe(study, p.network)),
+    hovertemplate: "%{text}<extra></extra>", ...bars, ...more,
   };
 }
 
@@ -171,15 +185,18 @@ function drawFront() {
   const several = studies.length > 1;
   const traces = [];
   const every = { full: [], partial: [], paper: [] };
+  // accuracies of different levels of training are never in one line: either all studies show their finals, or none does
+  const isFinal = studies.every((study) => study.finals.length);
+  const faint = isFinal ? "after short training" : "stopped early";
   studies.forEach((study, i) => {
-    const full = placesOf(study, i, (network) => network.is_full);
-    const partial = placesOf(study, i, (network) => network.is_partial);
+    const full = isFinal ? finalPlaces(study, i) : placesOf(study, i, (network) => network.is_full);
+    const partial = placesOf(study, i, (network) => (isFinal ? network.is_full : network.is_partial));
     const steps = staircase(full);
     const name = several ? plain(study.name) : "trained in full";
     const group = { legendgroup: String(i), showlegend: false };
     if (partial.length && page.showPartial) {
       const shown = several ? group : {};
-      traces.push(asDots(pointTrace(study, partial, "stopped early", { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown)));
+      traces.push(asDots(pointTrace(study, partial, faint, { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown)));
     }
     traces.push({ type: "scatter", mode: "lines", name: "best for the cost shown", legendrank: 1001, x: steps.map((p) => p.x), y: steps.map((p) => p.y),
       line: { shape: "hv", color: studyColour(i), width: 1.6 }, hoverinfo: "skip", ...(several ? group : {}) });
@@ -203,11 +220,15 @@ function drawFront() {
   byId("front-empty").textContent = `This cost is not known for any trained network: ${currentAxis().label}. Choose another cost.`;
   if (isEmpty) return;
   if (several) traces.push(legendLine("best for the cost shown"));
+  byId("front-faint").textContent = faint;
+  byId("front-kind").textContent = isFinal
+    ? "Validation accuracy after full training, mean and standard deviation over seeds. Faint: all networks after the short training of the search, one seed."
+    : "Validation accuracy in the search, one seed. Solid: trained in full. Faint: stopped early, with the last accuracy.";
   byId("front-objectives").textContent = [...new Set(studies.map((study) => study.objectives.map(objectiveLabel).join(", ")))].join("; ");
   const ranges = frontRanges(every.full, page.showPartial || !every.full.length ? every.partial : []);
   const named = [...new Map(every.paper.map((p) => [several ? p.network.name + p.x + p.y : p.network.name, p])).values()];
   const best = Math.max(...[...every.full, ...every.partial].map((p) => p.y));
-  const label = `Validation accuracy against ${currentAxis().label}: ${every.full.length} networks trained in full, ${every.partial.length} stopped early, ` +
+  const label = `Validation accuracy against ${currentAxis().label}: ${every.full.length} networks trained in full, ${every.partial.length} ${faint}, ` +
     `at best ${best.toFixed(2)} %. The table of all trials has the numbers.`;
   draw("front", label, traces, {
     xaxis: { title: { text: currentAxis().label }, type: page.scale, range: ranges.x, ...costTicks("front", ranges.x) },

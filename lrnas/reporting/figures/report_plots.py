@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,13 @@ from lrnas.reporting.layer_view import SHADES, merge_orders
 from lrnas.reporting.report import PALETTE
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import Objective
+from lrnas.study.retrained import front_marks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from lrnas.reporting.report import Network, Report, StudyReport
+    from lrnas.study.retrained import Final
 
 FRONT_SIZE = (7.5, 5.0)
 """Width and height of figures of accuracy against cost, in inches."""
@@ -62,8 +64,10 @@ _Group = tuple[str, str | None, list[_Dot]]
 def plot_front(report: Report, path: style.Files) -> None:
     """Draw accuracy against cost, with the front ringed and the paper's networks named.
 
-    The paper's networks beyond a limit of the search are marked by their costs. For one study, networks stopped early
-    are shown in grey and a second cost is shown by colour. If there are several studies, each has its own colour.
+    The paper's networks beyond a limit of the search are marked by their costs. If all studies have networks trained in
+    full over several seeds, these are drawn, with error bars; the short trainings of a single study are shown faintly.
+    Otherwise short trainings are drawn: for one study, networks stopped early are shown in grey and a second cost is
+    shown by colour. If there are several studies, each has its own colour.
 
     Args:
         report: Report on one or several studies.
@@ -72,6 +76,9 @@ def plot_front(report: Report, path: style.Files) -> None:
     several = len(report.studies) > 1
     cost = report.axis
     shown = _with_colours(report.studies, lambda study: study.full or (not several and study.stopped))
+    if all(study.finals for _, study in shown):
+        _plot_final_front(shown, cost, path)
+        return
     first = shown[0][1]
     second = next((each for each in first.study.objectives if each.name not in ("accuracy", cost.name)), None)
     groups: list[_Group] = []
@@ -98,11 +105,44 @@ def plot_front(report: Report, path: style.Files) -> None:
             bar = figure.colorbar(ScalarMappable(colours), ax=axes, label=second.label)
             if isinstance(colours, LogNorm):
                 style.label_ticks(bar.ax.yaxis)
-        _draw_stopped(axes, first, cost)
+        full = [network.trial.accuracy or 0.0 for network in first.full]
+        _draw_faintly(axes, first.stopped, full, cost, "stopped early")
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %")
     _draw_networks(axes, groups, ("trained in full", "on the front"), colours)
     _mark_beyond_limits(axes, [study for _, study in shown], cost)
     style.save_figure(figure, path)
+
+
+def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objective, path: style.Files) -> None:
+    """Draw the networks that searches trained in full; never in one line with those trained shortly."""
+    several = len(studies) > 1
+    groups: list[_Group] = []
+    for colour, study in studies:
+        dots = _final_dots(study.finals, set(front_marks(study.finals)), cost)
+        groups.append((study.name, colour if several else None, dots))
+    figure = style.make_figure(*FRONT_SIZE)
+    axes = figure.subplots()
+    if not several:
+        study = studies[0][1]
+        _draw_faintly(axes, study.full, [final.mean for final in study.finals], cost, "after short training")
+    axes.set(xlabel=cost.label, ylabel="validation accuracy, %, mean ± sd over seeds")
+    _draw_networks(axes, groups, ("found, trained in full", "front by means"))
+    _mark_beyond_limits(axes, [study for _, study in studies], cost)
+    style.save_figure(figure, path)
+
+
+def _final_dots(finals: Iterable[Final], on_front: Container[str], cost: Objective) -> list[_Dot]:
+    """Networks with means over seeds, as dots; without those whose cost is unknown."""
+    return [
+        _Dot(
+            (value / cost.unit, 100 * final.mean),
+            final.point,
+            final.identity in on_front,
+            None if final.deviation is None else 100 * final.deviation,
+        )
+        for final in finals
+        if (value := getattr(final, cost.name)) is not None
+    ]
 
 
 def plot_finals(report: Report, path: style.Files) -> None:
@@ -118,16 +158,7 @@ def plot_finals(report: Report, path: style.Files) -> None:
     colours = dict(zip((study.name for study in report.studies), cycle(PALETTE), strict=False))
     groups: list[_Group] = []
     for tested in report.tested:
-        marks = tested.marks
-        dots = [
-            _Dot(
-                (getattr(final, cost.name) / cost.unit, 100 * final.mean),
-                final.point,
-                final.identity in marks,
-                None if final.deviation is None else 100 * final.deviation,
-            )
-            for final in tested.finals
-        ]
+        dots = _final_dots(tested.finals, tested.marks, cost)
         if dots:
             groups.append((tested.retrained.name, colours[tested.retrained.study] if len(colours) > 1 else None, dots))
     if not groups:
@@ -303,26 +334,34 @@ def _mark_beyond_limits(axes: Axes, studies: Sequence[StudyReport], cost: Object
         axes.text(place, 0.02, text, transform=axes.get_xaxis_transform(), rotation=90, ha="right", size=8, color="0.4")
 
 
-def _draw_stopped(axes: Axes, study: StudyReport, cost: Objective) -> None:
-    """Draw networks stopped early if their accuracies are in the range of those trained in full."""
-    full, stopped = ([network.trial.accuracy or 0.0 for network in some] for some in (study.full, study.stopped))
+def _draw_faintly(axes: Axes, networks: Sequence[Network], shown: Sequence[float], cost: Objective, label: str) -> None:
+    """Draw networks in grey, and set the range of accuracies to that of the networks that the figure shows.
+
+    Args:
+        axes: Axes to draw on.
+        networks: Networks to draw, as far as their accuracies are in the range.
+        shown: Accuracies of the networks that the figure shows.
+        cost: Cost on the other axis.
+        label: What the grey networks are.
+    """
+    accuracies = [network.trial.accuracy or 0.0 for network in networks]
     bottom = 0.0
-    if full:
-        low, high = 100 * min(full), 100 * max(full + stopped)
+    if shown:
+        low, high = 100 * min(shown), 100 * max([*shown, *accuracies])
         margin = 0.12 * (high - low) + 0.3
         bottom = low - margin
         axes.set_ylim(bottom, min(high + margin, 100.3))
     seen = [
         ((network.cost(cost.name) or 0.0) / cost.unit, 100 * accuracy)
-        for network, accuracy in zip(study.stopped, stopped, strict=True)
+        for network, accuracy in zip(networks, accuracies, strict=True)
         if 100 * accuracy >= bottom
     ]
-    if below := len(stopped) - len(seen):
-        note = f"Not shown: {below} of {len(stopped)} networks stopped early, whose accuracies are lower."
+    if below := len(networks) - len(seen):
+        note = f"Not shown: {below} of {len(networks)} networks {label}, whose accuracies are lower."
         style.add_footer(style.figure_of(axes), [note])
     if seen:
         x, y = zip(*seen, strict=True)
-        axes.scatter(x, y, s=12, color="0.8", label="stopped early", zorder=1)
+        axes.scatter(x, y, s=12, color="0.8", label=label, zorder=1)
 
 
 def _draw_networks(

@@ -9,12 +9,12 @@ import optuna
 import pytest
 from filled_studies import fill_study
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.markers import MarkerStyle
 from optuna.trial import create_trial
 from PIL import Image
 from retrainings import some_finals
-from small_studies import SPACE, cost, make_proposals
+from small_studies import SPACE, cost, make_finals, make_proposals, make_search
 
 from lrnas.errors import LrnasError
 from lrnas.reporting.figures.report_plots import (
@@ -102,6 +102,26 @@ def test_the_papers_networks_beyond_a_limit_are_marked(tmp_path: Path, monkeypat
     }
     assert marks == {name: pytest.approx(macs / 1e6) for name, macs in beyond.items()}
     assert axes.get_xlim()[1] > max(marks.values())
+
+
+def test_finals_and_short_trainings_are_never_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = make_search()
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.91,), "dense-x0.5": (0.88, 0.89)})
+    report = make_report([search])
+    axes = drawn_by(monkeypatch, lambda: plot_front(report, tmp_path / "front.png"))
+    assert {"after short training", "found, trained in full", "front by means"} <= set(legend_of(axes))
+    (steps,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
+    assert steps.get_ydata().tolist() == [91.0, 95.5]  # the short trainings have at most 90 %
+    assert sum(len(ring.get_offsets()) for ring in rings_of(axes)) == 2
+    assert "mean ± sd over seeds" in axes.get_ylabel()
+    bars = [one for one in axes.collections if isinstance(one, LineCollection)]
+    assert sum(len(bar) > 1 for one in bars for bar in one.get_segments()) == 2
+    (shown,) = (one for one in axes.collections if one.get_label() == "after short training")
+    assert shown.get_offsets()[:, 1].tolist() == [90.0]  # the others are below the finals
+    other = make_search()
+    mixed = make_report([search, other])
+    axes = drawn_by(monkeypatch, lambda: plot_front(mixed, tmp_path / "both.png"))
+    assert max(float(line.get_ydata().max()) for line in axes.lines if len(line.get_ydata())) == 90.0  # short, both
 
 
 @pytest.mark.parametrize("reach", ["all", "some", "none"])

@@ -1,0 +1,322 @@
+"""Later levels of a search: promising networks are trained longer, and those on the front in full, over several seeds.
+
+Everything that is decided here follows from the studies of the three levels alone. So a search that was killed goes on
+with the same decisions, and several drivers can work on it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from optuna.trial import FrozenTrial, TrialState
+
+from lrnas.arch.architecture import Architecture
+from lrnas.searching.progress import SearchEvents
+from lrnas.searching.promotion import (
+    MAX_MEASURED,
+    Contender,
+    Measured,
+    believe,
+    closest_to_front,
+    pick_full,
+    pick_longer,
+)
+from lrnas.searching.proposals import Proposal, Proposals
+from lrnas.searching.runs import Chosen, Runs
+from lrnas.searching.setup import SearchTraining
+from lrnas.study.folder import begin_anew, create_optuna_study, trials_folder
+from lrnas.study.ledger import Ledger
+from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level
+from lrnas.study.manifest import LEVEL, OtherSettings, check_manifest
+from lrnas.study.objectives import Costs
+from lrnas.study.open import name_metrics
+from lrnas.study.optuna_internals import storage_of
+from lrnas.study.retrained import has_failed, is_done, is_duplicate, run_key
+from lrnas.study.study import Study
+
+if TYPE_CHECKING:
+    from lrnas.searching.ray_cluster import Workers
+
+LONGER_SHARE = 0.25
+"""Share of the time of the later levels that goes to level `longer`."""
+
+
+def open_levels(search: Study, levels: Mapping[str, Level], studies: str | Path) -> dict[str, Study]:
+    """Open the studies of the later levels of a search, or create them.
+
+    Args:
+        search: The search.
+        levels: The levels by name; the first is the search's own.
+        studies: Folder of all studies.
+
+    Returns:
+        The studies by the name of their level, the search's own included.
+    """
+    found = {SHORT: search}
+    for level in (level for name, level in levels.items() if name != SHORT):
+        name = f"{search.name}@{SUFFIXES[level.name]}"
+        manifest = {**search.manifest, LEVEL: level.name, "recipe": level.recipe.to_dict(), "rungs": []}
+        stored = create_optuna_study(name, storage_of(search.optuna_study), search.objectives)
+        try:
+            pinned = check_manifest(stored, manifest)
+        except OtherSettings as error:
+            stored = begin_anew(stored, error, trials_folder(studies, name), search.objectives)
+            pinned = check_manifest(stored, manifest)
+        name_metrics(stored, search.objectives)
+        found[level.name] = Study(name, stored, search.objectives, pinned)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Promotion:
+    """A run that is to be trained next."""
+
+    network: Chosen
+    seed: int
+    costs: Costs
+    promised: tuple[float, float] | None
+    """Accuracy after full training, as predicted when the network was first chosen, and its standard deviation; None if
+    no network had been trained in full."""
+
+
+@dataclass
+class Ladder:
+    """The levels of a search, and the choice of what is trained next at each of them.
+
+    Args:
+        proposals: The search.
+        levels: The levels by name, from the shortest to the longest.
+        studies: Their studies, by the same names.
+        share: Share of the training time that goes to the later levels.
+    """
+
+    proposals: Proposals
+    levels: Mapping[str, Level]
+    studies: Mapping[str, Study]
+    share: float
+    _runs: dict[str, dict[str, list[FrozenTrial]]] = field(default_factory=dict, init=False, repr=False)
+
+    def choose(self, level: str, is_patient: bool = False, *, only_paper: bool = False) -> Promotion | None:
+        """The next run at a level; None if there is nothing more to train there, for now.
+
+        Args:
+            level: Name of the level.
+            is_patient: Whether to wait for the first network that is trained in full, before which nothing can be
+                promised.
+            only_paper: Whether to choose only the first runs of the paper's networks.
+        """
+        self._runs = {name: _by_network(study.optuna_trials()) for name, study in self.studies.items()}
+        first = self._first_trials()
+        if not first:
+            return None
+        is_paper = {identity: self._point_of(trial) is not None for identity, trial in first.items()}
+        waiting = [each for each in first if is_paper[each] and not self._runs[FULL].get(each)]
+        if only_paper or (is_patient and not waiting and self._is_first_in_training()):
+            return self._promote(first[waiting[0]], level, None) if waiting else None
+        shown = self._near_front(first, is_paper)
+        mean, deviation, is_full = believe([self._measured(first[each]) for each in shown], self.proposals.axes.kinds)
+        contenders = [
+            Contender(
+                identity,
+                is_paper[identity],
+                tuple(first[identity].user_attrs[name] for name in self.proposals.study.costs),
+                float(mean[i]),
+                float(deviation[i]),
+                self._expected_seconds(first[identity], level),
+                len(runs := self._runs[level].get(identity, [])),
+                any(has_failed(run) or run.user_attrs.get("status") == "diverged" for run in runs),
+            )
+            for i, identity in enumerate(shown)
+        ]
+        left = self.seconds_left(level)
+        seeds = self.levels[level].seeds
+        picked = pick_full(contenders, left, len(seeds)) if level == FULL else pick_longer(contenders, left)
+        if picked is None:
+            return None
+        return self._promote(first[picked.identity], level, (picked.mean, picked.deviation) if is_full else None)
+
+    def seconds(self, level: str) -> float:
+        """Training time of a level so far; runs that are not over count with what they are expected to take."""
+        first = self._first_trials()
+        total = 0.0
+        for identity, runs in self._runs[level].items():
+            for run in runs:
+                if "imported_from" in run.user_attrs:
+                    continue
+                seconds = float(run.user_attrs.get("seconds", 0.0))
+                if not run.state.is_finished() and identity in first and level != SHORT:
+                    seconds = max(seconds, self._expected_seconds(first[identity], level))
+                total += seconds
+        return total
+
+    def seconds_left(self, level: str) -> float:
+        """Training time that is left for a level; negative if more was used."""
+        later = self.share / (1 - self.share) * self.seconds(SHORT)
+        if level == LONGER:
+            return LONGER_SHARE * later - self.seconds(LONGER)
+        return later - sum(self.seconds(name) for name in self.levels if name != SHORT)
+
+    def _is_first_in_training(self) -> bool:
+        """Whether networks are being trained in full, and none of them is done."""
+        runs = [run for some in self._runs[FULL].values() for run in some]
+        return any(not run.state.is_finished() for run in runs) and not any(is_done(run) for run in runs)
+
+    # --- networks of the search
+
+    def _first_trials(self) -> dict[str, FrozenTrial]:
+        """The first complete trial of each network of the search, by identity."""
+        runs = self._runs[SHORT]
+        return {
+            identity: complete[0]
+            for identity, trials in runs.items()
+            if (complete := [trial for trial in trials if trial.user_attrs.get("status") == "completed"])
+        }
+
+    def _near_front(self, first: Mapping[str, FrozenTrial], is_paper: Mapping[str, bool]) -> list[str]:
+        """Identities of the networks that accuracies are predicted for; all but those far behind in large studies."""
+        cost = self.proposals.study.costs[0]
+        accuracies = [trial.user_attrs["accuracy"] for trial in first.values()]
+        near = closest_to_front(accuracies, [trial.user_attrs[cost] for trial in first.values()], MAX_MEASURED)
+        known = list(first)
+        later = {identity for name in self.levels if name != SHORT for identity in self._runs[name]}
+        kept = {known[i] for i in near} | later | {identity for identity in known if is_paper[identity]}
+        return [identity for identity in known if identity in kept]
+
+    def _measured(self, trial: FrozenTrial) -> Measured:
+        axes, identity = self.proposals.axes, trial.user_attrs["id"]
+        names = list(dict.fromkeys([*self.proposals.study.costs, "macs", "params"]))
+        done = (
+            tuple(
+                run.user_attrs["accuracy"]
+                for run in self._runs[level].get(identity, [])
+                if run.user_attrs.get("status") == "completed"
+            )
+            for level in self.levels
+        )
+        features = axes.encode([axes.point(trial.params)])[0]
+        return Measured(features, tuple(float(trial.user_attrs[name]) for name in names), tuple(done))
+
+    def _expected_seconds(self, trial: FrozenTrial, level: str) -> float:
+        """Expected time of a run, from the time of the short training and the numbers of epochs."""
+        seconds, epochs = trial.user_attrs.get("seconds", 0.0), trial.user_attrs.get("epochs", 1)
+        return float(seconds / max(1, epochs) * self.levels[level].recipe.epochs)
+
+    def _point_of(self, trial: FrozenTrial) -> str | None:
+        """Name of a trial's network, if it is one of the paper's."""
+        name = trial.user_attrs.get("point")
+        return name if name in self.proposals.study.manifest["space"]["points"] else None
+
+    def _promote(self, trial: FrozenTrial, level: str, promised: tuple[float, float] | None) -> Promotion:
+        known, identity = trial.user_attrs, trial.user_attrs["id"]
+        runs = self._runs[level].get(identity, [])
+        if runs:  # what was promised first counts
+            promised = runs[0].user_attrs.get("promised")
+        used = {run.user_attrs["seed"] for run in runs}
+        seed = next(seed for seed in self.levels[level].seeds if seed not in used)
+        network = Chosen(identity, Architecture.from_json(known["architecture"]), self._point_of(trial), trial.number)
+        costs: Costs = {name: known[name] for name in ("macs", "latency", "params") if name in known}
+        return Promotion(network, seed, costs, promised)
+
+
+def _by_network(trials: list[FrozenTrial]) -> dict[str, list[FrozenTrial]]:
+    """Trials that were or will be trained, by the identity of their network."""
+    found: dict[str, list[FrozenTrial]] = {}
+    for trial in trials:
+        if "params" in trial.user_attrs and not is_duplicate(trial):
+            found.setdefault(trial.user_attrs["id"], []).append(trial)
+    return found
+
+
+@dataclass
+class Promotions(Runs):
+    """Runs at a later level, chosen one by one as workers get free.
+
+    Args:
+        ledger: The ledger of the driver that trains them.
+        wanted: All runs of the study, as pairs of a network's identity and a seed.
+        choose: Returns the next run; None if there is none. Its argument says whether other runs are being trained, so
+            that it may wait for their results.
+    """
+
+    may_ask_again: ClassVar[bool] = True
+    choose: Callable[[bool], Promotion | None] = lambda is_patient: None
+    _ended: int | None = field(default=None, init=False, repr=False)
+    """Number of runs that had ended when there was nothing to choose."""
+
+    def __post_init__(self) -> None:
+        self._find_wanted()
+
+    def _find_wanted(self) -> None:
+        self.wanted = [run_key(run) for run in self.study.optuna_trials() if not is_duplicate(run)]
+
+    def ask(self, budget: int | None = None) -> Proposal | None:
+        """The next run; None if there is nothing more to train at this level, for now."""
+        while True:
+            self._find_wanted()
+            if (waiting := super().ask()) is not None:
+                return waiting
+            runs = self.study.optuna_trials()
+            ended = sum(run.state.is_finished() for run in runs)
+            if ended == self._ended:
+                return None
+            mine = (
+                run.state == TrialState.RUNNING and run.user_attrs.get("owner") == self.ledger.driver for run in runs
+            )
+            if (chosen := self.choose(any(mine))) is None:
+                self._ended = ended
+                return None
+            # another driver may choose the same at the same time; then one of the two runs ends as a duplicate
+            self._enqueue_run(chosen.network, chosen.seed, chosen.costs, promised=chosen.promised)
+
+    def is_over(self, budget: int | None) -> bool:
+        return not self.study.optuna_trials((TrialState.WAITING,)) and self.choose(False) is None
+
+
+def train_levels(
+    proposals: Proposals,
+    training: SearchTraining,
+    studies: Mapping[str, Study],
+    folder: str | Path,
+    *,
+    share: float,
+    workers: Workers,
+    events: SearchEvents,
+) -> None:
+    """Train networks of a search at its later levels. Ray must be running.
+
+    Args:
+        proposals: The search, whose short trainings are over.
+        training: Training of the networks.
+        studies: Studies of all levels, by their names.
+        folder: Folder of all studies.
+        share: Share of the training time that goes to the later levels.
+        workers: Resources of the workers.
+        events: Receiver of what happens.
+    """
+    from lrnas.searching.ray_tune import run_trials
+
+    ladder = Ladder(proposals, training.levels, studies, share)
+    # the paper's networks first: without any full training, accuracies after it cannot be predicted
+    phases = [(FULL, True), (LONGER, False), (FULL, False)] if LONGER in studies else [(FULL, False)]
+    for level, only_paper in phases:
+        if proposals.study.interrupted:
+            return
+        study = studies[level]
+        queue = Promotions(Ledger(study), choose=functools.partial(ladder.choose, level, only_paper=only_paper))
+        queue.ledger.release_orphans()
+        if queue.is_over(None):
+            continue
+        events.started(queue, None)
+        run_trials(
+            queue,
+            functools.partial(training.job_at, level),
+            trials_folder(folder, study.name),
+            budget=None,
+            workers=workers,
+            notify=events.changed,
+        )
+        proposals.study.interrupted = study.interrupted

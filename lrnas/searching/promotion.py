@@ -1,0 +1,181 @@
+"""Which network a search trains next at a later level, judged by what is believed about all of them.
+
+Nothing here reads a study or trains a network. `believe` predicts accuracies after full training from all levels
+together; `pick_longer` and `pick_full` choose, one run at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lrnas.sampling.accuracy_model import AccuracyModel, Inputs
+from lrnas.sampling.gain import Boxes, expected_gain
+from lrnas.sampling.pareto import costs_no_more, front_indices
+
+Array = npt.NDArray[np.float64]
+
+MAX_MEASURED = 400
+"""Accuracies are predicted from at most this many networks, and for these alone: those closest to the front."""
+
+CHANCE = 2.0
+"""A network may be promoted if it is on the front when it is this many standard deviations better than believed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """A network of a search with its accuracies at all levels."""
+
+    features: Array
+    """The encoded parameters."""
+    costs: tuple[float, ...]
+    """All costs that are known, those that are objectives first."""
+    accuracies: tuple[tuple[float, ...], ...]
+    """Accuracy of each training, by level, the shortest level first."""
+
+
+def believe(networks: Sequence[Measured], kinds: Sequence[int]) -> tuple[Array, Array, bool]:
+    """Mean and standard deviation of accuracies after training at the highest level that has been measured.
+
+    One model is fitted to all levels, so that a lucky short training counts for little, and what is known about full
+    trainings of some networks says what to expect of others.
+
+    Args:
+        networks: Networks, each measured at the shortest level at least.
+        kinds: The kind of parameter that each feature belongs to, as numbers from 0.
+
+    Returns:
+        Means and deviations of all networks, and whether they are those of the last level.
+    """
+    levels = [level for level in range(len(networks[0].accuracies)) if any(each.accuracies[level] for each in networks)]
+    rows = [
+        (i, rank, accuracy)
+        for i, each in enumerate(networks)
+        for rank, level in enumerate(levels)
+        for accuracy in each.accuracies[level]
+    ]
+    indices, ranks, values = (np.array(column) for column in zip(*rows, strict=True))
+    log_costs = np.log([each.costs for each in networks])
+    features = np.array([each.features for each in networks])
+    model = AccuracyModel(Inputs(log_costs[indices], features[indices], ranks), values, np.zeros(len(rows)), kinds)
+    wanted = np.full(len(networks), len(levels) - 1)
+    mean, deviation = model.predict(Inputs(log_costs, features, wanted))
+    return mean, deviation, levels[-1] == len(networks[0].accuracies) - 1
+
+
+def closest_to_front(accuracies: Sequence[float], costs: Sequence[float], number: int) -> list[int]:
+    """Indices of the networks that are least behind the most accurate one that costs no more, in their order."""
+    order = np.argsort(costs, kind="stable")
+    found = np.asarray(accuracies)
+    behind = np.empty(len(found))
+    behind[order] = np.maximum.accumulate(found[order]) - found[order]
+    return sorted(np.argsort(behind, kind="stable")[:number].tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A network that may be trained at a later level."""
+
+    identity: str
+    is_paper: bool
+    """Whether it is one of the paper's networks."""
+    costs: tuple[float, ...]
+    """The costs that are objectives."""
+    mean: float
+    """Accuracy after full training, as it is believed now."""
+    deviation: float
+    seconds: float
+    """Expected training time of one run at the level in question."""
+    begun: int = 0
+    """Number of runs at this level that were begun, whatever became of them."""
+    has_failed: bool = False
+    """Whether a run at this level diverged or failed; the network then gets no more runs, unless it is the paper's."""
+
+
+def pick_longer(contenders: Sequence[Contender], seconds_left: float) -> Contender | None:
+    """The network to train next at level `longer`: the one from which the largest gain of the front is expected.
+
+    Args:
+        contenders: All networks. The paper's networks are not trained at this level, only compared with.
+        seconds_left: Training time that is left for this level.
+
+    Returns:
+        The network; None if the time is over.
+    """
+    front = [each for each in contenders if each.is_paper or (each.begun and not each.has_failed)]
+    new = [each for each in contenders if not (each.is_paper or each.begun) and each.seconds <= seconds_left]
+    return _largest_gain(new, front)
+
+
+def pick_full(contenders: Sequence[Contender], seconds_left: float, num_seeds: int) -> Contender | None:
+    """The network to train next at level `full`, with its next seed.
+
+    First come one run of each of the paper's networks, and one of the best network that costs no more than it; then,
+    as long as there is time, the other seeds of the paper's networks, and networks that may be on the front, those with
+    the largest expected gain first. A network is promoted only while all seeds of what is on the believed front can
+    still be trained.
+
+    Args:
+        contenders: All networks.
+        seconds_left: Training time that is left for this level; negative if it was exceeded.
+        num_seeds: Number of runs of a network on the front.
+
+    Returns:
+        The network; None if nothing is left to train.
+    """
+    paper = sorted((each for each in contenders if each.is_paper), key=lambda each: each.costs, reverse=True)
+    if first := [point for point in paper if not point.begun]:
+        return first[0]
+    for point in paper:
+        rivals = [each for each in contenders if not each.is_paper and costs_no_more(each.costs, point.costs)]
+        is_tried = any(rival.begun and not rival.has_failed for rival in rivals)
+        if not is_tried and (unknown := [rival for rival in rivals if not rival.begun]):
+            return max(unknown, key=lambda rival: rival.mean)
+    if more := [point for point in paper if point.begun < num_seeds and point.seconds <= seconds_left]:
+        return min(more, key=lambda point: point.begun)
+    finals = [each for each in contenders if each.begun and (each.is_paper or not each.has_failed)]
+    front = _front(finals)
+    unfinished = [each for each in front if each.begun < num_seeds]
+    reserved = sum((num_seeds - each.begun) * each.seconds for each in unfinished)
+    fits = [
+        each
+        for each in contenders
+        if not each.begun and not each.is_paper and num_seeds * each.seconds <= seconds_left - reserved
+    ]
+    if (promoted := _largest_gain(fits, finals)) is not None:
+        return promoted
+    affordable = [each for each in unfinished if each.seconds <= seconds_left]
+    return min(affordable, key=lambda each: each.begun, default=None)
+
+
+def _has_chance(network: Contender, front: Sequence[Contender]) -> bool:
+    rivals = [each.mean for each in front if costs_no_more(each.costs, network.costs)]
+    return network.mean + CHANCE * network.deviation > max(rivals, default=-np.inf)
+
+
+def _front(contenders: Sequence[Contender]) -> list[Contender]:
+    """The networks that are believed to be on the front."""
+    return [contenders[i] for i in front_indices([[-each.mean, *each.costs] for each in contenders])]
+
+
+def _largest_gain(new: Sequence[Contender], known: Sequence[Contender]) -> Contender | None:
+    """The new network from which the largest gain in hypervolume over the known ones is expected.
+
+    None if none of them has a chance to be more accurate than the known ones that cost no more.
+    """
+    front = _front(known)
+    if not front:
+        return max(new, key=lambda each: each.mean, default=None)
+    new = [each for each in new if _has_chance(each, front)]
+    if not new:
+        return None
+    costs, front_costs = (np.array([each.costs for each in some], dtype=np.float64) for some in (new, front))
+    accuracies = np.array([each.mean for each in front])
+    edges = np.concatenate([costs, front_costs]).max(axis=0)
+    floor = accuracies.min() - 0.1 * (np.ptp(accuracies) + 1e-3)
+    boxes = Boxes(1.1 * edges[None], np.array([floor]), np.zeros(len(edges)))
+    mean, deviation = (np.array([getattr(each, name) for each in new]) for name in ("mean", "deviation"))
+    return new[int(np.argmax(expected_gain(mean, deviation, costs, accuracies, front_costs, boxes)))]

@@ -1,0 +1,116 @@
+"""Levels of a search: how much training a network gets. What the later levels came to, and what had been promised.
+
+The search's own study is the level `short`. Each later level is an Optuna study of its own in the same storage,
+SEARCH@longer and SEARCH@finals, with the objectives of the search and one trial, called a run, per network and seed.
+So accuracies of different levels are never compared, not even by Optuna's own figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+
+from lrnas.errors import UnknownName
+from lrnas.recipes import Recipe
+from lrnas.sampling.pareto import costs_no_more
+from lrnas.study.folder import LEVEL_FOLDERS
+from lrnas.study.optuna_internals import storage_of
+from lrnas.study.retrained import Final, gather_runs
+from lrnas.study.study import Study
+
+SHORT, LONGER, FULL = LEVELS = ("short", "longer", "full")
+"""Names of the levels, from the shortest training to the longest."""
+SUFFIXES = dict(zip((LONGER, FULL), LEVEL_FOLDERS, strict=True))
+"""Names after the @ of the studies of the later levels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How much training a network gets."""
+
+    name: str
+    """One of `LEVELS`."""
+    recipe: Recipe
+    seeds: tuple[int, ...]
+    """Seeds of the runs of a network, in the order in which they are trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A network of the paper, and the best network found that costs no more, both at level `full`."""
+
+    point: Final
+    rival: Final | None
+    """The network with the highest mean accuracy among those found that cost no more; None if there is none."""
+
+    def __str__(self) -> str:
+        own = f"{self.point.name}: {_measured(self.point)}"
+        if self.rival is None:
+            return f"{own}; no network found that costs no more was trained in full."
+        promised = ""
+        if self.rival.promised is not None:
+            mean, deviation = self.rival.promised
+            promised = f"promised {100 * mean:.2f} ± {100 * deviation:.2f} %, "
+        share = self.rival.macs / self.point.macs
+        return f"{own}; {self.rival.name} at {share:.3f} of its MACs: {promised}measured {_measured(self.rival)}."
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"point": self.point.to_dict(), "rival": None if self.rival is None else self.rival.to_dict()}
+
+
+def level_study(search: Study, level: str) -> optuna.Study | None:
+    """The Optuna study of a later level of a search; None if the search has none.
+
+    Args:
+        search: The search.
+        level: `longer` or `full`.
+    """
+    try:
+        return optuna.load_study(study_name=f"{search.name}@{SUFFIXES[level]}", storage=storage_of(search.optuna_study))
+    except KeyError:
+        return None
+
+
+def read_level(search: Study, level: str = FULL) -> list[Final]:
+    """The networks of a search that were trained at a later level.
+
+    Args:
+        search: The search.
+        level: `full`, the finals; or `longer`.
+
+    Returns:
+        The networks, cheapest first, with the validation accuracies of all runs that are done so far; empty if there
+        are none. `final_front` picks the front.
+    """
+    if level not in SUFFIXES:
+        raise UnknownName("later level", level, SUFFIXES)
+    found = level_study(search, level)
+    return [] if found is None else gather_runs(found, SUFFIXES[level], search.optuna_study)
+
+
+def compare_with_paper(finals: Sequence[Final]) -> list[Outcome]:
+    """What the finals say about each network of the paper.
+
+    Args:
+        finals: All networks of the level `full`, from `read_level`.
+
+    Returns:
+        One outcome per network of the paper with a finished run, cheapest first.
+    """
+    done = [final for final in finals if math.isfinite(final.mean)]
+    outcomes = []
+    for point in (final for final in done if final.point is not None):
+        limits = list(point.known_costs.values())
+        found = [each for each in done if each.point is None and costs_no_more(list(each.known_costs.values()), limits)]
+        outcomes.append(Outcome(point, max(found, key=lambda final: final.mean, default=None)))
+    return outcomes
+
+
+def _measured(final: Final) -> str:
+    spread = "" if final.deviation is None else f" ± {100 * final.deviation:.2f}"
+    number = len(final.accuracies)
+    return f"{100 * final.mean:.2f}{spread} % ({number} seed{'s' * (number != 1)})"

@@ -1,0 +1,224 @@
+"""The later levels of a search: what is chosen from its studies alone, and what is recorded."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from small_studies import LEVELS, SPACE, make_finals, make_proposals, make_search, train_some
+
+from lrnas.errors import UnknownName
+from lrnas.recipes import Recipe, get_recipe
+from lrnas.searching.finals import Ladder, Promotions, open_levels
+from lrnas.searching.proposals import Proposal, Proposals
+from lrnas.searching.retrain import _choose, _Training
+from lrnas.searching.settings import InvalidSettings, SearchSettings
+from lrnas.searching.setup import SearchTraining
+from lrnas.study.folder import delete_study, trials_folder
+from lrnas.study.ledger import Ledger
+from lrnas.study.levels import compare_with_paper, level_study, read_level
+from lrnas.study.manifest import OtherSettings, StudyError
+from lrnas.study.open import open_study
+from lrnas.study.references import find_network
+from lrnas.study.retrained import final_front, read_retrained, retrained_recipes
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def climb(proposals: Proposals, share: float = 0.95) -> tuple[Ladder, Promotions]:
+    """The finals of a search, as a driver opens them."""
+    studies = open_levels(proposals.study, LEVELS, "")
+    ladder = Ladder(proposals, LEVELS, studies, share)
+    return ladder, Promotions(Ledger(studies["full"]), choose=functools.partial(ladder.choose, "full"))
+
+
+def finish(runs: Promotions, run: Proposal, accuracy: float, seconds: float = 9.0) -> None:
+    runs.ledger.report_epoch(run.number, [accuracy], seconds)
+    runs.ledger.complete(run.number, accuracy)
+
+
+def ask(runs: Promotions) -> Proposal:
+    run = runs.ask()
+    assert run is not None
+    return run
+
+
+def test_the_papers_network_is_first_and_what_follows_was_promised() -> None:
+    proposals = train_some(make_proposals())
+    ladder, runs = climb(proposals)
+    first = ask(runs)
+    assert (first.point, first.seed) == ("nin-c3-lr", 1000)
+    assert runs.ask() is None  # nothing can be promised before this one is done
+    finish(runs, first, 0.95)
+    second = ask(runs)
+    assert second.point is None and second.seed == 1000
+    finish(runs, second, 0.93)
+    while (run := runs.ask()) is not None:
+        finish(runs, run, 0.94)
+    finals = read_level(proposals.study)
+    (paper,) = (final for final in finals if final.point is not None)
+    assert paper.name == "nin-c3-lr" and paper.accuracies == (0.95, 0.94, 0.94) and paper.promised is None
+    found = [final for final in finals if final.point is None]
+    assert found and all(final.promised is not None for final in found)
+    on_front = [final for final in final_front(finals) if final.point is None]
+    assert on_front and all(final.seeds == (1000, 1001, 1002) for final in on_front)
+    runs_of = [run.user_attrs for run in runs.study.optuna_trials() if run.user_attrs["id"] == on_front[0].identity]
+    assert len({tuple(known["promised"]) for known in runs_of}) == 1  # what was promised first
+    (outcome,) = compare_with_paper(finals)
+    assert outcome.rival is not None and f"measured {100 * outcome.rival.mean:.2f} ±" in str(outcome)
+    assert "promised" in str(outcome) and outcome.to_dict()["point"]["name"] == "nin-c3-lr"
+    # the search itself is as before: no accuracy of another level is among its trials
+    assert max(trial.accuracy or 0 for trial in proposals.study.trials()) == 0.9
+    assert runs.study.best().accuracy == 0.95 and runs.study.manifest["level"] == "full"
+    assert ladder.seconds("full") == 9.0 * len(runs.study.optuna_trials())
+
+
+def test_the_time_of_the_finals_is_a_share_of_the_training_time() -> None:
+    """Four trials of a second: with half of the time, the finals have 4 s, less than one full run of 9 s."""
+    ladder, runs = climb(train_some(make_proposals()), share=0.5)
+    while (run := runs.ask()) is not None:
+        finish(runs, run, 0.9)
+    seeds = [run.user_attrs["seed"] for run in runs.study.optuna_trials()]
+    assert seeds == [1000, 1000]  # the least: a pair to compare
+    assert ladder.seconds_left("full") == 4.0 - 18.0
+    ladder, runs = climb(train_some(make_proposals()), share=0.9)
+    while (run := runs.ask()) is not None:
+        finish(runs, run, 0.9)
+    assert ladder.seconds_left("full") == pytest.approx(36.0 - 9.0 * 4)
+
+
+def test_drivers_share_the_finals_and_continue_those_of_a_dead_one(tmp_path: Path) -> None:
+    proposals = train_some(make_proposals(tmp_path))
+    (_, one), (_, two) = climb(proposals), climb(proposals)
+    left, other = ask(one), ask(two)  # the second driver has nothing to wait for
+    assert left.number != other.number  # a run that is being trained counts
+    one.ledger.sign_off()
+    assert two.ledger.release_orphans() == 2  # its own, too: a driver calls it while training none
+    assert {ask(two).number, ask(two).number} == {left.number, other.number}
+
+
+def test_drivers_that_choose_the_same_run_train_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    proposals = train_some(make_proposals())
+    (_, one), (_, two) = climb(proposals), climb(proposals)
+    chosen = two.choose(False)
+    assert chosen is not None
+    first = ask(one)
+    once = iter([chosen])
+    monkeypatch.setattr(two, "choose", lambda _: next(once, None))
+    assert two.ask() is None
+    states = [(run.state, run.user_attrs.get("status")) for run in one.study.optuna_trials()]
+    assert states == [(TrialState.RUNNING, None), (TrialState.FAIL, "duplicate")]
+    finish(one, first, 0.9)
+    (final,) = read_level(proposals.study)
+    assert final.accuracies == (0.9,)
+
+
+def test_networks_are_trained_longer_before_they_are_trained_in_full() -> None:
+    proposals = train_some(make_proposals())
+    studies = open_levels(proposals.study, LEVELS, "")
+    ladder = Ladder(proposals, LEVELS, studies, 0.9)  # 36 s, a quarter of them for this level, where a run takes 3 s
+    runs = Promotions(Ledger(studies["longer"]), choose=functools.partial(ladder.choose, "longer"))
+    names = []
+    while (run := runs.ask()) is not None:
+        finish(runs, run, 0.85, seconds=3.0)
+        names.append(run.number)
+    finals = read_level(proposals.study, "longer")
+    assert 1 <= len(names) <= 3 and all(final.point is None and final.seeds == (1000,) for final in finals)
+    assert read_level(proposals.study) == [] and final_front(finals)
+    with pytest.raises(UnknownName, match="unknown later level 'short'"):
+        read_level(proposals.study, "short")
+
+
+def test_a_failed_run_is_not_repeated_for_ever() -> None:
+    _, runs = climb(train_some(make_proposals()))
+    paper = ask(runs)
+    runs.ledger.prune(paper.number, "diverged", "the loss became infinite")
+    failed = ask(runs)
+    for _ in range(3):
+        runs.ledger.lose(failed.number, "out of memory")
+        waiting = runs.study.optuna_trials((TrialState.WAITING,))
+        assert all(runs.ledger.claim(run) for run in waiting)
+    seen = []
+    while (run := runs.ask()) is not None:
+        seen.append((run.number, run.point))
+        finish(runs, run, 0.9)
+        assert len(seen) < 20
+    assert failed.number not in [number for number, _ in seen]
+    assert [point for _, point in seen].count("nin-c3-lr") == 2  # its other seeds
+
+
+def test_levels_are_data() -> None:
+    training = SearchTraining(SearchSettings(space="nin", budget=1, data="digits"), SPACE, "digits", None)
+    short, full = training.levels["short"], training.levels["full"]
+    assert (short.recipe, short.seeds) == (training.recipe, (0,))
+    assert list(training.levels) == ["short", "full"]  # 3 × 3 epochs are not clearly between 3 and 9
+    assert (full.recipe.epochs, full.seeds) == (9, (1000, 1001, 1002))
+
+    def levels(**settings: object) -> dict[str, int]:
+        given = SearchSettings(space="nin", budget=1, data="digits", **settings)  # type: ignore[arg-type]
+        return {name: each.recipe.epochs for name, each in SearchTraining(given, SPACE, "digits", None).levels.items()}
+
+    assert levels(epochs=5, final_epochs=40) == {"short": 5, "longer": 15, "full": 40}
+    assert levels(epochs=1) == {"short": 1, "longer": 3, "full": 8}  # at most 8 times as many
+    assert levels(epochs=50) == {"short": 50, "full": 50}  # trained in full already
+    assert levels(finals=0) == {"short": 3}
+    given = SearchSettings(space="nin", budget=1, data="digits", set={"mirror": "false", "epochs": "2"}, seed=7)
+    full = SearchTraining(given, SPACE, "digits", None).levels["full"]
+    assert not full.recipe.mirror and full.recipe.epochs == 9 and full.seeds == (1007, 1008, 1009)
+    paper = SearchSettings(space="nin", budget=1, data="digits", recipe="paper", epochs=2, set={"drop_at": "0.5"})
+    full = SearchTraining(paper, SPACE, "digits", None).levels["full"]
+    assert full.recipe.schedule == get_recipe("full", "nin", 8, 1000).schedule
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"finals": 1}, "the share of the finals must be from 0 to 0.95; got 1; for example 0.5"),
+        ({"finals": -0.1}, "got -0.1"),
+        ({"final_seeds": 0}, "finals need at least 1 seed; got 0; for example 3"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidSettings, match=message):
+        SearchSettings(space="nin", budget=1, **settings)  # type: ignore[arg-type]
+
+
+def test_levels_are_pinned_once_they_have_results() -> None:
+    search = make_search()
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96)})
+    other = LEVELS | {"full": replace(LEVELS["full"], recipe=Recipe(epochs=20))}
+    with pytest.raises(OtherSettings, match=r"s@finals was begun with other settings: recipe\.epochs was 9, now 20"):
+        open_levels(search, other, "")
+    changed = open_levels(search, LEVELS | {"longer": replace(LEVELS["longer"], recipe=Recipe(epochs=4))}, "")
+    assert changed["longer"].manifest["recipe"]["epochs"] == 4  # it had no results
+
+
+def test_a_later_level_is_no_search_and_no_retraining(tmp_path: Path) -> None:
+    search = make_search(tmp_path / "s")
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.93, 0.94), "dense-x0.5": (0.9, 0.0)})
+    with pytest.raises(
+        StudyError, match=r"got s@finals, a later level of one; `lrnas front s --studies .* --level full`"
+    ):
+        open_study("s@finals", studies=tmp_path)
+    finals = open_study("s@finals", studies=tmp_path, allow_retraining=True)
+    with pytest.raises(StudyError, match="got s@finals, a level of a search"):
+        read_retrained(finals)
+    assert retrained_recipes(search) == [] and read_retrained(search) is None
+    assert trials_folder(tmp_path, "s@finals") == tmp_path / "s" / "finals"
+    file = tmp_path / "finals.toml"
+    file.write_text("epochs = 2\n")
+    with pytest.raises(
+        StudyError, match=r"longer and finals are levels of a search, not recipes .*; got .*finals.toml"
+    ):
+        _Training(search.manifest, "s", None, None, str(file), {})
+    # what is retrained and exported is the final front
+    chosen = _choose(search, (), True, False)
+    assert [network.trial for network in chosen] == [0, 2]  # lr-x0.25 and nin-c3-lr; dense-x0.25 was not trained
+    best = find_network("s:best", tmp_path)
+    assert best is not None and best.name == "s@finals:0" and best.trial.point == "nin-c3-lr"
+    named = find_network("s@finals:lr-x0.25", tmp_path)
+    assert named is not None and named.trial.accuracy == 0.93
+    assert delete_study("s", studies=tmp_path).trials == {"s": 4, "s@longer": 0, "s@finals": 6}
+    assert level_study(make_search(), "full") is None
