@@ -5,7 +5,7 @@
     python -m benchmarks.table.analyse --epochs               # print tau of every short recipe
     python -m benchmarks.table.records results/table/new.jsonl --out results/table/NAME.json.xz       # pack to keep
 
-All run from the root of the repository, with torch and timm but without Ray and Optuna.
+All run from the root of the repository, with torch, timm and Optuna but without Ray.
 
 | module | what it does |
 |---|---|
@@ -14,6 +14,8 @@ All run from the root of the repository, with torch and timm but without Ray and
 | `train` | trains them on one GPU with several processes, until all are done or the time is over |
 | `records` | reads result files, and packs them into one small file |
 | `analyse` | Kendall's tau between short and full trainings, with bootstrap errors |
+| `calibrate` | how far the model of a search can be trusted when it predicts full trainings |
+| `figures` | the picture in docs/proxy.md |
 
 `--what` takes one or more of these, in order of priority:
 

@@ -25,6 +25,9 @@ from benchmarks.table.records import Record, known_files, read_records
 Values = npt.NDArray[np.float64]
 SIGNS = {"val": 1, "val_loss": -1, "train_loss": -1}
 """Curves that predict, and whether more is better."""
+FULL = "40 epochs, batch 512, lr 0.5, clip 2.0"
+SHORT = "5 epochs, batch 128, lr 0.1, clip 2.0"
+"""The recipes `full` and `fast`, as `label` writes them."""
 FEWEST = 8
 """Networks that a tau is computed from, at least."""
 

@@ -12,15 +12,12 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
-from benchmarks.table.analyse import Values, by_network, label, residuals, taus
+from benchmarks.table.analyse import FULL, SHORT, Values, by_network, label, residuals, taus
 from benchmarks.table.records import Record, read_records
 
 mpl.use("agg")
 from matplotlib import pyplot as plt
 
-FULL = "40 epochs, batch 512, lr 0.5, clip 2.0"
-SHORT = "5 epochs, batch 128, lr 0.1, clip 2.0"
-"""The recipes `full` and `fast`, as `analyse.label` writes them."""
 COLORS = {"nin": "#0b7a75", "vgg11": "#c2571a"}
 
 
