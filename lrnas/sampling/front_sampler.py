@@ -83,6 +83,8 @@ class FrontSampler(BaseSampler):
         repeats: bool = False,
         seed: int | None = None,
     ) -> None:
+        if beat is not None and (beat <= 0 or not named):
+            raise ValueError(f"beat is above 0 and needs named points; got {beat} and {len(named)} points; give both")
         self.costs_of, self.is_allowed = costs_of, is_allowed
         self.cost_names, self.other_costs = tuple(cost_names), tuple(other_costs)
         self.distributions = None if distributions is None else dict(distributions)

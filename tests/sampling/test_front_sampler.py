@@ -186,6 +186,14 @@ def test_the_gain_of_another_training_is_that_of_a_simulation() -> None:
     assert gains[best] == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(len(drawn)))
 
 
+def test_beat_needs_named_points() -> None:
+    for beat, named in ((0.6, []), (0.0, NAMED)):
+        with pytest.raises(
+            ValueError, match=f"beat is above 0 and needs named points; got {beat} and {len(named)} points"
+        ):
+            FrontSampler(costs_of, ["macs"], SPACE, named=named, beat=beat)
+
+
 def test_it_beats_chance() -> None:
     gains = []
     for sampler in (FrontSampler(costs_of, ["macs"], SPACE, seed=0), optuna.samplers.RandomSampler(seed=0)):
