@@ -1,5 +1,6 @@
 """Samplers in a search: their proposals are in the space, within the limits, and different from each other."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,13 @@ def test_beat_needs_the_front_sampler() -> None:
     check_sampler("front", 0.6)
     with pytest.raises(LrnasError, match="--beat needs the sampler front; got --sampler tpe"):
         check_sampler("tpe", 0.6)
+
+
+def test_beat_needs_named_networks() -> None:
+    proposals = make_proposals()
+    proposals.space, proposals.beat = dataclasses.replace(SPACE, points={}, uniform={}), 0.6
+    with pytest.raises(LrnasError, match="--beat needs a space with named networks; got nin, which has none"):
+        make_sampler("front", 0, proposals)
 
 
 def test_three_objectives() -> None:
