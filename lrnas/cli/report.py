@@ -75,7 +75,7 @@ def _report(options: argparse.Namespace) -> None:
             "study": study.name,
             "counts": study.summary.counts,
             "front": len(study.front),
-            "best": max((network.trial.accuracy or 0.0 for network in study.full), default=None),
+            "best": study.best,
             "hypervolume": study.summary.hypervolume,
             "seconds": study.history[-1].seconds if study.history else 0.0,
         }

@@ -27,7 +27,7 @@ from lrnas.study.levels import read_level
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import StudyError, data_name
 from lrnas.study.objectives import OBJECTIVES, Objective
-from lrnas.study.retrained import Final, Retrained
+from lrnas.study.retrained import Final, Retrained, final_front
 from lrnas.study.study import COLUMNS, ImageShape, Study, Summary, Trial
 from lrnas.study.verdicts import TEST, judge
 
@@ -145,9 +145,20 @@ class StudyReport:
         return [network for network in self.networks if network.is_partial]
 
     @property
+    def best(self) -> float | None:
+        """The highest accuracy, of the finals if there are any; None if no network is trained in full."""
+        accuracies = [final.mean for final in self.finals] or [one.trial.accuracy or 0.0 for one in self.full]
+        return max(accuracies, default=None)
+
+    @property
     def front(self) -> list[Network]:
-        """The front, cheapest first."""
-        found = [network for network in self.networks if network.trial.on_front]
+        """The front, that of the finals if there are any, cheapest first."""
+        finals = {final.trial for final in final_front(self.finals)}
+        found = [
+            network
+            for network in self.networks
+            if (network.trial.number in finals if self.finals else network.trial.on_front)
+        ]
         return sorted(found, key=lambda network: self.study.cheapest_first(network.trial))
 
     def to_dict(self) -> dict[str, Any]:

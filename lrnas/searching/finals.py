@@ -7,7 +7,7 @@ with the same decisions, and several drivers can work on it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -105,8 +105,8 @@ class Ladder:
 
         Args:
             level: Name of the level.
-            is_patient: Whether to wait for the first network that is trained in full, before which nothing can be
-                promised.
+            is_patient: Whether to promote no network before the first one is trained in full, because nothing can be
+                promised until then.
             only_paper: Whether to choose only the first runs of the paper's networks.
         """
         self._runs = {name: _by_network(study.optuna_trials()) for name, study in self.studies.items()}
@@ -114,9 +114,11 @@ class Ladder:
         if not first:
             return None
         is_paper = {identity: self._point_of(trial) is not None for identity, trial in first.items()}
-        waiting = [each for each in first if is_paper[each] and not self._runs[FULL].get(each)]
-        if only_paper or (is_patient and not waiting and self._is_first_in_training()):
-            return self._promote(first[waiting[0]], level, None) if waiting else None
+        if only_paper or (is_patient and self._is_first_in_training()):
+            paper = [each for each in first if is_paper[each]]
+            return self._next_of_paper(
+                [first[each] for each in paper], 1 if only_paper else len(self.levels[FULL].seeds)
+            )
         shown = self._near_front(first, is_paper)
         mean, deviation, is_full = believe([self._measured(first[each]) for each in shown], self.proposals.axes.kinds)
         contenders = [
@@ -159,6 +161,18 @@ class Ladder:
         if level == LONGER:
             return LONGER_SHARE * later - self.seconds(LONGER)
         return later - sum(self.seconds(name) for name in self.levels if name != SHORT)
+
+    def _next_of_paper(self, trials: Sequence[FrozenTrial], num_seeds: int) -> Promotion | None:
+        """The next run of the paper's networks at level `full`; None if there is none, or not enough time for it."""
+        begun = {trial.number: len(self._runs[FULL].get(trial.user_attrs["id"], [])) for trial in trials}
+        left = self.seconds_left(FULL)
+        due = [
+            trial
+            for trial in trials
+            if not begun[trial.number]
+            or (begun[trial.number] < num_seeds and self._expected_seconds(trial, FULL) <= left)
+        ]
+        return self._promote(min(due, key=lambda trial: begun[trial.number]), FULL, None) if due else None
 
     def _is_first_in_training(self) -> bool:
         """Whether networks are being trained in full, and none of them is done."""

@@ -66,7 +66,10 @@ def test_finals_are_data_of_the_page() -> None:
     search = make_search()
     assert read_data(make_page(make_report([search])))["studies"][0]["finals"] == []
     make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.0,)})
-    (final,) = read_data(make_page(make_report([search])))["studies"][0]["finals"]  # the other one diverged
+    report = make_report([search])
+    assert [network.name for network in report.studies[0].front] == ["nin-c3-lr"]
+    assert report.studies[0].best == pytest.approx(0.955)  # the short trainings have a longer front
+    (final,) = read_data(make_page(report))["studies"][0]["finals"]  # the other one diverged
     assert (final["name"], final["trial"], final["mark"], final["promised"]) == ("nin-c3-lr", 2, "front", [0.9, 0.01])
     assert final["mean"] == pytest.approx(0.955) and final["deviation"] == pytest.approx(0.0070711, abs=1e-6)
 

@@ -50,11 +50,15 @@ def test_the_papers_network_is_first_and_what_follows_was_promised() -> None:
     ladder, runs = climb(proposals)
     first = ask(runs)
     assert (first.point, first.seed) == ("nin-c3-lr", 1000)
-    assert runs.ask() is None  # nothing can be promised before this one is done
+    others = [ask(runs), ask(runs)]  # its other seeds: nothing can be promised before one of them is done
+    assert [(run.point, run.seed) for run in others] == [("nin-c3-lr", 1001), ("nin-c3-lr", 1002)]
+    assert runs.ask() is None
     finish(runs, first, 0.95)
     second = ask(runs)
     assert second.point is None and second.seed == 1000
     finish(runs, second, 0.93)
+    for run in others:
+        finish(runs, run, 0.94)
     while (run := runs.ask()) is not None:
         finish(runs, run, 0.94)
     finals = read_level(proposals.study)

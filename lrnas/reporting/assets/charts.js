@@ -347,6 +347,12 @@ function drawImportances() {
   })), { barmode: "group", xaxis: { title: { text: "importance" } }, yaxis: { type: "category", automargin: true } });
 }
 
+/** Numbers of the trials whose networks are on the front: that of the finals if there are any. */
+function frontNumbers(study) {
+  if (study.finals.length) return new Set(study.finals.filter((final) => final.mark).map((final) => final.trial));
+  return new Set(study.networks.filter((network) => network.on_front).map((network) => network.number));
+}
+
 function spreadOut(list, number) {
   if (list.length <= number) return list;
   return Array.from({ length: number }, (_, i) => list[Math.round(i * (list.length - 1) / (number - 1))]);
@@ -377,7 +383,8 @@ function filtersOf(layer) {
 
 function drawAllocation() {
   const study = page.data.studies[page.study];
-  const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => p.network.on_front && p.network.layers.shapes.length);
+  const onFront = frontNumbers(study);
+  const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => onFront.has(p.network.number) && p.network.layers.shapes.length);
   const axis = all.every((p) => p.network[page.axis] != null) ? currentAxis() : page.data.axes[0];
   all.sort((a, b) => a.network[axis.name] - b.network[axis.name]);
   const front = spreadOut(all, MOST_IN_ALLOCATION);

@@ -42,12 +42,13 @@ function drawOverview() {
   const names = ["study", "space", "data", "epochs", "in full", "stopped", "on the front", "best", "hypervolume", "training", "hardware"];
   const isText = new Set(["study", "space", "data", "hardware"]);
   const head = make("tr", {}, ...names.map((name) => make("th", { class: isText.has(name) ? "" : "number", scope: "col" }, name,
-    ...(name === "best" ? [make("span", { class: "unit" }, "validation accuracy, one seed")] : []))));
+    ...(name === "best" ? [make("span", { class: "unit" }, studies.some((study) => study.finals.length) ? "validation accuracy, finals: mean" : "validation accuracy, one seed")] : []))));
   const rows = studies.map((study) => {
     const full = study.networks.filter((network) => network.is_full);
-    const best = full.length ? full.reduce((a, b) => (b.accuracy > a.accuracy ? b : a)).accuracy : null;
+    const reached = study.finals.length ? study.finals.map((final) => final.mean) : full.map((network) => network.accuracy);
+    const best = reached.length ? Math.max(...reached) : null;
     const seconds = study.history.length ? study.history.at(-1)[1] : 0;
-    const values = [study.name, study.space, study.data, study.epochs, full.length, study.counts.stopped ?? 0, study.networks.filter((network) => network.on_front).length,
+    const values = [study.name, study.space, study.data, study.epochs, full.length, study.counts.stopped ?? 0, frontNumbers(study).size,
       percent(best), study.hypervolume.toFixed(4), duration(seconds), study.hardware.join("; ") || "–"];
     return make("tr", {}, ...values.map((value, i) => make("td", { class: isText.has(names[i]) ? "" : "number" }, String(value))));
   });

@@ -44,7 +44,7 @@ function drawSummary() {
     else parts.push(make("p", {}, make("b", {}, `No network${whose} is tested.`), " The study uses a custom training function, which reports no test accuracy."));
   }
   if (tested.some((one) => one.verdicts.length)) {
-    parts.push(make("p", { class: "muted" }, "Verdicts are based on test accuracy over seeds, after training again in full. The first chart below shows what the search used: validation accuracy of one seed."));
+    parts.push(make("p", { class: "muted" }, "Verdicts are based on test accuracy over seeds, after training again in full. The first chart below shows what the search used: validation accuracy."));
   }
   byId("summary-section").hidden = !parts.length;
   byId("summary").replaceChildren(...parts);
