@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 LONGER_SHARE = 0.25
 """Share of the time of the later levels that goes to level `longer`."""
+SLACK = 0.2
+"""Share of the time of the later levels by which seeds of networks on the front may exceed it."""
 
 
 def open_levels(search: Study, levels: Mapping[str, Level], studies: str | Path) -> dict[str, Study]:
@@ -134,9 +136,11 @@ class Ladder:
             )
             for i, identity in enumerate(shown)
         ]
-        left = self.seconds_left(level)
-        seeds = self.levels[level].seeds
-        picked = pick_full(contenders, left, len(seeds)) if level == FULL else pick_longer(contenders, left)
+        left, slack = self.seconds_left(level), SLACK * self._later_seconds()
+        if level == FULL:
+            picked = pick_full(contenders, left, len(self.levels[FULL].seeds), slack)
+        else:
+            picked = pick_longer(contenders, left)
         if picked is None:
             return None
         return self._promote(first[picked.identity], level, (picked.mean, picked.deviation) if is_full else None)
@@ -157,10 +161,14 @@ class Ladder:
 
     def seconds_left(self, level: str) -> float:
         """Training time that is left for a level; negative if more was used."""
-        later = self.share / (1 - self.share) * self.seconds(SHORT)
+        later = self._later_seconds()
         if level == LONGER:
             return LONGER_SHARE * later - self.seconds(LONGER)
         return later - sum(self.seconds(name) for name in self.levels if name != SHORT)
+
+    def _later_seconds(self) -> float:
+        """Training time of all later levels together."""
+        return self.share / (1 - self.share) * self.seconds(SHORT)
 
     def _next_of_paper(self, trials: Sequence[FrozenTrial], num_seeds: int) -> Promotion | None:
         """The next run of the paper's networks at level `full`; None if there is none, or not enough time for it."""

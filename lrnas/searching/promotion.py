@@ -110,7 +110,9 @@ def pick_longer(contenders: Sequence[Contender], seconds_left: float) -> Contend
     return _largest_gain(new, front)
 
 
-def pick_full(contenders: Sequence[Contender], seconds_left: float, num_seeds: int) -> Contender | None:
+def pick_full(
+    contenders: Sequence[Contender], seconds_left: float, num_seeds: int, slack: float = 0.0
+) -> Contender | None:
     """The network to train next at level `full`, with its next seed.
 
     First come one run of each of the paper's networks, and one of the best network that costs no more than it; then,
@@ -122,6 +124,7 @@ def pick_full(contenders: Sequence[Contender], seconds_left: float, num_seeds: i
         contenders: All networks.
         seconds_left: Training time that is left for this level; negative if it was exceeded.
         num_seeds: Number of runs of a network on the front.
+        slack: Seconds by which seeds of networks on the front may exceed the time, if runs were slower than expected.
 
     Returns:
         The network; None if nothing is left to train.
@@ -147,7 +150,7 @@ def pick_full(contenders: Sequence[Contender], seconds_left: float, num_seeds: i
     ]
     if (promoted := _largest_gain(fits, finals)) is not None:
         return promoted
-    affordable = [each for each in unfinished if each.seconds <= seconds_left]
+    affordable = [each for each in unfinished if each.seconds <= seconds_left + slack]
     return min(affordable, key=lambda each: each.begun, default=None)
 
 

@@ -41,7 +41,9 @@ def in_training(rows: list[FrozenTrial]) -> list[FrozenTrial]:
 
 def check_study(url: str, budget: int) -> None:
     """Check that everything is recorded, nothing was trained twice and no trial is left running."""
-    rows, trained = all_trials(url), trials(url)
+    rows = all_trials(url)
+    # a network that was proposed when the budget was used up waits for a larger one
+    trained = [row for row in trials(url) if row.state != TrialState.WAITING]
     assert not [row.number for row in rows if row.state == TrialState.RUNNING]
     assert {row.state for row in trained} <= {TrialState.COMPLETE, TrialState.PRUNED}
     assert budget <= len(trained) <= budget + 1

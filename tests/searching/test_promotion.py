@@ -39,6 +39,9 @@ def test_all_seeds_of_the_paper_and_of_the_believed_front_are_trained_before_the
     order = train_all(PAPER + FOUND, 120.0, 3)
     assert order == [*["large", "small", "good"], *["large", "small"] * 2, "cheap", *["good", "cheap"] * 2]
     assert train_all(PAPER + FOUND, 110.0, 3)[7:] == ["good", "good"]  # the seeds of "cheap" would not fit
+    late = [replace(each, begun=3) for each in PAPER] + [replace(FOUND[0], begun=2)]  # runs took longer than expected
+    assert pick_full(late, 0.0, 3) is None and pick_full(late, 0.0, 3, slack=9.0) is None
+    assert pick_full(late, 0.0, 3, slack=10.0) is late[2]
     assert "bad" not in train_all(PAPER + FOUND, 1000.0, 3)  # it has no chance
     maybe = contender("maybe", 60.0, 0.905)
     assert train_all([*PAPER, *FOUND, maybe], 1000.0, 3).count("maybe") == 1  # a chance, but no more seeds
