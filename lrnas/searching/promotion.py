@@ -63,7 +63,7 @@ def believe(networks: Sequence[Measured], kinds: Sequence[int]) -> tuple[Array, 
     model = AccuracyModel(Inputs(log_costs[indices], features[indices], ranks), values, np.zeros(len(rows)), kinds)
     wanted = np.full(len(networks), len(levels) - 1)
     mean, deviation = model.predict(Inputs(log_costs, features, wanted))
-    return mean, deviation, levels[-1] == len(networks[0].accuracies) - 1
+    return np.minimum(mean, 1.0), deviation, levels[-1] == len(networks[0].accuracies) - 1
 
 
 def closest_to_front(accuracies: Sequence[float], costs: Sequence[float], number: int) -> list[int]:

@@ -109,6 +109,17 @@ def test_large_studies_are_reduced_to_networks_near_the_front() -> None:
     assert closest_to_front([0.5, 0.9], [2, 1], 5) == [0, 1]
 
 
+def test_no_more_than_100_percent_are_promised() -> None:
+    """Networks on the ceiling at the full level: a line through short accuracies would go beyond it."""
+    found, _ = networks(np.random.default_rng(3))
+    worst = int(np.argmin([each.accuracies[0][0] for each in found]))
+    trained = [
+        replace(each, accuracies=(each.accuracies[0], (0.99,))) if i == worst else each for i, each in enumerate(found)
+    ]
+    mean, *_ = believe(trained, [0, 0])
+    assert mean.max() == 1.0
+
+
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_few_networks_are_enough(number: int) -> None:
     found, true = networks(np.random.default_rng(2), number)
