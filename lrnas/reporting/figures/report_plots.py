@@ -124,7 +124,8 @@ def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objectiv
     axes = figure.subplots()
     if not several:
         study = studies[0][1]
-        _draw_faintly(axes, study.full, [final.mean for final in study.finals], cost, "after short training")
+        ends = [final.mean + sign * (final.deviation or 0.0) for final in study.finals for sign in (-1, 1)]
+        _draw_faintly(axes, study.full, ends, cost, "after short training")
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %, mean ± sd over seeds")
     _draw_networks(axes, groups, ("found, trained in full", "front by means"))
     _mark_beyond_limits(axes, [study for _, study in studies], cost)
@@ -331,7 +332,8 @@ def _mark_beyond_limits(axes: Axes, studies: Sequence[StudyReport], cost: Object
     for name, place in beyond.items():
         axes.axvline(place, color="0.6", lw=0.8, ls=":", zorder=1)
         text = style.legend_text(f"{name}, beyond the limit")
-        axes.text(place, 0.02, text, transform=axes.get_xaxis_transform(), rotation=90, ha="right", size=8, color="0.4")
+        above = axes.get_xaxis_transform()  # the legend is below
+        axes.text(place, 0.98, text, transform=above, rotation=90, ha="right", va="top", size=8, color="0.4")
 
 
 def _draw_faintly(axes: Axes, networks: Sequence[Network], shown: Sequence[float], cost: Objective, label: str) -> None:
