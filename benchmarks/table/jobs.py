@@ -34,9 +34,6 @@ SWEEP_FULL = {
     "vgg11": ("epochs=40 lr=0.1", "epochs=40 lr=0.2", "epochs=40 clip=2", FULL),
 }
 SWEEP_POINTS = {"nin": ("nin", "nin-c3-lr"), "vgg11": ("vgg-gmp", "vgg-gmp-lr-join")}
-SLOW = ("vgg-11",)
-"""Left out unless --slow is given. The first fully connected layer of the paper's VGG reads a 7×7 map: at 32×32 pixels
-it trains at 1,200 images/s, where others have 20,000 and more, and slows down all processes beside it."""
 
 Job = dict[str, Any]
 """The first fields of a record: what, network, recipe, seed, images."""
@@ -54,7 +51,7 @@ def make_job(what: str, network: Network, recipe: Recipe, seed: int, images: int
 def list_jobs(args: argparse.Namespace) -> list[Job]:
     """The jobs of a command, most important first, each once."""
     jobs: list[Job] = []
-    some = in_turn({space: _choose(space, args.slow, *args.range) for space in args.spaces})
+    some = in_turn({space: read_networks()[space][slice(*args.range)] for space in args.spaces})
     recipes = {
         "truth": [make_recipe(text, make_recipe(FULL)) for text in args.full],
         "short": [make_recipe(text) for text in args.short],
@@ -65,7 +62,7 @@ def list_jobs(args: argparse.Namespace) -> list[Job]:
         elif what == "plain":
             jobs += [make_job(what, n, r, 0, args.images) for r in recipes["short"] for n in _plain_points(args.spaces)]
         elif what == "table":
-            drawn = in_turn({space: _choose(space, args.slow)[:n] for space, n in num_drawn(args.table).items()})
+            drawn = in_turn({space: read_networks()[space][:n] for space, n in num_drawn(args.table).items()})
             jobs += [make_job(what, network, recipes["short"][0], 0, args.images) for network in drawn]
         else:
             jobs += [
@@ -97,10 +94,6 @@ def _plain_points(spaces: Sequence[str]) -> list[Network]:
         plain = dataclasses.replace(point, batch_norm=False)
         found.append(make_network(space, plain, "plain", f"{SWEEP_POINTS[space][0]} without norms", -1, {}))
     return found
-
-
-def _choose(space: str, slow: bool, first: int = 0, last: int | None = None) -> list[Network]:
-    return [network for network in read_networks()[space][first:last] if slow or network["name"] not in SLOW]
 
 
 def in_turn(lists: Mapping[str, Sequence[Network]]) -> list[Network]:

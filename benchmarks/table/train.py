@@ -251,7 +251,6 @@ def parse_arguments() -> argparse.Namespace:
         "--short", nargs="+", default=SHORT, help="short and plain: recipes, table: one recipe, as changes of jobs.BASE"
     )
     add("--table", default="nin=300,vgg11=150", help="table: networks of each space (default: nin=300,vgg11=150)")
-    add("--slow", action="store_true", help="train also the networks in jobs.SLOW")
     add("--data", help="folder with cifar10.npz (default: lrnas's data folder)")
     add("--device", default="cuda", help="cuda or cpu (default: cuda)")
     add("--images", type=int, default=ALL_IMAGES, help="for tests: use only so many training images")

@@ -7,6 +7,7 @@ is an argument, because an architecture can change it. The models follow timm's 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -81,7 +82,7 @@ def _make_pool(pool_type: str) -> nn.Module:
     return SelectAdaptivePool2d(pool_type=pool_type, flatten=False) if pool_type else nn.Identity()
 
 
-class _Backbone(nn.Module):
+class _Backbone(nn.Module, ABC):
     """Base class of GoogLeNet and NiN: a chain of modules, a pool and a classifier, with timm's methods."""
 
     classifier_name: str
@@ -107,8 +108,9 @@ class _Backbone(nn.Module):
     def _make_pool(self, pool_type: str) -> nn.Module:
         return SelectAdaptivePool2d(pool_type=pool_type, flatten=bool(pool_type))
 
+    @abstractmethod
     def _make_classifier(self, num_classes: int, **place: Any) -> nn.Module:
-        raise NotImplementedError
+        """A new last layer."""
 
     def get_classifier(self) -> nn.Module:
         return self.get_submodule(self.classifier_name)
@@ -133,8 +135,9 @@ class _Backbone(nn.Module):
             x = getattr(self, name)(x)
         return x
 
+    @abstractmethod
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        raise NotImplementedError
+        """Logits from the last map, or the features before the classifier."""
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.forward_head(self.forward_features(x))

@@ -19,7 +19,7 @@ from .accuracy_model import AccuracyModel, Inputs
 from .axes import Axes, Point
 from .curves import CurveModel
 from .gain import Boxes, expected_gain
-from .pareto import front_indices
+from .pareto import closest_to_front, front_indices
 
 Array = npt.NDArray[np.float64]
 Costs = tuple[float, ...]
@@ -83,7 +83,7 @@ class Belief:
         start: Array | None = None,
     ) -> None:
         self.axes, self.num_costs, self._num_known_costs = axes, num_costs, len(seen[0].costs)
-        entries, values, variances = _measurements(_choose(seen, num_costs))
+        entries, values, variances = _measurements(_choose(seen))
         full = [i for i, entry in enumerate(entries) if entry.final is not None]
         pending = [entry for entry in seen if entry.is_pending][-MAX_PENDING:]
         self.model = AccuracyModel(self._inputs(entries), values, variances, axes.kinds, start)
@@ -192,17 +192,14 @@ class Belief:
         return found
 
 
-def _choose(seen: Sequence[Observation], num_costs: int) -> list[Observation]:
+def _choose(seen: Sequence[Observation]) -> list[Observation]:
     """The trials that the model is conditioned on, in their order."""
     useful = [entry for entry in seen if entry.final is not None or entry.curve or entry.has_failed]
     if len(useful) <= MAX_OBSERVED:
         return useful
-    costs = np.array([entry.costs[0] for entry in useful])
-    accuracies = np.array([entry.final if entry.final is not None else -np.inf for entry in useful])
-    order = np.argsort(costs, kind="stable")
-    behind = np.empty(len(useful))
-    behind[order] = np.maximum.accumulate(accuracies[order]) - accuracies[order]  # behind the best that costs no more
-    near = set(np.argsort(behind, kind="stable")[: MAX_OBSERVED // 2].tolist())
+    full = [i for i, entry in enumerate(useful) if entry.final is not None]
+    accuracies, costs = zip(*((entry.final or 0.0, entry.costs[0]) for entry in (useful[i] for i in full)), strict=True)
+    near = {full[i] for i in closest_to_front(accuracies, costs, MAX_OBSERVED // 2)}
     latest = [i for i in reversed(range(len(useful))) if i not in near][: MAX_OBSERVED - len(near)]
     return [useful[i] for i in sorted([*near, *latest])]
 

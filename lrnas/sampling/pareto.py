@@ -29,6 +29,21 @@ def front_indices(values: Sequence[Sequence[float]] | Values) -> list[int]:
     return sorted(front)
 
 
+def closest_to_front(accuracies: Sequence[float] | Values, costs: Sequence[float] | Values, number: int) -> list[int]:
+    """Indices of the networks that are least behind the most accurate one that costs no more, in their order.
+
+    Args:
+        accuracies: (networks,), larger is better.
+        costs: (networks,), one cost of each.
+        number: How many to choose.
+    """
+    order = np.argsort(costs, kind="stable")
+    found = np.asarray(accuracies, dtype=np.float64)
+    behind = np.empty(len(found))
+    behind[order] = np.maximum.accumulate(found[order]) - found[order]
+    return sorted(np.argsort(behind, kind="stable")[:number].tolist())
+
+
 def add_to_front(front: Values, row: Sequence[float]) -> Values | None:
     """A front with one more row, without the rows that it dominates; None if the new row is dominated."""
     new = np.asarray(row, dtype=np.float64)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, ClassVar
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas.arch.architecture import Architecture
+from lrnas.sampling.pareto import closest_to_front
 from lrnas.searching.progress import SearchEvents
 from lrnas.searching.promotion import (
     MAX_MEASURED,
     Contender,
     Measured,
     believe,
-    closest_to_front,
     pick_full,
     pick_longer,
 )

@@ -66,15 +66,6 @@ def believe(networks: Sequence[Measured], kinds: Sequence[int]) -> tuple[Array, 
     return np.minimum(mean, 1.0), deviation, levels[-1] == len(networks[0].accuracies) - 1
 
 
-def closest_to_front(accuracies: Sequence[float], costs: Sequence[float], number: int) -> list[int]:
-    """Indices of the networks that are least behind the most accurate one that costs no more, in their order."""
-    order = np.argsort(costs, kind="stable")
-    found = np.asarray(accuracies)
-    behind = np.empty(len(found))
-    behind[order] = np.maximum.accumulate(found[order]) - found[order]
-    return sorted(np.argsort(behind, kind="stable")[:number].tolist())
-
-
 @dataclass(frozen=True, slots=True)
 class Contender:
     """A network that may be trained at a later level."""

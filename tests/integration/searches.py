@@ -1,6 +1,7 @@
 """Helpers that run searches as processes, read their studies, and find the processes that they start."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.storages import RDBStorage
@@ -43,6 +45,13 @@ class Search:
     def end(self) -> str:
         self.process.wait(timeout=300)
         return self.log.read_text()
+
+
+def read_front(folder: Path) -> dict[str, Any]:
+    """What `lrnas front s --json` prints in a folder."""
+    command = [sys.executable, "-m", "lrnas", "front", "s", "--json"]
+    shown = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return json.loads(shown.stdout)
 
 
 def trials(storage: str | Path) -> list[optuna.trial.FrozenTrial]:

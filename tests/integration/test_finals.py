@@ -1,15 +1,12 @@
 """A real search that ends with its finals: killed in the middle, continued, and shown."""
 
-import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
-from searches import Search
+from searches import Search, read_front
 
 from lrnas.exporting.sources import find_source
 from lrnas.study.levels import compare_with_paper, read_level
@@ -79,14 +76,7 @@ def test_killed_finals_continue(tmp_path: Path) -> None:
     assert "s: networks trained at level full" in log and (tmp_path / "studies/s/front.png").stat().st_size > 10_000
     assert (tmp_path / "studies/s/front.csv").read_text().startswith("name,trial,point,identity,mean")
 
-    shown = subprocess.run(
-        [sys.executable, "-m", "lrnas", "front", "s", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    data = json.loads(shown.stdout)
+    data = read_front(tmp_path)
     assert data["level"] == "full" and {row["name"] for row in data["networks"]} == finals.keys()
     best = find_source("s:best", studies=tmp_path / "studies")
     assert best.identity["recipe"]["epochs"] == 3 and best.identity["seed"] in (1000, 1001)

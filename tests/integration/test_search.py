@@ -1,10 +1,8 @@
 """Real searches on digits with Ray Tune and Optuna, stopped in every way."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 from pictures import spoil, write_set
-from searches import COMMAND, SMALL, Search, all_trials, commands, descendants, trials
+from searches import COMMAND, SMALL, Search, all_trials, commands, descendants, read_front, trials
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
 
@@ -42,14 +40,7 @@ def test_a_killed_search_continues(tmp_path: Path) -> None:
     assert (tmp_path / "studies/s/front.png").stat().st_size > 10_000
     assert (tmp_path / "studies/s/front.csv").read_text().startswith("number,status,point")
 
-    finished = subprocess.run(
-        [sys.executable, "-m", "lrnas", "front", "s", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    front = json.loads(finished.stdout)["front"]
+    front = read_front(tmp_path)["front"]
     assert front and all(entry["epochs"] == 3 for entry in front)
     refused = subprocess.run(
         [*COMMAND, "--budget", "3", *SMALL, "--set", "lr=0.5"],

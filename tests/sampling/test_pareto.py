@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from lrnas.sampling.pareto import add_to_front, front_indices, hypervolume
+from lrnas.sampling.pareto import add_to_front, closest_to_front, front_indices, hypervolume
 
 rows = st.integers(2, 4).flatmap(
     lambda width: st.lists(st.lists(st.integers(0, 6), min_size=width, max_size=width), min_size=1, max_size=12)
@@ -42,3 +42,8 @@ def test_hypervolume_is_the_number_of_dominated_cells(values: list[list[int]]) -
 
 def test_the_front_of_no_rows_is_empty() -> None:
     assert front_indices([]) == [] and hypervolume(np.zeros((0, 2)), [1, 1]) == 0
+
+
+def test_large_studies_are_reduced_to_networks_near_the_front() -> None:
+    assert closest_to_front([0.5, 0.9, 0.6, 0.89], [1, 2, 3, 4], 3) == [0, 1, 3]
+    assert closest_to_front([0.5, 0.9], [2, 1], 5) == [0, 1]

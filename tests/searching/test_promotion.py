@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lrnas.searching.promotion import Contender, Measured, believe, closest_to_front, pick_full, pick_longer
+from lrnas.searching.promotion import Contender, Measured, believe, pick_full, pick_longer
 
 
 def contender(name: str, macs: float, mean: float, *, paper: bool = False, begun: int = 0) -> Contender:
@@ -102,11 +102,6 @@ def test_a_lucky_short_training_is_not_believed() -> None:
     lucky = Measured(middle, (5.0, 5.0), ((honest.accuracies[0][0] + 0.001,), ()))  # 0.024 more than expected
     mean, *_ = believe([*trained, *found[8:], honest, lucky], [0, 0])
     assert mean[-2] > mean[-1]
-
-
-def test_large_studies_are_reduced_to_networks_near_the_front() -> None:
-    assert closest_to_front([0.5, 0.9, 0.6, 0.89], [1, 2, 3, 4], 3) == [0, 1, 3]
-    assert closest_to_front([0.5, 0.9], [2, 1], 5) == [0, 1]
 
 
 def test_no_more_than_100_percent_are_promised() -> None:
