@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,6 +45,8 @@ class FolderSplit:
     """File names without folders, in one block of memory that loader processes share."""
     sizes: Indices
     """File sizes in bytes; -1 for entries that are not regular files or whose size cannot be read."""
+    times: Indices
+    """Modification times in seconds; empty if the bytes of all files were hashed, which is more reliable."""
 
     def name(self, index: int) -> str:
         return str(self.path / self.classes[self.labels[index]] / os.fsdecode(self.names[index]))
@@ -56,6 +58,9 @@ class FolderSplit:
         """Yield labels and file names, without the folder's path; `Found.bytes_hash` is a hash of the files' bytes."""
         yield self.path.name.encode() + self.labels.tobytes()
         yield from self.names
+
+    def version(self) -> bytes:
+        return self.times.tobytes()
 
 
 def find_folders(path: str, folder: str | None = None, progress: Progress | None = None) -> Found:
@@ -86,7 +91,11 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
             f"arrange the images as {LAYOUT}"
         )
     found = {name: _find_images(root / name, classes) for name in splits}
-    return Found(f"folder:{root}", classes, found, _hash_files(found))
+    is_small = sum(int(split.sizes.clip(0).sum()) for split in found.values()) <= WHOLE
+    bytes_hash = _hash_files(found, is_small)
+    if is_small:
+        found = {name: replace(split, times=split.times[:0]) for name, split in found.items()}
+    return Found(f"folder:{root}", classes, found, bytes_hash)
 
 
 def _find_images(path: Path, classes: tuple[str, ...]) -> FolderSplit:
@@ -107,14 +116,14 @@ def _find_images(path: Path, classes: tuple[str, ...]) -> FolderSplit:
     if not files:
         raise DataError(f"{path} must have one folder per class; got none; use the layout {LAYOUT}, or remove it")
     rows = [(label, *file) for label, name in enumerate(classes) for file in files.get(name, ())]
-    labels, names, sizes = zip(*rows, strict=True)
-    return FolderSplit(path, classes, np.array(labels, np.int64), np.array(names, np.bytes_), np.array(sizes, np.int64))
+    labels, names, sizes, times = zip(*rows, strict=True)
+    numbers = [np.array(values, np.int64) for values in (labels, sizes, times)]
+    return FolderSplit(path, classes, numbers[0], np.array(names, np.bytes_), *numbers[1:])
 
 
-def _hash_files(splits: Mapping[str, FolderSplit]) -> str:
+def _hash_files(splits: Mapping[str, FolderSplit], is_small: bool) -> str:
     """Hash the sizes of all files and their bytes; in a large data set, only the bytes of a sample of every class."""
     digest = hashlib.sha256()
-    is_small = sum(int(split.sizes.clip(0).sum()) for split in splits.values()) <= WHOLE
     blocks: list[tuple[FolderSplit, Indices, int]] = []
     for _, split in sorted(splits.items()):
         digest.update(split.sizes.astype("<i8").tobytes())
@@ -155,17 +164,19 @@ def _class_folders(path: Path) -> list[str]:
     return sorted(entry.name for entry in _entries(path) if entry.is_dir())
 
 
-def _list_images(path: Path) -> list[tuple[bytes, int]]:
-    """Return the names and sizes of the images in a folder, sorted."""
+def _list_images(path: Path) -> list[tuple[bytes, int, int]]:
+    """Return the names, sizes and modification times of the images in a folder, sorted."""
     entries = [entry for entry in _entries(path) if entry.name.lower().endswith(SUFFIXES)]
-    return sorted((os.fsencode(entry.name), _size(entry)) for entry in entries)
+    return sorted((os.fsencode(entry.name), *_size_and_time(entry)) for entry in entries)
 
 
-def _size(entry: os.DirEntry[str]) -> int:
+def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
     try:
-        return entry.stat().st_size if entry.is_file() else -1  # the size of a folder depends on the disk
+        if entry.is_file():  # the size of a folder depends on the disk
+            return entry.stat().st_size, int(entry.stat().st_mtime)
     except OSError:
-        return -1
+        pass
+    return -1, -1
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:

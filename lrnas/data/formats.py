@@ -92,6 +92,9 @@ class HfSplit:
     def contents(self) -> Iterable[bytes]:
         yield self.fingerprint.encode() + self.labels.tobytes()
 
+    def version(self) -> bytes:
+        return b""  # the fingerprint is complete
+
 
 def find_wds(path: str, folder: str | None, progress: Progress | None = None) -> Found:
     """Open a folder of WebDataset shards: `*.tar` files with images KEY.jpg beside their class KEY.cls.
@@ -203,6 +206,9 @@ class ShardSplit:
     def contents(self) -> Iterable[bytes]:
         yield "\n".join(file.name for file in self.files).encode()
         yield self.labels.tobytes() + self.lengths.tobytes()
+
+    def version(self) -> bytes:
+        return repr([int(file.stat().st_mtime) for file in self.files]).encode()
 
     def _read(self, index: int) -> bytes:
         with self.files[int(self.shards[index])].open("rb") as file:

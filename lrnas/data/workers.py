@@ -45,6 +45,9 @@ class Source(Protocol):
     def contents(self) -> Iterable[bytes]:
         """Yield bytes that differ between sources, to be hashed."""
 
+    def version(self) -> bytes:
+        """Return bytes that change when the files change, as far as `contents` and `Found.bytes_hash` may miss it."""
+
 
 class Found(NamedTuple):
     """A data set found in files."""
@@ -65,6 +68,14 @@ def read_rgb(file: BinaryIO) -> Image.Image:
         with Image.open(file) as image:
             image.load()
             return _to_rgb(image)
+
+
+def read_size(file: BinaryIO) -> tuple[int, int]:
+    """Return the rows and columns of an image, from its header. Raises any error of the decoder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(file) as image:
+            return image.height, image.width
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -135,12 +146,12 @@ class Pictures(Dataset[Batch]):
                     labels.append(int(self.source.labels[number]))
                     break
                 except Exception as error:  # decoders raise all kinds of errors
-                    problems.append((int(number), _reason(error)))
+                    problems.append((int(number), reason(error)))
         images = torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0)
         return Batch(images, torch.tensor(labels, dtype=torch.int64), problems)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Return an error's message as one line, without the name of the file, which is shown beside it."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return re.sub(r"(: '.*'| <_io\..*>)$", "", str(text).splitlines()[0])

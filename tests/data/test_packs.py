@@ -1,0 +1,281 @@
+"""Packs: their pixels, resuming, changed images, unreadable images, full disks and several processes."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pictures import spoil, write_set
+from PIL import Image
+
+from lrnas.data import packs
+from lrnas.data.folders import find_folders
+from lrnas.data.names import Progress
+from lrnas.data.packs import Pack, open_pack
+from lrnas.data.workers import read_rgb
+from lrnas.errors import DataError
+
+SIZE = 14
+SHORT = 16
+
+
+def pack(root: Path, cache: Path, size: int = SIZE, progress: Progress | None = None) -> Pack:
+    found = find_folders(str(root))
+    return open_pack(found, found.bytes_hash, size, cache, progress)
+
+
+def image(made: Pack, number: int) -> np.ndarray:
+    start, rows, columns = made.table[:, number]
+    return made.pixels[start : start + rows * columns].reshape(rows, columns, 3)
+
+
+def files(cache: Path) -> list[str]:
+    return sorted(file.suffix for file in (cache / "packs").iterdir())
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return write_set(tmp_path / "set", {"train": 8, "val": 2, "test": 2}, size=20)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "BLOCK", 4)
+    monkeypatch.setattr(packs, "SAVE_SECONDS", 0.0)
+
+
+def originals(root: Path) -> Iterator[Image.Image]:
+    for split in ("test", "train", "val"):
+        for file in sorted((root / split).glob("*/*")):
+            with file.open("rb") as stream:
+                yield read_rgb(stream)
+
+
+def test_pixels_are_those_of_torchvision(tmp_path: Path) -> None:
+    from torchvision import transforms  # takes seconds
+
+    root = write_set(tmp_path / "set", {"train": 2, "val": 1, "test": 1}, size=20)
+    rng = np.random.default_rng(1)
+    for name, shape in {
+        "tall": (93, 31),
+        "wide": (33, 77),
+        "small": (5, 9),
+        "long": (20, 331),
+        "thin": (257, 20),
+    }.items():
+        pixels = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / "train" / "red" / f"{name}.png")
+    Image.fromarray(rng.integers(0, 256, (40, 30), dtype=np.uint8)).save(root / "train" / "red" / "grey.jpg")
+    made = pack(root, tmp_path)
+    resize, centre = transforms.Resize(SHORT), transforms.CenterCrop(SIZE)
+    shapes = set()
+    for number, original in enumerate(originals(root)):
+        pixels, whole = image(made, number), np.asarray(resize(original))
+        shapes.add(pixels.shape[:2])
+        if max(whole.shape) <= packs.LONGEST * SHORT:
+            assert np.array_equal(pixels, whole)
+        assert np.array_equal(centre(Image.fromarray(pixels)), centre(resize(original)))
+    assert {(48, 16), (16, 37), (16, 28), (16, 64), (64, 16), (21, 16)} <= shapes
+    assert made.counts == {"test": 3, "train": 12, "val": 3} and made.first("val") == 15 and not made.unreadable
+
+
+def test_a_pack_is_made_once_per_size(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pack(pictures, tmp_path)
+    assert pack(pictures, tmp_path, 7).file != made.file
+    assert files(tmp_path) == sorted([".lock", ".npz", ".pack"] * 2)
+    monkeypatch.setattr(packs, "_processes", lambda images: pytest.fail("packed twice"))
+    assert pack(pictures, tmp_path).file == made.file
+    moved = tmp_path / "elsewhere" / "set"
+    shutil.copytree(pictures, moved)
+    assert pack(moved, tmp_path).file == made.file  # the same images
+
+
+def test_changed_images_are_packed_again(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    first, other_size = pack(pictures, tmp_path), pack(pictures, tmp_path, 7)
+    write_set(tmp_path / "copy" / "set", {"train": 2, "val": 1, "test": 1})
+    namesake = pack(tmp_path / "copy" / "set", tmp_path)
+    changed = pictures / "train" / "red" / "003.png"
+    Image.new("RGB", (30, 20), "white").save(changed)
+    second = pack(pictures, tmp_path)
+    assert (image(second, 6 + 19) == 255).all() and second.file != first.file
+    assert "the images of folder:set have changed: removing their earlier pack" in caplog.messages
+    assert not first.file.exists() and other_size.file.exists() and namesake.file.exists()
+
+    monkeypatch.setattr("lrnas.data.folders.WHOLE", 0)  # a large set: only a part of its bytes is hashed
+    monkeypatch.setattr("lrnas.data.folders.SAMPLE", 1)
+    third = pack(pictures, tmp_path)
+    assert pack(pictures, tmp_path).file == third.file
+    os.utime(changed, (0, 0))  # beyond the sample, a file of the same size with another time
+    assert pack(pictures, tmp_path).file != third.file
+
+
+@pytest.mark.parametrize("damage", ["index", "short", "missing"])
+def test_a_damaged_pack_is_made_again(damage: str, pictures: Path, tmp_path: Path) -> None:
+    made = pack(pictures, tmp_path)
+    expected = made.file.read_bytes()
+    if damage == "index":
+        made.file.with_suffix(".npz").write_bytes(b"half")
+    elif damage == "short":
+        made.file.write_bytes(expected[:-1])
+    else:
+        made.file.unlink()
+    assert pack(pictures, tmp_path).file.read_bytes() == expected
+
+
+def test_unreadable_images_are_noted_and_tried_again(pictures: Path, tmp_path: Path) -> None:
+    spoil(pictures / "train" / "blue" / "001.png")  # its header can be read
+    good = (pictures / "val" / "red" / "001.png").read_bytes()
+    found = find_folders(str(pictures))
+    (pictures / "val" / "red" / "001.png").unlink()
+    (pictures / "val" / "red" / "000.png").write_bytes(b"no picture")
+    made = open_pack(found, "same", SIZE, tmp_path)
+    reasons = {7: "image file is truncated", 34: "cannot identify image file", 35: "No such file or directory"}
+    assert made.unreadable == reasons and made.table[:, 34:].tolist() == [[made.table[0, 34]] * 2, [0, 0], [0, 0]]
+    assert open_pack(found, "same", SIZE, tmp_path).unreadable == reasons
+    (pictures / "val" / "red" / "001.png").write_bytes(good)  # found again, without a change of the set
+    again = open_pack(found, "same", SIZE, tmp_path)
+    assert again.unreadable.keys() == {7, 34} and again.table[1, 35] > 0
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+sys.path[:0] = [{tests!r}]
+from test_packs import pack
+from lrnas.data import packs
+from lrnas._messages import show_messages
+show_messages()
+packs.BLOCK, packs.SAVE_SECONDS = 4, 0.0
+decode = packs._Images.decode
+def slow(self, *args):
+    time.sleep(0.1)
+    return decode(self, *args)
+packs._Images.decode = slow
+pack(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def start_packing(root: Path, cache: Path) -> subprocess.Popen[str]:
+    code = SLOW.format(tests=str(Path(__file__).parent))
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(root), str(cache)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def wait_for_lines(cache: Path, number: int) -> Path:
+    """Wait until the journal has entries."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for journal in (cache / "packs").glob("*.journal"):
+            if journal.read_text().count("\n") > number:
+                return journal
+        time.sleep(0.02)
+    raise TimeoutError
+
+
+def test_a_killed_packing_goes_on(pictures: Path, tmp_path: Path, small_blocks: None) -> None:
+    whole = pack(pictures, tmp_path / "whole")
+    cache = tmp_path / "cache"
+    process = start_packing(pictures, cache)
+    journal = wait_for_lines(cache, 2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not list((cache / "packs").glob("*.npz")) and not list((cache / "packs").glob("*.pack"))
+    with journal.open("a") as stream:
+        stream.write('[12, [[13, "half an en')  # an entry that was not completed
+    done = {json.loads(line)[0] for line in journal.read_text().splitlines()[1:-1]}
+    counts: list[int] = []
+    made = pack(pictures, cache, progress=lambda what, number, total: counts.append(number) if "pack" in what else None)
+    assert 2 <= len(done) < 9 and counts == list(range(4 * len(done) + 4, 37, 4))  # the other blocks
+    assert made.file.read_bytes() == whole.file.read_bytes() and np.array_equal(made.table, whole.table)
+    assert files(cache) == [".lock", ".npz", ".pack"]
+
+
+def test_a_packing_of_other_images_does_not_go_on(pictures: Path, tmp_path: Path, small_blocks: None) -> None:
+    cache = tmp_path / "cache"
+    process = start_packing(pictures, cache)
+    wait_for_lines(cache, 1)
+    process.kill()
+    process.communicate()
+    Image.new("RGB", (60, 20), "white").save(pictures / "test" / "blue" / "000.png")
+    made = pack(pictures, cache)
+    assert files(cache) == [".lock", ".npz", ".pack"]
+    assert made.file.read_bytes() == pack(pictures, tmp_path / "whole").file.read_bytes()
+
+
+def test_two_processes_pack_once(pictures: Path, tmp_path: Path) -> None:
+    processes = [start_packing(pictures, tmp_path / "cache") for _ in range(2)]
+    logs = [process.communicate(timeout=100)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], logs
+    assert sum("packing the 36 images of folder:set, once, in " in log for log in logs) == 1
+    assert sum(log == "waiting for another process, which is packing the images of folder:set\n" for log in logs) == 1
+    made = pack(pictures, tmp_path / "whole")
+    assert next((tmp_path / "cache" / "packs").glob("*.pack")).read_bytes() == made.file.read_bytes()
+
+
+def test_a_disk_that_is_too_small_is_refused(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000))
+    monkeypatch.setattr(packs, "_write_block", lambda file, task: pytest.fail("decoded"))
+    with pytest.raises(DataError, match=r"folder:set take 0.0 GB when packed; .*packs has room for 0.0 GB; make room"):
+        pack(pictures, tmp_path)
+
+
+FULL = """
+import shutil, sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}]
+from test_packs import pack
+from lrnas.data import packs
+from lrnas.errors import DataError
+packs.BLOCK = 4
+usage = shutil.disk_usage("/")
+packs.shutil.disk_usage = lambda path: usage._replace(free=10**12)  # another program fills the disk later
+try:
+    pack(Path(sys.argv[1]), Path(sys.argv[2]))
+except DataError as error:
+    print(error, *(file.suffix for file in sorted(Path(sys.argv[2], "packs").iterdir())))
+"""
+
+
+def test_a_disk_that_becomes_full_is_one_line(pictures: Path, tmp_path: Path, small_blocks: None) -> None:
+    """A file system of 24 KB is full before the pack is complete; with more room, the packing goes on."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    own_mounts = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*own_mounts, "mount", "-t", "tmpfs", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("this system does not allow a process to mount a file system of its own")
+    python = f'"{sys.executable}" -c "$2" "$3" "$1"'
+    small, large = 'mount -t tmpfs -o size=24k tmpfs "$1"', 'mount -o remount,size=1m "$1"'
+    script = f'{small} && {python} && {large} && {python} && ls "$1"/packs'
+    code = FULL.format(tests=str(Path(__file__).parent))
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    result = subprocess.run(
+        [*own_mounts, "sh", "-c", script, "sh", str(disk), code, str(pictures)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert result.returncode == 0, result.stderr
+    error, *listed = result.stdout.splitlines()
+    assert (
+        error.startswith(f"cannot write {disk}/packs/folder-set-14-")
+        and ": No space left on device; make room" in error
+    )
+    assert error.endswith(".journal .part .lock")
+    assert [Path(name).suffix for name in listed] == [".npz", ".pack", ".lock"]
