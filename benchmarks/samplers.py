@@ -1,194 +1,256 @@
-"""Which sampler finds the best front for a number of trials?
+"""Which sampler finds the best networks with a number of trials?
 
-Networks of the space `nin` were trained on CIFAR-10 (results/nin_cifar10_curves.json). Training is replaced by a
-model of their accuracy with noise as between seeds, so that every sampler can be run for hundreds of trials and
-several seeds; costs are exact. The model is a linear fit in the logarithms of costs and widths, plus extremely
-randomised trees for the rest; its cross-validated error is printed. With `--at-a-time 10`, ten trials are in training
-at once, and the time that each takes grows with its MACs. All samplers start with the named networks of the space,
-except those marked `unseeded`.
+Training is replaced by a stand-in that was made from real trainings on CIFAR-10 (`benchmarks.table.stand_in`), so that
+every sampler can be run for many seeds. All else is the code of a search: proposals, ledger, study and samplers. A
+trial gives the accuracy of the stand-in after short training, plus noise as between seeds; costs are exact. With
+`--at-a-time 10`, ten trials are in training at once, and the time that each takes grows with its MACs. All samplers
+start with the named networks of the space.
 
-    python benchmarks/samplers.py --trials 100 --seeds 5 --out results/samplers.json
+    python -m benchmarks.samplers --evaluator table:nin --out results/samplers/nin.jsonl
+    python -m benchmarks.samplers --evaluator table:nin --out results/samplers/nin.jsonl --show
+
+Runs are appended to the file one by one, and the same command goes on where it ended. After a number of finished
+trials, networks are chosen by the accuracies that were measured, as a user would, and valued by the accuracies after
+full training, in percent and without noise, so that luck does not count:
+
+- `at 60 %`: the chosen network that costs at most 60 % of one of the paper's networks, mean over these (as far as 60 %
+  of their cost are above 0.1 of the dense network's MACs: no cheaper networks were trained);
+- `volume`: the chosen front between 0.1 and 1 of the dense network's MACs: the mean accuracy over these costs.
 """
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import json
-import math
+import multiprocessing
 import time
 import warnings
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
-from common import RESULTS, costs, make_parser, write_result
-from scipy.stats import kendalltau
-from sklearn.ensemble import ExtraTreesRegressor
-from sklearn.linear_model import Ridge
-from sklearn.model_selection import KFold
 
+from benchmarks.common import costs as count_costs, make_parser, write_result
+from benchmarks.table.networks import DENSE, LOWEST, dense_macs
+from benchmarks.table.records import known_files, read_records
+from benchmarks.table.stand_in import StandIn
 from lrnas.arch.architecture import Architecture
-from lrnas.sampling.pareto import hypervolume
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import make_sampler
-from lrnas.spaces.space import SearchSpace, load_space
 from lrnas.study.ledger import Ledger
 from lrnas.study.objectives import pick_objectives
 from lrnas.study.study import Study
 from lrnas.training.provenance import provenance
 
-MEASURED = RESULTS / "nin_cifar10_curves.json"
 NOISE = 0.003
-"""Standard deviation of accuracies between seeds."""
+"""Standard deviation of accuracies between seeds of short trainings."""
+LOOKS = (20, 40, 80, 160)
+"""Numbers of finished trials after which networks are chosen."""
+SHARE = 0.6
+SAMPLERS = ("front", "tpe", "gp", "nsga2", "random", "qlognehvi", "smac")
 
 
-class AccuracyModel:
-    """Predicts the accuracy that training would give."""
+class Replay:
+    """A search whose trainings are replaced by a stand-in.
 
-    def __init__(self, space: SearchSpace, seed: int = 0) -> None:
-        self.space = space
-        self.trees = ExtraTreesRegressor(300, min_samples_leaf=2, random_state=seed, n_jobs=1)
-        self.line = Ridge(1.0)
+    Args:
+        stand_in: Accuracies of networks.
+        space: The name of the space.
+        sampler: The name of a sampler, of lrnas or of `benchmarks.outside_samplers`.
+        seed: Seed of the sampler and of the noise.
+    """
 
-    def features(self, params: dict[str, Any]) -> list[float]:
-        features = [math.log(value) for value in cost(self.space.architecture(params)).values()]
-        for parameter in self.space.parameters:
-            value = params[parameter.name]
-            if parameter.name.endswith("width"):
-                features.append(math.log(float(value)))
-            elif parameter.ordered:
-                features.append(float(value))
-            else:
-                features += [float(value == own) for own in parameter.values]
-        return features
+    def __init__(self, stand_in: StandIn, space: str, sampler: str, seed: int) -> None:
+        self.stand_in, self.dense = stand_in, dense_macs(space)
+        goals = pick_objectives(["accuracy", "macs"])
+        record = optuna.create_study(directions=[goal.direction for goal in goals])
+        manifest = {
+            "space": stand_in.space.to_dict(),
+            "reference": {"macs": self.dense, "params": 1},
+            "recipe": {},
+            "image_size": 32,
+            "channels": 3,
+            "num_classes": 10,
+        }
+        self.study = Study("benchmark", record, goals, manifest)
+        self.proposals = Proposals(Ledger(self.study), stand_in.space, _costs)
+        record.sampler = _make_sampler(sampler, seed, self.proposals)
+        self.proposals.enqueue({**stand_in.space.points, **stand_in.space.uniform})
+        self.noise = np.random.default_rng(seed)
+        most = (SHARE * _costs(network)["macs"] for network in stand_in.space.points.values())
+        self.most = [macs for macs in most if macs > LOWEST * self.dense]
+        """MACs of the networks to be chosen, at most."""
+        self.found: list[tuple[float, float, float]] = []
+        """MACs, measured accuracy, and true accuracy after full training, of every finished trial."""
+        self.proposed: list[int] = []
+        """MACs of the networks that the sampler proposed."""
 
-    def fit(self, rows: list[dict[str, Any]]) -> AccuracyModel:
-        inputs = np.array([self.features(row["params"]) for row in rows])
-        targets = np.array([row["curve"][-1] for row in rows])
-        self.mean, self.scale = inputs.mean(axis=0), inputs.std(axis=0) + 1e-6
-        scaled = (inputs - self.mean) / self.scale
-        self.line.fit(scaled, targets)
-        self.trees.fit(inputs, targets - self.line.predict(scaled))
-        return self
+    def run(self, trials: int, at_a_time: int) -> Iterator[int]:
+        """Run the search; yields the number of finished trials after each.
 
-    def predict(self, params: dict[str, Any]) -> float:
-        row = np.array([self.features(params)])
-        return float(self.line.predict((row - self.mean) / self.scale)[0] + self.trees.predict(row)[0])
+        Args:
+            trials: How many trials to run.
+            at_a_time: How many of them are in training at once.
+        """
+        running: list[tuple[float, int]] = []  # when each training ends, and its trial
+        now = 0.0
+        self.seconds: list[float] = []
+        for started in range(trials + at_a_time):
+            if started >= at_a_time:
+                now, number = heapq.heappop(running)
+                self._finish(number)
+                yield len(self.found)
+            if started < trials:
+                before = time.perf_counter()
+                proposal = self.proposals.ask()
+                self.seconds.append(time.perf_counter() - before)
+                assert proposal is not None
+                if proposal.point is None:
+                    self.proposed.append(proposal.macs)
+                heapq.heappush(running, (now + 0.3 + proposal.macs / self.dense, proposal.number))
 
+    def _finish(self, number: int) -> None:
+        trial = self.study.optuna_trial(number)
+        macs, params = trial.user_attrs["macs"], trial.user_attrs["params"]
+        short, full = self.stand_in.predict(trial.params, macs, params)
+        measured = min(0.999, max(0.1, short + NOISE * self.noise.standard_normal()))
+        self.proposals.ledger.report_epoch(number, [measured], 1.0)
+        self.proposals.ledger.complete(number, measured)
+        self.found.append((macs, measured, full))
 
-def cost(architecture: Architecture) -> dict[str, float]:
-    return costs(architecture, 32, 10, 3)
+    def measures(self) -> dict[str, float]:
+        """The two measures, in percent of accuracy."""
+        shares = np.linspace(LOWEST, 1.0, 901)
+        return {
+            "at 60 %": 100 * float(np.mean([self._chosen(most) for most in self.most])),
+            "volume": 100 * float(np.mean([self._chosen(share * self.dense) for share in shares])),
+        }
 
+    def _chosen(self, most: float) -> float:
+        """The true accuracy of the network that is measured best among those with at most these MACs."""
+        allowed = [(measured, full) for macs, measured, full in self.found if macs <= most]
+        return max(self.stand_in.lowest, max(allowed)[1]) if allowed else self.stand_in.lowest
 
-def validate(space: SearchSpace, rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Cross-validated error and rank correlation of the accuracy model."""
-    found = np.zeros(len(rows))
-    for train, test in KFold(10, shuffle=True, random_state=0).split(rows):
-        model = AccuracyModel(space).fit([rows[i] for i in train])
-        found[test] = [model.predict(rows[i]["params"]) for i in test]
-    truth = np.array([row["curve"][-1] for row in rows])
-    errors = found - truth
-    return {
-        "root_mean_square_error": round(float(np.sqrt((errors**2).mean())), 5),
-        "explained_variance": round(float(1 - errors.var() / truth.var()), 4),
-        "kendall_tau": round(float(kendalltau(found, truth).statistic), 4),
-    }
-
-
-def run(
-    space: SearchSpace, predict: Callable[[dict[str, Any]], float], sampler: str, trials: int, seed: int, at_a_time: int
-) -> tuple[list[float], float]:
-    """Hypervolume after every finished trial, and the median seconds of a proposal."""
-    goals = pick_objectives(["accuracy", "macs"])
-    record = optuna.create_study(directions=[goal.direction for goal in goals])
-    dearest = max(cost(network)["macs"] for network in space.points.values())
-    manifest = {
-        "space": space.to_dict(),
-        "reference": {"macs": dearest, "params": 1},
-        "recipe": {},
-        "image_size": 32,
-        "channels": 3,
-        "num_classes": 10,
-    }
-    study = Study("benchmark", record, goals, manifest)
-    proposals = Proposals(Ledger(study), space, cost)
-    name = sampler.removesuffix(" unseeded")
-    record.sampler = make_sampler(name, seed, proposals)
-    if name == sampler:
-        proposals.enqueue({**space.points, **space.uniform})
-    noise = np.random.default_rng(seed)
-    volumes, seconds = [], []
-    running: list[tuple[float, int]] = []  # when each training ends, and its trial
-    now = 0.0
-    for started in range(trials + at_a_time):
-        if started >= at_a_time:
-            now, number = heapq.heappop(running)
-            params = record.get_trials(deepcopy=False)[number].params
-            accuracy = min(0.999, max(0.1, predict(params) + NOISE * noise.standard_normal()))
-            proposals.ledger.report_epoch(number, [accuracy], 1.0)
-            proposals.ledger.complete(number, accuracy)
-            volumes.append(true_volume(study, predict))
-        if started < trials:
-            before = time.perf_counter()
-            proposal = proposals.ask()
-            seconds.append(time.perf_counter() - before)
-            assert proposal is not None
-            heapq.heappush(running, (now + 0.3 + proposal.macs / dearest, proposal.number))
-    return volumes, float(np.median(seconds))
+    def inside(self) -> float:
+        """Share of the proposed networks that cost no less and no more than the named ones."""
+        named = [*self.stand_in.space.points.values(), *self.stand_in.space.uniform.values()]
+        macs = [_costs(network)["macs"] for network in named]
+        return float(np.mean([min(macs) <= own <= max(macs) for own in self.proposed]))
 
 
-def true_volume(study: Study, predict: Callable[[dict[str, Any]], float]) -> float:
-    """Hypervolume of the front with accuracies without noise: luck does not count."""
-    reference = study.manifest["reference"]["macs"]
-    rows = {trial.number: trial for trial in study.optuna_trials()}
-    front = [(1 - predict(rows[trial.number].params), trial.macs / reference) for trial in study.front()]
-    return hypervolume(front, [1.0, 1.0])
+def _costs(architecture: Architecture) -> dict[str, float]:
+    return count_costs(architecture, 32, 10, 3)
+
+
+def _make_sampler(name: str, seed: int, proposals: Proposals) -> optuna.samplers.BaseSampler:
+    if name in ("qlognehvi", "smac"):
+        from benchmarks.outside_samplers import OUTSIDE
+
+        make: Callable[[Proposals, int], optuna.samplers.BaseSampler] = OUTSIDE[name]
+        return make(proposals, seed)
+    return make_sampler(name, seed, proposals)
+
+
+Job = tuple[str, int, str, int]
+"""Sampler, trials at a time, space, seed."""
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """One search, as a line of the file."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore")
+    sampler, at_a_time, space, seed = job
+    replay = Replay(_stand_in(space), space, sampler, seed)
+    found = {finished: replay.measures() for finished in replay.run(max(LOOKS), at_a_time) if finished in LOOKS}
+    seconds = round(float(np.median(replay.seconds)), 4)
+    line = {"sampler": sampler, "at_a_time": at_a_time, "space": space, "seed": seed, "inside": replay.inside()}
+    return {**line, "seconds_per_ask": seconds, "after": found}
+
+
+_STAND_INS: dict[str, StandIn] = {}
+
+
+def _stand_in(space: str) -> StandIn:
+    if space not in _STAND_INS:
+        _STAND_INS[space] = StandIn(space, read_records(known_files()))
+    return _STAND_INS[space]
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines() if line] if file.exists() else []
+
+
+def summarise(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means and standard errors over seeds, for every sampler, number of trials at a time, and number of trials."""
+    groups = defaultdict(list)
+    for line in lines:
+        groups[line["space"], line["at_a_time"], line["sampler"]].append(line)
+    table = []
+    for (space, at_a_time, sampler), some in sorted(groups.items()):
+        entry = {"space": space, "at_a_time": at_a_time, "sampler": sampler, "seeds": len(some)}
+        entry["seconds_per_ask"] = round(float(np.median([line["seconds_per_ask"] for line in some])), 3)
+        entry["inside"] = round(float(np.mean([line["inside"] for line in some])), 3)
+        for measure in ("at 60 %", "volume"):
+            for look in LOOKS:
+                values = [line["after"][str(look)][measure] for line in some]
+                error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
+                entry[f"{measure} after {look}"] = [round(float(np.mean(values)), 3), round(float(error), 3)]
+        table.append(entry)
+    return table
+
+
+def show(table: Sequence[dict[str, Any]]) -> None:
+    for entry in table:
+        print(f"{entry['space']}, {entry['at_a_time']:2d} at a time, {entry['sampler']:10s} n {entry['seeds']}", end="")
+        for measure in ("at 60 %", "volume"):
+            parts = ("{:.2f} ± {:.2f}".format(*entry[f"{measure} after {look}"]) for look in LOOKS)
+            print(f"; {measure}: {', '.join(parts)}", end="")
+        print(f"; {entry['seconds_per_ask']:.2f} s per ask, {entry['inside']:.0%} inside")
 
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--trials", type=int, default=100)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--samplers", default="front,tpe,gp,nsga2,random,tpe unseeded")
-    parser.add_argument("--at-a-time", type=int, default=1, help="number of trials in training at once (default: 1)")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--evaluator", required=True, help=f"table:SPACE, one of {', '.join(DENSE)}")
+    parser.add_argument("--samplers", nargs="+", default=SAMPLERS)
+    parser.add_argument("--at-a-time", type=int, nargs="+", default=[10, 1])
+    parser.add_argument("--seeds", type=int, default=20, help="number of seeds (default: 20)")
+    parser.add_argument("--processes", type=int, default=1, help="searches at the same time (default: 1)")
+    parser.add_argument("--out", type=Path, required=True, help="file of lines of JSON that runs are appended to")
+    parser.add_argument("--show", action="store_true", help="only print what the file has")
+    parser.add_argument("--summary", type=Path, help="JSON file to write the means to, with provenance")
     options = parser.parse_args()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.simplefilter("ignore")
-    rows = [row for study in json.loads(MEASURED.read_text())["studies"] for row in study["trials"]]
-    rows = list({tuple(row["params"].values()): row for row in rows}.values())  # the named networks were trained twice
-    space = load_space("nin", batch_norm=True, divisor=1)  # as when these networks were trained
-    quality = validate(space, rows)
-    print(f"accuracy model, 10-fold over {len(rows)} networks: {quality}", flush=True)
-    model = AccuracyModel(space).fit(rows)
-    cache: dict[tuple[Any, ...], float] = {}
+    space = options.evaluator.removeprefix("table:")
+    if not options.show:
+        _run_all(options, space)
+    lines = read_lines(options.out)
+    table = summarise(lines)
+    show(table)
+    facts = provenance(seeds=sorted({line["seed"] for line in lines}), n=len(lines))
+    if options.summary:
+        spaces = sorted({line["space"] for line in lines})
+        errors = {name: _stand_in(name).errors() for name in spaces}
+        write_result(options.summary, facts, stand_in_errors=errors, noise=NOISE, table=table)
 
-    def predict(params: dict[str, Any]) -> float:
-        key = tuple(params.values())
-        if key not in cache:
-            cache[key] = model.predict(params)
-        return cache[key]
 
-    looks = [n for n in (20, 40, 80, 160, 320) if n <= options.trials]
-    table = []
-    for sampler in options.samplers.split(","):
-        runs = [run(space, predict, sampler, options.trials, seed, options.at_a_time) for seed in range(options.seeds)]
-        entry: dict[str, Any] = {
-            "sampler": sampler,
-            "seconds_per_ask": round(float(np.median([s for _, s in runs])), 4),
-        }
-        for n in looks:
-            values = [volumes[n - 1] for volumes, _ in runs]
-            spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-            entry[f"after_{n}"] = {"mean": round(float(np.mean(values)), 5), "sd": round(spread, 5)}
-        table.append(entry)
-        found = ((n, entry[f"after_{n}"]) for n in looks)
-        shown = ", ".join(f"{n}: {volume['mean']:.4f} ± {volume['sd']:.4f}" for n, volume in found)
-        print(f"{sampler:14s} hypervolume after {shown}; {entry['seconds_per_ask']:.3f} s per ask", flush=True)
-    facts = provenance(seeds=list(range(options.seeds)), n=options.seeds)
-    write_result(options.out, facts, stand_in=quality, noise=NOISE, at_a_time=options.at_a_time, hypervolume=table)
+def _run_all(options: argparse.Namespace, space: str) -> None:
+    done = {(line["sampler"], line["at_a_time"], line["space"], line["seed"]) for line in read_lines(options.out)}
+    jobs = [
+        (sampler, at_a_time, space, seed)
+        for seed in range(options.seeds)
+        for at_a_time in options.at_a_time
+        for sampler in options.samplers
+    ]
+    left = [job for job in jobs if job not in done]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    _stand_in(space)  # before the processes are forked, which then share it
+    with multiprocessing.get_context("fork").Pool(options.processes) as pool, options.out.open("a") as file:
+        for line in pool.imap_unordered(run_job, left):
+            file.write(json.dumps(line) + "\n")
+            file.flush()
 
 
 if __name__ == "__main__":

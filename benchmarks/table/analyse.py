@@ -80,13 +80,14 @@ def print_accuracies(recipes: dict[str, list[Record]]) -> None:
         done = [record for record in records if record["status"] == "completed"]
         if not done:
             continue
-        val = 100 * np.mean([record["curves"]["val"][-1] for record in done])
+        vals = [record["curves"]["val"][-1] for record in done if record["curves"]["val"]]
         tests = [record["test"] for record in done if "test" in record]
-        test = f", test {100 * np.mean(tests):.2f}" if tests else ""
+        parts = (("validation", vals), ("test", tests))  # no validation if its images were trained on
+        means = "".join(f", {part} {100 * np.mean(values):.2f}" for part, values in parts if values)
         diverged = f", {len(records) - len(done)} diverged" if len(done) < len(records) else ""
         few = done if len(done) <= 3 else []
-        each = [f"{r['network']['name']} {100 * r['curves']['val'][-1]:.2f}" for r in few]
-        print(f"  {name}: n {len(done)}{diverged}, validation {val:.2f}{test}", *each, sep="; ")
+        each = [f"{r['network']['name']} {100 * (r['curves']['val'] or [r['test']])[-1]:.2f}" for r in few]
+        print(f"  {name}: n {len(done)}{diverged}{means}", *each, sep="; ")
 
 
 def print_taus(recipes: dict[str, list[Record]], with_epochs: bool) -> None:

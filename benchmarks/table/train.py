@@ -89,7 +89,8 @@ def train_job(job: Job, data: Any, device: str) -> dict[str, Any]:
     result = train(model, data, recipe, seed=job["seed"], device=device)
     found: dict[str, Any] = {"status": result.status, "epochs_done": len(result.curve), "curves": {}}
     for name, field in (("val", "val_accuracy"), ("val_loss", "val_loss"), ("train_loss", "train_loss")):
-        found["curves"][name] = [round(getattr(report, field), 5) for report in result.curve]
+        values = [getattr(report, field) for report in result.curve]
+        found["curves"][name] = [round(value, 5) for value in values if value is not None]
     if job["what"] == "truth" and result.status == "completed":
         found["test_loss"], found["test"] = evaluate(model, data.test(), data, recipe, device=device)
     found["images_per_second"] = round(result.images_per_second)
@@ -216,7 +217,7 @@ class Driver:
         append_record(record, self.args.out)
         self.num_finished += 1
         self.pace += max(0.1, 1 / (1 + self.num_finished)) * (record["seconds"] / work_of(record) - self.pace)
-        accuracy = record["curves"]["val"][-1] if record["curves"]["val"] else 0.0
+        accuracy = record["curves"]["val"][-1] if record["curves"]["val"] else record.get("test", 0.0)
         print(
             f"{time.time() - START:6.1f} s, {len(self.queue):4d} to start; {describe(record)}: {record['status']}, "
             f"{100 * accuracy:.2f} %, {record['seconds']:.1f} s, {record['images_per_second']} images/s",
