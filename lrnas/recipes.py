@@ -26,6 +26,7 @@ _RULES = (
     (("epochs", "patience"), "from 1 to 100000", lambda v: 1 <= v <= 100_000),
     (("batch_size",), "from 1 to 1000000", lambda v: 1 <= v <= 1_000_000),
     (("lr",), "above 0 and at most 1000", lambda v: 0 < v <= 1_000),
+    (("min_area",), "from 0 to 1", lambda v: 0 <= v <= 1),
     (("momentum", "label_smoothing", "drop_rate", "warmup", "drop_at"), "at least 0 and below 1", lambda v: 0 <= v < 1),
     (("weight_decay", "power", "drops", "clip", "aux_weight"), "from 0 to 100000", lambda v: 0 <= v <= 100_000),
     (("crop", "pad"), "from 0 to 100000", lambda v: 0 <= v <= 100_000),
@@ -84,6 +85,8 @@ class Recipe:
     """Rows and columns of the random crops; 0: the image size."""
     pad: int = 0
     """Pixels added at every side before cropping."""
+    min_area: float = 0.0
+    """Images in files only: crops have at least this share of an image's area, and are resized; 0: not resized."""
     mirror: bool = True
     """Mirror half of the images."""
     whiten: bool = False

@@ -1,5 +1,7 @@
 import os
+from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -8,3 +10,12 @@ if not torch.cuda.is_available():
 
 settings.register_profile("lrnas", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("lrnas")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep packs and other files of data sets in a temporary folder, unless $LRNAS_DATA is set."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "LRNAS_DATA" not in os.environ:
+            patch.setenv("LRNAS_DATA", str(tmp_path_factory.mktemp("data")))
+        yield

@@ -21,14 +21,15 @@ def add_commands(commands: Any) -> None:
         commands,
         "data",
         _data,
-        "download a data set, or check one of your own",
-        "Download a data set, or check one of your own. Shows the number of images and classes, and opens every image "
-        "that is read from a file. A folder must have train/, and val/ or test/, each with one folder per class. The "
-        "exit code is 1 if an image cannot be read.",
+        "download a data set, or check and pack one of your own",
+        "Download a data set, or check and pack one of your own. Shows the number of images and classes, and decodes "
+        "every image in files into a pack, as the first training would do. A folder must have train/, and val/ or "
+        "test/, each with one folder per class. The exit code is 1 if an image cannot be read.",
         json=False,
     )
     text = "digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm."
     data.add_argument("name", metavar="NAME", help=text)
+    add_settings(data, "image_size", help="Rows and columns of the images in training (default: 224)")
     add_settings(data, "data_dir")
 
     text = "List the search spaces that come with lrnas; with NAME, show what varies in one (see docs/spaces.md)."
@@ -70,21 +71,21 @@ def _spaces(options: argparse.Namespace) -> None:
 
 def _data(options: argparse.Namespace) -> int:
     from lrnas.data.catalog import load_set
-    from lrnas.data.streamed import StreamSet
-    from lrnas.training.progress import download_view, reading_view
+    from lrnas.data.packed import PackedSet
+    from lrnas.training.progress import download_view, packing_view
 
     with download_view() as progress:
-        data = load_set(options.name, options.data_dir, progress=progress)
+        data = load_set(options.name, options.data_dir, image_size=options.image_size, progress=progress)
     sizes = f"{len(data.train):,} training, {len(data.val):,} validation and {len(data.test()):,} test images"
     pixels = "" if data.own_crops else f" of {data.image_size}×{data.image_size} pixels"
     few = ", ".join(data.classes[:10]) + (", …" if data.num_classes > 10 else "")
     print(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes: {few}", flush=True)
     for line in data.remarks():
         print(f"lrnas: {line}", file=sys.stderr)
-    if not isinstance(data, StreamSet):
+    if not isinstance(data, PackedSet):
         return 0
-    with reading_view() as progress:
-        complaints = data.try_all(progress)
+    with packing_view() as progress:
+        complaints = data.unreadable(progress)
     for line in complaints:
         print(f"lrnas: {line}", file=sys.stderr)
     return 1 if complaints else 0

@@ -44,12 +44,10 @@ def add_commands(commands: Any) -> None:
     reproduce.add_argument("source", metavar="NETWORK", help="As in `lrnas count`, except timm:MODEL.")
     text = "Data set, named as in `lrnas search` (default: cifar10 with a GPU, digits without)"
     add_settings(reproduce, "data", help=text)
-    add_settings(reproduce, "image_size", "data_dir", "address")
+    add_settings(reproduce, "image_size", "image_memory", "data_dir", "address")
     add_settings(reproduce, "set", help=CHANGE_HELP)
     add_settings(reproduce, "recipe", default="paper")
     add_settings(reproduce, "epochs", help="Train for N epochs (default: the recipe's)")
-    text = "Read images from files in N processes (default: one per core, at most 16)"
-    add_option(reproduce, "--loaders", WHOLE, "N", text)
     add_option(reproduce, "--seeds", WHOLE, "N", "Train each network N times, with random seeds from 0", 1)
     add_option(reproduce, "--out", PATH, "FOLDER", "Folder for the records", "results/reproduce")
     add_device(reproduce, "Train")

@@ -21,10 +21,10 @@ from lrnas.data.cifar10 import CLASSES, load_cifar10
 from lrnas.data.folders import find_folders
 from lrnas.data.formats import find_hfds, find_tfds, find_wds
 from lrnas.data.in_memory import DataSet, ImageSet, Split
-from lrnas.data.names import SETS, STREAMS, Progress, data_folder, parse_name, with_absolute_paths
+from lrnas.data.names import FILE_KINDS, IMAGE_MEMORY, SETS, Progress, data_folder, parse_name, with_absolute_paths
+from lrnas.data.packed import make_packed
+from lrnas.data.sources import DEFAULT_SIZE, Found
 from lrnas.data.splits import Indices, stratified
-from lrnas.data.streamed import make_stream
-from lrnas.data.workers import STREAM_SIZE, Found
 from lrnas.errors import DataError, MissingExtra, UnknownName
 
 Finder = Callable[[str, str | None, Progress | None], Found]
@@ -38,7 +38,7 @@ def load_set(
     *,
     min_size: int = 1,
     image_size: int | None = None,
-    loaders: int | None = None,
+    image_memory: float = IMAGE_MEMORY,
     progress: Progress | None = None,
 ) -> DataSet:
     """Load a data set by name: `digits`, `cifar10`, `folder:PATH`, `hfds/NAME`, `wds/FOLDER` or `tfds/NAME`.
@@ -49,30 +49,32 @@ def load_set(
         min_size: Smallest image size, in pixels, that the network accepts. `digits` and `cifar10` are enlarged by a
             whole factor if their images are smaller; for other data sets, `image_size` must be at least this large.
         image_size: Rows and columns of images read from files (default: 224); not allowed for `digits` and `cifar10`.
-        loaders: Number of processes that read images from files (default: one per core, at most 16; 0: the calling
-            process reads them).
+        image_memory: Largest share of a GPU's memory for images from files ; if they take more, they stay on the
+            disk.
         progress: Callback that shows the progress of downloads and of long searches for files.
 
     Returns:
-        The data set. Images in files are opened only when they are needed.
+        The data set. Images in files are packed when they are needed, or by `DataSet.prepare`.
     """
-    if loaders is not None and loaders < 0:
-        raise DataError(f"the number of loaders must be at least 0; got {loaders}; leave it out for one per core")
+    if not 0 <= image_memory <= 1:
+        raise DataError(f"the share of a GPU's memory for images must be from 0 to 1; got {image_memory:g}; try 0.5")
     name, place = with_absolute_paths(name, folder)
     kind, rest = parse_name(name)
-    if kind in STREAMS:
-        size = STREAM_SIZE if image_size is None else image_size
+    if kind in FILE_KINDS:
+        size = DEFAULT_SIZE if image_size is None else image_size
         if size < min_size:
             raise DataError(
                 f"this network needs images of at least {min_size} pixels; got {size}; give a larger --image-size"
             )
         if not rest:
-            raise DataError(f"a {kind} data set must be written as {STREAMS[kind]}; got {name!r}; add the missing part")
-        return make_stream(FINDERS[kind](rest, place, progress), size, loaders)
+            raise DataError(
+                f"a {kind} data set must be written as {FILE_KINDS[kind]}; got {name!r}; add the missing part"
+            )
+        return make_packed(FINDERS[kind](rest, place, progress), size, place, image_memory)
     if name not in SETS:
         if Path(name).is_dir():
             raise UnknownName("data set", name, (), f"; did you mean folder:{Path(name)}?")
-        raise UnknownName("data set", name, [*SETS, *STREAMS.values()])
+        raise UnknownName("data set", name, [*SETS, *FILE_KINDS.values()])
     if image_size is not None:
         raise DataError(f"the images of {name} have a fixed size; got --image-size {image_size}; leave it out")
     return _load_digits(min_size) if name == "digits" else _load_cifar10(data_folder(place), min_size, progress)

@@ -1,8 +1,8 @@
 """Data sets in folders: train/ and val/ or test/, each with one folder of images per class.
 
 Mistakes in the layout are reported at once. The bytes of the files are hashed to tell one data set from another (in a
-large data set, only the bytes of a sample of files). No image is decoded here: an unreadable image is noticed when it
-is needed (`lrnas.data.streamed`).
+large data set, only the bytes of a sample of files). No image is decoded here: an unreadable image is noticed when the
+data set is packed (`lrnas.data.packs`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lrnas.data.names import Progress, first_few
+from lrnas.data.sources import Found
 from lrnas.data.splits import Indices
-from lrnas.data.workers import Found
 from lrnas.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")

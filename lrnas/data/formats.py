@@ -25,8 +25,8 @@ import numpy as np
 
 from lrnas.data.cache import write_cache
 from lrnas.data.names import Progress, data_folder
+from lrnas.data.sources import Found, Source
 from lrnas.data.splits import Indices
-from lrnas.data.workers import Found, Source
 from lrnas.errors import DataError, MissingExtra, error_line
 
 Entry = tuple[int, int, int]

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrnas.data.cache import read_arrays, write_cache
-from lrnas.recipes import Recipe
+from lrnas.data.names import Progress
+from lrnas.recipes import InvalidRecipe, Recipe
 
 
 class Batches(Protocol):
@@ -47,14 +48,12 @@ class Batches(Protocol):
         """Return images [number, channels, rows, columns] and labels for the given columns of `places`."""
 
 
-Unreadable = dict[str, list[tuple[int, str]]]
-"""Images that could not be read, by split: their numbers and the reasons."""
 Evaluation = Iterable[tuple[Tensor, Tensor]]
 """Batches of images and labels; with several workers, only this worker's share."""
 
 
 class DataSet(ABC):
-    """A data set as training uses it: in memory (`ImageSet`) or read from files (`StreamSet`)."""
+    """A data set as training uses it: in memory (`ImageSet`) or in files (`PackedSet`)."""
 
     name: str
     identity: str
@@ -64,7 +63,7 @@ class DataSet(ABC):
     image_size: int
     """Rows and columns of the images."""
     own_crops: bool
-    """Whether images are cropped when they are read; then a recipe must have neither crop nor pad."""
+    """Whether images are always cropped to the image size; then a recipe must have neither crop nor pad."""
     train: Sized
     val: Sized
     _test: Sized
@@ -81,14 +80,22 @@ class DataSet(ABC):
         """Return warnings about the data set, one line each."""
         return []
 
-    @property
-    def unreadable(self) -> Unreadable:
-        """The images that could not be read so far; checkpoints store them."""
-        return {}
+    def prepare(self, progress: Progress | None = None) -> None:  # noqa: B027  # nothing to do for images in memory
+        """Do the work that is needed only once, before the first training: packing images from files.
 
-    def restore_unreadable(self, unreadable: Unreadable) -> None:
-        """Add images that could not be read before a stop, or by another worker."""
-        assert not unreadable
+        Args:
+            progress: Callback that shows the progress.
+        """
+
+    @property
+    def placement(self) -> str:
+        """Where images from files are while a GPU trains, in words; "" if that is not decided, or for other images."""
+        return ""
+
+    @property
+    def num_unreadable(self) -> int:
+        """The number of images that cannot be read and are left out."""
+        return 0
 
     @abstractmethod
     def joined(self) -> DataSet:
@@ -258,6 +265,8 @@ class TrainBatches:
     """Training batches of images in memory: shuffled, cropped and mirrored, all of the same size."""
 
     def __init__(self, data: ImageSet, preprocessing: Preprocessing, recipe: Recipe) -> None:
+        if recipe.min_area:
+            raise InvalidRecipe(f"min_area needs images from files; got {recipe.min_area} for {data.name}; set pad")
         self.preprocessing = preprocessing
         self.device = preprocessing.device
         self.images = preprocessing.prepare(data.train.images, recipe.pad)

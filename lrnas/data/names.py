@@ -10,11 +10,14 @@ from pathlib import Path
 Progress = Callable[[str, int, int], None]
 """Progress callback: what is being done, how many bytes or images are done, and how many there are (0: unknown)."""
 
+IMAGE_MEMORY = 0.5
+"""Default of the largest share of a GPU's memory for images from files."""
+
 SETS = ("digits", "cifar10")
 """Data sets that are loaded into memory."""
 
-STREAMS = {"folder": "folder:PATH", "hfds": "hfds/NAME", "wds": "wds/FOLDER", "tfds": "tfds/NAME"}
-"""Kinds of data sets whose images are read from files during training, and how their names are written."""
+FILE_KINDS = {"folder": "folder:PATH", "hfds": "hfds/NAME", "wds": "wds/FOLDER", "tfds": "tfds/NAME"}
+"""Kinds of data sets whose images are in files, and how their names are written."""
 
 
 def data_folder(folder: str | Path | None = None) -> Path:
@@ -34,9 +37,9 @@ def parse_name(name: str) -> tuple[str, str]:
     return kind, rest
 
 
-def is_stream(name: str) -> bool:
-    """Return whether the images of this data set are read from files during training."""
-    return parse_name(name)[0] in STREAMS
+def is_in_files(name: str) -> bool:
+    """Return whether the images of this data set are in files."""
+    return parse_name(name)[0] in FILE_KINDS
 
 
 def with_absolute_paths(name: str, folder: str | Path | None) -> tuple[str, str | None]:
@@ -60,7 +63,7 @@ def with_absolute_paths(name: str, folder: str | Path | None) -> tuple[str, str 
 def short_name(name: str) -> str:
     """Return the name of a data set as part of a file name: `folder:/data/photos` is `folder-photos`."""
     kind, rest = parse_name(name)
-    return re.sub(r"[^\w.-]+", "-", f"{kind}-{Path(rest).name}" if kind in STREAMS else name)
+    return re.sub(r"[^\w.-]+", "-", f"{kind}-{Path(rest).name}" if kind in FILE_KINDS else name)
 
 
 def shown_name(name: str) -> str:

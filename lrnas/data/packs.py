@@ -41,8 +41,8 @@ from PIL import Image
 from lrnas._messages import logger
 from lrnas.data.cache import read_arrays, write_cache
 from lrnas.data.names import Progress, data_folder, short_name, shown_name
+from lrnas.data.sources import CROP_SHARE, Found, Problem, Source, read_rgb, read_size, reason
 from lrnas.data.splits import Indices
-from lrnas.data.workers import CROP_SHARE, Found, Problem, Source, read_rgb, read_size, reason
 from lrnas.errors import DataError
 
 FORMAT = 1
@@ -124,7 +124,7 @@ def middle(length: int, crop: int) -> int:
     return round((length - crop) / 2)
 
 
-class _Images:
+class Images:
     """The images of all splits, numbered as in their pack."""
 
     def __init__(self, sources: Mapping[str, Source], image_size: int) -> None:
@@ -137,14 +137,16 @@ class _Images:
 
     def measure(self, number: int) -> Size:
         """Return the size of an image in the pack, from the header of its file."""
-        with self._open(number) as file:
+        source, own = self._find(number)
+        with source.open(own) as file:
             rows, columns = resized(read_size(file), self.image_size)
         longest = LONGEST * int(self.image_size / CROP_SHARE)
         return min(rows, longest), min(columns, longest)
 
     def decode(self, number: int, size: Size) -> npt.NDArray[np.uint8]:
         """Return the pixels of an image in the pack, given its size in the pack."""
-        with self._open(number) as file:
+        source, own = self._find(number)
+        with source.open(own) as file:
             image = read_rgb(file)
         rows, columns = resized((image.height, image.width), self.image_size)
         image = image.resize((columns, rows), Image.Resampling.BILINEAR)
@@ -161,11 +163,17 @@ class _Images:
             return False
         return True
 
-    def _open(self, number: int) -> BinaryIO:
-        for title, count in self.counts.items():
-            if number < count:
-                return self.sources[title].open(number)
-            number -= count
+    def name(self, number: int) -> str:
+        """Return a description of where an image is stored."""
+        source, own = self._find(number)
+        return source.name(own)
+
+    def _find(self, number: int) -> tuple[Source, int]:
+        """Return the source of an image and its number there."""
+        for source in self.sources.values():
+            if number < len(source.labels):
+                return source, number
+            number -= len(source.labels)
         raise IndexError(number)
 
 
@@ -174,7 +182,7 @@ class _PackFiles:
 
     def __init__(self, found: Found, identity: str, image_size: int, folder: Path) -> None:
         self.name, self.shown, self.folder = found.name, shown_name(found.name), folder
-        self.images = _Images(found.sources, image_size)
+        self.images = Images(found.sources, image_size)
         digest = hashlib.sha256(json.dumps([FORMAT, identity, image_size, LONGEST]).encode())
         for source in self.images.sources.values():
             digest.update(source.version())
@@ -220,6 +228,8 @@ class _PackFiles:
             table, unreadable = self._measure(pool, progress)
             with self._explained():
                 self._decode(pool, table, unreadable, progress)
+        for number, why in sorted(unreadable.items()):
+            logger.warning("an image cannot be read: %s (%s)", self.images.name(number), why)
         about = json.dumps({"name": self.name, "unreadable": unreadable})
         write_cache(self.index, lambda stream: np.savez(stream, table=table, about=np.array(about)))
         self.journal.unlink()
@@ -340,12 +350,12 @@ def _save(stream: BinaryIO, journal: TextIO, written: list[tuple[int, list[Probl
     written.clear()
 
 
-_in_process: _Images
+_in_process: Images
 """The images that a process of the pool decodes."""
 
 
 @contextmanager
-def _processes(images: _Images) -> Iterator[ProcessPoolExecutor]:
+def _processes(images: Images) -> Iterator[ProcessPoolExecutor]:
     """Context with one process per core; they end with the context."""
     pool = ProcessPoolExecutor(_num_cores(), initializer=_begin, initargs=(images,))
     try:
@@ -363,7 +373,7 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _begin(images: _Images) -> None:
+def _begin(images: Images) -> None:
     """Set up a process of the pool."""
     global _in_process
     _in_process = images

@@ -18,8 +18,9 @@ from torch import Tensor
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet, ImageSet, Preprocessing
-from lrnas.data.names import SETS, STREAMS, data_folder, is_stream
-from lrnas.data.workers import CROP_SHARE
+from lrnas.data.names import FILE_KINDS, SETS, data_folder, is_in_files
+from lrnas.data.packed import PackedSet
+from lrnas.data.sources import CROP_SHARE
 from lrnas.errors import DataError
 from lrnas.exporting.sources import ExportError, Source
 from lrnas.models.plan import resolve_backbone, training_size
@@ -75,8 +76,8 @@ def find_data(
     identity = source.identity
     smallest = identity.get("min_size") or smallest_input(backbone)
     if name is not None:
-        image_size = size or identity.get("image_size") or training_size([backbone]) if is_stream(name) else None
-        return load_set(name, data_dir, min_size=smallest, image_size=image_size, loaders=0), ""
+        image_size = size or identity.get("image_size") or training_size([backbone]) if is_in_files(name) else None
+        return load_set(name, data_dir, min_size=smallest, image_size=image_size), ""
     trained_on = identity.get("data")
     if not trained_on:
         return None, ""
@@ -110,7 +111,7 @@ def find_inputs(
     recipe = Recipe(**(source.identity.get("recipe") or {}))
     if data is None:
         return _random_inputs(source, recipe, shape, size)
-    if size is not None and not is_stream(data.name) and size != (recipe.crop or data.image_size):
+    if size is not None and not is_in_files(data.name) and size != (recipe.crop or data.image_size):
         raise ExportError(
             f"--input must be the size of the images of {data.name}, {data.image_size}; got {size}; leave it out"
         )
@@ -119,8 +120,12 @@ def find_inputs(
             f"the network takes {shape[0]} channels; the images of {data.name} have {data.channels}; give other --data"
         )
     data = data.joined() if recipe.all_images else data
-    batches = data.eval_batches(data.val, recipe, torch.device("cpu"), data_folder(data_dir))
-    images = next(iter(batches))[0][: _number(data.image_size**2)].float().contiguous()
+    number = _number(data.image_size**2)
+    if isinstance(data, PackedSet):
+        images = data.first_images(number)
+    else:
+        batches = data.eval_batches(data.val, recipe, torch.device("cpu"), data_folder(data_dir))
+        images = next(iter(batches))[0][:number].float().contiguous()
     what = f"{len(images)} validation images of {data.name}, {images.shape[2]}×{images.shape[3]} pixels"
     classes = tuple(data.classes)
     if not isinstance(data, ImageSet):
@@ -145,7 +150,7 @@ def _random_inputs(source: Source, recipe: Recipe, shape: tuple[int, int, int], 
     number = _number(rows * columns)
     images = torch.randn(number, channels, rows, columns, generator=torch.Generator().manual_seed(0))
     what = f"{number} random images of {rows}×{columns} pixels"
-    if trained_on.partition(":")[0] not in STREAMS:
+    if trained_on.partition(":")[0] not in FILE_KINDS:
         return Inputs(images, what)
     # images from files are all normalised and cropped in the same way
     classes = tuple(source.identity.get("classes", ()))

@@ -15,6 +15,7 @@ import numpy as np
 
 from lrnas._messages import logger, show_messages
 from lrnas.study.manifest import LEVEL, RETRAINS, data_name
+from lrnas.training.progress import TimeLeft
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -37,6 +38,15 @@ MIN_NETWORKS = 3
 
 class SearchEvents:
     """Base class for receivers of the events of a search or a retraining: override the methods you need."""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Called while images from files are packed, which happens once.
+
+        Args:
+            what: What is being done.
+            done: Number of images that are done.
+            total: Number of all images.
+        """
 
     def started(self, queue: Queue, budget: int | None, dense_macs: int | None = None) -> None:
         """Called before the first trial, and in a search again before the first run of each later level.
@@ -89,9 +99,18 @@ class ProgressView(SearchEvents):
 
     def __init__(self, status: Status | None = None) -> None:
         self.status = status
-        self.start = self.last_update = 0.0
+        self.start = self.last_update = time.monotonic()
         self.work_before: dict[int, Work] = {}
         """Training that each trial, by number, had before this search started."""
+        self.time_left = TimeLeft()
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        text = f"{what}: {done:,} of {total:,}  {self.time_left.describe(what, done, total)}"
+        if self.status is not None:
+            self.status.update(text)
+        elif time.monotonic() - self.last_update > LINE_INTERVAL:
+            self.last_update = time.monotonic()
+            logger.info(text)
 
     def started(self, queue: Queue, budget: int | None, dense_macs: int | None = None) -> None:
         self.queue, self.budget = queue, budget

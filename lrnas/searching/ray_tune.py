@@ -169,8 +169,8 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
 
 
 @functools.lru_cache(maxsize=2)
-def _load_data(data: str, min_size: int, data_dir: str | None, image_size: int | None) -> DataSet:
-    return load_set(data, data_dir, min_size=min_size, image_size=image_size)
+def _load_data(data: str, min_size: int, data_dir: str | None, image_size: int | None, image_memory: float) -> DataSet:
+    return load_set(data, data_dir, min_size=min_size, image_size=image_size, image_memory=image_memory)
 
 
 def _train_trial(config: dict[str, Task]) -> None:
@@ -180,14 +180,16 @@ def _train_trial(config: dict[str, Task]) -> None:
     torch.set_num_threads(max(1, int(task.workers.cpus)))
     past = recorded_curve(folder)  # epochs that an earlier worker trained
     curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
-    load_data = functools.partial(_load_data, job.data, job.min_size, job.data_dir, job.image_size)
+    memory = job.image_memory * min(1.0, task.workers.gpus)  # every worker has its own copy of the images
+    load_data = functools.partial(_load_data, job.data, job.min_size, job.data_dir, job.image_size, memory)
     tune.report(worker_location())
 
     def report(entry: EpochReport) -> None:
         nonlocal seconds
         curve.append(entry.val_accuracy)
         seconds += entry.seconds
-        tune.report({"curve": curve, "seconds": seconds, "images_per_second": entry.images_per_second})
+        rate, placement = entry.images_per_second, load_data().placement
+        tune.report({"curve": curve, "seconds": seconds, "images_per_second": rate, "placement": placement})
 
     try:
         check_mark(folder.parent, task.mark)
@@ -261,6 +263,8 @@ class _StudySearcher(Searcher):
     losses_in_a_row: int = field(default=0, init=False)
     shown_losses: set[str] = field(default_factory=set, init=False)
     """Reasons of lost trials that were shown to the user."""
+    shown_placements: set[str] = field(default_factory=set, init=False)
+    """Where workers keep images from files, as far as it was shown to the user."""
     last_reasons: dict[str, str] = field(default_factory=dict, init=False)
     """Why workers had to end, by Tune's id."""
     failure: LrnasError | None = field(default=None, init=False)
@@ -298,6 +302,9 @@ class _StudySearcher(Searcher):
             self.last_reasons[trial_id] = result["reason"]
         elif trial_id in self.running and "status" not in result:
             self._record_epoch(trial_id, result)
+            if (placement := result.get("placement")) and placement not in self.shown_placements:
+                self.shown_placements.add(placement)
+                logger.info(placement)
             self.notify("epoch")
 
     def _record_epoch(self, trial_id: str, result: Mapping[str, Any]) -> None:

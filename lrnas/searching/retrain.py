@@ -17,7 +17,7 @@ from typing import Any
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
-from lrnas.data.names import SETS, is_stream, shown_name
+from lrnas.data.names import SETS, is_in_files, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
@@ -107,6 +107,7 @@ def retrain(
         if retraining.spent() < budget:
             from lrnas.searching.ray_tune import run_trials
 
+            training.data.prepare(view.preparing)
             with running_ray(workers) as workers:
                 run_trials(
                     retraining, training.job, folder, budget=budget, workers=workers, notify=view.changed, test=True
@@ -188,7 +189,7 @@ class _Training:
                 "the same --data as in the search"
             )
         self.named = data = data or searched["data"]
-        self.image_size = searched["image_size"] if is_stream(data) else None
+        self.image_size = searched["image_size"] if is_in_files(data) else None
         self.data = load_set(data, data_dir, min_size=self.smallest, image_size=self.image_size)
         if self.data.identity != searched["data"]:
             raise StudyError(

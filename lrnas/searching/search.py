@@ -109,6 +109,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         if settings.max_latency is not None:
             limits = dataclasses.replace(limits, max_latency=settings.max_latency)
             feasible = find_feasible(space, limits, training.guess, training.cost)
+        training.prepare_data(events.preparing)
     except LrnasError:
         delete_if_empty(stored, folder)
         raise

@@ -18,6 +18,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from lrnas.data.names import IMAGE_MEMORY
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.recipes import field_docs
 
@@ -224,6 +225,9 @@ class SearchSettings:
     """Reserve N CPU cores for each network in training."""
     gpus_per_trial: float | None = setting(NUMBER, "N", group=FREE)
     """Reserve N GPUs for each network in training (default: 0.25 with a GPU, else 0)."""
+    image_memory: float = setting(NUMBER, "SHARE", IMAGE_MEMORY, group=FREE)
+    """Keep images from files in GPU memory if they take at most this share of a network's part of it (see
+    --gpus-per-trial); else, or with 0, read them from the disk."""
     name: str | None = setting(TEXT, "STUDY", group=PLACE)
     """Name of the study (default: SPACE-DATA, e.g. nin-digits)."""
     studies: str = setting(PATH, "FOLDER", "studies", group=PLACE)

@@ -16,7 +16,7 @@ from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
-from lrnas.data.names import data_folder, is_stream, shown_name
+from lrnas.data.names import Progress, data_folder, is_in_files, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import deployed_form, has_norms, make_plan, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
@@ -60,7 +60,7 @@ class SearchTraining:
         self.settings, self.space, self.trainable = settings, space, trainable
         self.smallest = max(smallest_input(backbone) for backbone in space.backbones)
         self.image_size = settings.image_size
-        if self.image_size is None and own is None and is_stream(data):
+        if self.image_size is None and own is None and is_in_files(data):
             self.image_size = training_size(space.backbones)
         self.latency: Latency | None = None
         self.remarks: list[str] = []
@@ -69,7 +69,14 @@ class SearchTraining:
         self.max_latency: float | None = None
         """Highest latency of the named networks, measured when the study began."""
         if own is None:
-            loaded = load_set(data, settings.data_dir, min_size=self.smallest, image_size=self.image_size)
+            loaded = load_set(
+                data,
+                settings.data_dir,
+                min_size=self.smallest,
+                image_size=self.image_size,
+                image_memory=settings.image_memory,
+            )
+            self._packed = loaded if trainable is None and is_in_files(data) else None  # a function may use no images
             self.data_name = data
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
             self.remarks, self.classes = loaded.remarks(), tuple(loaded.classes)
@@ -77,7 +84,7 @@ class SearchTraining:
                 worth = f"each is {100 / number:.1f} points of accuracy"
                 self.remarks.append(f"networks are compared by only {number} validation images: {worth}")
         else:
-            self.data_name = OWN_DATA
+            self.data_name, self._packed = OWN_DATA, None
             self.data, num_images, own_crops = own, sys.maxsize, True  # the number of images is unknown
             if own.image_size < self.smallest:
                 raise LrnasError(
@@ -135,24 +142,35 @@ class SearchTraining:
         levels = [short, *([Level(LONGER, longer, seeds[:1])] if is_between else []), Level(FULL, full, seeds)]
         return {level.name: level for level in levels}
 
+    def prepare_data(self, progress: Progress) -> None:
+        """Pack images from files, unless they are packed; workers then find the pack.
+
+        Args:
+            progress: Callback that shows the progress.
+        """
+        if self._packed is not None:
+            self._packed.prepare(progress)
+
     def study_name(self) -> str:
         """The default name of the study: the name of the space, of the data and of the user's own function."""
         data = self.data.name.replace("/", "-").replace("@", "-")
-        if is_stream(self.data_name) and (shown := shown_name(self.data_name)) != self.data.name:
+        if is_in_files(self.data_name) and (shown := shown_name(self.data_name)) != self.data.name:
             data = re.sub(r"[^\w.-]+", "-", re.sub(r"^\w+[:/]", "", shown))
         function = f"-{self.trainable.short_name}" if self.trainable and self.data_name != OWN_DATA else ""
         return f"{re.sub('[:@]', '-', Path(self.settings.space).stem)}-{data}{function}"
 
     def may_resize_to(self, image_size: int) -> bool:
         """Whether images have another size and may be resized to this one."""
-        is_free = self.settings.image_size is None and is_stream(self.data_name)
+        is_free = self.settings.image_size is None and is_in_files(self.data_name)
         return is_free and image_size != self.data.image_size
 
     def job_at(self, level: str, proposal: Proposal) -> Job:
         """The training of a proposed network at a level."""
         seed, folder = self.settings.seed if proposal.seed is None else proposal.seed, self.settings.data_dir
         recipe, network = self.levels[level].recipe, proposal.architecture
-        job = Job(network, self.data_name, recipe, seed, self.smallest, folder, self.image_size)
+        job = Job(
+            network, self.data_name, recipe, seed, self.smallest, folder, self.image_size, self.settings.image_memory
+        )
         return job if self.trainable is None else dataclasses.replace(job, trainable=self.trainable, images=self.data)
 
     def pin(self, study: optuna.Study, threads: int) -> dict[str, Any]:

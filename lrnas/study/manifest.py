@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from lrnas._differences import find_differences, list_differences
 from lrnas._messages import logger
-from lrnas.data.names import is_stream, shown_name
+from lrnas.data.names import is_in_files, shown_name
 from lrnas.errors import LrnasError
 
 MANIFEST = "lrnas:manifest"
@@ -104,7 +104,7 @@ def check_manifest(
 
 def names_of(data: str, classes: Sequence[str]) -> dict[str, Any]:
     """Manifest entries with the name of the data and of the classes; empty unless the data are read from files."""
-    return {DATA_NAME: shown_name(data), CLASSES: list(classes)} if is_stream(data) else {}
+    return {DATA_NAME: shown_name(data), CLASSES: list(classes)} if is_in_files(data) else {}
 
 
 def data_name(manifest: Mapping[str, Any]) -> str:

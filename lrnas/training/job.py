@@ -17,7 +17,7 @@ from torch import nn
 from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
-from lrnas.data.names import data_folder, with_absolute_paths
+from lrnas.data.names import IMAGE_MEMORY, data_folder, with_absolute_paths
 from lrnas.models.plan import built_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.training.custom import Run, Trainable, train_with
@@ -57,8 +57,8 @@ class Job:
     """Folder where data sets are kept, as an absolute path."""
     image_size: int | None = None
     """Rows and columns of images that are read from files."""
-    loaders: int | None = None
-    """Number of processes that read images from files; it does not change the outcome."""
+    image_memory: float = IMAGE_MEMORY
+    """Largest share of a GPU's memory for images from files; it does not change the outcome."""
     trainable: Trainable | None = None
     """The custom training function; None for the training loop of lrnas."""
     images: Images | None = None
@@ -83,7 +83,7 @@ class Job:
 
     def load_data(self) -> DataSet:
         return load_set(
-            self.data, self.data_dir, min_size=self.min_size, image_size=self.image_size, loaders=self.loaders
+            self.data, self.data_dir, min_size=self.min_size, image_size=self.image_size, image_memory=self.image_memory
         )
 
     def create_model(self, data: DataSet | Images) -> nn.Module:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sized
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrnas._distributed import rank, world_size
-from lrnas.data.in_memory import Batches, DataSet, Evaluation, Unreadable, epoch_generator
+from lrnas.data.in_memory import Batches, DataSet, Evaluation, epoch_generator
 from lrnas.recipes import Recipe
 from lrnas.training.checkpoint import load_checkpoint, load_weights, save_model
 
@@ -84,7 +84,6 @@ class _State:
     stale: int = 0
     drops: int = 0
     finished: bool = False
-    unreadable: Unreadable = field(default_factory=dict)
     curve: list[EpochReport] = field(default_factory=list)
 
 
@@ -133,7 +132,6 @@ def train(
     batches, validation = data.batches(recipe, device, cache)
     optimizer = _make_optimizer(model, recipe, device)
     state = _State() if folder is None else _resume(folder, model, optimizer, identity or {})
-    data.restore_unreadable(state.unreadable)
     wrapped = cast(nn.Module, torch.compile(model)) if compile_model else model
     if dist.is_initialized():
         wrapped = nn.parallel.DistributedDataParallel(wrapped)
@@ -160,7 +158,6 @@ def train(
         val_loss, val_accuracy = (None, None) if recipe.all_images else _evaluate(model, validation)
         _follow_plateaus(recipe, state, val_accuracy)
         state.epoch += 1
-        state.unreadable = data.unreadable
         losses = (train_loss, train_accuracy, val_loss, val_accuracy)
         speed, seconds = batches.steps * batches.batch_size / train_seconds, time.perf_counter() - epoch_started
         state.curve.append(EpochReport(state.epoch, recipe.epochs, rates[-1], *losses, speed, seconds, note))
@@ -194,7 +191,7 @@ def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity
     for name, parameter in model.named_parameters():
         if (buffer := tensors.get(f"momentum.{name}")) is not None:
             optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer).detach()
-    saved = record["state"]
+    saved = {item.name: record["state"][item.name] for item in fields(_State)}  # earlier versions had more
     return _State(**{**saved, "curve": [EpochReport(**entry) for entry in saved["curve"]]})
 
 
@@ -339,7 +336,7 @@ class _Step:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # loader threads may pin memory meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use CUDA meanwhile
             self._step()
         with torch.no_grad():
             for tensor, before in zip(touched, saved, strict=True):

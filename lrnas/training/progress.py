@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from lrnas._messages import logger
@@ -14,6 +15,29 @@ from lrnas.data.names import Progress
 
 if TYPE_CHECKING:
     from lrnas.training.loop import EpochReport, Report
+
+
+class TimeLeft:
+    """Speed of work on images, and the time that it will take."""
+
+    def __init__(self) -> None:
+        self.starts: dict[str, tuple[float, int]] = {}
+        """Time and number of images when a kind of work was first reported."""
+
+    def describe(self, what: str, done: int, total: int) -> str:
+        """Return the speed and the time left, as text; "" if they are not known yet.
+
+        Args:
+            what: What is being done.
+            done: Number of images that are done.
+            total: Number of all images.
+        """
+        now = time.monotonic()
+        start, before = self.starts.setdefault(what, (now, done))
+        if done == before or now == start:
+            return ""
+        rate = (done - before) / (now - start)
+        return f"{rate:,.0f} images/s, {timedelta(seconds=round((total - done) / rate))} left"
 
 
 @contextmanager
@@ -43,13 +67,14 @@ def download_view() -> Iterator[Progress]:
 
 
 @contextmanager
-def reading_view() -> Iterator[Progress]:
-    """Yield the `progress` callback for `StreamSet.try_all`, which shows a number of images.
+def packing_view() -> Iterator[Progress]:
+    """Yield the `progress` callback for `DataSet.prepare`, which shows a number of images and the time left.
 
     Without a terminal, it logs nothing in the first 10 seconds.
     """
     with _view(pause=10, quiet=True) as show:
-        yield show
+        time_left = TimeLeft()
+        yield lambda what, done, total: show(what, done, total, time_left.describe(what, done, total))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from lrnas._messages import logger
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
-from lrnas.data.names import is_stream, short_name
+from lrnas.data.names import IMAGE_MEMORY, is_in_files, short_name
 from lrnas.errors import DataError, LrnasError
 from lrnas.models.paper import family_table, find_point, get_point
 from lrnas.models.plan import has_norms, resolve_backbone, training_size
@@ -31,7 +31,7 @@ from lrnas.recipes import Recipe, get_recipe
 from lrnas.training.checkpoint import difference
 from lrnas.training.job import Job
 from lrnas.training.loop import Report, Result, evaluate
-from lrnas.training.progress import download_view, training_view
+from lrnas.training.progress import download_view, packing_view, training_view
 from lrnas.training.provenance import provenance
 from lrnas.training.seed_stats import OverSeeds
 
@@ -128,7 +128,7 @@ def reproduce(
     data: str | None = None,
     data_dir: str | Path | None = None,
     image_size: int | None = None,
-    loaders: int | None = None,
+    image_memory: float = IMAGE_MEMORY,
     recipe: str = "paper",
     changes: Mapping[str, Any] | None = None,
     seeds: int = 1,
@@ -145,7 +145,7 @@ def reproduce(
         data: Name of the data set (default: cifar10 with a GPU, digits without).
         data_dir: Where data sets are kept (default: $LRNAS_DATA or ~/.cache/lrnas).
         image_size: Rows and columns of images read from files (default: the usual size for the backbone).
-        loaders: Number of processes that read images from files (default: one per core, at most 16).
+        image_memory: Largest share of a GPU's memory for images from files.
         recipe: Name of the recipe, or a TOML file.
         changes: Fields of the recipe to change.
         seeds: Number of seeds, from 0 on.
@@ -168,12 +168,12 @@ def reproduce(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     data = data or _default_data(table.data if table is not None else None, device)
     is_published = table is not None and data == table.data
-    if image_size is None and is_stream(data):
+    if image_size is None and is_in_files(data):
         image_size = training_size([backbone])
     smallest = smallest_input(backbone)
     with download_view() as progress:
         image_set = load_set(
-            data, data_dir, min_size=smallest, image_size=image_size, loaders=loaders, progress=progress
+            data, data_dir, min_size=smallest, image_size=image_size, image_memory=image_memory, progress=progress
         )
     size, number, own_crops = image_set.image_size, len(image_set.train), image_set.own_crops
     norms = has_norms(backbone, with_norm)
@@ -192,11 +192,13 @@ def reproduce(
         raise DataError(f"cannot write to {out}: {error.strerror}; give another --out") from None
 
     jobs = {
-        label: Job(network, image_set.name, chosen, 0, smallest, data_dir, image_size, loaders)
+        label: Job(network, image_set.name, chosen, 0, smallest, data_dir, image_size, image_memory)
         for label, network in networks.items()
     }
     base_macs = [*jobs.values()][-1].macs(image_set)
     execution = _Execution(device, workers, address, compile_model)
+    with packing_view() as progress:
+        image_set.prepare(progress)
     measured: list[Measured] = []
     files: list[Path] = []
     reused: list[Mapping[str, Any]] = []
@@ -251,7 +253,7 @@ def _run(label: str, job: Job, data: DataSet, file: Path, execution: _Execution)
         "val_accuracy": result.val_accuracy,
         "macs": job.macs(data),
         "workers": execution.workers,
-        "unreadable_images": sum(map(len, data.unreadable.values())),
+        "unreadable_images": data.num_unreadable,
         "epochs": len(result.curve),
         "seconds": round(sum(entry.seconds for entry in result.curve), 3),  # including epochs before a stop
         "start_seconds": round(result.start_seconds, 3),

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from lrnas.cli.main import main
 from lrnas.data import folders
 from lrnas.data.catalog import load_set
 from lrnas.data.names import data_folder, pin_data_folder, short_name, shown_name, with_absolute_paths
-from lrnas.data.streamed import StreamSet
-from lrnas.data.workers import read_rgb
+from lrnas.data.packed import PackedSet
+from lrnas.data.sources import read_rgb
 from lrnas.errors import DataError, UnknownName
 from lrnas.recipes import Recipe
 from lrnas.study.manifest import StudyError, check_manifest
@@ -25,9 +26,9 @@ from lrnas.training.checkpoint import difference
 from lrnas.training.job import Job
 
 
-def load(root: Path) -> StreamSet:
-    data = load_set(f"folder:{root}", image_size=8, loaders=0)
-    assert isinstance(data, StreamSet)
+def load(root: Path) -> PackedSet:
+    data = load_set(f"folder:{root}", image_size=8)
+    assert isinstance(data, PackedSet)
     return data
 
 
@@ -199,11 +200,11 @@ def test_bad_layouts_are_one_line(how: str, message: str, tmp_path: Path, capsys
     assert captured.out == "" and captured.err.count("\n") == 1
 
 
-def test_sizes_loaders_and_names() -> None:
+def test_sizes_shares_and_names() -> None:
     with pytest.raises(DataError, match="needs images of at least 32 pixels; got 8; give a larger --image-size"):
         load_set("folder:x", image_size=8, min_size=32)
-    with pytest.raises(DataError, match="the number of loaders must be at least 0; got -1"):
-        load_set("folder:x", loaders=-1)
+    with pytest.raises(DataError, match=r"memory for images must be from 0 to 1; got 2; try 0\.5"):
+        load_set("folder:x", image_memory=2)
     with pytest.raises(DataError, match="the images of digits have a fixed size; got --image-size 32; leave it out"):
         load_set("digits", image_size=32)
     with pytest.raises(UnknownName, match=r"'imagenet'; known: digits, cifar10, folder:PATH, hfds/NAME"):
@@ -229,9 +230,14 @@ def test_a_folder_without_its_prefix_is_suggested(
 
 def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_set(tmp_path, {"train": 20, "val": 3})
-    assert main(["data", f"folder:{tmp_path}"]) == 0
+    command = ["data", f"folder:{tmp_path}", "--image-size", "8", "--data-dir", str(tmp_path / "cache")]
+    assert main(command) == 0
     expected = f"folder:{tmp_path}: 54 training, 6 validation and 9 test images, 3 classes: blue, green, red\n"
-    assert capsys.readouterr() == (expected, "")
+    out, err = capsys.readouterr()
+    assert out == expected
+    assert re.fullmatch(r"packing the 69 images of folder:\S+, once, in \S+/cache/packs\npacked: 0.0 GB, .*\n", err)
+    assert main(command) == 0
+    assert capsys.readouterr() == (expected, "")  # it is packed
 
 
 def test_classes_missing_in_a_split_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,7 +246,7 @@ def test_classes_missing_in_a_split_are_mentioned(tmp_path: Path, capsys: pytest
     for name in ("blue", "green"):
         shutil.rmtree(tmp_path / "test" / name)
     assert main(["data", f"folder:{tmp_path}"]) == 0  # not every class has to be tested
-    assert capsys.readouterr().err.splitlines() == [
+    assert capsys.readouterr().err.splitlines()[:2] == [
         "lrnas: there are no validation images of red: the validation accuracy does not cover this class",
         "lrnas: there are no test images of blue, green: the test accuracy does not cover these classes",
     ]
@@ -252,6 +258,8 @@ def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.Captu
     bad = spoil(tmp_path / "train" / "red" / "000.png")
     assert main(["data", f"folder:{tmp_path}"]) == 1
     told, complaint = capsys.readouterr()
+    assert f"\nan image cannot be read: {bad} (" in complaint
+    complaint = complaint.splitlines(keepends=True)[-1]
     assert told.startswith(f"folder:{tmp_path}: 303 training, 9 validation and 9 test images")
     left_out = "lrnas: 1 of 303 training images cannot be read, and are left out: "
     assert complaint.startswith(f"{left_out}{bad} (") and complaint.endswith("); repair or remove them\n")
@@ -259,7 +267,7 @@ def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.Captu
         spoil(tmp_path / "test" / "blue" / f"{name}.png")
     spoil(tmp_path / "test" / "green" / "000.png")
     assert main(["data", f"folder:{tmp_path}"]) == 1
-    first, second = capsys.readouterr().err.splitlines()
+    first, second = capsys.readouterr().err.splitlines()[-2:]
     assert first.startswith(left_out)
     assert second.startswith("lrnas: 4 of 9 test images cannot be read, and more than 1% end a run: ")
     assert second.count(".png") == 3 and "; …; repair" in second
@@ -312,7 +320,7 @@ def test_a_job_finds_its_images_from_any_folder(tmp_path: Path, monkeypatch: pyt
     """Each worker of a search has its own current folder."""
     write_set(tmp_path / "here" / "set", {"train": 2, "test": 1})
     monkeypatch.chdir(tmp_path / "here")
-    job = Job(Architecture("nin"), "folder:set", Recipe(), 0, data_dir="kept", image_size=8, loaders=0)
+    job = Job(Architecture("nin"), "folder:set", Recipe(), 0, data_dir="kept", image_size=8)
     monkeypatch.chdir(tmp_path)
     assert len(job.load_data().test()) == 3 and job.cache == tmp_path / "here" / "kept"
 

@@ -22,7 +22,7 @@ from lrnas.cli.main import main
 from lrnas.data import formats as readers
 from lrnas.data.catalog import load_set
 from lrnas.data.names import short_name
-from lrnas.data.streamed import StreamSet
+from lrnas.data.packed import PackedSet
 from lrnas.errors import DataError, MissingExtra
 from lrnas.recipes import Recipe
 from lrnas.training.job import Job
@@ -30,13 +30,13 @@ from lrnas.training.job import Job
 CPU = torch.device("cpu")
 
 
-def load(name: str, folder: Path) -> StreamSet:
-    data = load_set(name, folder, image_size=7, loaders=0)
-    assert isinstance(data, StreamSet)
+def load(name: str, folder: Path) -> PackedSet:
+    data = load_set(name, folder, image_size=7)
+    assert isinstance(data, PackedSet)
     return data
 
 
-def check_colours(data: StreamSet) -> None:
+def check_colours(data: PackedSet) -> None:
     """Check that every image has the colour of its class."""
     for split in (data.train, data.val, data.test()):
         number = 0
@@ -219,7 +219,7 @@ def test_hugging_face_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert load(f"hfds/{tmp_path / 'Set'}", tmp_path / "elsewhere").identity == data.identity
     with monkeypatch.context() as here:
         here.chdir(tmp_path)
-        job = Job(Architecture("nin"), "hfds/Set", Recipe(), 0, data_dir="cache", image_size=7, loaders=0)
+        job = Job(Architecture("nin"), "hfds/Set", Recipe(), 0, data_dir="cache", image_size=7)
         assert load("hfds/Set", Path("cache")).identity == data.identity  # as in the search; below, as in its workers
     assert job.load_data().identity == data.identity and len(job.load_data().test()) == 6
     (tmp_path / "Set").rename(tmp_path / "Other")  # as many images of each class

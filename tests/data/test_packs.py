@@ -20,7 +20,7 @@ from lrnas.data import packs
 from lrnas.data.folders import find_folders
 from lrnas.data.names import Progress
 from lrnas.data.packs import Pack, open_pack
-from lrnas.data.workers import read_rgb
+from lrnas.data.sources import read_rgb
 from lrnas.errors import DataError
 
 SIZE = 14
@@ -157,11 +157,11 @@ from lrnas.data import packs
 from lrnas._messages import show_messages
 show_messages()
 packs.BLOCK, packs.SAVE_SECONDS = 4, 0.0
-decode = packs._Images.decode
+decode = packs.Images.decode
 def slow(self, *args):
     time.sleep(0.1)
     return decode(self, *args)
-packs._Images.decode = slow
+packs.Images.decode = slow
 pack(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 

@@ -363,7 +363,7 @@ def test_images_from_files(tmp_path: Path) -> None:
 def test_pictures_are_prepared_as_in_training(tmp_path: Path, at_hand: bool) -> None:
     """The image size comes from the checkpoint, even if its images are not available."""
     pictures = write_set(tmp_path / "pictures", {"train": 3, "val": 2, "test": 2}, size=20)
-    data = load_set(f"folder:{pictures}", image_size=16, loaders=0)
+    data = load_set(f"folder:{pictures}", image_size=16)
     source = write_checkpoint(tmp_path / "own", trained(OWN, 3, 3), data=data.identity, image_size=16)
     given = data.name if at_hand else None
     result = lrnas.export(str(source), out=tmp_path / "out", data=given)

@@ -77,6 +77,11 @@ def test_a_study_that_was_begun_with_another_divisor(pictures: Path, tmp_path: P
     assert begin(tmp_path, pictures, name="s", divisor=1).study.spent() == 1
 
 
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """All messages but those about the packing of images."""
+    return [message for message in caplog.messages if "pack" not in message]
+
+
 def test_a_study_without_results_begins_anew_with_other_settings(
     pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,7 +95,7 @@ def test_a_study_without_results_begins_anew_with_other_settings(
     caplog.clear()
     proposals = begin(tmp_path, pictures, name="s", objectives=("accuracy", "macs", "params")).proposals
     study = proposals.study
-    (line,) = caplog.messages
+    (line,) = messages(caplog)
     assert line.startswith("s was begun with other settings (data was 'folder:")
     assert line.endswith(" and has no results: it begins anew")
     assert not any(trial.user_attrs.get("trained") for trial in study.optuna_trials()) and not weights.exists()
@@ -134,9 +139,9 @@ def test_images_from_files_get_the_input_size_of_the_space(
     pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = begin(tmp_path, pictures, name="s")
-    assert told.study.manifest["image_size"] == 32 and caplog.messages == []
+    assert told.study.manifest["image_size"] == 32 and messages(caplog) == []
     ProgressView().started(told.proposals, 2, told.dense_macs)
-    (line,) = caplog.messages  # with the MACs of 3 classes
+    (line,) = messages(caplog)  # with the MACs of 3 classes
     assert "images of 32×32 pixels (the dense network: 222,400,512 MACs), epochs: " in line
     assert begin(tmp_path, pictures, space="googlenet").study.manifest["image_size"] == 224
 
@@ -147,7 +152,7 @@ def test_a_search_warns_about_classes_without_validation_images(
     write_set(pictures, {"test": 2})
     shutil.rmtree(pictures / "val" / "green")
     begin(tmp_path, pictures)
-    assert caplog.messages == [
+    assert messages(caplog) == [
         "there are no validation images of green: the validation accuracy does not cover this class"
     ]
 
@@ -157,7 +162,7 @@ def test_a_search_warns_about_few_validation_images(
 ) -> None:
     monkeypatch.setattr(search_training, "FEW_IMAGES", 100)
     begin(tmp_path, pictures)
-    (line,) = caplog.messages
+    (line,) = messages(caplog)
     assert line == "networks are compared by only 3 validation images: each is 33.3 points of accuracy"
 
 
@@ -166,7 +171,7 @@ def test_a_study_continues_with_its_image_size(
 ) -> None:
     train(begin(tmp_path, pictures, image_size=16, name="s").proposals)
     study = begin(tmp_path, pictures, name="s").study
-    assert caplog.messages == ["s was begun with images of 16×16 pixels, and continues with this size"]
+    assert messages(caplog) == ["s was begun with images of 16×16 pixels, and continues with this size"]
     assert study.manifest["image_size"] == 16
     with pytest.raises(StudyError, match="image_size was 16, now 24"):
         search("nin", budget=2, data=f"folder:{pictures}", studies=tmp_path / "studies", image_size=24, name="s")

@@ -10,7 +10,7 @@ import pytest
 
 import lrnas
 from lrnas.cli.main import main
-from lrnas.data.names import is_stream
+from lrnas.data.names import is_in_files
 from lrnas.errors import LrnasError
 from lrnas.recipes import get_recipe
 from lrnas.searching import search as driver
@@ -52,6 +52,7 @@ EVERY_SETTING: dict[str, tuple[str, str, Any]] = {
     "concurrency": ("2", "2", 2),
     "cpus_per_trial": ("0.5", "0.5", 0.5),
     "gpus_per_trial": ("1", "1", 1.0),
+    "image_memory": ("0.25", "0.25", 0.25),
     "name": ("mine", '"mine"', "mine"),
     "studies": ("my studies", '"my studies"', "my studies"),
     "storage": ("sqlite:///x.db", '"sqlite:///x.db"', "sqlite:///x.db"),
@@ -212,7 +213,7 @@ def test_a_manifest_has_the_given_settings_without_places() -> None:
 def test_presets_can_be_searched(file: Path) -> None:
     settings = gather_settings(str(file), {})
     space = load_space(settings.space, granularity=settings.granularity, divisor=settings.divisor)
-    assert space.dimension > 10 and is_stream(settings.data or "") is False
+    assert space.dimension > 10 and is_in_files(settings.data or "") is False
     assert get_recipe(settings.recipe, space.backbones[0], 32, 45_000, settings.set).schedule == "one_cycle"
     assert [goal.name for goal in pick_objectives(settings.objectives)] == ["accuracy", "macs"]
     check_sampler(settings.sampler)

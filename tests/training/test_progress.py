@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lrnas.training.loop import EpochReport
-from lrnas.training.progress import download_view, reading_view, training_view
+from lrnas.training.progress import download_view, packing_view, training_view
 
 
 class Terminal(io.StringIO):
@@ -63,10 +63,10 @@ def test_short_checks_are_silent(caplog: pytest.LogCaptureFixture, monkeypatch: 
     caplog.set_level("INFO", "lrnas")
     now = 100.0
     monkeypatch.setattr("lrnas.training.progress.time.monotonic", lambda: now)
-    with reading_view() as progress:
-        progress("reading images", 64, 128)
+    with packing_view() as progress:
+        progress("packing images", 64, 128)
         assert caplog.messages == []
-        now = 111.0
-        progress("reading images", 100, 128)
-        progress("reading images", 128, 128)
-    assert caplog.messages == ["reading images  100 of 128"]
+        now = 118.0
+        progress("packing images", 100, 128)
+        progress("packing images", 128, 128)
+    assert caplog.messages == ["packing images  100 of 128  2 images/s, 0:00:14 left"]

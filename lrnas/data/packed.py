@@ -1,0 +1,357 @@
+"""Data sets in files, which are packed when they are first used (`lrnas.data.packs`).
+
+Packed images are resized so that their shorter side is 8/7 of the input size (256 for 224, as usual for ILSVRC). In
+training they are cropped at random, otherwise in the middle. The order, the crops and the reflections depend only on
+the seed and the epoch.
+
+An image that cannot be read is left out. A run ends if this concerns more than 1 % of the images in a split (in a split
+of less than 100 images: a single one).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrnas._distributed import rank, world_size
+from lrnas._messages import logger
+from lrnas.data.crops import (
+    NextBatches,
+    Pixels,
+    WholePack,
+    copy_pack,
+    make_places,
+    middle_boxes,
+    random_boxes,
+    random_resized_boxes,
+    take,
+)
+from lrnas.data.in_memory import DataSet, normalise
+from lrnas.data.names import IMAGE_MEMORY, Progress, first_few, parse_name, shown_name
+from lrnas.data.packs import Images, Pack, middle, open_pack
+from lrnas.data.sources import Found, Source
+from lrnas.data.splits import Indices, stratified
+from lrnas.errors import DataError, UnreadableImages
+from lrnas.recipes import InvalidRecipe, Recipe
+
+MOST_UNREADABLE = 0.01
+EVAL_BATCH = 256
+VALIDATION_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSplit:
+    """A split: some or all images of a source."""
+
+    title: str
+    """training, validation or test."""
+    source: Source
+    part: str
+    """Name of the source in the data set: train, val or test."""
+    where: Indices
+    """The images of the split, by number in the source."""
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def describe(self, pack: Pack) -> str:
+        """Return a message about unreadable images of this split; "" if there are none."""
+        first = pack.first(self.part)
+        bad = [int(number) for number in self.where if first + int(number) in pack.unreadable]
+        few = "; ".join(f"{self.source.name(number)} ({pack.unreadable[first + number]})" for number in bad[:3])
+        result = f"and more than {MOST_UNREADABLE:.0%} end a run" if self._too_many(len(bad)) else "and are left out"
+        number = f"{len(bad):,} of {len(self):,} {self.title} images cannot be read"
+        return f"{number}, {result}: {few}{'; …' if len(bad) > 3 else ''}; repair or remove them" if bad else ""
+
+    def readable(self, pack: Pack) -> tuple[Indices, Indices]:
+        """Return the readable images, as columns of the pack's table, and their classes.
+
+        Raises UnreadableImages if too many images cannot be read.
+        """
+        numbers = pack.first(self.part) + self.where
+        kept = ~np.isin(numbers, list(pack.unreadable))
+        if self._too_many(len(self) - int(kept.sum())):
+            raise UnreadableImages(self.describe(pack))
+        return pack.table[:, numbers[kept]], self.source.labels[self.where[kept]]
+
+    def _too_many(self, number: int) -> bool:
+        return number > MOST_UNREADABLE * len(self)
+
+
+class PackOnDevices:
+    """The pack of a data set, opened when it is first needed, and its pixels on the devices that train.
+
+    Args:
+        found: The data set.
+        identity: Its identity.
+        image_size: Rows and columns of the network's input.
+        folder: Where data sets are kept.
+        image_memory: Largest share of a GPU's memory for the pack. A larger pack stays in files.
+    """
+
+    def __init__(
+        self, found: Found, identity: str, image_size: int, folder: str | Path | None, image_memory: float
+    ) -> None:
+        self.found, self.identity, self.image_size, self.folder = found, identity, image_size, folder
+        self.image_memory = image_memory
+        self.placement = ""
+        """Where the pixels are while a GPU trains, in words; "" if this is not decided yet."""
+        self._pack: Pack | None = None
+        self._copies: dict[torch.device, Tensor | None] = {}
+
+    def open(self, progress: Progress | None = None) -> Pack:
+        """Return the pack; images are packed if there is none."""
+        if self._pack is None:
+            self._pack = open_pack(self.found, self.identity, self.image_size, self.folder, progress)
+        return self._pack
+
+    def pixels(self, device: torch.device, capacity: int) -> Pixels:
+        """Return the pixels for a training or an evaluation.
+
+        Args:
+            device: Where batches are needed.
+            capacity: Largest number of pixels of a batch.
+        """
+        pack = self.open()
+        if device not in self._copies:
+            fits = device.type == "cpu" or self._fits(pack, device)
+            self._copies[device] = copy_pack(pack.pixels, device) if fits else None
+        copied = self._copies[device]
+        return NextBatches(pack.pixels, capacity, device) if copied is None else WholePack(copied)
+
+    def _fits(self, pack: Pack, device: torch.device) -> bool:
+        free, total = torch.cuda.mem_get_info(device)
+        size, most = pack.pixels.nbytes, min(self.image_memory * total, free / 2)
+        place = "in the memory of the GPU" if size <= most else f"read from {pack.file.parent} batch by batch"
+        self.placement = (
+            f"{shown_name(self.found.name)}: {size / 1e9:.1f} GB of packed images are {place} (there, each training "
+            f"process has {most / 1e9:.1f} GB for them)"
+        )
+        logger.info(self.placement)
+        return size <= most
+
+
+@dataclass(frozen=True)
+class PackedSet(DataSet):
+    """A data set in files."""
+
+    name: str
+    identity: str
+    classes: tuple[str, ...]
+    image_size: int
+    train: PackedSplit
+    val: PackedSplit
+    _test: PackedSplit
+    pack: PackOnDevices
+    own_crops: bool = True
+    channels: int = 3
+
+    def joined(self) -> PackedSet:
+        if self.val.part != self.train.part:
+            raise InvalidRecipe(
+                f"all_images needs validation images that were taken from train; those of {self.name} are separate; "
+                "set all_images=false"
+            )
+        where = np.sort(np.concatenate([self.train.where, self.val.where]))
+        return replace(self, train=replace(self.train, where=where))
+
+    def remarks(self) -> list[str]:
+        found = []
+        for split in (self.val, self._test):
+            counts = np.bincount(split.source.labels[split.where], minlength=self.num_classes)
+            if missing := [self.classes[i] for i in np.flatnonzero(counts == 0)]:
+                which = "this class" if len(missing) == 1 else "these classes"
+                found.append(
+                    f"there are no {split.title} images of {first_few(missing)}: the {split.title} accuracy does not "
+                    f"cover {which}"
+                )
+        return found
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        pack = self.pack.open(progress)
+        for split in (self.train, self.val):
+            split.readable(pack)
+        for line in self.unreadable():
+            logger.warning(line)
+
+    def unreadable(self, progress: Progress | None = None) -> list[str]:
+        """Return one line for each split with images that cannot be read.
+
+        Args:
+            progress: Callback that shows the progress of packing, if it is necessary.
+        """
+        pack = self.pack.open(progress)
+        return [line for split in (self.train, self.val, self._test) if (line := split.describe(pack))]
+
+    @property
+    def placement(self) -> str:
+        return self.pack.placement
+
+    @property
+    def num_unreadable(self) -> int:
+        return len(self.pack.open().unreadable)
+
+    def first_images(self, number: int) -> Tensor:
+        """Return some validation images, prepared as for evaluation. The data set is not packed for them.
+
+        Args:
+            number: Number of images; fewer are returned if there are not so many.
+        """
+        images, size = Images({self.val.part: self.val.source}, self.image_size), self.image_size
+        crops = []
+        for image in islice(filter(images.is_readable, self.val.where.tolist()), number):
+            pixels = images.decode(image, images.measure(image))
+            top, left = (middle(length, size) for length in pixels.shape[:2])
+            crops.append(torch.from_numpy(pixels[top : top + size, left : left + size].copy()))
+        if not crops:
+            raise UnreadableImages(f"no validation image of {self.name} can be read; repair them, or give other --data")
+        return normalise(torch.stack(crops), *_shift_and_scale(torch.device("cpu")), torch.float32)
+
+    def batches(self, recipe: Recipe, device: torch.device, cache: Path | None) -> tuple[_TrainCrops, _EvalCrops]:
+        validation = self.eval_batches(self.val, recipe, device, cache)
+        return _TrainCrops(self.train, self.pack, recipe, device), validation
+
+    def eval_batches(self, split: PackedSplit, recipe: Recipe, device: torch.device, cache: Path | None) -> _EvalCrops:
+        if recipe.whiten:
+            raise InvalidRecipe(f"whitening needs all images in memory; {self.name} is read in parts; set whiten=false")
+        for name in ("crop", "pad"):
+            if value := getattr(recipe, name):
+                raise InvalidRecipe(
+                    f"images of {self.name} are always cropped to {self.image_size} pixels, so {name} must be 0; got "
+                    f"{value}; choose the size with --image-size"
+                )
+        return _EvalCrops(split, self.pack, device)
+
+
+def make_packed(
+    found: Found, image_size: int, folder: str | Path | None = None, image_memory: float = IMAGE_MEMORY
+) -> PackedSet:
+    """Make a data set from its sources. Its images are packed when they are first needed.
+
+    If there are both val and test, val holds the validation images and test the test images. If there is only one of
+    them, it holds the test images, and a fixed tenth of every class of train becomes the validation images.
+
+    Args:
+        found: Name, classes and sources of the data set.
+        image_size: Rows and columns of the images after cropping.
+        folder: Where data sets are kept, and packs too.
+        image_memory: Largest share of a GPU's memory for packed images.
+
+    Returns:
+        The data set. Its identity is its kind, a hash of the sources' contents and, if there is one, the hash of the
+        files' bytes.
+    """
+    name, classes, sources, bytes_hash = found
+    digest = hashlib.sha256("\n".join(classes).encode())
+    for title in sorted(sources):
+        for part in sources[title].contents():
+            digest.update(part + b"\n")
+    train = sources["train"]
+    counts = np.bincount(train.labels, minlength=len(classes))
+    for title, source in sources.items():
+        if missing := [classes[i] for i in np.unique(source.labels) if not counts[i]]:
+            raise DataError(
+                f"every class needs training images; {name} has {first_few(missing)} only in {title}; add training "
+                "images"
+            )
+    if {"val", "test"} <= sources.keys():
+        training, validation = (
+            _whole(title, sources, part) for title, part in (("training", "train"), ("validation", "val"))
+        )
+    else:
+        if few := [classes[i] for i in np.flatnonzero(counts == 1)]:
+            raise DataError(
+                f"every class needs at least 2 training images, because one is used for validation; got one for "
+                f"{first_few(few)} in {name}; add images"
+            )
+        kept, chosen = stratified(train.labels, VALIDATION_SHARE)
+        training, validation = (
+            PackedSplit("training", train, "train", kept),
+            PackedSplit("validation", train, "train", chosen),
+        )
+    test = _whole("test", sources, "test" if "test" in sources else "val")
+    identity = f"{parse_name(name)[0]}:{digest.hexdigest()[:16]}{bytes_hash and '+'}{bytes_hash}"
+    pack = PackOnDevices(found, identity, image_size, folder, image_memory)
+    return PackedSet(name, identity, classes, image_size, training, validation, test, pack)
+
+
+def _whole(title: str, sources: Mapping[str, Source], part: str) -> PackedSplit:
+    return PackedSplit(title, sources[part], part, np.arange(len(sources[part].labels)))
+
+
+class _TrainCrops:
+    """Training batches of a pack: shuffled, cropped and mirrored. Every worker takes its own share of a batch."""
+
+    def __init__(self, split: PackedSplit, pack: PackOnDevices, recipe: Recipe, device: torch.device) -> None:
+        self.device, self.size = device, pack.image_size
+        self.mirror, self.min_area = recipe.mirror, recipe.min_area
+        self.images, self.labels = split.readable(pack.open())
+        self.batch_size = min(recipe.batch_size, len(self.labels))
+        self.steps = len(self.labels) // self.batch_size
+        share = self.batch_size // world_size()
+        own = range(rank() * share, self.steps * self.batch_size, self.batch_size)
+        self.own = [slice(first, first + share) for first in own]
+        """The crops of this worker, step by step."""
+        areas = np.sort(self.images[1] * self.images[2])
+        self.pixels = pack.pixels(device, int(areas[-share:].sum()) if self.min_area else share * self.size**2)
+        self.places = torch.zeros(6, self.steps * self.batch_size, dtype=torch.int64, device=device)
+        self.shift, self.scale = _shift_and_scale(device)
+
+    def start_epoch(self, generator: torch.Generator) -> None:
+        """Draw the epoch's order, crops and reflections."""
+        number = self.places.shape[1]
+        order = torch.randperm(len(self.labels), generator=generator)[:number].numpy()
+        images = self.images[:, order]
+        _, rows, columns = torch.from_numpy(images)
+        if self.min_area:
+            boxes = random_resized_boxes(rows, columns, self.min_area, generator)
+        else:
+            boxes = random_boxes(rows, columns, self.size, generator)
+        mirrored = torch.randint(2 if self.mirror else 1, (number,), generator=generator)
+        self.places.copy_(self.pixels.begin(make_places(images, self.labels[order], boxes, mirrored), self.own))
+
+    def load(self, step: int) -> None:
+        """Bring the pixels of a step to the device, unless all pixels are there."""
+        self.pixels.load(step)
+
+    def take(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        crops = take(self.pixels.pixels, places, self.size, bool(self.min_area))
+        return normalise(crops, self.shift, self.scale, dtype), places[5]
+
+
+class _EvalCrops:
+    """Evaluation batches of a pack: readable images in order, cropped in the middle. Every worker takes its share."""
+
+    def __init__(self, split: PackedSplit, pack: PackOnDevices, device: torch.device) -> None:
+        self.pack, self.device = pack, device
+        images, labels = split.readable(pack.open())
+        images, labels = images[:, rank() :: world_size()], labels[rank() :: world_size()]
+        _, rows, columns = torch.from_numpy(images)
+        boxes = middle_boxes(rows, columns, pack.image_size)
+        self.places = make_places(images, labels, boxes, torch.zeros(len(labels), dtype=torch.int64))
+        self.shift, self.scale = _shift_and_scale(device)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = [slice(i, i + EVAL_BATCH) for i in range(0, self.places.shape[1], EVAL_BATCH)]
+        size = self.pack.image_size
+        pixels = self.pack.pixels(self.device, EVAL_BATCH * size**2)
+        places = pixels.begin(self.places, batches).to(self.device)
+        for number, batch in enumerate(batches):
+            pixels.load(number)
+            crops = take(pixels.pixels, places[:, batch], size, resize=False)
+            yield normalise(crops, self.shift, self.scale, torch.float32), places[5, batch]
+
+
+def _shift_and_scale(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the shift and scale per channel that give ILSVRC images mean 0 and deviation 1."""
+    from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+    mean, std = (torch.tensor(values, dtype=torch.float64) for values in (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD))
+    return (-mean / std).float().to(device), (1 / (255 * std)).float().to(device)
