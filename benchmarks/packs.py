@@ -1,0 +1,243 @@
+"""How fast are images packed, and how fast do networks train on packed images?
+
+    python benchmarks/packs.py --images 20000 --out results/packs.json
+    python benchmarks/packs.py --device cpu --images 100 --size 32 --batch 8 --networks nin nin-c3-lr
+
+The benchmark writes JPEGs of about 500×375 pixels, cut out of photographs (default: the two of scikit-learn). After
+200 of them they are repeated, as links. It measures, on the same machine and one after another:
+
+- Packing, compared with processes on all cores that only decode the JPEGs, and that decode and resize them. Each is
+  measured several times in turn; all files are in memory, because they were just written.
+- Training from the pack: in GPU memory, from the file batch by batch, and with random resized crops. Compared with the
+  same loop on one batch of random numbers, and on batches of timm's loader with one process per core.
+
+Rates of training are the median over epochs, without evaluation and without the first epoch.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sklearn
+import torch
+from common import make_parser, write_result
+from PIL import Image
+from timm.data import create_dataset, create_loader
+from torch import Tensor
+
+from lrnas import create_model, get_point
+from lrnas.data.catalog import load_set
+from lrnas.data.in_memory import DataSet, Evaluation
+from lrnas.data.packed import PackedSet
+from lrnas.data.packs import resized
+from lrnas.data.sources import read_rgb
+from lrnas.recipes import Recipe, get_recipe
+from lrnas.training.loop import train
+from lrnas.training.provenance import provenance
+
+PHOTOGRAPHS = sorted((Path(sklearn.__file__).parent / "datasets" / "images").glob("*.jpg"))
+CLASSES, DISTINCT = 10, 200
+CORES = len(os.sched_getaffinity(0))
+
+
+def write_images(root: Path, photographs: Sequence[Path], number: int) -> list[Path]:
+    """Write a data set in folders, and return the files of its training images."""
+    rng = np.random.default_rng(0)
+    opened = [Image.open(file).convert("RGB") for file in photographs]
+    written: list[Path] = []
+    counts = {"train": number, "val": max(CLASSES, number // 20), "test": CLASSES}
+    for split, count in counts.items():
+        for label in range(CLASSES):
+            (root / split / f"class{label}").mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            file = root / split / f"class{i % CLASSES}" / f"{i:07}.jpg"
+            if len(written) < DISTINCT:
+                photo = opened[i % len(opened)]
+                columns, rows = rng.integers(480, 521), rng.integers(360, 391)
+                left, top = rng.integers(0, photo.width - columns + 1), rng.integers(0, photo.height - rows + 1)
+                photo.crop((left, top, left + columns, top + rows)).save(file, quality=90)
+                written.append(file)
+            else:
+                os.link(written[i % len(written)], file)
+    return sorted((root / "train").glob("*/*.jpg"))
+
+
+def decode(file: str) -> None:
+    with Path(file).open("rb") as stream:
+        read_rgb(stream)
+
+
+def decode_and_resize(task: tuple[str, int]) -> None:
+    file, size = task
+    with Path(file).open("rb") as stream:
+        image = read_rgb(stream)
+    rows, columns = resized((image.height, image.width), size)
+    np.asarray(image.resize((columns, rows), Image.Resampling.BILINEAR))
+
+
+def bare_loop(function: Callable[[Any], None], tasks: Sequence[Any]) -> float:
+    """Images per second of a pool of processes that return nothing."""
+    with multiprocessing.Pool(CORES) as pool:
+        pool.map(function, tasks[:CORES])  # all processes have started
+        started = time.perf_counter()
+        for _ in pool.imap_unordered(function, tasks, chunksize=128):
+            pass
+        return len(tasks) / (time.perf_counter() - started)
+
+
+def packing_rate(name: str, cache: Path, size: int) -> float:
+    shutil.rmtree(cache / "packs", ignore_errors=True)
+    data = load_set(name, cache, image_size=size)
+    number = sum(map(len, (data.train, data.val, data.test())))
+    started = time.perf_counter()
+    data.prepare()
+    return number / (time.perf_counter() - started)
+
+
+class OtherBatches(DataSet):
+    """A data set with the same images, whose training batches come from elsewhere."""
+
+    own_crops, channels = True, 3
+
+    def __init__(self, data: PackedSet, next_batch: Callable[[], tuple[Tensor, Tensor]] | None = None) -> None:
+        self.name = self.identity = data.name
+        self.classes, self.image_size = data.classes, data.image_size
+        self.train, self.val, self._test = data.train, data.val, data.test()
+        self.next_batch = next_batch
+
+    def joined(self) -> DataSet:
+        raise NotImplementedError
+
+    def eval_batches(self, split: Any, recipe: Recipe, device: torch.device, cache: Path | None) -> Evaluation:
+        size = self.image_size
+        return [(torch.randn(2, 3, size, size, device=device), torch.zeros(2, dtype=torch.int64, device=device))]
+
+    def batches(self, recipe: Recipe, device: torch.device, cache: Path | None) -> tuple[Any, Evaluation]:
+        return _StaticBatch(self, recipe, device), self.eval_batches(None, recipe, device, cache)
+
+
+class _StaticBatch:
+    """Training batches in one tensor: random numbers, or what `next_batch` returns."""
+
+    def __init__(self, data: OtherBatches, recipe: Recipe, device: torch.device) -> None:
+        self.device, self.batch_size, self.next_batch = device, recipe.batch_size, data.next_batch
+        self.steps = len(data.train) // self.batch_size
+        on_gpu = device.type == "cuda"
+        images = torch.randn(self.batch_size, 3, data.image_size, data.image_size, device=device)
+        layout = torch.channels_last if on_gpu else torch.contiguous_format
+        self.images = images.to(torch.bfloat16 if on_gpu else torch.float32, memory_format=layout)
+        self.labels = torch.randint(CLASSES, (self.batch_size,), device=device)
+        self.places = torch.arange(self.steps * self.batch_size, device=device)[None]
+
+    def start_epoch(self, generator: torch.Generator) -> None:
+        pass
+
+    def load(self, step: int) -> None:
+        if self.next_batch is not None:
+            images, labels = self.next_batch()
+            self.images.copy_(images)
+            self.labels.copy_(labels)
+
+    def take(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return self.images, self.labels
+
+
+def timm_batches(root: Path, size: int, batch: int, device: torch.device) -> Callable[[], tuple[Tensor, Tensor]]:
+    """A function that returns the next batch of timm's loader, which begins again at its end."""
+    loader = create_loader(
+        create_dataset("", str(root / "train"), is_training=True),
+        input_size=(3, size, size),
+        batch_size=batch,
+        is_training=True,
+        use_prefetcher=device.type == "cuda",
+        hflip=0.5,
+        color_jitter=None,
+        num_workers=CORES,
+        device=device,
+        persistent_workers=True,
+    )
+
+    def endless() -> Any:
+        while True:
+            yield from loader
+
+    batches = endless()
+    return lambda: next(batches)
+
+
+def training_rate(name: str, data: DataSet, recipe: Recipe, device: torch.device) -> float:
+    """Images per second, as the median over all epochs but the first."""
+    torch.manual_seed(0)
+    model = create_model(get_point(name).architecture, CLASSES, 3)
+    result = train(model, data, recipe, seed=0, device=device)
+    assert result.status == "completed", f"{name} {result.status}"
+    return statistics.median(report.images_per_second for report in result.curve[1:])
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--photographs", nargs="+", type=Path, default=PHOTOGRAPHS)
+    parser.add_argument("--images", type=int, default=20_000, help="training images (default: 20000)")
+    parser.add_argument("--size", type=int, default=224, help="rows and columns of the input (default: 224)")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3, help="how often packing is measured (default: 3)")
+    parser.add_argument("--networks", nargs="*", default=["vgg-gmp", "vgg-gmp-lr"], help="none: only packing")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--folder", type=Path, help="where images and packs are written (default: a temporary folder)")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        root, cache = Path(scratch, "images"), Path(scratch, "cache")
+        files = [str(file) for file in write_images(root, options.photographs, options.images)]
+        name = f"folder:{root}"
+
+        packing: dict[str, list[float]] = {"decode": [], "decode and resize": [], "pack": []}
+        for _ in range(options.repeats):
+            packing["decode"].append(bare_loop(decode, files))
+            packing["decode and resize"].append(bare_loop(decode_and_resize, [(file, options.size) for file in files]))
+            packing["pack"].append(packing_rate(name, cache, options.size))
+        for what, rates in packing.items():
+            listed = ", ".join(f"{rate:,.0f}" for rate in rates)
+            print(f"{what:18} {statistics.median(rates):8,.0f} images/s on {CORES} cores ({listed})", flush=True)
+
+        whole = load_set(name, cache, image_size=options.size, image_memory=1.0)
+        in_parts = load_set(name, cache, image_size=options.size, image_memory=0.0)
+        assert isinstance(whole, PackedSet)
+        changes = {"batch_size": options.batch, "epochs": options.epochs, "lr": 1e-4}
+        rows: list[dict[str, Any]] = []
+        for network in options.networks:
+            recipe = get_recipe("fast", network, options.size, len(whole.train), changes, norms=False, own_crops=True)
+            resizing = recipe.changed({"min_area": 0.35})
+            timm_loader = timm_batches(root, options.size, options.batch, device)
+            kinds: dict[str, tuple[DataSet, Recipe]] = {
+                "random numbers": (OtherBatches(whole), recipe),
+                "pack": (whole, recipe),
+                "pack, resized crops": (whole, resizing),
+                "pack, batch by batch": (in_parts, recipe),
+                "pack, batch by batch, resized crops": (in_parts, resizing),
+                "timm's loader": (OtherBatches(whole, timm_loader), recipe),
+            }
+            rates = {}
+            for kind, (data, changed) in kinds.items():
+                rates[kind] = training_rate(network, data, changed, device)
+                share = rates[kind] / rates["random numbers"]
+                rows.append({"network": network, "images": kind, "images_per_second": round(rates[kind], 1)})
+                print(f"{network:12} {kind:36} {rates[kind]:9,.1f} images/s, {share:6.1%}", flush=True)
+    facts = provenance(seeds=[0], n=options.epochs - 1, batch=options.batch, size=options.size, images=options.images)
+    rounded = {what: [round(rate, 1) for rate in rates] for what, rates in packing.items()}
+    write_result(options.out, facts, cores=CORES, packing_images_per_second=rounded, training=rows)
+
+
+if __name__ == "__main__":
+    main()
