@@ -21,7 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lrnas.data.in_memory import normalise
 from lrnas.data.splits import Indices
+from lrnas.layers.kernels import available
 
 ATTEMPTS = 10
 """Number of random boxes that are tried for an image before its middle is taken, as in torchvision and timm."""
@@ -111,8 +113,29 @@ def make_places(images: Indices, labels: Indices, boxes: Boxes, mirrored: Tensor
     return torch.stack([first + top * columns + left, columns, height, width, mirrored, torch.from_numpy(labels)])
 
 
-def take(pixels: Tensor, places: Tensor, size: int, resize: bool) -> Tensor:
-    """Return crops, [number, rows, columns, 3]: uint8, or float32 if they are resized.
+def take(
+    pixels: Tensor, places: Tensor, size: int, resize: bool, shift: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return crops as the input of a network, [number, 3, size, size].
+
+    Args:
+        pixels: The pixels that `places` refer to, uint8 [number, 3].
+        places: Crops, from `make_places`.
+        size: Rows and columns of the result.
+        resize: Whether crops have to be resized, with bilinear interpolation; otherwise, they all have this size.
+        shift: Number that is added to every channel, after the multiplication.
+        scale: Number that every channel is multiplied by.
+        dtype: Type of the result.
+    """
+    if available(pixels.device):
+        from lrnas.layers.kernels.crops import crop_and_normalise  # needs Triton
+
+        return crop_and_normalise(pixels, places, size, resize, shift, scale, dtype)
+    return normalise(gather(pixels, places, size, resize), shift, scale, dtype)
+
+
+def gather(pixels: Tensor, places: Tensor, size: int, resize: bool) -> Tensor:
+    """Return crops, [number, size, size, 3]: uint8, or float32 if they are resized.
 
     Args:
         pixels: The pixels that `places` refer to, uint8 [number, 3].

@@ -322,8 +322,8 @@ class _TrainCrops:
         self.pixels.load(step)
 
     def take(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        crops = take(self.pixels.pixels, places, self.size, bool(self.min_area))
-        return normalise(crops, self.shift, self.scale, dtype), places[5]
+        resize = bool(self.min_area)
+        return take(self.pixels.pixels, places, self.size, resize, self.shift, self.scale, dtype), places[5]
 
 
 class _EvalCrops:
@@ -345,8 +345,8 @@ class _EvalCrops:
         places = pixels.begin(self.places, batches).to(self.device)
         for number, batch in enumerate(batches):
             pixels.load(number)
-            crops = take(pixels.pixels, places[:, batch], size, resize=False)
-            yield normalise(crops, self.shift, self.scale, torch.float32), places[5, batch]
+            crops = take(pixels.pixels, places[:, batch], size, False, self.shift, self.scale, torch.float32)
+            yield crops, places[5, batch]
 
 
 def _shift_and_scale(device: torch.device) -> tuple[Tensor, Tensor]:

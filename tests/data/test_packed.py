@@ -1,5 +1,6 @@
 """Data sets in files: crops, determinism, unreadable images, training and the single use of test images."""
 
+import importlib.util
 import json
 import logging
 import math
@@ -18,9 +19,9 @@ from torch import nn
 from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import main
 from lrnas.data.catalog import load_set
-from lrnas.data.crops import NextBatches, WholePack, make_places, random_resized_boxes, take
+from lrnas.data.crops import NextBatches, WholePack, gather, make_places, random_boxes, random_resized_boxes
 from lrnas.data.folders import FolderSplit
-from lrnas.data.in_memory import epoch_generator
+from lrnas.data.in_memory import epoch_generator, normalise
 from lrnas.data.packed import PackedSet, PackOnDevices
 from lrnas.errors import DataError, UnreadableImages
 from lrnas.models.paper import get_point
@@ -365,12 +366,37 @@ def test_resized_crops_are_interpolated_like_those_of_torch() -> None:
     table = np.array([[0, 600, 1200], [20] * 3, [30] * 3])
     boxes = tuple(torch.tensor(values) for values in ([0, 3, 7], [0, 10, 1], [20, 9, 13], [30, 12, 5]))
     places = make_places(table, np.arange(3), boxes, torch.tensor([0, 1, 0]))
-    crops = take(torch.from_numpy(images.reshape(-1, 3)), places, 14, resize=True)
+    crops = gather(torch.from_numpy(images.reshape(-1, 3)), places, 14, resize=True)
     for image, crop, box, mirrored in zip(images, crops, zip(*boxes, strict=True), (False, True, False), strict=True):
         top, left, height, width = map(int, box)
         part = torch.from_numpy(image)[top : top + height, left : left + width].permute(2, 0, 1)[None].float()
         expected = F.interpolate(part, (14, 14), mode="bilinear", align_corners=False)[0].permute(1, 2, 0)
         torch.testing.assert_close(crop, expected.flip(1) if mirrored else expected, atol=1e-3, rtol=1e-5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("resize", [False, True])
+def test_the_kernel_takes_the_same_crops(resize: bool, dtype: torch.dtype) -> None:
+    """On a GPU if there is one, else with Triton's interpreter."""
+    from lrnas.layers.kernels.crops import crop_and_normalise
+
+    device, generator = "cuda" if torch.cuda.is_available() else "cpu", torch.Generator().manual_seed(0)
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(20, 40, (2, 7))
+    table = np.stack([np.cumsum(sizes.prod(0)) - sizes.prod(0), *sizes])
+    pixels = torch.from_numpy(rng.integers(0, 256, (int(sizes.prod(0).sum()), 3), dtype=np.uint8)).to(device)
+    rows, columns = torch.from_numpy(sizes)
+    boxes = (
+        random_resized_boxes(rows, columns, 0.2, generator) if resize else random_boxes(rows, columns, 19, generator)
+    )
+    places = make_places(table, np.arange(7), boxes, torch.tensor([0, 1, 0, 1, 1, 0, 0])).to(device)
+    shift, scale = torch.tensor([[-2.0, -1.0, 0.5], [0.01, 0.02, 0.03]], device=device)
+    for part in (places, places[:, 2:5], places[:, :0]):
+        expected = normalise(gather(pixels, part, 19, resize), shift, scale, torch.float32)
+        crops = crop_and_normalise(pixels, part, 19, resize, shift, scale, dtype)
+        assert crops.dtype == dtype and crops.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(crops.float(), expected, atol=4e-3 if dtype == torch.float16 else 1e-4, rtol=1e-3)
 
 
 def test_resized_boxes_are_distributed_like_those_of_torchvision() -> None:
