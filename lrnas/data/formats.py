@@ -1,9 +1,11 @@
 """Data sets in the formats that timm reads: `hfds/NAME`, `wds/FOLDER` and `tfds/NAME`.
 
-Hugging Face data sets are read by timm's own reader. timm's readers of WebDataset shards and of TFDS read their files
-from front to back and shuffle within a window. Here, one pass first finds where each image lies, and then images are
-read by position. So all formats have the same features: a stratified split, messages that name unreadable images, and
-trainings that continue after a stop exactly as if they had never stopped.
+Hugging Face data sets are read by timm's own reader. timm's readers of WebDataset shards and of TFDS cannot be used for
+packing: they need the packages webdataset and TensorFlow, know the number of images only from a file of metadata, and
+skip images that they cannot decode, so that images have no fixed numbers. (The library `datasets` reads shards by
+number, but first copies all of them to its cache.) Here, one pass finds where each image lies, and then images are read
+by position. So all formats have the same features: a stratified split, packing with all cores that can be interrupted,
+and messages that name unreadable images.
 """
 
 from __future__ import annotations

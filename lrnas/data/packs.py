@@ -221,8 +221,8 @@ class _PackFiles:
 
     def write(self, progress: Progress) -> Pack:
         """Make the pack, or continue an interrupted packing."""
-        started, number = time.monotonic(), len(self.images)
-        logger.info("packing the %s images of %s, once, in %s", f"{number:,}", self.shown, self.folder)
+        started = time.monotonic()
+        logger.info("packing the %s images of %s, once, in %s", f"{len(self.images):,}", self.shown, self.folder)
         self._remove_outdated()
         with _processes(self.images) as pool:
             table, unreadable = self._measure(pool, progress)
@@ -233,8 +233,7 @@ class _PackFiles:
         about = json.dumps({"name": self.name, "unreadable": unreadable})
         write_cache(self.index, lambda stream: np.savez(stream, table=table, about=np.array(about)))
         self.journal.unlink()
-        size, seconds = _num_bytes(table) / 1e9, time.monotonic() - started
-        logger.info("packed: %.1f GB, %.0f s, %.0f images/s", size, seconds, number / seconds)
+        logger.info("packed: %.1f GB in %.0f s", _num_bytes(table) / 1e9, time.monotonic() - started)
         return Pack(self.file, table, self.images.counts, unreadable)
 
     def _remove_outdated(self) -> None:
@@ -273,6 +272,8 @@ class _PackFiles:
         total = len(self.images)
         blocks = [(i, table[:, i : i + BLOCK]) for i in range(0, total, BLOCK) if i not in done]
         number = total - sum(block.shape[1] for _, block in blocks)
+        if done:
+            logger.info("continuing after %s images that are packed already", f"{number:,}")
         written: list[tuple[int, list[Problem]]] = []
         saved = time.monotonic()
         with self.part.open("ab") as stream, self.journal.open("a", encoding="utf-8") as journal:

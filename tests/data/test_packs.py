@@ -188,7 +188,10 @@ def wait_for_lines(cache: Path, number: int) -> Path:
     raise TimeoutError
 
 
-def test_a_killed_packing_goes_on(pictures: Path, tmp_path: Path, small_blocks: None) -> None:
+def test_a_killed_packing_goes_on(
+    pictures: Path, tmp_path: Path, small_blocks: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     whole = pack(pictures, tmp_path / "whole")
     cache = tmp_path / "cache"
     process = start_packing(pictures, cache)
@@ -201,6 +204,7 @@ def test_a_killed_packing_goes_on(pictures: Path, tmp_path: Path, small_blocks: 
     done = {json.loads(line)[0] for line in journal.read_text().splitlines()[1:-1]}
     counts: list[int] = []
     made = pack(pictures, cache, progress=lambda what, number, total: counts.append(number) if "pack" in what else None)
+    assert f"continuing after {4 * len(done)} images that are packed already" in caplog.messages
     assert 2 <= len(done) < 9 and counts == list(range(4 * len(done) + 4, 37, 4))  # the other blocks
     assert made.file.read_bytes() == whole.file.read_bytes() and np.array_equal(made.table, whole.table)
     assert files(cache) == [".lock", ".npz", ".pack"]
