@@ -44,7 +44,7 @@ def add_commands(commands: Any) -> None:
     text = "Data set of the search; required if its images are read from files (default: as in the search)"
     add_settings(retrain, "data", help=text)
     add_settings(retrain, "set", help=CHANGE_HELP)
-    add_settings(retrain, "data_dir", "studies", "storage", *WORKERS)
+    add_settings(retrain, "image_memory", "data_dir", "studies", "storage", *WORKERS)
 
 
 def _numbers(text: str) -> list[int]:

@@ -53,6 +53,8 @@ SAVE_SECONDS = 10.0
 """Seconds between entries in the journal. Before each, the pixels are written to the disk."""
 LONGEST = 4
 """If the sides of an image differ by more than this factor, only its middle is kept."""
+TOO_LONG = 100
+"""If the sides of an image differ by more than this factor, it counts as unreadable."""
 TRIED_AGAIN = 20
 """Number of unreadable images that are tried again when a pack is opened."""
 
@@ -139,9 +141,10 @@ class Images:
         """Return the size of an image in the pack, from the header of its file."""
         source, own = self._find(number)
         with source.open(own) as file:
-            rows, columns = resized(read_size(file), self.image_size)
-        longest = LONGEST * int(self.image_size / CROP_SHARE)
-        return min(rows, longest), min(columns, longest)
+            rows, columns = read_size(file)
+        if max(rows, columns) > TOO_LONG * min(rows, columns):
+            raise ValueError(f"{rows}×{columns} pixels, a side is more than {TOO_LONG} times the other")
+        return self._cut(resized((rows, columns), self.image_size))
 
     def decode(self, number: int, size: Size) -> npt.NDArray[np.uint8]:
         """Return the pixels of an image in the pack, given its size in the pack."""
@@ -149,6 +152,8 @@ class Images:
         with source.open(own) as file:
             image = read_rgb(file)
         rows, columns = resized((image.height, image.width), self.image_size)
+        if self._cut((rows, columns)) != size:
+            raise ValueError("its header has another size")
         image = image.resize((columns, rows), Image.Resampling.BILINEAR)
         # the middle of a long image, placed so that its centre crop is that of the whole image
         top = middle(rows, self.image_size) - middle(size[0], self.image_size)
@@ -167,6 +172,10 @@ class Images:
         """Return a description of where an image is stored."""
         source, own = self._find(number)
         return source.name(own)
+
+    def _cut(self, size: Size) -> Size:
+        longest = LONGEST * int(self.image_size / CROP_SHARE)
+        return min(size[0], longest), min(size[1], longest)
 
     def _find(self, number: int) -> tuple[Source, int]:
         """Return the source of an image and its number there."""
@@ -223,25 +232,27 @@ class _PackFiles:
         """Make the pack, or continue an interrupted packing."""
         started = time.monotonic()
         logger.info("packing the %s images of %s, once, in %s", f"{len(self.images):,}", self.shown, self.folder)
-        self._remove_outdated()
-        with _processes(self.images) as pool:
-            table, unreadable = self._measure(pool, progress)
-            with self._explained():
+        with self._explained():
+            self._remove_outdated()
+            with _processes(self.images) as pool:
+                table, unreadable = self._measure(pool, progress)
                 self._decode(pool, table, unreadable, progress)
-        for number, why in sorted(unreadable.items()):
-            logger.warning("an image cannot be read: %s (%s)", self.images.name(number), why)
-        about = json.dumps({"name": self.name, "unreadable": unreadable})
-        write_cache(self.index, lambda stream: np.savez(stream, table=table, about=np.array(about)))
-        self.journal.unlink()
+            for number, why in sorted(unreadable.items()):
+                logger.warning("an image cannot be read: %s (%s)", self.images.name(number), why)
+            self.part.replace(self.file)
+            about = json.dumps({"name": self.name, "unreadable": unreadable})
+            write_cache(self.index, lambda stream: np.savez(stream, table=table, about=np.array(about)))
+            self.journal.unlink()
         logger.info("packed: %.1f GB in %.0f s", _num_bytes(table) / 1e9, time.monotonic() - started)
         return Pack(self.file, table, self.images.counts, unreadable)
 
     def _remove_outdated(self) -> None:
-        """Remove packs of other versions of this data set, in this size."""
+        """Remove packs of other versions of this data set, in this size, and a damaged pack of this version."""
+        self.index.unlink(missing_ok=True)  # first, because nothing is used without it
         for file in [*self.folder.glob(f"{self.title}-*.npz"), *self.folder.glob(f"{self.title}-*.journal")]:
             if file.stem != self.index.stem and _packed_set(file) == self.name:
                 logger.info("the images of %s have changed: removing their earlier pack", self.shown)
-                for suffix in (".npz", ".pack", ".part", ".journal"):  # the index first: without it, no pack is used
+                for suffix in (".npz", ".pack", ".part", ".journal"):  # in this order, for the same reason
                     file.with_suffix(suffix).unlink(missing_ok=True)
 
     def _measure(self, pool: ProcessPoolExecutor, progress: Progress) -> tuple[Indices, dict[int, str]]:
@@ -290,8 +301,7 @@ class _PackFiles:
                 with suppress(OSError):
                     _save(stream, journal, written)
                 raise
-            os.fsync(stream.fileno())
-        self.part.replace(self.file)
+            _save(stream, journal, written)
 
     def _read_journal(self, table: Indices, unreadable: dict[int, str]) -> set[int]:
         """Return the first images of blocks that are on the disk, and note their unreadable images.
@@ -299,20 +309,19 @@ class _PackFiles:
         If there is no journal of a pack with this table, a new one is begun.
         """
         header = json.dumps({"name": self.name, "table": hashlib.sha256(table.tobytes()).hexdigest()})
-        done: set[int] = set()
+        if self.file.exists():  # a pack without an index
+            self.file.replace(self.part)
         try:
-            first, *lines = self.journal.read_text(encoding="utf-8").split("\n")
-            if first == header and self.part.exists():
-                for line in lines[:-1]:  # the last one is empty or incomplete
-                    number, problems = json.loads(line)
-                    done.add(number)
-                    unreadable.update((image, why) for image, why in problems)
-                return done
+            first, *lines, _ = self.journal.read_text(encoding="utf-8").split("\n")  # the last one may be incomplete
+            if first != header or not self.part.exists():
+                raise ValueError("the journal of another pack")
+            blocks = [json.loads(line) for line in lines]
         except (FileNotFoundError, ValueError):
-            pass
-        self.part.unlink(missing_ok=True)
-        self.journal.write_text(f"{header}\n", encoding="utf-8")
-        return set()
+            lines, blocks = [], []
+            self.part.unlink(missing_ok=True)
+        self.journal.write_text("".join(f"{line}\n" for line in (header, *lines)), encoding="utf-8")
+        unreadable.update((image, why) for _, problems in blocks for image, why in problems)
+        return {number for number, _ in blocks}
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from typing import Any
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
-from lrnas.data.names import SETS, is_in_files, shown_name
+from lrnas.data.names import IMAGE_MEMORY, SETS, is_in_files, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
@@ -50,6 +50,7 @@ def retrain(
     changes: Mapping[str, Any] | None = None,
     data: str | None = None,
     data_dir: str | Path | None = None,
+    image_memory: float = IMAGE_MEMORY,
     storage: str | None = None,
     studies: str | Path = "studies",
     cpus_per_trial: float = 1,
@@ -75,6 +76,7 @@ def retrain(
         changes: Fields of the recipe to change, by name.
         data: The data set of the search; required if its images are read from files, such as `folder:PATH`.
         data_dir: Folder for data sets; None: $LRNAS_DATA or ~/.cache/lrnas.
+        image_memory: Largest share of the part of a GPU that a run has, for images from files.
         storage: Database URL or `journal:FILE` of the study; None: the file in the study's folder.
         studies: Folder of all studies.
         cpus_per_trial: CPUs for each run.
@@ -95,7 +97,7 @@ def retrain(
         search = open_study(name, storage=storage, studies=studies)
         where = Whereabouts(str(studies), storage)
         networks = _choose(search, trials, not trials if front is None else front, points, where)
-        training = _Training(search.manifest, name, data, data_dir, recipe, given)
+        training = _Training(search.manifest, name, data, data_dir, recipe, given, image_memory)
         retraining, folder = _open(search, training), trials_folder(studies, f"{name}@{training.label}")
         first = search.manifest["seed"] + 1
         costs = {network.identity: training.cost(network.architecture) for network in networks}
@@ -169,6 +171,7 @@ class _Training:
         data_dir: Folder for data sets.
         recipe: Name or file of the recipe.
         changes: Fields of the recipe to change.
+        image_memory: Largest share of a GPU's memory for images from files.
     """
 
     def __init__(
@@ -179,10 +182,12 @@ class _Training:
         data_dir: str | Path | None,
         recipe: str,
         changes: Mapping[str, Any],
+        image_memory: float = IMAGE_MEMORY,
     ) -> None:
         backbones = searched["space"]["choices"]["backbone"]
         self.smallest = max(smallest_input(backbone) for backbone in backbones)
         self.data_dir = None if data_dir is None else str(data_dir)
+        self.image_memory = image_memory
         if data is None and searched["data"] not in SETS:
             raise StudyError(
                 f"the study {name} does not know where its images, {data_name(searched)}, are; got no --data; give "
@@ -219,7 +224,8 @@ class _Training:
     def job(self, proposal: Proposal) -> Job:
         assert proposal.seed is not None
         network, seed = proposal.architecture, proposal.seed
-        return Job(network, self.named, self.recipe, seed, self.smallest, self.data_dir, self.image_size)
+        data = (self.smallest, self.data_dir, self.image_size, self.image_memory)
+        return Job(network, self.named, self.recipe, seed, *data)
 
     def cost(self, architecture: Architecture) -> dict[str, int]:
         """Costs of a network as deployed, for the images or crops that it is trained on.

@@ -139,13 +139,20 @@ def test_unreadable_images_are_noted_and_tried_again(pictures: Path, tmp_path: P
     found = find_folders(str(pictures))
     (pictures / "val" / "red" / "001.png").unlink()
     (pictures / "val" / "red" / "000.png").write_bytes(b"no picture")
+    Image.new("RGB", (202, 2)).save(pictures / "val" / "green" / "001.png")
     made = open_pack(found, "same", SIZE, tmp_path)
-    reasons = {7: "image file is truncated", 34: "cannot identify image file", 35: "No such file or directory"}
-    assert made.unreadable == reasons and made.table[:, 34:].tolist() == [[made.table[0, 34]] * 2, [0, 0], [0, 0]]
+    long = "2×202 pixels, a side is more than 100 times the other"
+    reasons = {
+        7: "image file is truncated",
+        33: long,
+        34: "cannot identify image file",
+        35: "No such file or directory",
+    }
+    assert made.unreadable == reasons and made.table[:, 34:].tolist() == [[made.table[0, 33]] * 2, [0, 0], [0, 0]]
     assert open_pack(found, "same", SIZE, tmp_path).unreadable == reasons
     (pictures / "val" / "red" / "001.png").write_bytes(good)  # found again, without a change of the set
     again = open_pack(found, "same", SIZE, tmp_path)
-    assert again.unreadable.keys() == {7, 34} and again.table[1, 35] > 0
+    assert again.unreadable.keys() == {7, 33, 34} and again.table[1, 35] > 0
 
 
 SLOW = """
@@ -208,6 +215,25 @@ def test_a_killed_packing_goes_on(
     assert 2 <= len(done) < 9 and counts == list(range(4 * len(done) + 4, 37, 4))  # the other blocks
     assert made.file.read_bytes() == whole.file.read_bytes() and np.array_equal(made.table, whole.table)
     assert files(cache) == [".lock", ".npz", ".pack"]
+
+
+def test_a_kill_before_the_index_is_written_costs_nothing(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*args: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packs, "write_cache", die)
+        with pytest.raises(Killed):
+            pack(pictures, tmp_path)
+    assert files(tmp_path) == [".journal", ".lock", ".pack"]
+    monkeypatch.setattr(packs, "_write_block", lambda file, task: pytest.fail("decoded twice"))
+    made = pack(pictures, tmp_path)
+    assert made.table.shape == (3, 36) and files(tmp_path) == [".lock", ".npz", ".pack"]
 
 
 def test_a_packing_of_other_images_does_not_go_on(pictures: Path, tmp_path: Path, small_blocks: None) -> None:
