@@ -179,7 +179,9 @@ class _StaticBatch:
         return self.images, self.labels
 
 
-def timm_batches(root: Path, size: int, batch: int, device: torch.device) -> Callable[[], tuple[Tensor, Tensor]]:
+def timm_batches(
+    root: Path, size: int, batch: int, device: torch.device, min_area: float = 0.08
+) -> Callable[[], tuple[Tensor, Tensor]]:
     """A function that returns the next batch of timm's loader, which begins again at its end."""
     loader = create_loader(
         create_dataset("", str(root / "train"), is_training=True),
@@ -187,6 +189,7 @@ def timm_batches(root: Path, size: int, batch: int, device: torch.device) -> Cal
         batch_size=batch,
         is_training=True,
         use_prefetcher=device.type == "cuda",
+        scale=(min_area, 1.0),
         hflip=0.5,
         color_jitter=None,
         num_workers=CORES,

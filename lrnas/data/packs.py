@@ -21,6 +21,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -366,8 +367,11 @@ _in_process: Images
 
 @contextmanager
 def _processes(images: Images) -> Iterator[ProcessPoolExecutor]:
-    """Context with one process per core; they end with the context."""
-    pool = ProcessPoolExecutor(_num_cores(), initializer=_begin, initargs=(images,))
+    """Context with one process per core, or fewer if there are few images; they end with the context."""
+    number = min(_num_cores(), -(-len(images) // BLOCK))
+    # forked processes need no `if __name__ == "__main__"` in the user's script; other systems cannot fork safely
+    method = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+    pool = ProcessPoolExecutor(number, method, _begin, (images,))
     try:
         yield pool
     except BrokenProcessPool:
