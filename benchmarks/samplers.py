@@ -4,14 +4,15 @@ Training is replaced by a stand-in that was made from real trainings on CIFAR-10
 every sampler can be run for many seeds. All else is the code of a search: proposals, ledger, study and samplers. A
 trial gives the accuracy of the stand-in after short training, plus noise as between seeds; costs are exact. With
 `--at-a-time 10`, ten trials are in training at once, and the time that each takes grows with its MACs. All samplers
-start with the named networks of the space.
+start with the named networks of the space, and propose networks between 0.1 and 1 of the dense network's MACs, which is
+where networks were trained.
 
     python -m benchmarks.samplers --evaluator table:nin --out results/samplers/nin.jsonl
     python -m benchmarks.samplers --evaluator table:nin --out results/samplers/nin.jsonl --show
 
 Runs are appended to the file one by one, and the same command goes on where it ended. After a number of finished
-trials, networks are chosen by the accuracies that were measured, as a user would, and valued by the accuracies after
-full training, in percent and without noise, so that luck does not count:
+trials, networks are chosen by the accuracies that lrnas believes in (`promotion.believe`), as it does for finals with
+any sampler. They are valued by the accuracies after full training, in percent and without noise: luck does not count.
 
 - `at 60 %`: the chosen network that costs at most 60 % of one of the paper's networks, mean over these (as far as 60 %
   of their cost are above 0.1 of the dense network's MACs: no cheaper networks were trained);
@@ -39,10 +40,11 @@ from benchmarks.table.networks import DENSE, LOWEST, dense_macs
 from benchmarks.table.records import known_files, read_records
 from benchmarks.table.stand_in import StandIn
 from lrnas.arch.architecture import Architecture
+from lrnas.searching.promotion import Measured, believe
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import make_sampler
 from lrnas.study.ledger import Ledger
-from lrnas.study.objectives import pick_objectives
+from lrnas.study.objectives import Limits, pick_objectives
 from lrnas.study.study import Study
 from lrnas.training.provenance import provenance
 
@@ -77,17 +79,16 @@ class Replay:
             "num_classes": 10,
         }
         self.study = Study("benchmark", record, goals, manifest)
-        self.proposals = Proposals(Ledger(self.study), stand_in.space, _costs)
+        limits = Limits(min_macs=round(LOWEST * self.dense), max_macs=self.dense)
+        self.proposals = Proposals(Ledger(self.study), stand_in.space, _costs, limits)
         record.sampler = _make_sampler(sampler, seed, self.proposals)
         self.proposals.enqueue({**stand_in.space.points, **stand_in.space.uniform})
         self.noise = np.random.default_rng(seed)
         most = (SHARE * _costs(network)["macs"] for network in stand_in.space.points.values())
         self.most = [macs for macs in most if macs > LOWEST * self.dense]
         """MACs of the networks to be chosen, at most."""
-        self.found: list[tuple[float, float, float]] = []
-        """MACs, measured accuracy, and true accuracy after full training, of every finished trial."""
-        self.proposed: list[int] = []
-        """MACs of the networks that the sampler proposed."""
+        self.found: list[tuple[float, Measured, float]] = []
+        """MACs, what was measured, and the true accuracy after full training, of every finished trial."""
 
     def run(self, trials: int, at_a_time: int) -> Iterator[int]:
         """Run the search; yields the number of finished trials after each.
@@ -109,8 +110,6 @@ class Replay:
                 proposal = self.proposals.ask()
                 self.seconds.append(time.perf_counter() - before)
                 assert proposal is not None
-                if proposal.point is None:
-                    self.proposed.append(proposal.macs)
                 heapq.heappush(running, (now + 0.3 + proposal.macs / self.dense, proposal.number))
 
     def _finish(self, number: int) -> None:
@@ -120,26 +119,29 @@ class Replay:
         measured = min(0.999, max(0.1, short + NOISE * self.noise.standard_normal()))
         self.proposals.ledger.report_epoch(number, [measured], 1.0)
         self.proposals.ledger.complete(number, measured)
-        self.found.append((macs, measured, full))
+        axes = self.proposals.axes
+        features = axes.encode([axes.point(trial.params)])[0]
+        self.found.append((macs, Measured(features, (macs, params), ((measured,),)), full))
+
+    def inside(self) -> float:
+        """Share of the proposed points whose networks are within the limits; others are refused, and cost no trial."""
+        trials = [trial for trial in self.study.optuna_trials() if "point" not in trial.user_attrs]
+        return 1 - float(np.mean([trial.user_attrs.get("status") == "limit" for trial in trials]))
 
     def measures(self) -> dict[str, float]:
         """The two measures, in percent of accuracy."""
+        believed = believe([measured for _, measured, _ in self.found], self.proposals.axes.kinds)[0]
+
+        def chosen(most: float) -> float:
+            """The true accuracy of the network that is believed to be best among those with at most these MACs."""
+            allowed = [(own, full) for own, (macs, _, full) in zip(believed, self.found, strict=True) if macs <= most]
+            return max(self.stand_in.lowest, max(allowed)[1]) if allowed else self.stand_in.lowest
+
         shares = np.linspace(LOWEST, 1.0, 901)
         return {
-            "at 60 %": 100 * float(np.mean([self._chosen(most) for most in self.most])),
-            "volume": 100 * float(np.mean([self._chosen(share * self.dense) for share in shares])),
+            "at 60 %": 100 * float(np.mean([chosen(most) for most in self.most])),
+            "volume": 100 * float(np.mean([chosen(share * self.dense) for share in shares])),
         }
-
-    def _chosen(self, most: float) -> float:
-        """The true accuracy of the network that is measured best among those with at most these MACs."""
-        allowed = [(measured, full) for macs, measured, full in self.found if macs <= most]
-        return max(self.stand_in.lowest, max(allowed)[1]) if allowed else self.stand_in.lowest
-
-    def inside(self) -> float:
-        """Share of the proposed networks that cost no less and no more than the named ones."""
-        named = [*self.stand_in.space.points.values(), *self.stand_in.space.uniform.values()]
-        macs = [_costs(network)["macs"] for network in named]
-        return float(np.mean([min(macs) <= own <= max(macs) for own in self.proposed]))
 
 
 def _costs(architecture: Architecture) -> dict[str, float]:
@@ -166,7 +168,7 @@ def run_job(job: Job) -> dict[str, Any]:
     sampler, at_a_time, space, seed = job
     replay = Replay(_stand_in(space), space, sampler, seed)
     found = {finished: replay.measures() for finished in replay.run(max(LOOKS), at_a_time) if finished in LOOKS}
-    seconds = round(float(np.median(replay.seconds)), 4)
+    seconds = round(float(np.mean(replay.seconds)), 4)
     line = {"sampler": sampler, "at_a_time": at_a_time, "space": space, "seed": seed, "inside": replay.inside()}
     return {**line, "seconds_per_ask": seconds, "after": found}
 

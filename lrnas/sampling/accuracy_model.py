@@ -70,7 +70,7 @@ def _log_prior(middle: float, deviation: float, low: float, high: float) -> _Pri
 
 # Scales and noise are in units of the standard deviation of the values, lengths in units of the range of a parameter.
 _SCALE = _log_prior(1.0, 0.5, 0.02, 5.0)
-_LENGTH = _log_prior(2.0, 0.5, 0.1, 20.0)
+_LENGTH = _log_prior(1.0, 0.5, 0.1, 20.0)
 _NOISE = _log_prior(0.15, 0.5, 0.01, 2.0)
 _SLOPE = _Prior(0.5, 0.2, 0.05, 3.0)  # longer trainings tell networks apart less: by half in results/table
 _OWN_SCALE = _log_prior(0.2, 0.5, 0.01, 5.0)

@@ -34,7 +34,7 @@ Array = npt.NDArray[np.float64]
 
 ROUNDS = (160, 120, 120, 80)
 """Number of candidates in each round; those of later rounds are made from the best ones before."""
-NUM_PARENTS = 12
+NUM_PARENTS = 4
 """Number of best candidates from which the next round is made."""
 NUM_DRAWN = 100
 """Number of random points that tell how high costs can be."""
