@@ -25,14 +25,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TextIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -286,23 +286,12 @@ class _PackFiles:
         number = total - sum(block.shape[1] for _, block in blocks)
         if done:
             logger.info("continuing after %s images that are packed already", f"{number:,}")
-        written: list[tuple[int, list[Problem]]] = []
-        saved = time.monotonic()
-        with self.part.open("ab") as stream, self.journal.open("a", encoding="utf-8") as journal:
+        with self.part.open("ab") as stream, _Journal(self.journal, stream) as journal:
             stream.truncate(needed)
-            try:
-                for (first, block), problems in _run(pool, partial(_write_block, str(self.part)), blocks):
-                    unreadable.update(problems)
-                    written.append((first, problems))
-                    progress("packing images", number := number + block.shape[1], total)
-                    if time.monotonic() - saved >= SAVE_SECONDS:
-                        _save(stream, journal, written)
-                        saved = time.monotonic()
-            except BaseException:
-                with suppress(OSError):
-                    _save(stream, journal, written)
-                raise
-            _save(stream, journal, written)
+            for (first, block), problems in _run(pool, partial(_write_block, str(self.part)), blocks):
+                unreadable.update(problems)
+                journal.add(first, problems)
+                progress("packing images", number := number + block.shape[1], total)
 
     def _read_journal(self, table: Indices, unreadable: dict[int, str]) -> set[int]:
         """Return the first images of blocks that are on the disk, and note their unreadable images.
@@ -352,13 +341,45 @@ def _packed_set(file: Path) -> str:
         return ""
 
 
-def _save(stream: BinaryIO, journal: TextIO, written: list[tuple[int, list[Problem]]]) -> None:
-    """Bring all pixels to the disk, and then enter the blocks in the journal."""
-    os.fsync(stream.fileno())
-    journal.writelines(f"{json.dumps(block)}\n" for block in written)
-    journal.flush()
-    os.fsync(journal.fileno())
-    written.clear()
+class _Journal:
+    """Context that enters blocks in the journal of a pack, from a thread, after their pixels are on the disk.
+
+    Args:
+        file: The journal.
+        pixels: The file of pixels.
+    """
+
+    def __init__(self, file: Path, pixels: BinaryIO) -> None:
+        self.pixels, self.stream = pixels, file.open("a", encoding="utf-8")
+        self.blocks: list[tuple[int, list[Problem]]] = []
+        self.thread = ThreadPoolExecutor(1)
+        self.saving: Future[None] = self.thread.submit(self._save, [])
+        self.saved = time.monotonic()
+
+    def __enter__(self) -> _Journal:
+        return self
+
+    def add(self, first: int, problems: list[Problem]) -> None:
+        """Note that a block was written, with these unreadable images."""
+        self.blocks.append((first, problems))
+        if self.saving.done() and time.monotonic() - self.saved >= SAVE_SECONDS:
+            self._start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self.stream, self.thread, suppress(*([OSError] if kind else [])):  # the first error is the one to show
+            self._start()
+            self.saving.result()
+
+    def _start(self) -> None:
+        self.saving.result()  # raises an error of the disk
+        self.saving = self.thread.submit(self._save, self.blocks)
+        self.blocks, self.saved = [], time.monotonic()
+
+    def _save(self, blocks: list[tuple[int, list[Problem]]]) -> None:
+        os.fsync(self.pixels.fileno())
+        self.stream.writelines(f"{json.dumps(block)}\n" for block in blocks)
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
 
 
 _in_process: Images
