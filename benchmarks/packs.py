@@ -93,7 +93,7 @@ def bare_loop(function: Callable[[Any], None], tasks: Sequence[Any]) -> float:
     with multiprocessing.Pool(CORES) as pool:
         pool.map(function, tasks[:CORES])  # all processes have started
         started = time.perf_counter()
-        for _ in pool.imap_unordered(function, tasks, chunksize=128):
+        for _ in pool.imap_unordered(function, tasks, chunksize=32):
             pass
         return len(tasks) / (time.perf_counter() - started)
 

@@ -48,7 +48,7 @@ from lrnas.errors import DataError
 
 FORMAT = 1
 """Version of the format and of the resizing. Packs of other versions are not used."""
-BLOCK = 128
+BLOCK = 32
 """Number of images that a process decodes at a time."""
 SAVE_SECONDS = 10.0
 """Seconds between entries in the journal. Before each, the pixels are written to the disk."""
@@ -156,10 +156,12 @@ class Images:
         if self._cut((rows, columns)) != size:
             raise ValueError("its header has another size")
         image = image.resize((columns, rows), Image.Resampling.BILINEAR)
-        # the middle of a long image, placed so that its centre crop is that of the whole image
-        top = middle(rows, self.image_size) - middle(size[0], self.image_size)
-        left = middle(columns, self.image_size) - middle(size[1], self.image_size)
-        return np.asarray(image.crop((left, top, left + size[1], top + size[0])))
+        if (rows, columns) != size:
+            # the middle of a long image, placed so that its centre crop is that of the whole image
+            top = middle(rows, self.image_size) - middle(size[0], self.image_size)
+            left = middle(columns, self.image_size) - middle(size[1], self.image_size)
+            image = image.crop((left, top, left + size[1], top + size[0]))
+        return np.asarray(image)
 
     def is_readable(self, number: int) -> bool:
         """Return whether an image can be decoded."""
@@ -464,7 +466,7 @@ def _write_block(file: str, task: Task) -> list[Problem]:
                 problems.append((number, reason(error)))
                 continue
             stream.seek(3 * start)
-            data = memoryview(pixels.tobytes())
+            data = pixels.data.cast("B")
             while data:  # a disk may take less than it is given
                 data = data[stream.write(data) :]
     return problems
