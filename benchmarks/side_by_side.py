@@ -17,17 +17,15 @@ import multiprocessing
 import threading
 import time
 import traceback
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import make_parser, write_result
 from benchmarks.table.jobs import make_recipe
 from benchmarks.table.networks import read_networks
-from benchmarks.table.train import ALL_IMAGES, load_data
+from benchmarks.table.train import ALL_IMAGES, Mps, load_data
 from lrnas.arch.architecture import Architecture
 from lrnas.recipes import Recipe
-from lrnas.searching.mps import gpu_sharing
 from lrnas.training.provenance import provenance
 
 SHORT = "clip=2 batch_size=128 lr=0.1"
@@ -129,15 +127,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     rows = []
-    is_shared = args.device == "cuda" and not args.no_mps
-    with gpu_sharing() if is_shared else nullcontext("") as reason:
-        if reason:
-            print(reason)
+    mps = Mps() if args.device == "cuda" and not args.no_mps else None
+    try:
         for setting in args.settings:
             rows.append(measure(args, *map(int, setting.split("x"))))
             print(rows[-1], flush=True)
-    facts = provenance(n=1, seeds=[0], space=args.space, recipe=args.recipe, networks=args.networks)
-    facts["mps"] = is_shared and not reason
+    finally:
+        if mps:
+            mps.stop()
+    facts = provenance(n=1, seeds=[0], space=args.space, recipe=args.recipe, networks=args.networks, mps=bool(mps))
     write_result(args.out, facts, settings=rows)
 
 

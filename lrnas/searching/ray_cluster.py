@@ -1,7 +1,4 @@
-"""Starts Ray for a search, on this machine or a cluster, and checks what its workers need: folder and function.
-
-On this machine, trials on the same GPU share it by CUDA MPS, where that is possible.
-"""
+"""Starts Ray for a search, on this machine or a cluster, and checks what its workers need: folder and function."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +20,8 @@ import torch
 from ray import cloudpickle
 from ray.exceptions import AuthenticationError, RayError
 
-from lrnas._messages import logger
 from lrnas.data.names import pin_data_folder
 from lrnas.errors import LrnasError, error_line
-from lrnas.searching.mps import gpu_sharing
 from lrnas.training.checkpoint import CheckpointError
 from lrnas.training.custom import TrainableError
 from lrnas.training.provenance import hardware
@@ -135,12 +130,10 @@ def running_ray(workers: Workers) -> Iterator[Workers]:
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    with ExitStack() as stack:
-        if not ray.is_initialized():
-            if 0 < workers.gpus < 1 and workers.address is None and (reason := stack.enter_context(gpu_sharing())):
-                logger.info(f"trials on the same GPU take turns, which is slower: {reason}")
-            _start_ray(workers)
-            stack.callback(ray.shutdown)
+    is_started_here = not ray.is_initialized()
+    if is_started_here:
+        _start_ray(workers)
+    try:
         available = ray.cluster_resources()  # type: ignore[no-untyped-call]
         wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
         for kind, share in wanted.items():
@@ -149,6 +142,9 @@ def running_ray(workers: Workers) -> Iterator[Workers]:
                 raise LrnasError(f"{option} must be at most the number of {kind}s, {most:g}; got {share:g}; give less")
         room = min(int(available[kind] / share) for kind, share in wanted.items() if share)
         yield replace(workers, concurrency=max(1, min(room, workers.concurrency or room)))
+    finally:
+        if is_started_here:
+            ray.shutdown()
 
 
 def _start_ray(workers: Workers) -> None:
