@@ -49,8 +49,7 @@ def load_set(
         min_size: Smallest image size, in pixels, that the network accepts. `digits` and `cifar10` are enlarged by a
             whole factor if their images are smaller; for other data sets, `image_size` must be at least this large.
         image_size: Rows and columns of images read from files (default: 224); not allowed for `digits` and `cifar10`.
-        image_memory: Largest share of a GPU's memory for images from files ; if they take more, they stay on the
-            disk.
+        image_memory: Largest share of a GPU's memory for images from files; if they take more, they stay on the disk.
         progress: Callback that shows the progress of downloads and of long searches for files.
 
     Returns:

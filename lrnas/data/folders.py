@@ -42,7 +42,7 @@ class FolderSplit:
     classes: tuple[str, ...]
     labels: Indices
     names: npt.NDArray[np.bytes_]
-    """File names without folders, in one block of memory that loader processes share."""
+    """File names without folders, in one block of memory."""
     sizes: Indices
     """File sizes in bytes; -1 for entries that are not regular files or whose size cannot be read."""
     times: Indices
