@@ -102,25 +102,23 @@ class Ladder:
     share: float
     _runs: dict[str, dict[str, list[FrozenTrial]]] = field(default_factory=dict, init=False, repr=False)
 
-    def choose(self, level: str, is_patient: bool = False, *, only_paper: bool = False) -> Promotion | None:
+    def choose(self, level: str, is_patient: bool = False, *, num_workers: int | None = None) -> Promotion | None:
         """The next run at a level; None if there is nothing more to train there, for now.
 
         Args:
             level: Name of the level.
             is_patient: Whether to promote no network before the first one is trained in full, because nothing can be
                 promised until then.
-            only_paper: Whether to choose only the first runs of the paper's networks.
+            num_workers: Choose only runs of the paper's networks: the first of each, and others while there are fewer
+                than this; None: choose any runs.
         """
         self._runs = {name: _by_network(study.optuna_trials()) for name, study in self.studies.items()}
         first = self._first_trials()
         if not first:
             return None
         is_paper = {identity: self._point_of(trial) is not None for identity, trial in first.items()}
-        if only_paper or (is_patient and self._is_first_in_training()):
-            paper = [each for each in first if is_paper[each]]
-            return self._next_of_paper(
-                [first[each] for each in paper], 1 if only_paper else len(self.levels[FULL].seeds)
-            )
+        if num_workers is not None or (is_patient and self._is_first_in_training()):
+            return self._next_of_paper([first[each] for each in first if is_paper[each]], num_workers)
         shown = self._near_front(first, is_paper)
         mean, deviation, is_full = believe([self._measured(first[each]) for each in shown], self.proposals.axes.kinds)
         contenders = [
@@ -170,15 +168,19 @@ class Ladder:
         """Training time of all later levels together."""
         return self.share / (1 - self.share) * self.seconds(SHORT)
 
-    def _next_of_paper(self, trials: Sequence[FrozenTrial], num_seeds: int) -> Promotion | None:
+    def _next_of_paper(self, trials: Sequence[FrozenTrial], num_workers: int | None) -> Promotion | None:
         """The next run of the paper's networks at level `full`; None if there is none, or not enough time for it."""
         begun = {trial.number: len(self._runs[FULL].get(trial.user_attrs["id"], [])) for trial in trials}
+        seconds = {trial.number: self._expected_seconds(trial, FULL) for trial in trials}
         left = self.seconds_left(FULL)
+        if num_workers is not None:  # level `longer` and the networks to compare with need time as well
+            left -= max(0.0, self.seconds_left(LONGER)) + sum(seconds.values())
+        is_enough = num_workers is not None and sum(begun.values()) >= num_workers
+        num_seeds = 1 if is_enough else len(self.levels[FULL].seeds)
         due = [
             trial
             for trial in trials
-            if not begun[trial.number]
-            or (begun[trial.number] < num_seeds and self._expected_seconds(trial, FULL) <= left)
+            if not begun[trial.number] or (begun[trial.number] < num_seeds and seconds[trial.number] <= left)
         ]
         return self._promote(min(due, key=lambda trial: begun[trial.number]), FULL, None) if due else None
 
@@ -322,13 +324,15 @@ def train_levels(
     from lrnas.searching.ray_tune import run_trials
 
     ladder = Ladder(proposals, training.levels, studies, share)
-    # the paper's networks first: without any full training, accuracies after it cannot be predicted
-    phases = [(FULL, True), (LONGER, False), (FULL, False)] if LONGER in studies else [(FULL, False)]
-    for level, only_paper in phases:
+    phases: list[tuple[str, int | None]] = [(FULL, None)]
+    if LONGER in studies:
+        # the paper's networks first: without any full training, accuracies after it cannot be predicted
+        phases = [(FULL, workers.concurrency or 1), (LONGER, None), *phases]
+    for level, num_workers in phases:
         if proposals.study.interrupted:
             return
         study = studies[level]
-        queue = Promotions(Ledger(study), choose=functools.partial(ladder.choose, level, only_paper=only_paper))
+        queue = Promotions(Ledger(study), choose=functools.partial(ladder.choose, level, num_workers=num_workers))
         queue.ledger.release_orphans()
         if queue.is_over(None):
             continue

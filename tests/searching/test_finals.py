@@ -79,6 +79,19 @@ def test_the_papers_network_is_first_and_what_follows_was_promised() -> None:
     assert ladder.seconds("full") == 9.0 * len(runs.study.optuna_trials())
 
 
+@pytest.mark.parametrize(("share", "num_workers", "seeds"), [(0.95, 1, 1), (0.95, 2, 2), (0.95, 8, 3), (0.8, 8, 1)])
+def test_seeds_of_the_papers_networks_fill_the_workers_as_far_as_there_is_time(
+    share: float, num_workers: int, seeds: int
+) -> None:
+    """With 0.8 of the time, the later levels have 16 s: too little for two runs of 9 s and the other level."""
+    ladder, runs = climb(train_some(make_proposals()), share)
+    runs.choose = functools.partial(ladder.choose, "full", num_workers=num_workers)
+    found = []
+    while (run := runs.ask()) is not None:
+        found.append((run.point, run.seed))
+    assert found == [("nin-c3-lr", 1000 + i) for i in range(seeds)]
+
+
 def test_the_time_of_the_finals_is_a_share_of_the_training_time() -> None:
     """Four trials of a second: with half of the time, the finals have 4 s, less than one full run of 9 s."""
     ladder, runs = climb(train_some(make_proposals()), share=0.5)
