@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from optuna.trial import FrozenTrial, TrialState
+from threadpoolctl import threadpool_limits
 
 from lrnas.arch.architecture import Architecture
 from lrnas.sampling.pareto import closest_to_front
@@ -120,7 +121,9 @@ class Ladder:
         if num_workers is not None or (is_patient and self._is_first_in_training()):
             return self._next_of_paper([first[each] for each in first if is_paper[each]], num_workers)
         shown = self._near_front(first, is_paper)
-        mean, deviation, is_full = believe([self._measured(first[each]) for each in shown], self.proposals.axes.kinds)
+        measured = [self._measured(first[each]) for each in shown]
+        with threadpool_limits(1):  # the cores are for the workers
+            mean, deviation, is_full = believe(measured, self.proposals.axes.kinds)
         contenders = [
             Contender(
                 identity,

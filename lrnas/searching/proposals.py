@@ -21,6 +21,7 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
+from threadpoolctl import threadpool_limits
 
 from lrnas._differences import list_differences
 from lrnas.arch.architecture import Architecture
@@ -216,7 +217,8 @@ class Proposals(Queue):
         self.ledger.sign()
         for _ in range(MOST_REJECTIONS):
             with self.ledger.together():  # Optuna writes the trial at once; its attributes follow at the end
-                trial = self.study.optuna_study.ask(self.distributions)
+                with threadpool_limits(1):  # the cores are for the workers, and matrices of samplers are small
+                    trial = self.study.optuna_study.ask(self.distributions)
                 # at once, because other drivers take a trial without an owner for one whose driver is gone
                 trial.set_user_attr("owner", self.ledger.driver)
                 facts: dict[str, Any] = {}

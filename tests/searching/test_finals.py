@@ -1,17 +1,21 @@
 """The later levels of a search: what is chosen from its studies alone, and what is recorded."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 from small_studies import LEVELS, SPACE, make_finals, make_proposals, make_search, train_some
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from lrnas.errors import UnknownName
 from lrnas.recipes import Recipe, get_recipe
 from lrnas.searching.finals import Ladder, Promotions, open_levels
+from lrnas.searching.promotion import Measured, believe
 from lrnas.searching.proposals import Proposal, Proposals
 from lrnas.searching.retrain import _choose, _Training
 from lrnas.searching.settings import InvalidSettings, SearchSettings
@@ -90,6 +94,20 @@ def test_seeds_of_the_papers_networks_fill_the_workers_as_far_as_there_is_time(
     while (run := runs.ask()) is not None:
         found.append((run.point, run.seed))
     assert found == [("nin-c3-lr", 1000 + i) for i in range(seeds)]
+
+
+def test_promotions_are_decided_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watched(networks: Sequence[Measured], kinds: Sequence[int]) -> Any:
+        seen.append({library["num_threads"] for library in threadpool_info()})
+        return believe(networks, kinds)
+
+    seen: list[set[int]] = []
+    monkeypatch.setattr("lrnas.searching.finals.believe", watched)
+    _, runs = climb(train_some(make_proposals()))
+    with threadpool_limits(2):
+        ask(runs)
+        assert {library["num_threads"] for library in threadpool_info()} == {2}
+    assert seen == [{1}]
 
 
 def test_the_time_of_the_finals_is_a_share_of_the_training_time() -> None:

@@ -14,6 +14,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from small_studies import SPACE, cost, make_proposals
 from sqlalchemy import event
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.errors import InvalidArchitecture, OutsideSpace
@@ -115,6 +116,29 @@ def test_a_repeated_proposal_is_replaced_by_a_point_nearby() -> None:
         len(proposals.study.optuna_trials()) == asked + 2
         and "fixed_params" not in proposals.study.optuna_trials()[-1].system_attrs
     )
+
+
+def test_samplers_use_one_thread() -> None:
+    """Two threads are set before, because a test may run with one."""
+
+    class Watched(optuna.samplers.TPESampler):
+        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> Any:
+            seen.append(num_threads())
+            return super().sample_relative(study, trial, search_space)
+
+    def num_threads() -> dict[str, int]:
+        return {library["filepath"]: library["num_threads"] for library in threadpool_info()}
+
+    seen: list[dict[str, int]] = []
+    proposals = make_proposals()
+    proposals.study.optuna_study.sampler = Watched(n_startup_trials=1)
+    finish(proposals, 0.9)
+    with threadpool_limits(2):
+        before = num_threads()
+        proposals.ask()
+        assert num_threads() == before
+    assert before and set(before.values()) == {2}
+    assert seen[-1] == dict.fromkeys(before, 1)
 
 
 def test_points_without_a_valid_network_are_recorded_as_faulty() -> None:
