@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -330,3 +332,10 @@ def test_filters_of_the_size_of_their_input_are_a_matrix_product(
         assert len(calls) == products
         for one, other in zip((found, *ours), (wanted, *gradient), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_torch_compile_knows_what_is_constant_although_it_is_not_imported() -> None:
+    marks = vars(torch.compiler.assume_constant_result(lambda: None))
+    assert marks and marks.items() <= vars(available).items()
+    code = "import sys, lrnas.layers.kernels; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

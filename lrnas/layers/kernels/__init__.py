@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,8 +29,16 @@ LONGEST_PATCH = 128
 
 _works: dict[torch.device, bool] = {}
 
+Function = TypeVar("Function", bound=Callable[..., object])
 
-@torch.compiler.assume_constant_result
+
+def _is_constant(function: Function) -> Function:
+    """The same as `torch.compiler.assume_constant_result`, which takes 2 s because it imports the whole compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_is_constant
 def available(device: torch.device) -> bool:
     """Whether the kernels run on a device. The first call for a device tries it."""
     if device.type != "cuda" or torch.version.hip is not None or os.environ.get("LRNAS_KERNELS") == "off":
@@ -69,7 +79,7 @@ def is_faster(x: object) -> bool:
     return dtype in (torch.bfloat16, torch.float16) and available(x.device) and _multiplies_bfloat16(x.device)
 
 
-@torch.compiler.assume_constant_result
+@_is_constant
 def _multiplies_bfloat16(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 8
 
