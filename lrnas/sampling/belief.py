@@ -28,7 +28,7 @@ MAX_OBSERVED = 400
 """The model is conditioned on at most this many trials: half of them those closest to the front, half the latest."""
 MAX_PENDING = 64
 """At most this many trials in training are taken into account, the latest ones."""
-NUM_OUTCOMES = 8
+NUM_OUTCOMES = 32
 """Number of possible outcomes of the trials in training."""
 
 
