@@ -78,8 +78,9 @@ def _report(options: argparse.Namespace) -> None:
             "best": study.best,
             "hypervolume": study.summary.hypervolume,
             "seconds": study.history[-1].seconds if study.history else 0.0,
+            "images_per_second": None if (rate := opened.throughput()) is None else round(rate.images_per_second),
         }
-        for study in report.studies
+        for study, opened in zip(report.studies, studies, strict=True)
     ]
     print_result(
         options,
@@ -89,12 +90,13 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _print_report(report: Report, rows: list[dict[str, Any]], files: list[Path]) -> None:
-    columns = ("trained", "stopped", "on the front", "best", "hypervolume", "hours")
+    columns = ("trained", "stopped", "on the front", "best", "hypervolume", "hours", "images/s")
     table = make_table(report.title, ["study"], columns)
     for row in rows:
         numbers = [str(row["counts"].get(status, 0)) for status in ("completed", "stopped")]
         numbers += [str(row["front"]), percent(row["best"]), f"{row['hypervolume']:.4f}"]
-        table.add_row(row["study"], *numbers, f"{row['seconds'] / 3600:.2f}")
+        rate = "–" if row["images_per_second"] is None else f"{row['images_per_second']:,}"
+        table.add_row(row["study"], *numbers, f"{row['seconds'] / 3600:.2f}", rate)
     console = make_console()
     console.print(table)
     for one in report.tested:

@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from lrnas._messages import logger, show_messages
 from lrnas.study.manifest import LEVEL, RETRAINS, data_name
+from lrnas.study.throughput import measure_throughput
 from lrnas.training.progress import TimeLeft
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ class ProgressView(SearchEvents):
     def __init__(self, status: Status | None = None) -> None:
         self.status = status
         self.start = self.last_update = time.monotonic()
+        self.began = datetime.now()
         self.work_before: dict[int, Work] = {}
         """Training that each trial, by number, had before this search started."""
         self.time_left = TimeLeft()
@@ -115,7 +118,7 @@ class ProgressView(SearchEvents):
     def started(self, queue: Queue, budget: int | None, dense_macs: int | None = None) -> None:
         self.queue, self.budget = queue, budget
         study = queue.study
-        self.start = time.monotonic()
+        self.start, self.began = time.monotonic(), datetime.now()
         self.last_update = float("-inf")  # the first trial is shown at once
         self.work_before = {trial.number: Work(trial.macs, trial.epochs, trial.seconds) for trial in study.trials()}
         manifest = study.manifest
@@ -149,22 +152,24 @@ class ProgressView(SearchEvents):
             logger.info(line)
 
     def _state(self, summary: Summary, now: float) -> str:
-        """Number of trials by outcome, the front so far, and the time left."""
+        """Number of trials by outcome, the front so far, images per second, and the time left."""
         queue, counts = self.queue, summary.counts
         failed = "".join(f", {number} {status}" for status, number in queue.faults(summary).items() if number)
         running = queue.running()
         done = queue.spent() - running
+        throughput = measure_throughput(queue.study.optuna_trials(), since=self.began)
+        rate = "" if throughput is None else f"; {throughput}"
         if self.budget is None:
             level = queue.study.manifest.get(LEVEL)
-            return f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}"
+            return f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}{rate}"
         seconds = self._seconds_left(summary.trials, now) if done < self.budget else None
         left = "" if seconds is None else f", about {_duration(seconds)} left"
         if RETRAINS in queue.study.manifest:  # test accuracies are shown when all runs are done
-            return f"{done}/{self.budget} runs: {running} running{failed}{left}"
+            return f"{done}/{self.budget} runs: {running} running{failed}{rate}{left}"
         return (
             f"{done}/{self.budget} trials: {counts.get('completed', 0)} in full, {counts.get('stopped', 0)} stopped"
             f"{failed}, {running} running; front {len(summary.front)}, {_best(summary.front)}, "
-            f"hypervolume {summary.hypervolume:.4f}{left}"
+            f"hypervolume {summary.hypervolume:.4f}{rate}{left}"
         )
 
     def _training(self, trials: list[Trial]) -> str:

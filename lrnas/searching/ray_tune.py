@@ -42,7 +42,7 @@ from lrnas.study.study import METRIC
 from lrnas.training.checkpoint import CheckpointError, drop_momentum, recorded_curve
 from lrnas.training.job import Job
 from lrnas.training.loop import EpochReport, evaluate
-from lrnas.training.provenance import provenance
+from lrnas.training.provenance import gpu_busy, provenance
 
 MAX_LOSSES_IN_A_ROW = 6
 """Number of lost trials in a row after which a search ends, since the machine seems to be at fault. It is twice the
@@ -182,14 +182,19 @@ def _train_trial(config: dict[str, Task]) -> None:
     curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
     memory = job.image_memory * min(1.0, task.workers.gpus)  # every worker has its own copy of the images
     load_data = functools.partial(_load_data, job.data, job.min_size, job.data_dir, job.image_size, memory)
+    busy: list[float] = []
     tune.report(worker_location())
 
     def report(entry: EpochReport) -> None:
         nonlocal seconds
         curve.append(entry.val_accuracy)
         seconds += entry.seconds
-        rate, placement = entry.images_per_second, load_data().placement
-        tune.report({"curve": curve, "seconds": seconds, "images_per_second": rate, "placement": placement})
+        data = load_data()
+        if device == "cuda" and (share := gpu_busy()) is not None:
+            busy.append(share)
+        facts = {"images_per_second": entry.images_per_second, "images": (len(curve) - len(past)) * len(data.train)}
+        facts |= {"gpu_busy": sum(busy) / len(busy)} if busy else {}
+        tune.report({"curve": curve, "seconds": seconds, "placement": data.placement, **facts})
 
     try:
         check_mark(folder.parent, task.mark)
@@ -310,8 +315,8 @@ class _StudySearcher(Searcher):
     def _record_epoch(self, trial_id: str, result: Mapping[str, Any]) -> None:
         nested = "metrics/"  # Tune's prefix for the entries of a mapping
         facts = {METRIC + k.removeprefix(nested): value for k, value in result.items() if k.startswith(nested)}
-        if "images_per_second" in result:
-            facts["images_per_second"] = round(result["images_per_second"], 1)
+        digits = {"images_per_second": 1, "images": 0, "gpu_busy": 3}
+        facts |= {name: round(result[name], number) for name, number in digits.items() if name in result}
         self.ledger.report_epoch(self.running[trial_id], result["curve"], result["seconds"], **facts)
 
     @_guarded

@@ -18,6 +18,7 @@ from lrnas.sampling.pareto import front_indices, hypervolume
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
 from lrnas.study.optuna_internals import get_trial
+from lrnas.study.throughput import Throughput, measure_throughput
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -190,6 +191,10 @@ class Study:
     def counts(self) -> dict[str, int]:
         """Number of trials per status."""
         return self.summary().counts
+
+    def throughput(self) -> Throughput | None:
+        """Images per second of all trials together; None if nothing was trained, or by functions of the user's own."""
+        return measure_throughput(self.optuna_trials())
 
     def best(
         self, *, max_macs: int | None = None, max_params: int | None = None, max_latency: float | None = None

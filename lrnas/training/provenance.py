@@ -85,3 +85,16 @@ def hardware() -> str:
     if torch is not None and torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()}, {cpu}"
     return cpu
+
+
+def gpu_busy() -> float | None:
+    """Return the share of the last second in which the current GPU computed anything.
+
+    None if it cannot be found out: without the package nvidia-ml-py, or where the GPU does not tell it.
+    """
+    import torch
+
+    try:
+        return torch.cuda.utilization() / 100
+    except (ImportError, RuntimeError):
+        return None

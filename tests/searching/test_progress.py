@@ -79,9 +79,10 @@ def test_time_left_depends_on_the_networks_that_wait() -> None:
         assert ("left" in view._state(proposals.study.summary(), now)) == (i == 3)
         proposal = proposals.ask()
         assert proposal is not None
-        proposals.ledger.report_epoch(proposal.number, [0.4, 0.5], seconds(proposal.macs))
+        proposals.ledger.report_epoch(proposal.number, [0.4, 0.5], seconds(proposal.macs), images=2000, gpu_busy=0.9)
         proposals.ledger.complete(proposal.number, 0.5)
         now += seconds(proposal.macs)
+        assert " images/s, GPU 90% busy" in view._state(proposals.study.summary(), now)
     assert f"about {seconds(macs[-1]):.0f} s left" in view._state(proposals.study.summary(), now)
     proposal = proposals.ask()
     assert proposal is not None

@@ -1,0 +1,41 @@
+"""Images per second of a study."""
+
+from datetime import datetime, timedelta
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from lrnas.study.throughput import measure_throughput
+
+BEGIN = datetime(2026, 1, 1)
+
+
+def trial(start: float, end: float | None, images: int, **attributes: float) -> FrozenTrial:
+    found = optuna.trial.create_trial(value=0.0, user_attrs={"images": images, **attributes})
+    found.datetime_start = BEGIN + timedelta(seconds=start)
+    found.datetime_complete = None if end is None else BEGIN + timedelta(seconds=end)
+    return found
+
+
+def test_time_counts_once_however_many_trials_are_in_training() -> None:
+    trials = [trial(0, 10, 400), trial(5, 12, 300), trial(6, 9, 100), trial(100, 104, 160)]  # and a pause
+    found = measure_throughput(trials)
+    assert found is not None and found.seconds == 16 and found.images_per_second == 960 / 16
+    assert str(found) == "60 images/s"
+
+
+def test_trials_in_training_count_until_now_and_earlier_ones_may_be_left_out() -> None:
+    trials = [trial(0, 10, 400), trial(20, None, 50)]
+    found = measure_throughput(trials, since=BEGIN + timedelta(seconds=15), now=BEGIN + timedelta(seconds=25))
+    assert found is not None and (found.images, found.seconds) == (50, 5)
+
+
+def test_how_busy_a_gpu_was_is_weighted_by_images() -> None:
+    found = measure_throughput([trial(0, 10, 3000, gpu_busy=1.0), trial(0, 10, 1000, gpu_busy=0.6)])
+    assert found is not None and str(found) == "400 images/s, GPU 90% busy"
+
+
+def test_without_images_there_is_no_throughput() -> None:
+    waiting = trial(0, None, 100)
+    waiting.datetime_start = None
+    assert measure_throughput([trial(0, 10, 0), waiting]) is None
