@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,8 +127,12 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster() -> Iterator[Cluster]:
-    """A running cluster of two nodes."""
+def running_cluster(of_other: Mapping[str, str] | None = None) -> Iterator[Cluster]:
+    """A running cluster of two nodes.
+
+    Args:
+        of_other: Environment variables of the second node alone.
+    """
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # only this test can use it
     folder = Path(tempfile.mkdtemp(prefix="lrnas-"))  # a short path: names of sockets have at most 107 letters
     with contextlib.ExitStack() as ends:
@@ -137,7 +141,7 @@ def running_cluster() -> Iterator[Cluster]:
         alone = ("--include-dashboard=false", f"--temp-dir={folder}")
         head = Node(folder, environment, "--head", f"--port={port}", *alone)
         ends.callback(head.end)
-        other = Node(folder, environment, f"--address=127.0.0.1:{port}")
+        other = Node(folder, environment | dict(of_other or {}), f"--address=127.0.0.1:{port}")
         ends.callback(other.end)
         yield Cluster(f"127.0.0.1:{port}", environment, head, other)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
+from pictures import write_set
 from searches import SMALL, Search, all_trials, descendants, trials
 from servers import Postgres, running_cluster, running_postgres
 
@@ -161,3 +162,18 @@ def test_a_node_that_goes_away(tmp_path: Path) -> None:
     after = rows[begun.number]
     assert after["losses"] == 1 and after["node"].endswith(cluster.head.name)
     assert after["curve"][: begun.user_attrs["epochs"]] == begun.user_attrs["curve"]
+
+
+def test_every_node_packs_the_images_in_its_own_data_folder(tmp_path: Path) -> None:
+    images = write_set(tmp_path / "set", {"train": 20, "val": 10}, size=16)
+    here, there = tmp_path / "here", tmp_path / "there"
+    with running_cluster({"LRNAS_DATA": str(there)}) as cluster:
+        options = ("--budget", "2", "--max-macs", "3M", "--epochs", "1", "--data", f"folder:{images}")
+        options += ("--image-size", "16", "--address", cluster.address)
+        search = Search(tmp_path, *options, **cluster.environment, LRNAS_DATA=str(here))
+        log = search.end()
+    assert search.process.returncode == 0, log
+    nodes = {row.user_attrs["node"].rpartition(":")[2] for row in trials(tmp_path)}
+    assert cluster.other.name in nodes
+    names = [sorted(file.name for file in (folder / "packs").rglob("*") if file.is_file()) for folder in (here, there)]
+    assert names[0] == names[1] != []
