@@ -11,12 +11,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-import os
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from dataclasses import dataclass
@@ -29,6 +25,7 @@ from typing import Any
 from benchmarks.table.jobs import SHORT, Job, front_jobs, list_jobs
 from benchmarks.table.networks import DENSE
 from benchmarks.table.records import Record, append_record, key_of, known_files, read_records
+from lrnas.training.gpu_sharing import shared_gpus
 
 START = time.time()
 ALL_IMAGES = 45_000
@@ -46,8 +43,7 @@ def work(args: argparse.Namespace, pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     data = load_data(args.data, args.images)
-    mps = "CUDA_MPS_PIPE_DIRECTORY" in os.environ
-    run = provenance(processes=args.processes, mps=mps)
+    run = provenance(processes=args.processes, mps=args.mps)
     run["command"] = run["command"].replace("table/train.py", "-m benchmarks.table.train")
     pipe.send(None)
     while True:
@@ -97,31 +93,6 @@ def train_job(job: Job, data: Any, device: str) -> dict[str, Any]:
     return {**found, "seconds": round(time.perf_counter() - started, 2), "micro_batches": result.micro_batches}
 
 
-class Mps:
-    """CUDA's multi-process service, with which processes use the GPU at the same time instead of in turn."""
-
-    def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="mps-")
-        names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
-        os.environ |= dict.fromkeys(names, self.folder)
-        probe = "import torch; torch.ones(2, device='cuda').sum().item()"
-        try:
-            # no pipes to the daemon: it would keep them open after this program has ended
-            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, timeout=20, **quiet)
-            subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
-        except (subprocess.SubprocessError, OSError) as error:
-            print(f"without MPS: {error}")
-            self.stop()
-            for name in names:
-                del os.environ[name]
-
-    def stop(self) -> None:
-        with contextlib.suppress(subprocess.SubprocessError, OSError):
-            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, timeout=20, check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
 def work_of(job: Job) -> float:
     """How much work a job is, in images of a network of about 100 million MACs; only ratios matter."""
     network, recipe = job["network"], job["recipe"]
@@ -152,7 +123,13 @@ class Driver:
         self.num_started = self.num_finished = 0
 
     def run(self) -> None:
-        mps = Mps() if self.args.device == "cuda" else None
+        with shared_gpus() if self.args.device == "cuda" else contextlib.nullcontext("no GPU is used") as reason:
+            if reason:
+                print(f"without CUDA MPS: {reason}")
+            self.args.mps = not reason
+            self.train_all()
+
+    def train_all(self) -> None:
         try:
             for _ in range(self.args.processes):
                 self.start_worker()
@@ -168,8 +145,6 @@ class Driver:
             for worker in self.workers:
                 worker.process.kill()
                 worker.process.join()
-            if mps:
-                mps.stop()
             print(f"{self.num_finished} results in {time.time() - START:.0f} s; {len(self.queue)} jobs not started")
 
     def start_worker(self) -> None:

@@ -1,4 +1,7 @@
-"""Starts Ray for a search, on this machine or a cluster, and checks what its workers need: folder and function."""
+"""Starts Ray for a search, on this machine or a cluster, and checks what its workers need: folder and function.
+
+On this machine, trials on the same GPU share it by CUDA MPS, where that is possible.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,12 @@ import torch
 from ray import cloudpickle
 from ray.exceptions import AuthenticationError, RayError
 
+from lrnas._messages import logger
 from lrnas.data.names import pin_data_folder
 from lrnas.errors import LrnasError, error_line
 from lrnas.training.checkpoint import CheckpointError
 from lrnas.training.custom import TrainableError
+from lrnas.training.gpu_sharing import shared_gpus
 from lrnas.training.provenance import hardware
 
 RAY_SETTINGS = {
@@ -130,21 +135,23 @@ def running_ray(workers: Workers) -> Iterator[Workers]:
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    is_started_here = not ray.is_initialized()
-    if is_started_here:
-        _start_ray(workers)
-    try:
+    with ExitStack() as stack:
+        reason = ""
+        if not ray.is_initialized():
+            if workers.address is None and 0 < workers.gpus < 1:
+                reason = stack.enter_context(shared_gpus())  # before Ray, so that workers inherit its variable
+            _start_ray(workers)
+            stack.callback(ray.shutdown)
         available = ray.cluster_resources()  # type: ignore[no-untyped-call]
         wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
         for kind, share in wanted.items():
             if share > (most := available.get(kind, 0)):
                 option = f"--{kind.lower()}s-per-trial"
                 raise LrnasError(f"{option} must be at most the number of {kind}s, {most:g}; got {share:g}; give less")
+        if reason:
+            logger.info(f"trials on the same GPU take turns, which is slower: {reason}")
         room = min(int(available[kind] / share) for kind, share in wanted.items() if share)
         yield replace(workers, concurrency=max(1, min(room, workers.concurrency or room)))
-    finally:
-        if is_started_here:
-            ray.shutdown()
 
 
 def _start_ray(workers: Workers) -> None:

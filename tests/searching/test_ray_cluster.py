@@ -1,17 +1,22 @@
-"""Options of workers, and the checks that they can load a training function and share a folder."""
+"""Options of workers, how they share a GPU, and the checks that they can load a function and share a folder."""
 
+import logging
+import os
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+from mps_service import Service
 
 import lrnas
 from lrnas.cli.main import main
 from lrnas.errors import LrnasError
 from lrnas.searching import ray_cluster
-from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, pick_workers
+from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, pick_workers, running_ray
 from lrnas.training.checkpoint import CheckpointError
+from lrnas.training.gpu_sharing import PIPES
 
 SEARCH = ["search", "--space", "nin", "--budget", "1"]
 RETRAIN = ["retrain", "nin-digits"]
@@ -83,3 +88,45 @@ def test_a_folder_that_cannot_be_written_ends_the_search(tmp_path: Path) -> None
     (tmp_path / "trials").write_text("in the way")
     with pytest.raises(LrnasError, match=r"cannot write to .*trials: File exists; give another --studies"):
         marked_folder(tmp_path / "trials").__enter__()
+
+
+@pytest.mark.parametrize(
+    ("workers", "is_used"),
+    [
+        (Workers(gpus=0.25), True),
+        (Workers(gpus=1), False),
+        (Workers(gpus=0), False),
+        (Workers(gpus=0.25, address="head:6379"), False),
+    ],
+)
+def test_mps_is_for_trials_that_share_a_gpu_of_this_machine(
+    workers: Workers, is_used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: Workers) -> None:
+        assert (PIPES in os.environ) == is_used
+        raise LrnasError("no more is needed")
+
+    service = Service(tmp_path, monkeypatch)
+    monkeypatch.setattr(ray_cluster, "_start_ray", start)
+    with pytest.raises(LrnasError, match="no more is needed"):
+        running_ray(workers).__enter__()
+    assert service.commands() == (["get_server_list", "start", "get_server_list", "quit"] if is_used else [])
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_workers_find_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def variable() -> str | None:
+        return ray.get(ray.remote(lambda: os.environ.get(PIPES)).options(num_gpus=0.25).remote())
+
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"GPU": 1}')
+    service = Service(tmp_path, monkeypatch)
+    caplog.set_level(logging.INFO, "lrnas")
+    with running_ray(Workers(cpus=0.1, gpus=0.25)) as workers:
+        assert workers.concurrency == 4 and variable() == os.environ[PIPES]
+    assert service.commands()[-1] == "quit" and not caplog.messages
+    service.write("#!/bin/sh\nexit 3\n")
+    with running_ray(Workers(cpus=0.1, gpus=0.25)):
+        assert variable() is None
+    (message,) = caplog.messages
+    assert message == "trials on the same GPU take turns, which is slower: nvidia-cuda-mps-control ended with code 3"
