@@ -64,6 +64,8 @@ class DataSet(ABC):
     """Rows and columns of the images."""
     own_crops: bool
     """Whether images are always cropped to the image size; then a recipe must have neither crop nor pad."""
+    eval_batch: int
+    """Images in a batch of an evaluation."""
     train: Sized
     val: Sized
     _test: Sized
@@ -91,6 +93,11 @@ class DataSet(ABC):
     def placement(self) -> str:
         """Where images from files are while a GPU trains, in words; "" if that is not decided, or for other images."""
         return ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that training and validation images take on a GPU, if they are kept there; 0 if it is unknown."""
+        return 0
 
     @property
     def num_unreadable(self) -> int:
@@ -140,6 +147,7 @@ class ImageSet(DataSet):
     """
 
     own_crops = False
+    eval_batch = 2000
     train: Split
     val: Split
     _test: Split
@@ -152,6 +160,10 @@ class ImageSet(DataSet):
         self.train, self.val, self._test = train, val, test
         self.mirrorable = mirrorable
         _, self.image_size, _, self.channels = train.images.shape
+
+    @property
+    def num_bytes(self) -> int:
+        return self.train.images.nbytes + self.val.images.nbytes
 
     def joined(self) -> ImageSet:
         images = torch.cat([self.train.images, self.val.images])
@@ -302,8 +314,6 @@ class TrainBatches:
 class EvalBatches:
     """The images of a split in order, cropped to the middle."""
 
-    BATCH_SIZE = 2000
-
     def __init__(self, split: Split, preprocessing: Preprocessing, recipe: Recipe, image_size: int) -> None:
         self.preprocessing = preprocessing
         crop = recipe.crop or image_size
@@ -313,5 +323,6 @@ class EvalBatches:
         self.labels = split.labels.to(preprocessing.device)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in zip(self.images.split(self.BATCH_SIZE), self.labels.split(self.BATCH_SIZE), strict=True):
+        number = ImageSet.eval_batch
+        for images, labels in zip(self.images.split(number), self.labels.split(number), strict=True):
             yield self.preprocessing.finish(images, torch.float32), labels

@@ -152,6 +152,11 @@ class PackedSet(DataSet):
     pack: PackOnDevices
     own_crops: bool = True
     channels: int = 3
+    eval_batch: int = EVAL_BATCH
+
+    @property
+    def num_bytes(self) -> int:
+        return self.pack.open().pixels.nbytes
 
     def joined(self) -> PackedSet:
         if self.val.part != self.train.part:

@@ -80,7 +80,8 @@ def pick_workers(
 
     Args:
         cpus_per_trial: As `cpus` of `Workers`.
-        gpus_per_trial: As `gpus` of `Workers`; None: a quarter of a GPU if this machine has one, else 0.
+        gpus_per_trial: As `gpus` of `Workers`; None: a quarter of a GPU if this machine has one, else 0
+            (`lrnas.searching.trials_per_gpu.share_gpus` then measures what is better).
         concurrency: As in `Workers`.
         address: As in `Workers`.
         files: As in `Workers`.
@@ -129,7 +130,7 @@ def running_ray(workers: Workers) -> Iterator[Workers]:
         workers: The resources of the workers.
 
     Yields:
-        The same, with `concurrency` set to the number of trials that there is room for, or less if it was less.
+        The same, as `limit_to_room` returns them.
     """
     pin_data_folder()
     for name, value in RAY_SETTINGS.items():
@@ -142,16 +143,29 @@ def running_ray(workers: Workers) -> Iterator[Workers]:
                 reason = stack.enter_context(shared_gpus())  # before Ray, so that workers inherit its variable
             _start_ray(workers)
             stack.callback(ray.shutdown)
-        available = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
-        for kind, share in wanted.items():
-            if share > (most := available.get(kind, 0)):
-                option = f"--{kind.lower()}s-per-trial"
-                raise LrnasError(f"{option} must be at most the number of {kind}s, {most:g}; got {share:g}; give less")
+        running = limit_to_room(workers)
         if reason:
             logger.info(f"trials on the same GPU take turns, which is slower: {reason}")
-        room = min(int(available[kind] / share) for kind, share in wanted.items() if share)
-        yield replace(workers, concurrency=max(1, min(room, workers.concurrency or room)))
+        yield running
+
+
+def limit_to_room(workers: Workers) -> Workers:
+    """The same workers, with `concurrency` set to the number of trials that Ray has room for, or less if it was less.
+
+    Args:
+        workers: The resources of the workers.
+
+    Raises:
+        LrnasError: There is no room for a single trial.
+    """
+    available = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
+    for kind, share in wanted.items():
+        if share > (most := available.get(kind, 0)):
+            option = f"--{kind.lower()}s-per-trial"
+            raise LrnasError(f"{option} must be at most the number of {kind}s, {most:g}; got {share:g}; give less")
+    room = min(int(available[kind] / share) for kind, share in wanted.items() if share)
+    return replace(workers, concurrency=max(1, min(room, workers.concurrency or room)))
 
 
 def _start_ray(workers: Workers) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
-from lrnas.data.names import IMAGE_MEMORY, SETS, is_in_files, shown_name
+from lrnas.data.names import IMAGE_MEMORY, SETS, data_folder, is_in_files, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
@@ -25,6 +25,7 @@ from lrnas.searching.progress import SearchEvents, progress_view
 from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.searching.runs import Chosen, Runs
+from lrnas.searching.trials_per_gpu import share_gpus
 from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import read_level
@@ -80,7 +81,8 @@ def retrain(
         storage: Database URL or `journal:FILE` of the study; None: the file in the study's folder.
         studies: Folder of all studies.
         cpus_per_trial: CPUs for each run.
-        gpus_per_trial: GPUs for each run; None: a quarter if there is one.
+        gpus_per_trial: GPUs for each run; None: the share with which runs train fastest together, as measured before
+            the first run, or 0 without a GPU.
         concurrency: Number of runs at a time; None: as many as there is room for.
         address: Address of a Ray cluster; None: this machine.
         events: Receiver of what happens, instead of messages on stderr.
@@ -110,9 +112,18 @@ def retrain(
             from lrnas.searching.ray_tune import run_trials
 
             training.data.prepare(view.preparing)
-            with running_ray(workers) as workers:
+            with running_ray(workers) as running:
+                if workers.gpus and gpus_per_trial is None:
+                    running = share_gpus(
+                        workers,
+                        [network.architecture for network in networks],
+                        training.recipe,
+                        training.data,
+                        image_memory=image_memory,
+                        folder=data_folder(data_dir),
+                    )
                 run_trials(
-                    retraining, training.job, folder, budget=budget, workers=workers, notify=view.changed, test=True
+                    retraining, training.job, folder, budget=budget, workers=running, notify=view.changed, test=True
                 )
         retraining.end_duplicates()
     return retraining

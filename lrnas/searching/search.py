@@ -120,7 +120,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)
 
     # the trials
-    with _loading(stored), running_ray(workers) as workers:
+    with _loading(stored), running_ray(workers) as running:
         # another seed each time the study continues; with the same one, the sampler would draw the same numbers again
         seed = (settings.seed + 1_000_003 * len(stored.get_trials(deepcopy=False))) % 2**32
         stored.sampler = make_sampler(settings.sampler, seed, proposals)
@@ -128,6 +128,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             other = open_study(settings.warm_start, storage=settings.storage, studies=settings.studies)
             logger.info(f"{proposals.import_from(other)} networks of {settings.warm_start} taken over")
         _enqueue_first(proposals, feasible, settings.budget)
+        if workers.gpus and settings.gpus_per_trial is None and trainable is None:
+            running = training.share_gpus(workers, limits, feasible)
         events.started(proposals, settings.budget, training.dense_macs())
         if later:
             logger.info(
@@ -142,12 +144,12 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             checkpoints,
             budget=settings.budget,
             rungs=training.rungs,
-            workers=workers,
+            workers=running,
             notify=events.changed,
         )
         if later:
             train_levels(
-                proposals, training, later, settings.studies, share=settings.finals, workers=workers, events=events
+                proposals, training, later, settings.studies, share=settings.finals, workers=running, events=events
             )
     return study
 

@@ -22,11 +22,13 @@ from lrnas.models.plan import deployed_form, has_norms, make_plan, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.searching.early_stopping import rung_epochs
 from lrnas.searching.proposals import Proposal
+from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.settings import SearchSettings
+from lrnas.searching.trials_per_gpu import share_gpus
 from lrnas.spaces.space import SearchSpace
 from lrnas.study.levels import FULL, LONGER, SHORT, Level
 from lrnas.study.manifest import SETTINGS, check_manifest, names_of, read_manifest
-from lrnas.study.objectives import Costs, pick_objectives
+from lrnas.study.objectives import Costs, Limits, pick_objectives
 from lrnas.training.custom import Trainable
 from lrnas.training.job import OWN_DATA, Images, Job
 
@@ -76,7 +78,7 @@ class SearchTraining:
                 image_size=self.image_size,
                 image_memory=settings.image_memory,
             )
-            self._packed = loaded if trainable is None and is_in_files(data) else None  # a function may use no images
+            self._loaded = loaded if trainable is None else None  # a function may use no images
             self.data_name = data
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
             self.remarks, self.classes = loaded.remarks(), tuple(loaded.classes)
@@ -84,7 +86,7 @@ class SearchTraining:
                 worth = f"each is {100 / number:.1f} points of accuracy"
                 self.remarks.append(f"networks are compared by only {number} validation images: {worth}")
         else:
-            self.data_name, self._packed = OWN_DATA, None
+            self.data_name, self._loaded = OWN_DATA, None
             self.data, num_images, own_crops = own, sys.maxsize, True  # the number of images is unknown
             if own.image_size < self.smallest:
                 raise LrnasError(
@@ -148,8 +150,34 @@ class SearchTraining:
         Args:
             progress: Callback that shows the progress.
         """
-        if self._packed is not None:
-            self._packed.prepare(progress)
+        if self._loaded is not None:
+            self._loaded.prepare(progress)
+
+    def share_gpus(self, workers: Workers, limits: Limits, feasible: Mapping[str, Any] | None) -> Workers:
+        """Let as many trials share a GPU as train fastest together, without a training function of the user's own.
+
+        Args:
+            workers: Resources of the workers. Their share of a GPU is used if nothing can be measured.
+            limits: Limits of the search. Named networks within them are measured.
+            feasible: A point within the limits, if no named network is.
+
+        Returns:
+            The workers, with their share of a GPU and the number of trials that there is room for.
+        """
+        assert self._loaded is not None
+        named = [*self.space.points.values(), *self.space.uniform.values()]
+        networks = [network for network in named if not limits.excess(self.guess(network))]
+        if not networks:
+            networks = [self.space.architecture(feasible) if feasible else Architecture(self.space.backbones[0])]
+        return share_gpus(
+            workers,
+            networks,
+            self.recipe,
+            self._loaded,
+            largest_batch=max(level.recipe.batch_size for level in self.levels.values()),
+            image_memory=self.settings.image_memory,
+            folder=data_folder(self.settings.data_dir),
+        )
 
     def study_name(self) -> str:
         """The default name of the study: the name of the space, of the data and of the user's own function."""

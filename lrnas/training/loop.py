@@ -127,15 +127,14 @@ def train(
         torch.cuda.set_device(device)  # CUDA graphs and kernels run on the current device
     recipe.check_fits(data.image_size, len(data.train))
     data = data.joined() if recipe.all_images else data
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-    model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    move_model(model, device)
     batches, validation = data.batches(recipe, device, cache)
-    optimizer = _make_optimizer(model, recipe, device)
+    optimizer = make_optimizer(model, recipe, device)
     state = _State() if folder is None else _resume(folder, model, optimizer, identity or {})
     wrapped = cast(nn.Module, torch.compile(model)) if compile_model else model
     if dist.is_initialized():
         wrapped = nn.parallel.DistributedDataParallel(wrapped)
-    step = _Step(wrapped, batches, optimizer, recipe)
+    step = TrainingStep(wrapped, batches, optimizer, recipe)
     ready = time.perf_counter()
 
     status: Status = "completed"
@@ -168,7 +167,14 @@ def train(
     return Result(status, state.curve, ready - started, step.micro_batches)
 
 
-def _make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.SGD:
+def move_model(model: nn.Module, device: torch.device) -> None:
+    """Move a model to a device, in the memory layout that is fastest there."""
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    model.to(device, memory_format=layout)  # type: ignore[call-overload]
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.SGD:
+    """Return the optimizer of a model that is on the device."""
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     free = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     on_gpu = device.type == "cuda"
@@ -234,8 +240,15 @@ def _follow_plateaus(recipe: Recipe, state: _State, val_accuracy: float | None) 
         state.finished = state.drops > recipe.drops
 
 
-class _Step:
-    """One step of SGD on the next batch, captured as a CUDA graph if there is a GPU."""
+class TrainingStep:
+    """One step of SGD on the next batch, captured as a CUDA graph if there is a GPU.
+
+    Args:
+        model: The network, on the device of the batches.
+        batches: The training batches.
+        optimizer: The optimizer from `make_optimizer`.
+        recipe: The settings of the training.
+    """
 
     def __init__(self, model: nn.Module, batches: Batches, optimizer: torch.optim.SGD, recipe: Recipe) -> None:
         self.model = model
@@ -271,7 +284,7 @@ class _Step:
             self.batches.load(i)
             while True:
                 try:
-                    self._advance(rate)
+                    self.advance(rate)
                     break
                 except torch.OutOfMemoryError:
                     if 2 * self.micro_batches > len(self.columns):
@@ -290,16 +303,20 @@ class _Step:
         images = self.batches.steps * len(self.columns) * world_size()
         return float(totals[0]) / images, float(totals[1]) / images, note
 
-    def _advance(self, rate: float) -> None:
+    def advance(self, rate: float) -> None:
+        """Make the next step of the epoch.
+
+        Args:
+            rate: The learning rate. On a GPU, it is read from `self.rates` instead, because a graph cannot use `rate`.
+        """
         if self.on_gpu and not dist.is_initialized():  # gradients are exchanged outside of graphs
             if self.graph is None:
-                self.graph = self._capture()
+                self.graph = self.capture(torch.cuda.Stream())
             self.graph.replay()
         else:
             self._step(rate)
 
     def _step(self, rate: float = 0.0) -> None:
-        """Make one step. On a GPU, the learning rate is read from `self.rates`, because a graph cannot use `rate`."""
         columns = self.position * self.batches.batch_size + self.columns
         for group in self.optimizer.param_groups:
             if self.on_gpu:
@@ -321,13 +338,17 @@ class _Step:
         self.optimizer.step()
         self.position += 1
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        """Record a step as a CUDA graph, and undo the changes of the steps that recording needs."""
+    def capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        """Record a step as a CUDA graph, and undo the changes of the steps that recording needs.
+
+        Args:
+            stream: Where to record. Graphs that were recorded on the same stream share cuBLAS's working memory, so they
+                must not be replayed at the same time.
+        """
         started = time.perf_counter()
         touched = [*self.model.state_dict(keep_vars=True).values(), self.position, self.loss, self.correct]
         saved = [tensor.detach().clone() for tensor in touched]
         momentum = {p: s["momentum_buffer"].clone() for p, s in self.optimizer.state.items() if "momentum_buffer" in s}
-        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
@@ -336,7 +357,8 @@ class _Step:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use CUDA meanwhile
+        # other threads may use CUDA meanwhile
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._step()
         with torch.no_grad():
             for tensor, before in zip(touched, saved, strict=True):

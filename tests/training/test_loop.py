@@ -21,10 +21,10 @@ from lrnas.training.loop import (
     _follow_plateaus,
     _learning_rates,
     _loss,
-    _make_optimizer,
     _resume,
     _State,
     evaluate,
+    make_optimizer,
     train,
 )
 
@@ -262,7 +262,7 @@ def test_momentum_is_restored_in_the_memory_layout_of_its_weights(tmp_path: Path
     """On a GPU weights are in the channels-last layout, and the fused optimiser needs momentum in the same layout."""
     train(make_model(), DIGITS, dataclasses.replace(RECIPE, epochs=1), seed=0, folder=tmp_path)
     model = make_model().to(memory_format=torch.channels_last)
-    optimizer = _make_optimizer(model, RECIPE, torch.device("cpu"))
+    optimizer = make_optimizer(model, RECIPE, torch.device("cpu"))
     assert _resume(tmp_path, model, optimizer, {}).epoch == 1
     buffers = [(parameter, optimizer.state[parameter]["momentum_buffer"]) for parameter in model.parameters()]
     assert all(buffer.stride() == parameter.stride() and buffer.any() for parameter, buffer in buffers)

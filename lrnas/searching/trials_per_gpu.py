@@ -1,0 +1,184 @@
+"""How many trials share a GPU: measured before the first trial, and kept in a file of the data folder.
+
+What is kept are the measurements (`lrnas.training.side_by_side`). How many trials there is room for is decided anew for
+each search, because memory and CPU cores also depend on its settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError
+
+from lrnas import __version__
+from lrnas._files import write_atomically
+from lrnas._messages import logger
+from lrnas.arch.architecture import Architecture
+from lrnas.data.in_memory import DataSet, ImageSet
+from lrnas.errors import error_line
+from lrnas.models.plan import built_id
+from lrnas.recipes import Recipe
+from lrnas.searching.ray_cluster import Workers, limit_to_room
+from lrnas.training.job import Images
+from lrnas.training.loop import Device
+from lrnas.training.side_by_side import Rate, measure_rates, pick_number
+
+FILE = "trials_per_gpu.json"
+PATIENCE = 240.0
+"""Seconds to wait for the measurement, which needs a whole GPU; on a cluster, other searches may use all of them."""
+CONTEXT_MEMORY = 600_000_000
+"""Bytes of GPU memory that CUDA itself and its libraries take in each process, about."""
+USED_MEMORY = 0.9
+"""Share of a GPU's memory that trials may use."""
+
+
+def share_gpus(
+    workers: Workers,
+    networks: Sequence[Architecture],
+    recipe: Recipe,
+    data: DataSet,
+    *,
+    image_memory: float,
+    folder: Path,
+    largest_batch: int = 0,
+    device: Device = "cuda",
+) -> Workers:
+    """Let as many trials share a GPU as train fastest together. Ray must be running.
+
+    Args:
+        workers: Resources of the workers. Their share of a GPU is used if nothing can be measured.
+        networks: Typical networks, which are measured.
+        recipe: The recipe of their training.
+        data: Their data set. Images in files are packed.
+        image_memory: Largest share of a trial's part of the GPU's memory for images from files.
+        folder: The data folder, where measurements are kept.
+        largest_batch: Batch size of other trainings that follow, if it is larger than that of the recipe.
+        device: Where trials train; "cpu" is for tests.
+
+    Returns:
+        The workers, with their share of a GPU and the number of trials that there is room for.
+    """
+    images, eval_batch = Images.of(data), min(data.eval_batch, len(data.val))
+    conditions = _conditions(networks, recipe, images)
+    remote = ray.remote(num_gpus=1, max_retries=0)(_measure)
+
+    def measure() -> dict[str, Any]:
+        logger.info("measuring how many networks a GPU trains best at a time")
+        task = remote.remote(networks, recipe, images, eval_batch, device)
+        try:
+            measured: dict[str, Any] = ray.get(task, timeout=PATIENCE)
+        except BaseException:  # it waits for a GPU, or the user pressed Ctrl-C
+            ray.cancel(task, force=True)
+            raise
+        return measured | conditions
+
+    try:
+        record = look_up(folder / FILE, {"gpu": _describe(device)["gpu"], **conditions}, measure)
+    except (RayError, RuntimeError) as error:
+        reason = error_line(getattr(error, "cause", None) or error)
+        logger.info(f"{1 / workers.gpus:g} networks at a time on a GPU; how many are best cannot be measured: {reason}")
+        return limit_to_room(workers)
+    rates = [Rate(**rate) for rate in record["rates"]]
+    memory, factor = record["memory"], max(1.0, largest_batch / recipe.batch_size)
+    needed = memory_per_trial(rates, data, image_memory, memory, factor)
+    number = pick_number(rates, needed, USED_MEMORY * memory, _most_per_gpu(workers))
+    speedup = next(rate.speedup for rate in rates if rate.number == number)
+    gain = (
+        f"{speedup:.1f} times the images per second of one alone"
+        if number > 1
+        else "more are no faster, or have no room"
+    )
+    logger.info(
+        f"{number} network{'s' * (number > 1)} at a time on a GPU: {gain}; measured in {record['seconds']:.0f} s, kept "
+        f"in {folder / FILE}"
+    )
+    return limit_to_room(replace(workers, gpus=1 / number))
+
+
+def look_up(file: Path, conditions: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a measurement: the one in a file that was made under the same conditions, else a new one, which is stored.
+
+    Args:
+        file: The file. It is replaced if it cannot be read.
+        conditions: Fields that the measurement must have.
+        measure: Function that makes a new measurement.
+    """
+    records: list[dict[str, Any]] = []
+    with suppress(OSError, ValueError, TypeError):
+        records = [record for record in json.loads(file.read_text(encoding="utf-8")) if isinstance(record, dict)]
+    for record in records:
+        if conditions.items() <= record.items():
+            return record
+    record = measure()
+    with suppress(OSError), write_atomically(file) as part:  # without the file, the next search measures again
+        part.write_text(json.dumps([*records, record], indent=1), encoding="utf-8")
+    return record
+
+
+def _conditions(networks: Sequence[Architecture], recipe: Recipe, images: Images) -> dict[str, Any]:
+    """Everything that a measurement depends on, except the GPU."""
+    rest = [*map(built_id, networks), images.num_classes, recipe.crop, os.environ.get("LRNAS_KERNELS")]
+    return {
+        "torch": torch.__version__,
+        "lrnas": __version__,
+        "channels": images.channels,
+        "image_size": images.image_size,
+        "batch_size": recipe.batch_size,
+        "networks": hashlib.sha256(json.dumps(rest).encode()).hexdigest()[:16],
+    }
+
+
+def _describe(device: Device) -> dict[str, Any]:
+    """Name and memory of the device of this process."""
+    if torch.device(device).type == "cpu":
+        return {"gpu": "none", "memory": sys.maxsize}
+    return {"gpu": torch.cuda.get_device_name(), "memory": torch.cuda.get_device_properties(0).total_memory}
+
+
+def _measure(
+    networks: Sequence[Architecture], recipe: Recipe, images: Images, eval_batch: int, device: Device
+) -> dict[str, Any]:
+    """Measure in a worker that has a whole GPU."""
+    started = time.perf_counter()
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # of the 8 that are the default, several streams would share one
+    rates = measure_rates(networks, recipe, images, device, eval_batch=eval_batch)
+    return {**_describe(device), "rates": [asdict(rate) for rate in rates], "seconds": time.perf_counter() - started}
+
+
+def memory_per_trial(
+    rates: Sequence[Rate], data: DataSet, image_memory: float, memory: int, batch_factor: float
+) -> float:
+    """Bytes of GPU memory that a trial's process needs. Images from files get as much as they need to stay there.
+
+    Args:
+        rates: The measurements.
+        data: The data set.
+        image_memory: Largest share of a trial's part of the memory for images from files.
+        memory: Memory of the GPU.
+        batch_factor: How many times larger than the measured batches the largest ones are.
+    """
+    needed = CONTEXT_MEMORY + batch_factor * rates[-1].memory + rates[-1].eval_memory
+    if isinstance(data, ImageSet):
+        return needed + data.num_bytes
+    if data.num_bytes >= image_memory * memory:  # they stay on the disk
+        return needed
+    return max(needed + data.num_bytes, USED_MEMORY * data.num_bytes / image_memory)
+
+
+def _most_per_gpu(workers: Workers) -> int:
+    """Largest number of trials on a GPU that CPU cores and the user's own limit allow."""
+    available: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    most = available["CPU"] / workers.cpus
+    return max(1, math.ceil(min(most, workers.concurrency or most) / available["GPU"]))

@@ -1,0 +1,225 @@
+"""How many networks should train at the same time on one GPU: measured speed and memory of trainings side by side.
+
+All trainings run in one process, each with its own CUDA graph on its own stream. There they share the GPU like
+processes under CUDA MPS. Networks differ in cost, so images per second would depend on which networks are in the mix.
+Instead, the time that all need side by side is compared with the time that the same steps need one after the other.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import torch
+
+from lrnas.arch.architecture import Architecture
+from lrnas.data.in_memory import Batches, ImageSet, Split, epoch_generator
+from lrnas.recipes import Recipe
+from lrnas.training.job import Images, Job
+from lrnas.training.loop import Device, TrainingStep, evaluate, make_optimizer, move_model
+
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Numbers of trainings that are tried."""
+STEPS = 4
+"""Batches of random images."""
+ROUNDS = 3
+"""Number of times that everything is measured; the median counts."""
+ALONE_SECONDS, TOGETHER_SECONDS = 0.05, 0.3
+"""Shortest time in which steps of one training alone are measured, and the time for several side by side."""
+WORSE_COUNTS = 2
+"""Number of counts in a row, each slower than a smaller one, after which no larger count is tried."""
+TIME_LIMIT = 60.0
+"""Seconds after which no larger count is tried."""
+ENOUGH = 0.95
+"""Share of the highest speed at which more trainings at a time are not worth their memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Speed and memory of a number of trainings side by side."""
+
+    number: int
+    speedup: float
+    """Speed of all of them together, relative to the same trainings one after the other."""
+    memory: int
+    """Bytes of GPU memory that the largest of them needs for training, without images and without the CUDA context."""
+    eval_memory: int
+    """Bytes that an evaluation needs in addition, at most."""
+
+
+def measure_rates(
+    architectures: Sequence[Architecture],
+    recipe: Recipe,
+    images: Images,
+    device: Device,
+    *,
+    eval_batch: int,
+    counts: Sequence[int] = COUNTS,
+) -> list[Rate]:
+    """Measure how fast networks train side by side on a GPU. On a CPU, they take turns.
+
+    Args:
+        architectures: The networks. If more trainings are measured, they are taken again from the beginning.
+        recipe: The settings of the training.
+        images: Size, channels and classes of the images; their pixels are random.
+        device: Where to train.
+        eval_batch: Number of images in a batch of the evaluation, whose memory is measured too.
+        counts: The numbers of trainings to measure, in ascending order.
+
+    Returns:
+        The measurements. Larger numbers are left out if there is no memory for them, if two smaller ones in a row were
+        no faster than one before, or if the measurement takes more than a minute.
+
+    Raises:
+        torch.OutOfMemoryError: There is no memory for a single training.
+    """
+    from lrnas.layers.accelerate import fused  # imports timm, which takes seconds
+
+    started = time.perf_counter()
+    device = torch.device(device)
+    recipe = replace(recipe, whiten=False, min_area=0.0, all_images=False)  # these are for real images
+    data = _random_images(images, recipe, eval_batch)
+    batches, _ = data.batches(recipe, device, None)
+    batches.start_epoch(epoch_generator(0, 0))
+    trainings: list[_Training] = []
+    rates: list[Rate] = []
+    with ExitStack() as stack:
+        for number in counts:
+            try:
+                while len(trainings) < number:
+                    job = Job(architectures[len(trainings) % len(architectures)], data.name, recipe, seed=0)
+                    trainings.append(_Training(job, data, batches))
+                    stack.enter_context(fused(trainings[-1].step.model))
+                    trainings[-1].measure()
+            except torch.OutOfMemoryError:
+                if not rates:
+                    raise
+                break
+            speedup = _measure_speedup(trainings, rates[-1].speedup if rates else 1.0)
+            memory, eval_memory = (
+                max(sizes) for sizes in zip(*(training.memory for training in trainings), strict=True)
+            )
+            rates.append(Rate(number, speedup, memory, eval_memory))
+            best = max(range(len(rates)), key=lambda i: rates[i].speedup)
+            if len(rates) - 1 - best >= WORSE_COUNTS or time.perf_counter() - started > TIME_LIMIT:
+                break
+    return rates
+
+
+def pick_number(rates: Sequence[Rate], memory_per_training: float, memory: float, most: int) -> int:
+    """Pick the number of trainings at a time: the smallest that reaches 95 % of the highest speed.
+
+    Args:
+        rates: Measurements of `measure_rates`.
+        memory_per_training: Bytes that a training process needs.
+        memory: Bytes that there are for all of them.
+        most: Largest number that is allowed for other reasons, such as the number of CPU cores.
+
+    Returns:
+        One of the measured numbers that fits; 1 if none does.
+    """
+    fitting = [rate for rate in rates if rate.number <= most and rate.number * memory_per_training <= memory]
+    enough = ENOUGH * max((rate.speedup for rate in fitting), default=0.0)
+    return min((rate.number for rate in fitting if rate.speedup >= enough), default=1)
+
+
+class _Training:
+    """The training of one network on random images, on a stream of its own if there is a GPU.
+
+    Args:
+        job: The network and the recipe.
+        data: The random images.
+        batches: Their batches, which all trainings share.
+    """
+
+    def __init__(self, job: Job, data: ImageSet, batches: Batches) -> None:
+        from lrnas.layers.accelerate import fused
+
+        device = batches.device
+        self.num_done = 0
+        self.seconds = 0.0
+        """Duration of a step if no other training runs."""
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        before = _reserved_memory(device)
+        model = job.create_model(data)
+        move_model(model, device)
+        self.step = TrainingStep(model, batches, make_optimizer(model, job.recipe, device), job.recipe)
+        if self.stream is not None:
+            model.train()
+            with fused(model):
+                self.step.graph = self.step.capture(self.stream)
+        held = _reserved_memory(device)
+        evaluate(model, data.val, data, job.recipe, device=device)
+        model.train()
+        peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+        self.memory = (held - before, peak - held)
+        """Bytes for training, and more for evaluation."""
+
+    def advance(self) -> None:
+        """Make one step; on a GPU, only enqueue it."""
+        with torch.cuda.stream(self.stream):
+            if self.num_done % STEPS == 0:
+                self.step.position.zero_()
+            self.step.advance(0.0)  # with a learning rate of 0 the weights stay as they are
+        self.num_done += 1
+
+    def measure(self) -> None:
+        """Measure the duration of a step."""
+        number = 1  # the search for a number of steps also brings the GPU up to its clock rate
+        while _time([self], [number]) < ALONE_SECONDS:
+            number *= 2
+        self.seconds = statistics.median(_time([self], [number]) for _ in range(ROUNDS)) / number
+
+
+def _reserved_memory(device: torch.device) -> int:
+    """Return the bytes that PyTorch holds on a GPU, without free memory, and begin to look for a new peak."""
+    if device.type == "cpu":
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_reserved(device)
+
+
+def _random_images(images: Images, recipe: Recipe, eval_batch: int) -> ImageSet:
+    generator = torch.Generator().manual_seed(0)
+
+    def split(number: int) -> Split:
+        shape = (number, images.image_size, images.image_size, images.channels)
+        pixels = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+        return Split(pixels, torch.randint(images.num_classes, (number,), generator=generator))
+
+    classes = tuple(map(str, range(images.num_classes)))
+    return ImageSet("random pixels", classes, split(STEPS * recipe.batch_size), split(eval_batch), split(0))
+
+
+def _measure_speedup(trainings: Sequence[_Training], expected: float) -> float:
+    """Return the speed of trainings side by side, relative to one after the other.
+
+    Args:
+        trainings: The trainings. They make different numbers of steps, which take the same time if each runs alone.
+        expected: An estimate of the result, which decides how many steps are measured.
+    """
+    share = TOGETHER_SECONDS * expected / len(trainings)
+    steps = [max(2, round(share / training.seconds)) for training in trainings]
+    alone = sum(number * training.seconds for number, training in zip(steps, trainings, strict=True))
+    return alone / statistics.median(_time(trainings, steps) for _ in range(ROUNDS))
+
+
+def _time(trainings: Sequence[_Training], steps: Sequence[int]) -> float:
+    """Return the seconds that trainings need side by side for a number of steps each."""
+    # in the order in which steps would begin if they did not disturb each other, so that all streams have work
+    begins = [(i * training.seconds, number) for number, training in enumerate(trainings) for i in range(steps[number])]
+    order = [trainings[number] for _, number in sorted(begins)]
+    on_gpu = trainings[0].stream is not None
+    if on_gpu:
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    for training in order:
+        training.advance()
+    if on_gpu:
+        torch.cuda.synchronize()  # waits for all streams
+    return time.perf_counter() - started

@@ -1,0 +1,147 @@
+"""How many trials share a GPU: what is measured, what is kept, and what is done if nothing can be measured."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from pictures import write_set
+
+from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.data.catalog import load_set
+from lrnas.recipes import Recipe
+from lrnas.searching import trials_per_gpu
+from lrnas.searching.ray_cluster import Workers
+from lrnas.searching.settings import SearchSettings
+from lrnas.searching.setup import SearchTraining
+from lrnas.searching.trials_per_gpu import CONTEXT_MEMORY, FILE, USED_MEMORY, look_up, memory_per_trial, share_gpus
+from lrnas.spaces.space import load_space
+from lrnas.study.objectives import Limits
+from lrnas.training.side_by_side import Rate, pick_number
+
+SMALL = Architecture("nin", {"*": Allocation(width=0.05)}, batch_norm=True)
+RECIPE = Recipe(epochs=1, batch_size=8)
+
+
+def test_a_measurement_is_made_once_for_each_gpu(tmp_path: Path) -> None:
+    file, made = tmp_path / "cache" / FILE, []
+
+    def find(gpu: str, batch_size: int = 128) -> Any:
+        conditions = {"gpu": gpu, "batch_size": batch_size}
+
+        def measure() -> dict[str, Any]:
+            made.append(conditions)
+            return {**conditions, "rates": [{"number": len(made)}]}
+
+        return look_up(file, conditions, measure)["rates"][0]["number"]
+
+    assert [find("H200"), find("H200"), find("A100"), find("H200"), find("H200", 512)] == [1, 1, 2, 1, 3]
+    assert len(json.loads(file.read_text())) == 3
+    for damaged in ("[{", "7", '["text"]', '{"gpu": "H200"}'):
+        file.write_text(damaged)
+        assert find("H200") == find("H200") == len(made)
+
+
+def test_a_folder_that_cannot_be_written_keeps_no_measurement(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert look_up(tmp_path / "file" / FILE, {"gpu": "H200"}, lambda: {"gpu": "H200"}) == {"gpu": "H200"}
+
+
+def test_images_in_files_have_room_as_long_as_a_gpu_can_hold_them(tmp_path: Path) -> None:
+    write_set(tmp_path / "colours", {"train": 12, "val": 4, "test": 4})
+    data, digits = load_set(f"folder:{tmp_path}/colours", tmp_path, image_size=8), load_set("digits")
+    rates = [Rate(number, float(number), 1000, 500) for number in (1, 2, 3, 4)]
+    size, training = data.num_bytes, CONTEXT_MEMORY + 3 * 1000 + 500
+    assert size > 36 * 8 * 8 * 3
+    assert memory_per_trial(rates, digits, 0.5, 10**12, 3.0) == training + digits.num_bytes
+    assert memory_per_trial(rates, data, 0.5, 10**12, 3.0) == training + size
+    assert memory_per_trial(rates, data, 0.5, size, 3.0) == memory_per_trial(rates, data, 0, size, 3.0) == training
+    # a trial has image_memory of its part of a GPU for images; with 3 trials, that is enough for them
+    share = 3.5 * size / 10**12
+    needed = memory_per_trial(rates, data, share, 10**12, 1.0)
+    assert pick_number(rates, needed, USED_MEMORY * 10**12, 16) == 3
+
+
+@pytest.fixture
+def ray_with_a_gpu() -> Iterator[None]:
+    """Ray that believes in a GPU, on any machine."""
+    ray.init(num_cpus=3, num_gpus=1, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.usefixtures("ray_with_a_gpu")
+def test_a_worker_measures_and_a_second_search_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lrnas")
+
+    def share(workers: Workers) -> Workers:
+        data = load_set("digits")
+        return share_gpus(workers, [SMALL], RECIPE, data, image_memory=0.5, folder=tmp_path, device="cpu")
+
+    first = share(Workers(1, 0.25))
+    (record,) = json.loads((tmp_path / FILE).read_text())
+    assert record["gpu"] == "none" and record["image_size"] == 8 and record["rates"][0]["number"] == 1
+    number = round(1 / first.gpus)
+    assert first == Workers(1, 1 / number, concurrency=number) and number <= 3  # there are 3 CPUs
+    assert share(Workers(1, 0.25)) == first and share(Workers(1, 0.25, concurrency=1)) == Workers(1, 1, 1)
+    assert caplog.text.count("measuring how many networks") == 1
+    assert caplog.text.count(f"kept in {tmp_path / FILE}") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.usefixtures("ray_with_a_gpu")
+def test_without_a_measurement_four_share_a_gpu(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "lrnas")
+
+    def share(networks: list[Architecture]) -> Workers:
+        data = load_set("digits")
+        return share_gpus(Workers(1, 0.25), networks, RECIPE, data, image_memory=0.5, folder=tmp_path, device="cpu")
+
+    def reason() -> str:
+        start = "4 networks at a time on a GPU; how many are best cannot be measured: "
+        return caplog.messages[-1].removeprefix(start)
+
+    assert share([]) == Workers(1, 0.25, concurrency=3)  # an error in the worker
+    assert reason().startswith("ZeroDivisionError: ")
+
+    @ray.remote(num_gpus=1)
+    class OtherSearch:
+        def is_ready(self) -> bool:
+            return True
+
+    other = OtherSearch.remote()
+    assert ray.get(other.is_ready.remote())
+    monkeypatch.setattr(trials_per_gpu, "PATIENCE", 1.0)
+    assert share([SMALL]) == Workers(1, 0.25, concurrency=3)  # the GPU is never free
+    assert reason().startswith("GetTimeoutError: ") and not (tmp_path / FILE).exists()
+
+
+def test_the_networks_within_the_limits_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = load_space("nin", batch_norm=True)
+    training = SearchTraining(SearchSettings(space="nin", budget=1), space, "digits", None)
+    measured = []
+
+    def share(workers: Workers, networks: list[Architecture], *_: Any, **settings: Any) -> Workers:
+        measured.append(networks)
+        assert settings["largest_batch"] == max(level.recipe.batch_size for level in training.levels.values())
+        return workers
+
+    monkeypatch.setattr("lrnas.searching.setup.share_gpus", share)
+    limits = Limits(max_macs=training.cost(space.uniform["lr-x0.5"])["macs"])
+    point = space.params_of(space.uniform["lr-x0.25"])
+    for limit, feasible in ((Limits(), None), (limits, None), (Limits(max_macs=1), point)):
+        training.share_gpus(Workers(1, 0.25), limit, feasible)
+    named = [*space.points.values(), *space.uniform.values()]
+    assert measured[0] == named and space.points["nin"] not in measured[1]
+    assert measured[1] == [network for network in named if training.cost(network)["macs"] <= limits.max_macs]
+    assert [space.params_of(network) for network in measured[2]] == [point]
