@@ -15,7 +15,7 @@ import multiprocessing
 import signal
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +28,26 @@ from lrnas.training.gpu_sharing import shared_gpus
 from lrnas.training.provenance import provenance
 
 SHORT = "clip=2 batch_size=128 lr=0.1"
-loaded: dict[str, Any] = {}
-"""In a process that trains: the images."""
 
 
-def prepare(args: argparse.Namespace, ready: Any) -> None:
-    """Make a process ready, and wait for the others."""
+def work(args: argparse.Namespace, pipe: Connection) -> None:
+    """A process: says when it is ready, and trains the networks that come through the pipe."""
     import torch
 
     from lrnas.models import build  # noqa: F401  # imports timm
 
     torch.set_num_threads(1)
-    loaded["images"] = load_data(args.data, args.images)
-    ready.wait()
+    data = load_data(args.data, args.images)
+    pipe.send(None)
+    while True:
+        pipe.send(train_one(pipe.recv(), data, args))
 
 
-def train_one(network: Network, args: argparse.Namespace) -> dict[str, float]:
+def train_one(network: Network, data: Any, args: argparse.Namespace) -> dict[str, float]:
     from lrnas.training.job import Job
     from lrnas.training.loop import train
 
-    started, data = time.perf_counter(), loaded["images"]
+    started = time.perf_counter()
     recipe = make_recipe(f"{args.recipe} epochs={args.epochs}")
     job = Job(Architecture.from_dict(network["architecture"]), "cifar10", recipe, 0)
     result = train(job.create_model(data), data, recipe, seed=0, device=args.device)
@@ -61,17 +61,31 @@ def measure(args: argparse.Namespace, processes: int) -> dict[str, float]:
     """Images per second of a number of processes. An error in one of them ends all."""
     networks = [network for network in read_networks()[args.space] if network["kind"] == "random"][: args.networks]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, prepare, (args, context.Barrier(processes))) as pool:
-        try:
-            for future in [pool.submit(int) for _ in range(processes)]:  # each starts a process
-                future.result()
-            began = time.time()
-            futures = [pool.submit(train_one, network, args) for network in networks]
-            found = [future.result() for future in as_completed(futures)]
-        except BaseException:
-            for process in multiprocessing.active_children():
-                process.kill()
-            raise
+    pipes: list[Connection] = []
+    found: list[dict[str, float]] = []
+    try:
+        for _ in range(processes):
+            ours, theirs = context.Pipe()
+            context.Process(target=work, args=(args, theirs), daemon=True).start()
+            theirs.close()
+            pipes.append(ours)
+        num_ready = 0
+        while num_ready < processes:
+            num_ready += sum(pipe.recv() is None for pipe in wait(pipes))
+        began, queue = time.time(), iter(networks)
+        for pipe in pipes:
+            pipe.send(next(queue))
+        while len(found) < len(networks):
+            for pipe in wait(pipes):
+                found.append(pipe.recv())
+                if (network := next(queue, None)) is not None:
+                    pipe.send(network)
+    except (EOFError, OSError):
+        raise SystemExit("a process has ended; the error that it raised, if any, is shown above") from None
+    finally:
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
     # the first process without work; trainings that ended later count with the share that they had done by then
     end = sorted(training["ended"] for training in found)[-processes]
     images = sum(each["images"] * min(1.0, max(0.0, 1 - (each["ended"] - end) / each["seconds"])) for each in found)
