@@ -104,7 +104,8 @@ def share_gpus(
         f"{number} network{'s' * (number > 1)} at a time on a GPU: {gain}; measured in {record['seconds']:.0f} s, kept "
         f"in {folder / FILE}"
     )
-    return limit_to_room(replace(workers, gpus=1 / number))
+    share = math.floor(10_000 / number) / 10_000  # Ray rounds to four digits, and six times 0.1667 is too much
+    return limit_to_room(replace(workers, gpus=share))
 
 
 def look_up(file: Path, conditions: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
