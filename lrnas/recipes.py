@@ -213,10 +213,10 @@ def get_recipe(
     """The recipe for training on a data set.
 
     Some settings follow from the data. Batches are small enough for 32 steps per epoch; for networks with norms, `fast`
-    and `full` reduce the learning rate in proportion. Images are padded before cropping, by a sixteenth of their size
-    in these two cases and by an eighth in all others. The exception is NiN with the recipe `paper` on images of 32×32
-    pixels, as in the paper: they are whitened and cropped to 30×30, and the validation images are used for training
-    too.
+    and `full` then reduce the learning rate with the square root of the batch size. Images are padded before cropping,
+    by a sixteenth of their size in these two cases and by an eighth in all others. The exception is NiN with the recipe
+    `paper` on images of 32×32 pixels, as in the paper: they are whitened and cropped to 30×30, and the validation
+    images are used for training too.
 
     Args:
         name: `paper`, `fast`, `full`, or a TOML file of fields, whose key `base` (default: fast) names the recipe to
@@ -254,8 +254,8 @@ def get_recipe(
         recipe = dataclasses.replace(recipe, crop=0, pad=0, whiten=False, all_images=False)
     largest_batch = 1 << max(0, (num_images // 32).bit_length() - 1)  # a power of 2
     if largest_batch < recipe.batch_size:
-        lr = recipe.lr * largest_batch / recipe.batch_size if norms and name != "paper" else recipe.lr
-        recipe = dataclasses.replace(recipe, batch_size=largest_batch, lr=lr)
+        share = (largest_batch / recipe.batch_size) ** 0.5 if norms and name != "paper" else 1.0
+        recipe = dataclasses.replace(recipe, batch_size=largest_batch, lr=share * recipe.lr)
     recipe = recipe.changed(changes)
     recipe.check_fits(image_size, num_images)
     return recipe
