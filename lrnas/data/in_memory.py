@@ -95,9 +95,9 @@ class DataSet(ABC):
         return ""
 
     @property
+    @abstractmethod
     def num_bytes(self) -> int:
-        """Memory that training and validation images take on a GPU, if they are kept there; 0 if it is unknown."""
-        return 0
+        """Memory that the images take on a GPU, if they are kept there: all of a pack, else training and validation."""
 
     @property
     def num_unreadable(self) -> int:

@@ -53,6 +53,8 @@ class Workers:
         concurrency: Number of trials at a time; None: as many as there is room for.
         address: Address of a Ray cluster; None: this machine alone.
         files: Paths of Python modules and packages that are sent to the cluster.
+        has_mps: Whether trials on the same GPU run at the same time, by CUDA MPS; else, or if it is not known, they
+            take turns.
     """
 
     cpus: float = 1
@@ -60,6 +62,7 @@ class Workers:
     concurrency: int | None = None
     address: str | None = None
     files: tuple[str, ...] = ()
+    has_mps: bool = False
 
     def __post_init__(self) -> None:
         if self.cpus <= 0 or self.gpus < 0 or (self.concurrency is not None and self.concurrency < 1):
@@ -130,23 +133,25 @@ def running_ray(workers: Workers) -> Iterator[Workers]:
         workers: The resources of the workers.
 
     Yields:
-        The same, as `limit_to_room` returns them.
+        The same, as `limit_to_room` returns them, and with `has_mps`.
     """
     pin_data_folder()
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     with ExitStack() as stack:
-        reason = ""
+        reason, has_mps = "", False
         if not ray.is_initialized():
             if workers.address is None and 0 < workers.gpus < 1:
+                torch.cuda.is_available()  # starts CUDA here, before MPS: only workers should use the service
                 reason = stack.enter_context(shared_gpus())  # before Ray, so that workers inherit its variable
+                has_mps = not reason
             _start_ray(workers)
             stack.callback(ray.shutdown)
         running = limit_to_room(workers)
         if reason:
             logger.info(f"trials on the same GPU take turns, which is slower: {reason}")
-        yield running
+        yield replace(running, has_mps=has_mps)
 
 
 def limit_to_room(workers: Workers) -> Workers:

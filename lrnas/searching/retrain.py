@@ -81,8 +81,8 @@ def retrain(
         storage: Database URL or `journal:FILE` of the study; None: the file in the study's folder.
         studies: Folder of all studies.
         cpus_per_trial: CPUs for each run.
-        gpus_per_trial: GPUs for each run; None: the share with which runs train fastest together, as measured before
-            the first run, or 0 without a GPU.
+        gpus_per_trial: GPUs for each run; None: with CUDA MPS, the share with which runs train fastest together, as
+            measured before the first run; else 0.25; 0 without a GPU.
         concurrency: Number of runs at a time; None: as many as there is room for.
         address: Address of a Ray cluster; None: this machine.
         events: Receiver of what happens, instead of messages on stderr.
@@ -113,7 +113,7 @@ def retrain(
 
             training.data.prepare(view.preparing)
             with running_ray(workers) as running:
-                if workers.gpus and gpus_per_trial is None:
+                if running.has_mps and gpus_per_trial is None:
                     running = share_gpus(
                         workers,
                         [network.architecture for network in networks],

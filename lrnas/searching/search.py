@@ -128,7 +128,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             other = open_study(settings.warm_start, storage=settings.storage, studies=settings.studies)
             logger.info(f"{proposals.import_from(other)} networks of {settings.warm_start} taken over")
         _enqueue_first(proposals, feasible, settings.budget)
-        if workers.gpus and settings.gpus_per_trial is None and trainable is None:
+        if running.has_mps and settings.gpus_per_trial is None and trainable is None:
             running = training.share_gpus(workers, limits, feasible)
         events.started(proposals, settings.budget, training.dense_macs())
         if later:

@@ -225,7 +225,7 @@ class SearchSettings:
     """Reserve N CPU cores for each network in training."""
     gpus_per_trial: float | None = setting(NUMBER, "N", group=FREE)
     """Reserve N GPUs for each network in training, e.g. 0.25 (default: measured before the first training, so that as
-    many networks share a GPU as train fastest together; 0 without a GPU)."""
+    many networks share a GPU as train fastest together; 0.25 without CUDA MPS or with --trainable; 0 without a GPU)."""
     image_memory: float = setting(NUMBER, "SHARE", IMAGE_MEMORY, group=FREE)
     """Keep images from files in GPU memory if they take at most this share of a network's part of it (see
     --gpus-per-trial); else, or with 0, read them from the disk."""

@@ -1,4 +1,4 @@
-"""How many trials share a GPU: measured before the first trial, and kept in a file of the data folder.
+"""How many trials share a GPU of this machine: measured before the first trial, and kept in a file of the data folder.
 
 What is kept are the measurements (`lrnas.training.side_by_side`). How many trials there is room for is decided anew for
 each search, because memory and CPU cores also depend on its settings.
@@ -33,11 +33,13 @@ from lrnas.recipes import Recipe
 from lrnas.searching.ray_cluster import Workers, limit_to_room
 from lrnas.training.job import Images
 from lrnas.training.loop import Device
-from lrnas.training.side_by_side import Rate, measure_rates, pick_number
+from lrnas.training.side_by_side import COUNTS, Rate, measure_rates, pick_number
 
 FILE = "trials_per_gpu.json"
+FORMAT = 1
+"""Version of what is measured; measurements of other versions are not used."""
 PATIENCE = 240.0
-"""Seconds to wait for the measurement, which needs a whole GPU; on a cluster, other searches may use all of them."""
+"""Seconds to wait for the measurement, which needs a whole GPU."""
 CONTEXT_MEMORY = 600_000_000
 """Bytes of GPU memory that CUDA itself and its libraries take in each process, about."""
 USED_MEMORY = 0.9
@@ -55,7 +57,7 @@ def share_gpus(
     largest_batch: int = 0,
     device: Device = "cuda",
 ) -> Workers:
-    """Let as many trials share a GPU as train fastest together. Ray must be running.
+    """Let as many trials share a GPU as train fastest together. Ray must be running on this machine, with CUDA MPS.
 
     Args:
         workers: Resources of the workers. Their share of a GPU is used if nothing can be measured.
@@ -70,8 +72,12 @@ def share_gpus(
     Returns:
         The workers, with their share of a GPU and the number of trials that there is room for.
     """
+    if (most := _most_per_gpu(workers)) == 1:
+        return limit_to_room(replace(workers, gpus=1))
+    networks = networks[: max(COUNTS)]
     images, eval_batch = Images.of(data), min(data.eval_batch, len(data.val))
-    conditions = _conditions(networks, recipe, images)
+    gpu = _describe(device)["gpu"]
+    conditions = {"gpu": gpu, **_conditions(networks, recipe, images, eval_batch)}
     remote = ray.remote(num_gpus=1, max_retries=0)(_measure)
 
     def measure() -> dict[str, Any]:
@@ -85,15 +91,19 @@ def share_gpus(
         return measured | conditions
 
     try:
-        record = look_up(folder / FILE, {"gpu": _describe(device)["gpu"], **conditions}, measure)
+        record = look_up(folder / FILE, conditions, measure)
     except (RayError, RuntimeError) as error:
-        reason = error_line(getattr(error, "cause", None) or error)
+        cause = getattr(error, "cause", None) or error
+        if isinstance(cause, torch.OutOfMemoryError):
+            logger.info("1 network at a time on a GPU: there is no memory for more")
+            return limit_to_room(replace(workers, gpus=1))
+        reason = error_line(cause)
         logger.info(f"{1 / workers.gpus:g} networks at a time on a GPU; how many are best cannot be measured: {reason}")
         return limit_to_room(workers)
     rates = [Rate(**rate) for rate in record["rates"]]
     memory, factor = record["memory"], max(1.0, largest_batch / recipe.batch_size)
-    needed = memory_per_trial(rates, data, image_memory, memory, factor)
-    number = pick_number(rates, needed, USED_MEMORY * memory, _most_per_gpu(workers))
+    needed = memory_per_trial(rates, data, image_memory, memory, factor, whiten=recipe.whiten)
+    number = pick_number(rates, needed, USED_MEMORY * memory, most)
     speedup = next(rate.speedup for rate in rates if rate.number == number)
     gain = (
         f"{speedup:.1f} times the images per second of one alone"
@@ -114,7 +124,8 @@ def look_up(file: Path, conditions: dict[str, Any], measure: Callable[[], dict[s
     Args:
         file: The file. It is replaced if it cannot be read.
         conditions: Fields that the measurement must have.
-        measure: Function that makes a new measurement.
+        measure: Function that makes a new measurement. It is not stored if it has the entry `is_alone` and this is
+            False.
     """
     records: list[dict[str, Any]] = []
     with suppress(OSError, ValueError, TypeError):
@@ -123,20 +134,24 @@ def look_up(file: Path, conditions: dict[str, Any], measure: Callable[[], dict[s
         if conditions.items() <= record.items():
             return record
     record = measure()
+    if not record.pop("is_alone", True):
+        return record
     with suppress(OSError), write_atomically(file) as part:  # without the file, the next search measures again
         part.write_text(json.dumps([*records, record], indent=1), encoding="utf-8")
     return record
 
 
-def _conditions(networks: Sequence[Architecture], recipe: Recipe, images: Images) -> dict[str, Any]:
+def _conditions(networks: Sequence[Architecture], recipe: Recipe, images: Images, eval_batch: int) -> dict[str, Any]:
     """Everything that a measurement depends on, except the GPU."""
     rest = [*map(built_id, networks), images.num_classes, recipe.crop, os.environ.get("LRNAS_KERNELS")]
     return {
+        "format": FORMAT,
         "torch": torch.__version__,
         "lrnas": __version__,
         "channels": images.channels,
         "image_size": images.image_size,
         "batch_size": recipe.batch_size,
+        "eval_batch": eval_batch,
         "networks": hashlib.sha256(json.dumps(rest).encode()).hexdigest()[:16],
     }
 
@@ -153,13 +168,18 @@ def _measure(
 ) -> dict[str, Any]:
     """Measure in a worker that has a whole GPU."""
     started = time.perf_counter()
-    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # of the 8 that are the default, several streams would share one
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # by default, streams share 8 queues of the GPU
+    is_alone = True
+    if torch.device(device).type == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        is_alone = free > USED_MEMORY * total
     rates = measure_rates(networks, recipe, images, device, eval_batch=eval_batch)
-    return {**_describe(device), "rates": [asdict(rate) for rate in rates], "seconds": time.perf_counter() - started}
+    found = {"rates": [asdict(rate) for rate in rates], "seconds": time.perf_counter() - started}
+    return {**_describe(device), **found, "is_alone": is_alone}
 
 
 def memory_per_trial(
-    rates: Sequence[Rate], data: DataSet, image_memory: float, memory: int, batch_factor: float
+    rates: Sequence[Rate], data: DataSet, image_memory: float, memory: int, batch_factor: float, *, whiten: bool = False
 ) -> float:
     """Bytes of GPU memory that a trial's process needs. Images from files get as much as they need to stay there.
 
@@ -169,10 +189,11 @@ def memory_per_trial(
         image_memory: Largest share of a trial's part of the memory for images from files.
         memory: Memory of the GPU.
         batch_factor: How many times larger than the measured batches the largest ones are.
+        whiten: Whether images are whitened; they then take twice as much.
     """
     needed = CONTEXT_MEMORY + batch_factor * rates[-1].memory + rates[-1].eval_memory
     if isinstance(data, ImageSet):
-        return needed + data.num_bytes
+        return needed + data.num_bytes * (2 if whiten else 1)
     if data.num_bytes >= image_memory * memory:  # they stay on the disk
         return needed
     return max(needed + data.num_bytes, USED_MEMORY * data.num_bytes / image_memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from optuna.trial import FrozenTrial
 
@@ -37,7 +37,7 @@ def measure_throughput(
     Args:
         trials: Trials of one or more studies.
         since: Trials that were started before this time do not count; None: all count.
-        now: Until when trials in training count; None: until now.
+        now: The time; None: that of the clock.
 
     Returns:
         The throughput; None if no epoch was trained, or if trials do not say how many images they trained.
@@ -47,7 +47,9 @@ def measure_throughput(
     for trial in trials:
         started, trained = trial.datetime_start, trial.user_attrs.get("images", 0)
         if trained and started is not None and (since is None or started >= since):
-            spans.append((started, trial.datetime_complete or now))
+            # of a trial that was stopped or is in training, what is known ends with the last epoch
+            last = started + timedelta(seconds=trial.user_attrs.get("seconds", 0.0))
+            spans.append((started, trial.datetime_complete or min(now, last)))
             images += trained
             if "gpu_busy" in trial.user_attrs:
                 busy.append((trial.user_attrs["gpu_busy"], trained))

@@ -7,6 +7,7 @@ and the epoch, so on a CPU a run that continues from a checkpoint gives bit-iden
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sized
@@ -311,7 +312,7 @@ class TrainingStep:
         """
         if self.on_gpu and not dist.is_initialized():  # gradients are exchanged outside of graphs
             if self.graph is None:
-                self.graph = self.capture(torch.cuda.Stream())
+                self.graph = self.capture(_capture_stream(torch.cuda.current_device()))
             self.graph.replay()
         else:
             self._step(rate)
@@ -370,6 +371,12 @@ class TrainingStep:
         torch.cuda.synchronize()
         self.capture_seconds = time.perf_counter() - started
         return graph
+
+
+@functools.lru_cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """The stream on which all steps of this process are recorded; cuBLAS keeps working memory for each stream."""
+    return torch.cuda.Stream(device)
 
 
 def _loss(outputs: Tensor | tuple[Tensor, ...], labels: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:

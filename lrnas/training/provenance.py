@@ -90,11 +90,11 @@ def hardware() -> str:
 def gpu_busy() -> float | None:
     """Return the share of the last second in which the current GPU computed anything.
 
-    None if it cannot be found out: without the package nvidia-ml-py, or where the GPU does not tell it.
+    None if it is not known: without the package nvidia-ml-py, or if the GPU does not report it.
     """
     import torch
 
     try:
         return torch.cuda.utilization() / 100
-    except (ImportError, RuntimeError):
+    except Exception:  # the errors of nvidia-ml-py have no other type in common
         return None

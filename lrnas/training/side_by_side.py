@@ -1,8 +1,9 @@
 """How many networks should train at the same time on one GPU: measured speed and memory of trainings side by side.
 
-All trainings run in one process, each with its own CUDA graph on its own stream. There they share the GPU like
-processes under CUDA MPS. Networks differ in cost, so images per second would depend on which networks are in the mix.
-Instead, the time that all need side by side is compared with the time that the same steps need one after the other.
+All trainings run in one process, each with its own CUDA graph on its own stream, because it would take too long to
+start as many processes. The result is an estimate for processes with CUDA MPS. Networks differ in cost, so images per
+second would depend on which networks are in the mix. Instead, the time that all need side by side is compared with the
+time that the same steps need one after the other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ROUNDS = 3
 ALONE_SECONDS, TOGETHER_SECONDS = 0.05, 0.3
 """Shortest time in which steps of one training alone are measured, and the time for several side by side."""
 WORSE_COUNTS = 2
-"""Number of counts in a row, each slower than a smaller one, after which no larger count is tried."""
+"""Measuring stops after this many counts in a row without a new highest speed."""
 TIME_LIMIT = 60.0
 """Seconds after which no larger count is tried."""
 ENOUGH = 0.95
@@ -70,8 +71,8 @@ def measure_rates(
         counts: The numbers of trainings to measure, in ascending order.
 
     Returns:
-        The measurements. Larger numbers are left out if there is no memory for them, if two smaller ones in a row were
-        no faster than one before, or if the measurement takes more than a minute.
+        The measurements. Larger numbers are left out if there is no memory for them, if two counts in a row
+        were not the fastest so far, or if the measurement takes more than a minute.
 
     Raises:
         torch.OutOfMemoryError: There is no memory for a single training.

@@ -123,10 +123,10 @@ def test_workers_find_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
     service = Service(tmp_path, monkeypatch)
     caplog.set_level(logging.INFO, "lrnas")
     with running_ray(Workers(cpus=0.1, gpus=0.25)) as workers:
-        assert workers.concurrency == 4 and variable() == os.environ[PIPES]
+        assert workers.concurrency == 4 and workers.has_mps and variable() == os.environ[PIPES]
     assert service.commands()[-1] == "quit" and not caplog.messages
     service.write("#!/bin/sh\nexit 3\n")
-    with running_ray(Workers(cpus=0.1, gpus=0.25)):
-        assert variable() is None
+    with running_ray(Workers(cpus=0.1, gpus=0.25)) as workers:
+        assert variable() is None and not workers.has_mps
     (message,) = caplog.messages
     assert message == "trials on the same GPU take turns, which is slower: nvidia-cuda-mps-control ended with code 3"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from pictures import write_set
 
 from lrnas.arch.architecture import Allocation, Architecture
@@ -43,6 +44,13 @@ def test_a_measurement_is_made_once_for_each_gpu(tmp_path: Path) -> None:
     for damaged in ("[{", "7", '["text"]', '{"gpu": "H200"}'):
         file.write_text(damaged)
         assert find("H200") == find("H200") == len(made)
+
+
+def test_a_measurement_on_a_gpu_that_others_use_is_not_kept(tmp_path: Path) -> None:
+    for is_alone in (False, True):
+        record = {"gpu": "H200", "is_alone": is_alone}
+        assert look_up(tmp_path / FILE, {"gpu": "H200"}, record.copy) == {"gpu": "H200"}
+        assert (tmp_path / FILE).exists() == is_alone
 
 
 def test_a_folder_that_cannot_be_written_keeps_no_measurement(tmp_path: Path) -> None:
@@ -92,7 +100,7 @@ def test_a_worker_measures_and_a_second_search_does_not(tmp_path: Path, caplog: 
     assert first == Workers(1, 1 / number, concurrency=number) and number <= 3  # there are 3 CPUs
     assert share(Workers(1, 0.25)) == first and share(Workers(1, 0.25, concurrency=1)) == Workers(1, 1, 1)
     assert caplog.text.count("measuring how many networks") == 1
-    assert caplog.text.count(f"kept in {tmp_path / FILE}") == 3
+    assert caplog.text.count(f"kept in {tmp_path / FILE}") == 2  # none is needed for one at a time
 
 
 @pytest.mark.slow
@@ -113,6 +121,14 @@ def test_without_a_measurement_four_share_a_gpu(
 
     assert share([]) == Workers(1, 0.25, concurrency=3)  # an error in the worker
     assert reason().startswith("ZeroDivisionError: ")
+
+    def fill_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trials_per_gpu, "_measure", fill_memory)
+        assert share([SMALL]) == Workers(1, 1, concurrency=1)
+    assert caplog.messages[-1] == "1 network at a time on a GPU: there is no memory for more"
 
     @ray.remote(num_gpus=1)
     class OtherSearch:

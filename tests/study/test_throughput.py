@@ -24,10 +24,11 @@ def test_time_counts_once_however_many_trials_are_in_training() -> None:
     assert str(found) == "60 images/s"
 
 
-def test_trials_in_training_count_until_now_and_earlier_ones_may_be_left_out() -> None:
-    trials = [trial(0, 10, 400), trial(20, None, 50)]
-    found = measure_throughput(trials, since=BEGIN + timedelta(seconds=15), now=BEGIN + timedelta(seconds=25))
-    assert found is not None and (found.images, found.seconds) == (50, 5)
+def test_trials_in_training_count_until_their_last_epoch_and_earlier_ones_may_be_left_out() -> None:
+    trials = [trial(0, 10, 400), trial(20, None, 50, seconds=4.0)]
+    for later in (25, 1000):  # a trial that was stopped does not become slower while it waits
+        found = measure_throughput(trials, since=BEGIN + timedelta(seconds=15), now=BEGIN + timedelta(seconds=later))
+        assert found is not None and (found.images, found.seconds) == (50, 4)
 
 
 def test_how_busy_a_gpu_was_is_weighted_by_images() -> None:

@@ -15,9 +15,10 @@ from lrnas.training import gpu_sharing
 from lrnas.training.gpu_sharing import CONTROL, PIPES, USE_GPU, shared_gpus
 
 DRIVER = """
-import sys, time
+import signal, sys, time
 import gpu_sharing
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
 gpu_sharing.USE_GPU = sys.argv[1]
 with gpu_sharing.shared_gpus():
     time.sleep(60)
