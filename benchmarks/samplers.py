@@ -40,7 +40,7 @@ from benchmarks.table.networks import DENSE, LOWEST, dense_macs
 from benchmarks.table.records import known_files, read_records
 from benchmarks.table.stand_in import StandIn
 from lrnas.arch.architecture import Architecture
-from lrnas.searching.promotion import Measured, believe
+from lrnas.sampling.promotion import Measured, believe
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import make_sampler
 from lrnas.study.ledger import Ledger

@@ -17,8 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from lrnas.arch.architecture import Architecture
 from lrnas.sampling.pareto import closest_to_front
-from lrnas.searching.progress import SearchEvents
-from lrnas.searching.promotion import (
+from lrnas.sampling.promotion import (
     MAX_MEASURED,
     Contender,
     Measured,
@@ -26,6 +25,7 @@ from lrnas.searching.promotion import (
     pick_full,
     pick_longer,
 )
+from lrnas.searching.progress import SearchEvents
 from lrnas.searching.proposals import Proposal, Proposals
 from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.setup import SearchTraining

@@ -14,8 +14,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from lrnas.errors import UnknownName
 from lrnas.recipes import Recipe, get_recipe
+from lrnas.sampling.promotion import Measured, believe
 from lrnas.searching.finals import Ladder, Promotions, open_levels
-from lrnas.searching.promotion import Measured, believe
 from lrnas.searching.proposals import Proposal, Proposals
 from lrnas.searching.retrain import _choose, _Training
 from lrnas.searching.settings import InvalidSettings, SearchSettings

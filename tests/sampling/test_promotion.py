@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lrnas.searching.promotion import Contender, Measured, believe, pick_full, pick_longer
+from lrnas.sampling.promotion import Contender, Measured, believe, pick_full, pick_longer
 
 
 def contender(name: str, macs: float, mean: float, *, paper: bool = False, begun: int = 0) -> Contender:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lrnas.sampling.accuracy_model import AccuracyModel, Inputs
-from lrnas.sampling.gain import Boxes, expected_gain
-from lrnas.sampling.pareto import costs_no_more, front_indices
+from .accuracy_model import AccuracyModel, Inputs
+from .gain import Boxes, expected_gain
+from .pareto import costs_no_more, front_indices
 
 Array = npt.NDArray[np.float64]
 
