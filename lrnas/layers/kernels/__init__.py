@@ -33,7 +33,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def _is_constant(function: Function) -> Function:
-    """The same as `torch.compiler.assume_constant_result`, which takes 2 s because it imports the whole compiler."""
+    """The same as `torch.compiler.assume_constant_result`, which takes seconds: it imports the whole compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
