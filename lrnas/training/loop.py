@@ -7,7 +7,6 @@ and the epoch, so on a CPU a run that continues from a checkpoint gives bit-iden
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Sized
@@ -312,7 +311,7 @@ class TrainingStep:
         """
         if self.on_gpu and not dist.is_initialized():  # gradients are exchanged outside of graphs
             if self.graph is None:
-                self.graph = self.capture(_capture_stream(torch.cuda.current_device()))
+                self.graph = self.capture()
             self.graph.replay()
         else:
             self._step(rate)
@@ -339,23 +338,24 @@ class TrainingStep:
         self.optimizer.step()
         self.position += 1
 
-    def capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    def capture(self, stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
         """Record a step as a CUDA graph, and undo the changes of the steps that recording needs.
 
         Args:
-            stream: Where to record. Graphs that were recorded on the same stream share cuBLAS's working memory, so they
-                must not be replayed at the same time.
+            stream: Where to record; None: PyTorch's own stream for that. Graphs that were recorded on the same stream
+                share cuBLAS's working memory, so they must not be replayed at the same time.
         """
         started = time.perf_counter()
         touched = [*self.model.state_dict(keep_vars=True).values(), self.position, self.loss, self.correct]
         saved = [tensor.detach().clone() for tensor in touched]
         momentum = {p: s["momentum_buffer"].clone() for p, s in self.optimizer.state.items() if "momentum_buffer" in s}
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        first = torch.cuda.Stream() if stream is None else stream
+        first.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(first):
             for _ in range(2):
                 self.position.zero_()
                 self._step()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(first)
         graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad(set_to_none=True)
         # other threads may use CUDA meanwhile
@@ -371,12 +371,6 @@ class TrainingStep:
         torch.cuda.synchronize()
         self.capture_seconds = time.perf_counter() - started
         return graph
-
-
-@functools.lru_cache
-def _capture_stream(device: int) -> torch.cuda.Stream:
-    """The stream on which all steps of this process are recorded; cuBLAS keeps working memory for each stream."""
-    return torch.cuda.Stream(device)
 
 
 def _loss(outputs: Tensor | tuple[Tensor, ...], labels: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
