@@ -1,1 +1,1 @@
-"""Optuna sampler and pruner for accuracy and known costs, and the choice of full trainings; only numpy, scipy, Optuna."""
+"""Optuna sampler and pruner for known costs, and the choice of full trainings; need only numpy, scipy and Optuna."""
