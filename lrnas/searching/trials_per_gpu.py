@@ -78,16 +78,16 @@ def share_gpus(
     images, eval_batch = Images.of(data), min(data.eval_batch, len(data.val))
     gpu = _describe(device)["gpu"]
     conditions = {"gpu": gpu, **_conditions(networks, recipe, images, eval_batch)}
-    remote = ray.remote(num_gpus=1, max_retries=0)(_measure)
 
     def measure() -> dict[str, Any]:
         logger.info("measuring how many networks a GPU trains best at a time")
-        task = remote.remote(networks, recipe, images, eval_batch, device)
+        # an actor and not a task: if a task is cancelled while it ends, Ray 2.60 ends the driver
+        process: Any = ray.remote(num_gpus=1)(_Process).remote()
         try:
+            task = process.run.remote(_measure, networks, recipe, images, eval_batch, device)
             measured: dict[str, Any] = ray.get(task, timeout=PATIENCE)
-        except BaseException:  # it waits for a GPU, or the user pressed Ctrl-C
-            ray.cancel(task, force=True)
-            raise
+        finally:
+            ray.kill(process)  # it may still wait for a GPU, and it would keep memory of the GPU
         return measured | conditions
 
     try:
@@ -161,6 +161,13 @@ def _describe(device: Device) -> dict[str, Any]:
     if torch.device(device).type == "cpu":
         return {"gpu": "none", "memory": sys.maxsize}
     return {"gpu": torch.cuda.get_device_name(), "memory": torch.cuda.get_device_properties(0).total_memory}
+
+
+class _Process:
+    """A process that runs functions, as an actor of Ray."""
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
 
 
 def _measure(
