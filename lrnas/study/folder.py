@@ -64,18 +64,26 @@ def only_study(studies: str | Path = "studies", storage: str | None = None) -> s
 
 def study_folder(studies: str | Path, name: str) -> Path:
     """The folder of a search: its checkpoints, reports and, by default, its database."""
-    if not name or name != Path(name).name or name.startswith("."):
-        raise StudyError(f"a study's name must be the name of a folder; got {name!r}; leave out / and a leading dot")
+    _check_name(name)
     return Path(studies) / name
 
 
 def trials_folder(studies: str | Path, name: str) -> Path:
     """The folder with the checkpoints of a search's trials, of a later level, or of a retraining (SEARCH@RECIPE)."""
-    search, _, part = name.partition("@")
+    search, at, part = name.partition("@")
     folder = study_folder(studies, search)
-    if part in LEVEL_FOLDERS:
-        return folder / part
-    return folder / "retrained" / part if part else folder / "trials"
+    if not at:
+        return folder / "trials"
+    _check_name(part)
+    return folder / part if part in LEVEL_FOLDERS else folder / "retrained" / part
+
+
+def _check_name(name: str) -> None:
+    if not name or name != Path(name).name or name.startswith(".") or not name.isprintable():
+        raise StudyError(
+            f"a study's name, and the name after an @, must be the name of a folder; got {name!r}; leave out /, a "
+            "leading dot and control characters"
+        )
 
 
 def trial_folder(trials: Path, number: int) -> Path:
@@ -94,9 +102,10 @@ def delete_study(name: str, *, storage: str | None = None, studies: str | Path =
     Returns:
         What was deleted.
     """
-    search, _, recipe = name.partition("@")
-    home = study_folder(studies, search)
-    folder = trials_folder(studies, name) if recipe else home
+    home = study_folder(studies, name.partition("@")[0])
+    folder = trials_folder(studies, name) if "@" in name else home
+    if not folder.resolve().is_relative_to(Path(studies).resolve()):
+        raise StudyError(f"only folders in {studies} are deleted; got {folder}, which links elsewhere; remove the link")
     if storage is None and not (home / DATABASE).exists():
         raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
     opened = open_storage(storage, home)

@@ -85,7 +85,30 @@ def test_other_studies_in_a_shared_database_are_kept(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="the storage has no study 's'; known: t, u"):
         delete_study("s", storage=url, studies=tmp_path)
     for name in ("../s", "..", ""):
-        with pytest.raises(StudyError, match="a study's name must be the name of a folder"):
+        with pytest.raises(StudyError, match="must be the name of a folder"):
             delete_study(name, studies=tmp_path)
     with pytest.raises(UnknownName):
         delete_study("s", studies=tmp_path)
+
+
+def test_nothing_is_deleted_by_a_name_that_is_no_folder(tmp_path: Path) -> None:
+    victim, studies = tmp_path / "victim", tmp_path / "studies"
+    victim.mkdir()
+    (studies / "s" / "retrained").mkdir(parents=True)
+    open_storage(None, studies / "s")  # a database without studies, as a failed start leaves one
+    for name in ("s@../../../victim", "s@..", "s@a/b", "s@", "s@/", "s@.hidden", "s@fast\x1b[2J", "a\nb"):
+        with pytest.raises(StudyError, match=r"must be the name of a folder; got '.*'; leave out /"):
+            delete_study(name, studies=studies)
+    assert victim.is_dir() and (studies / "s" / "retrained").is_dir()
+
+
+def test_nothing_is_deleted_through_a_link_to_another_folder(tmp_path: Path) -> None:
+    studies, elsewhere = tmp_path / "studies", tmp_path / "elsewhere"
+    make(studies)
+    (studies / "s" / "retrained").rename(elsewhere)
+    (studies / "s" / "retrained").symlink_to(elsewhere)
+    with pytest.raises(StudyError, match=r"only folders in .*studies are deleted; got .*fast, which links elsewhere"):
+        delete_study("s@fast", studies=studies)
+    assert (elsewhere / "fast").is_dir() and open_study("s@fast", studies=studies, allow_retraining=True)
+    delete_study("s", studies=studies)
+    assert (elsewhere / "fast").is_dir() and not (studies / "s").exists()
