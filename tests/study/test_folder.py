@@ -9,7 +9,7 @@ from small_studies import make_proposals, make_search
 
 from lrnas.cli.main import main
 from lrnas.errors import UnknownName
-from lrnas.study.folder import delete_if_empty, delete_study, study_names
+from lrnas.study.folder import delete_if_empty, delete_study, study_names, trials_folder
 from lrnas.study.manifest import StudyError, check_manifest
 from lrnas.study.open import open_study
 from lrnas.study.storage import open_storage
@@ -96,9 +96,12 @@ def test_nothing_is_deleted_by_a_name_that_is_no_folder(tmp_path: Path) -> None:
     victim.mkdir()
     (studies / "s" / "retrained").mkdir(parents=True)
     open_storage(None, studies / "s")  # a database without studies, as a failed start leaves one
-    for name in ("s@../../../victim", "s@..", "s@a/b", "s@", "s@/", "s@.hidden", "s@fast\x1b[2J", "a\nb"):
+    # names that only trials_folder may get: if it did not refuse them, deleting would reach folders of the machine
+    for name in ("s@/", "s@/absolute", "s@..", "s@a/b", "s@", "s@.hidden", "s@fast\x1b[2J", "a\nb"):
         with pytest.raises(StudyError, match=r"must be the name of a folder; got '.*'; leave out /"):
-            delete_study(name, studies=studies)
+            trials_folder(studies, name)
+    with pytest.raises(StudyError, match=r"must be the name of a folder; got '.*'; leave out /"):
+        delete_study("s@../../../victim", studies=studies)
     assert victim.is_dir() and (studies / "s" / "retrained").is_dir()
 
 
