@@ -110,47 +110,48 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             limits = dataclasses.replace(limits, max_latency=settings.max_latency)
             feasible = find_feasible(space, limits, training.guess, training.cost)
         training.prepare_data(events.preparing)
-    except LrnasError:
-        delete_if_empty(stored, folder)
-        raise
-    name_metrics(stored, training.objectives)
-    keep_limits(stored, limits.given())
-    study = Study(name, stored, training.objectives, manifest)
-    later = open_levels(study, training.levels, settings.studies) if settings.finals else {}
-    proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)
-
-    # the trials
-    with _loading(stored), running_ray(workers) as running:
-        # another seed each time the study continues; with the same one, the sampler would draw the same numbers again
-        seed = (settings.seed + 1_000_003 * len(stored.get_trials(deepcopy=False))) % 2**32
-        stored.sampler = make_sampler(settings.sampler, seed, proposals)
+        name_metrics(stored, training.objectives)
+        keep_limits(stored, limits.given())
+        study = Study(name, stored, training.objectives, manifest)
+        proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)
         if settings.warm_start is not None:
             other = open_study(settings.warm_start, storage=settings.storage, studies=settings.studies)
             logger.info(f"{proposals.import_from(other)} networks of {settings.warm_start} taken over")
-        _enqueue_first(proposals, feasible, settings.budget)
-        if running.has_mps and settings.gpus_per_trial is None and trainable is None:
-            running = training.share_gpus(workers, limits, feasible)
-        events.started(proposals, settings.budget, training.dense_macs())
-        if later:
-            logger.info(
-                f"then the best networks are trained in full: {settings.finals:.0%} of all training time, or what the "
-                "paper's networks need; --finals 0 leaves this out"
-            )
-        from lrnas.searching.ray_tune import run_trials
+        later = open_levels(study, training.levels, settings.studies) if settings.finals else {}
 
-        run_trials(
-            proposals,
-            functools.partial(training.job_at, SHORT),
-            checkpoints,
-            budget=settings.budget,
-            rungs=training.rungs,
-            workers=running,
-            notify=events.changed,
-        )
-        if later:
-            train_levels(
-                proposals, training, later, settings.studies, share=settings.finals, workers=running, events=events
+        # the trials
+        with _loading(stored), running_ray(workers) as running:
+            # another seed each time the study continues: with the same one, the sampler would repeat its numbers
+            seed = (settings.seed + 1_000_003 * len(stored.get_trials(deepcopy=False))) % 2**32
+            stored.sampler = make_sampler(settings.sampler, seed, proposals)
+            _enqueue_first(proposals, feasible, settings.budget)
+            if running.has_mps and settings.gpus_per_trial is None and trainable is None:
+                running = training.share_gpus(workers, limits, feasible)
+            events.started(proposals, settings.budget, training.dense_macs())
+            if later:
+                logger.info(
+                    f"then the best networks are trained in full: {settings.finals:.0%} of all training time, or what "
+                    "the paper's networks need; --finals 0 leaves this out"
+                )
+            from lrnas.searching.ray_tune import run_trials
+
+            run_trials(
+                proposals,
+                functools.partial(training.job_at, SHORT),
+                checkpoints,
+                budget=settings.budget,
+                rungs=training.rungs,
+                workers=running,
+                notify=events.changed,
             )
+            if later:
+                train_levels(
+                    proposals, training, later, settings.studies, share=settings.finals, workers=running, events=events
+                )
+    except LrnasError:
+        with suppress(LrnasError):  # the storage may be gone
+            delete_if_empty(stored, folder)
+        raise
     return study
 
 

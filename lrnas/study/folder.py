@@ -157,10 +157,7 @@ def begin_anew(
         raise error
     logger.info(f"{study.study_name} was begun with other settings ({error.found}) and has no results: it begins anew")
     storage = storage_of(study)
-    names = [study.study_name, *(f"{study.study_name}@{level}" for level in LEVEL_FOLDERS)]
-    for each in optuna.get_all_study_names(storage):
-        if each in names:  # the later levels of a search without results have none either
-            storage.delete_study(storage.get_study_id_from_name(each))
+    _delete_with_levels(study)
     _remove(folder)
     return create_optuna_study(study.study_name, storage, objectives)
 
@@ -177,13 +174,21 @@ def delete_if_empty(study: optuna.Study, folder: Path) -> None:
     """Delete a study without trials, and its folder if nothing else is in it; not while a driver works on it."""
     if study.get_trials(deepcopy=False) or living_drivers(study):
         return
-    storage = storage_of(study)
-    storage.delete_study(id_of_study(study))
-    if not storage.get_all_studies():
+    _delete_with_levels(study)
+    if not storage_of(study).get_all_studies():
         for file in folder.glob(f"{DATABASE}*"):
             file.unlink()
     with suppress(OSError):  # there may be other files
         folder.rmdir()
+
+
+def _delete_with_levels(study: optuna.Study) -> None:
+    """Delete a search without results from its storage, with its later levels, which have none either."""
+    storage = storage_of(study)
+    names = [study.study_name, *(f"{study.study_name}@{level}" for level in LEVEL_FOLDERS)]
+    for each in optuna.get_all_study_names(storage):
+        if each in names:
+            storage.delete_study(storage.get_study_id_from_name(each))
 
 
 def _remove(folder: Path) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from pictures import write_set
 
 from lrnas.cli.main import main
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, UnknownName
 from lrnas.searching import search as driver, setup as search_training
 from lrnas.searching.progress import ProgressView, SearchEvents
 from lrnas.searching.proposals import Proposals, Queue
@@ -188,6 +188,28 @@ def test_a_search_that_is_refused_leaves_no_study(pictures: Path, tmp_path: Path
             progress=False,
         )
     assert study_names(tmp_path / "studies") == []
+
+
+def test_what_is_refused_after_the_study_was_created_leaves_no_study(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(begin(tmp_path, pictures, name="other", image_size=8).proposals)
+
+    def refuse(*_: Any) -> None:
+        raise LrnasError("cannot reach a Ray cluster at nowhere")
+
+    options: dict[str, Any] = {"budget": 2, "data": f"folder:{pictures}", "studies": tmp_path / "studies"}
+    options |= {"progress": False, "image_size": 8}
+    with pytest.raises(
+        StudyError, match=r"other was trained under other conditions: recipe\.lr was .*; start without it"
+    ):
+        search("nin", name="s", warm_start="other", set={"lr": 0.5}, **options)
+    with pytest.raises(UnknownName, match="unknown study 'nobody'"):
+        search("nin", name="s", warm_start="nobody", **options)
+    monkeypatch.setattr(driver, "running_ray", refuse)
+    with pytest.raises(LrnasError, match="cannot reach"):
+        search("nin", name="s", **options)
+    assert study_names(tmp_path / "studies") == ["other"] and not (tmp_path / "studies" / "s").exists()
 
 
 @pytest.mark.slow
