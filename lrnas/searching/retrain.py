@@ -108,7 +108,8 @@ def retrain(
         retraining.ledger.release_orphans()
         budget = len(retraining.wanted)
         view.started(retraining, budget)
-        if retraining.spent() < budget:
+        is_over = retraining.spent() >= budget and not retraining.ledger.wait_for_others()
+        while not is_over:
             from lrnas.searching.ray_tune import run_trials
 
             training.data.prepare(view.preparing)
@@ -125,6 +126,7 @@ def retrain(
                 run_trials(
                     retraining, training.job, folder, budget=budget, workers=running, notify=view.changed, test=True
                 )
+            is_over = retraining.study.interrupted or not retraining.ledger.wait_for_others()
         retraining.end_duplicates()
     return retraining
 

@@ -135,19 +135,24 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                 )
             from lrnas.searching.ray_tune import run_trials
 
-            run_trials(
-                proposals,
-                functools.partial(training.job_at, SHORT),
-                checkpoints,
-                budget=settings.budget,
-                rungs=training.rungs,
-                workers=running,
-                notify=events.changed,
-            )
-            if later:
-                train_levels(
-                    proposals, training, later, settings.studies, share=settings.finals, workers=running, events=events
+            is_over = False
+            while not is_over:
+                run_trials(
+                    proposals,
+                    functools.partial(training.job_at, SHORT),
+                    checkpoints,
+                    budget=settings.budget,
+                    rungs=training.rungs,
+                    workers=running,
+                    notify=events.changed,
                 )
+                if later:
+                    share = settings.finals
+                    train_levels(
+                        proposals, training, later, settings.studies, share=share, workers=running, events=events
+                    )
+                ledgers = [Ledger(each) for each in (later or {SHORT: study}).values()]
+                is_over = study.interrupted or not any(ledger.wait_for_others() for ledger in ledgers)
     except LrnasError:
         with suppress(LrnasError):  # the storage may be gone
             delete_if_empty(stored, folder)

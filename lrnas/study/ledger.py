@@ -15,13 +15,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from lrnas._messages import logger
 from lrnas.errors import LrnasError
 from lrnas.study.optuna_internals import database_of, set_trial_attributes, set_trial_state
 from lrnas.study.study import Study
@@ -128,16 +128,32 @@ class Ledger:
         """
         running = self.study.optuna_trials((TrialState.RUNNING,))  # first: a driver signs before it takes a trial
         living = living_drivers(self.study.optuna_study) - {self.driver}
-        # another living driver may have just taken a trial without having written its name yet
-        before = datetime.now() - timedelta(seconds=GONE_AFTER if living else 0)
-        orphans = [
-            trial
-            for trial in running
-            if trial.user_attrs.get("owner") not in living and (trial.datetime_start or before) <= before
-        ]
+        orphans = [trial for trial in running if trial.user_attrs.get("owner") not in living]
+        if living:  # one of these drivers may have just taken a trial without having written its name yet
+            orphans = [
+                trial
+                for trial in orphans
+                if not (trial.datetime_start and _is_recent(trial.datetime_start.timestamp()))
+            ]
         for trial in orphans:
             self.put_back(trial.number)
         return len(orphans)
+
+    def wait_for_others(self) -> bool:
+        """Wait while other drivers train trials of the study. This driver must not be training any.
+
+        Returns:
+            Whether another driver stopped or vanished, and left a trial that can be continued.
+        """
+        before, told = self.study.waiting(), False
+        while running := self.study.optuna_trials((TrialState.RUNNING,)):
+            if self.release_orphans() == len(running) or self.study.waiting() > before:
+                break
+            if not told:
+                told = True
+                logger.info(f"{self.study.name}: waiting for {len(running)} trials that other drivers train")
+            time.sleep(EVERY)
+        return self.study.waiting() > before
 
     def _is_mine(self, number: int) -> bool:
         trial = self.study.optuna_trial(number)
@@ -213,10 +229,10 @@ class Ledger:
     def sign(self) -> None:
         """Write a sign of life, unless the last one is only seconds old."""
         _signed.add(self.driver)
-        now = time.time()
+        now = time.monotonic()  # the clock may be set back
         if now - self._last_sign > GONE_AFTER / 6:
             self._last_sign = now
-            self.study.optuna_study.set_user_attr(DRIVER + self.driver, now)
+            self.study.optuna_study.set_user_attr(DRIVER + self.driver, time.time())
 
     def sign_off(self) -> None:
         """Write that this driver is done."""
@@ -228,12 +244,17 @@ def living_drivers(optuna_study: optuna.Study) -> set[str]:
     """Names of the drivers that work on a study, judging by their signs of life."""
     living: set[str] = set()
     for key, seen in optuna_study.user_attrs.items():
-        if key.startswith(DRIVER) and time.time() - seen < GONE_AFTER:
+        if key.startswith(DRIVER) and _is_recent(seen):
             driver = key.removeprefix(DRIVER)
             host, process, _ = driver.rsplit(":", 2)
             if host != socket.gethostname() or _is_alive(driver, int(process)):
                 living.add(driver)
     return living - _signed_off
+
+
+def _is_recent(seen: float) -> bool:
+    """Whether a time is close to now. One that is far ahead is not: the clock was wrong when it was written."""
+    return abs(time.time() - seen) < GONE_AFTER
 
 
 def _is_alive(driver: str, process: int) -> bool:

@@ -5,7 +5,9 @@ import json
 import os
 import socket
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -22,7 +24,7 @@ from lrnas.models.plan import canonical_id
 from lrnas.searching.proposals import Proposals, distributions_of
 from lrnas.spaces.parameters import Parameter
 from lrnas.spaces.space import SearchSpace, load_space
-from lrnas.study.ledger import DRIVER, _signed
+from lrnas.study.ledger import DRIVER, GONE_AFTER, _signed
 from lrnas.study.manifest import StudyError, check_manifest, keep_limits
 from lrnas.study.objectives import InvalidObjectives, Limits, pick_objectives
 from lrnas.study.optuna_internals import BulkStorage
@@ -254,6 +256,59 @@ def test_another_process_with_the_number_of_a_dead_driver(tmp_path: Path) -> Non
         _signed.discard(dead.ledger.driver)  # as if the driver had been another process
         dead.study.optuna_study.set_user_attr(DRIVER + dead.ledger.driver, time.time() - age)
         assert proposals.ledger.release_orphans() == 1 and proposals.ask().number == number
+
+
+@pytest.mark.parametrize("ahead", [86_400.0, -86_400.0])
+def test_a_clock_that_was_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+    """Trials of a driver that vanished are continued, even if its signs of life are from tomorrow."""
+    dead, living = make_proposals(tmp_path), make_proposals(tmp_path)
+    dead.ledger.driver = "elsewhere:1:dead"
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "time", lambda now=time.time: now() + ahead)
+        other = SimpleNamespace(now=lambda: datetime.now() + timedelta(seconds=ahead))
+        clock.setattr(optuna.storages._rdb.storage, "datetime", other)
+        number = dead.ask().number
+    living.ledger.sign()
+    proposals = make_proposals(tmp_path)
+    assert proposals.ledger.release_orphans() == 1 and proposals.ask().number == number
+
+
+def test_a_driver_whose_clock_is_set_back_still_gives_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
+    one.ledger.driver = "elsewhere:1:alive"
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "time", lambda now=time.time: now() + 86_400)
+        one.ask()
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + GONE_AFTER)
+    one.ledger.sign()
+    assert two.ledger.release_orphans() == 0
+
+
+def test_a_driver_that_is_done_waits_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes on with a trial if another driver stops or vanishes."""
+    caplog.set_level("INFO", "lrnas")
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
+    first, second, third = (one.ask().number for _ in range(3))
+    steps = iter(
+        [
+            lambda: one.ledger.complete(first, 0.9),
+            lambda: one.ledger.release(second),
+            lambda: one.ledger.sign_off(),
+            lambda: pytest.fail("nobody trains any more"),
+        ]
+    )
+    monkeypatch.setattr(time, "sleep", lambda _: next(steps)())
+    assert two.ledger.wait_for_others()
+    assert [two.study.optuna_trial(number).state for number in (first, second, third)] == [
+        TrialState.COMPLETE,
+        TrialState.WAITING,
+        TrialState.RUNNING,
+    ]
+    assert two.ledger.wait_for_others() and two.study.waiting() == 2
+    assert not two.ledger.wait_for_others()
+    assert caplog.messages == [f"s: waiting for {number} trials that other drivers train" for number in (3, 1)]
 
 
 def test_a_driver_puts_back_its_own_trials_if_it_trains_none(tmp_path: Path) -> None:
