@@ -39,7 +39,7 @@ from lrnas.study.folder import trial_folder
 from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.manifest import StudyError
 from lrnas.study.study import METRIC
-from lrnas.training.checkpoint import CheckpointError, drop_momentum, recorded_curve
+from lrnas.training.checkpoint import CheckpointError, DamagedCheckpoint, drop_momentum, recorded_curve
 from lrnas.training.job import Job
 from lrnas.training.loop import EpochReport, evaluate
 from lrnas.training.provenance import gpu_busy, provenance
@@ -176,39 +176,19 @@ def _load_data(data: str, min_size: int, data_dir: str | None, image_size: int |
 def _train_trial(config: dict[str, Task]) -> None:
     """Train one network in a worker. Reports where it trains, then every epoch, and finally the outcome."""
     task = config["task"]
-    job, folder, device = task.job, task.folder, "cuda" if task.workers.gpus else "cpu"
+    folder, device = task.folder, "cuda" if task.workers.gpus else "cpu"
     torch.set_num_threads(max(1, int(task.workers.cpus)))
-    past = recorded_curve(folder)  # epochs that an earlier worker trained
-    curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
-    memory = job.image_memory * min(1.0, task.workers.gpus)  # every worker has its own copy of the images
-    load_data = functools.partial(_load_data, job.data, job.min_size, job.data_dir, job.image_size, memory)
-    busy: list[float] = []
     tune.report(worker_location())
-
-    def report(entry: EpochReport) -> None:
-        nonlocal seconds
-        curve.append(entry.val_accuracy)
-        seconds += entry.seconds
-        data = load_data()
-        if device == "cuda" and (share := gpu_busy()) is not None:
-            busy.append(share)
-        facts = {"images_per_second": entry.images_per_second, "images": (len(curve) - len(past)) * len(data.train)}
-        facts |= {"gpu_busy": sum(busy) / len(busy)} if busy else {}
-        tune.report({"curve": curve, "seconds": seconds, "placement": data.placement, **facts})
-
     try:
         check_mark(folder.parent, task.mark)
-        if job.trainable is not None:
-            outcome = job.run_trainable(folder, device, load_data, tune.report)
-        else:
-            data = load_data()
-            model = job.create_model(data)
-            result = job.run(model, data, folder, device, report=report)
-            rate = result.images_per_second
-            outcome = {"status": result.status, "curve": curve, "seconds": seconds, "images_per_second": rate}
-            if task.test and result.status == "completed":  # the only use of the test images
-                loss, accuracy = evaluate(model, data.test(), data, job.recipe, device=device, cache=job.cache)
-                outcome |= {"test_loss": loss, "test_accuracy": accuracy}
+        try:
+            outcome = _run(task, device)
+        except DamagedCheckpoint as error:
+            tune.report(worker_location() | {"remark": f"{error.problem}: it starts again from epoch 0"})
+            shutil.rmtree(folder)
+            outcome = _run(task, device)
+        if outcome["status"] == "completed":
+            drop_momentum(folder)
     except UnreadableImages as error:  # the same would happen in every other trial
         outcome = {"status": "unreadable", "reason": str(error)}
     except (CheckpointError, DataError, OSError) as error:  # the fault of the machine, not of the network
@@ -222,9 +202,40 @@ def _train_trial(config: dict[str, Task]) -> None:
         if device == "cuda":
             with suppress(RuntimeError):  # the GPU may have failed
                 torch.cuda.empty_cache()
-    if outcome["status"] == "completed":
-        drop_momentum(folder)
     tune.report(outcome)
+
+
+def _run(task: Task, device: str) -> dict[str, Any]:
+    """Train a network, or continue from its checkpoint, and report every epoch; returns the outcome."""
+    job, folder = task.job, task.folder
+    past = recorded_curve(folder)  # epochs that an earlier worker trained
+    curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
+    memory = job.image_memory * min(1.0, task.workers.gpus)  # every worker has its own copy of the images
+    load_data = functools.partial(_load_data, job.data, job.min_size, job.data_dir, job.image_size, memory)
+    busy: list[float] = []
+
+    def report(entry: EpochReport) -> None:
+        nonlocal seconds
+        curve.append(entry.val_accuracy)
+        seconds += entry.seconds
+        data = load_data()
+        if device == "cuda" and (share := gpu_busy()) is not None:
+            busy.append(share)
+        facts = {"images_per_second": entry.images_per_second, "images": (len(curve) - len(past)) * len(data.train)}
+        facts |= {"gpu_busy": sum(busy) / len(busy)} if busy else {}
+        tune.report({"curve": curve, "seconds": seconds, "placement": data.placement, **facts})
+
+    if job.trainable is not None:
+        return job.run_trainable(folder, device, load_data, tune.report)
+    data = load_data()
+    model = job.create_model(data)
+    result = job.run(model, data, folder, device, report=report)
+    rate = result.images_per_second
+    outcome = {"status": result.status, "curve": curve, "seconds": seconds, "images_per_second": rate}
+    if task.test and result.status == "completed":  # the only use of the test images
+        loss, accuracy = evaluate(model, data.test(), data, job.recipe, device=device, cache=job.cache)
+        outcome |= {"test_loss": loss, "test_accuracy": accuracy}
+    return outcome
 
 
 def _guarded(callback: Callback) -> Callback:
@@ -303,6 +314,8 @@ class _StudySearcher(Searcher):
         """Record a report of a worker: where it trains, one more epoch, or the outcome."""
         if trial_id in self.running and "node" in result:
             self.ledger.note(self.running[trial_id], hardware=result["hardware"], node=result["node"])
+            if "remark" in result:
+                logger.warning(f"trial {self.running[trial_id]}: {result['remark']}")
         elif "reason" in result:
             self.last_reasons[trial_id] = result["reason"]
         elif trial_id in self.running and "status" not in result:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lrnas._differences import list_differences
 from lrnas._files import write_atomically
 from lrnas.arch.architecture import Architecture
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, error_line
 from lrnas.recipes import Recipe
 
 VERSION = 1
@@ -29,6 +29,18 @@ Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 
 class CheckpointError(LrnasError):
     """A checkpoint that cannot be written, read or used."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint whose content is incomplete or does not fit the run; training can only start over.
+
+    Args:
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; delete the folder to start over")
+        self.problem = problem
 
 
 def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
@@ -83,6 +95,9 @@ def load_checkpoint(folder: Path, identity: Mapping[str, Any] | None = None) -> 
 
     Returns:
         The tensors and the record of the checkpoint; None if there is no checkpoint.
+
+    Raises:
+        DamagedCheckpoint: Its content cannot be read.
     """
     path = folder / RECORD
     try:
@@ -97,16 +112,19 @@ def load_checkpoint(folder: Path, identity: Mapping[str, Any] | None = None) -> 
     except FileNotFoundError:
         if not path.exists():
             return None
-        raise CheckpointError(
-            f"{path} names a file of tensors that is missing; delete the folder to start over"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); delete the folder to start over") from None
+        raise DamagedCheckpoint(f"{path} names a file of tensors that is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; repair the disk") from None
+    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise DamagedCheckpoint(f"{path} cannot be read ({error_line(error)})") from None
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put the weights of a checkpoint into a model."""
+    """Put the weights of a checkpoint into a model; raises DamagedCheckpoint if they are not those of such a model."""
     weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if {name: tensor.shape for name, tensor in weights.items()} != wanted:
+        raise DamagedCheckpoint("a checkpoint must hold the weights of its network; got those of another one")
     model.load_state_dict(weights)
 
 
@@ -126,12 +144,12 @@ def drop_momentum(folder: Path) -> None:
 
 
 def recorded_curve(folder: Path) -> list[dict[str, Any]]:
-    """Return the epochs recorded in the checkpoint of a folder; an empty list if there is no checkpoint."""
+    """Return the epochs recorded in the checkpoint of a folder; an empty list if there is none, or a damaged one."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return list(record["state"]["curve"])
+    except (OSError, ValueError, KeyError, TypeError):
         return []
-    return list(record["state"]["curve"])
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

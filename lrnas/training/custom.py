@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from lrnas.data.in_memory import DataSet, epoch_generator
 from lrnas.errors import DataError, LrnasError, closest, error_line
 from lrnas.recipes import Recipe
-from lrnas.training.checkpoint import CheckpointError, load_checkpoint, load_weights, save_model
+from lrnas.training.checkpoint import CheckpointError, DamagedCheckpoint, load_checkpoint, load_weights, save_model
 from lrnas.training.loop import Status, is_finite
 
 OBJECTS = "objects"
@@ -226,18 +226,21 @@ class Run:
 
     def _restore(self, objects: Mapping[str, Stateful]) -> None:
         checkpoint = load_checkpoint(self._run_folder, self._identity)
-        if checkpoint is None or checkpoint[1]["kept"] != sorted(objects):  # saved by another version: start over
+        if checkpoint is None or checkpoint[1].get("kept") != sorted(objects):  # saved by another version: start over
             return
         tensors, record = checkpoint
+        load_weights(self.model, tensors)
         try:
-            load_weights(self.model, tensors)
             states = _unpack(tensors[OBJECTS]) if OBJECTS in tensors else {}  # a completed run has none
             for name, state in states.items():
                 objects[name].load_state_dict(state)
-        except (pickle.PickleError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            problem = f"the checkpoint in {self._run_folder} does not fit ({error_line(error)})"
-            raise CheckpointError(f"{problem}; delete the folder to start over") from None
-        self._curve = record["state"]["curve"]
+            self._curve = list(record["state"]["curve"])
+        except (pickle.PickleError, EOFError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            if "CUDA" in str(error):  # the GPU failed; the checkpoint may be intact
+                raise
+            raise DamagedCheckpoint(
+                f"the checkpoint in {self._run_folder} does not fit ({error_line(error)})"
+            ) from None
 
 
 def _unpack(packed: Tensor) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from lrnas._distributed import rank, world_size
 from lrnas.data.in_memory import Batches, DataSet, Evaluation, epoch_generator
+from lrnas.errors import error_line
 from lrnas.recipes import Recipe
-from lrnas.training.checkpoint import load_checkpoint, load_weights, save_model
+from lrnas.training.checkpoint import DamagedCheckpoint, load_checkpoint, load_weights, save_model
 
 Status = Literal["completed", "diverged"]
 Device = torch.device | str
@@ -196,9 +197,14 @@ def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity
     load_weights(model, tensors)
     for name, parameter in model.named_parameters():
         if (buffer := tensors.get(f"momentum.{name}")) is not None:
+            if buffer.shape != parameter.shape:
+                raise DamagedCheckpoint(f"the momentum of {name} in {folder} has another shape than its weight")
             optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer).detach()
-    saved = {item.name: record["state"][item.name] for item in fields(_State)}  # earlier versions had more
-    return _State(**{**saved, "curve": [EpochReport(**entry) for entry in saved["curve"]]})
+    try:
+        saved = {item.name: record["state"][item.name] for item in fields(_State)}  # earlier versions had more
+        return _State(**{**saved, "curve": [EpochReport(**entry) for entry in saved["curve"]]})
+    except (KeyError, TypeError) as error:
+        raise DamagedCheckpoint(f"the record in {folder} is incomplete ({error_line(error)})") from None
 
 
 def _save(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, state: _State, identity: dict[str, Any]) -> None:

@@ -1,16 +1,24 @@
 """What is recorded when a trial ends. Searches with Ray are in `integration/`."""
 
+import copy
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from optuna.trial import TrialState
-from small_studies import make_proposals
+from safetensors.torch import save_file
+from small_studies import SPACE, make_proposals
 
 from lrnas.errors import UnreadableImages
 from lrnas.recipes import Recipe
+from lrnas.searching import ray_tune
 from lrnas.searching.proposals import Proposal, Proposals
 from lrnas.searching.ray_cluster import Workers
-from lrnas.searching.ray_tune import _StudySearcher
+from lrnas.searching.ray_tune import Task, _StudySearcher, _train_trial
 from lrnas.training.job import Job
 
 
@@ -19,6 +27,78 @@ def make_searcher(proposals: Proposals, folder: Path, told: list[str]) -> _Study
         return Job(proposal.architecture, "digits", Recipe(), 0)
 
     return _StudySearcher(proposals, make_job, folder, "", 9, Workers(), told.append, False)
+
+
+def halve(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def rewrite(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "checkpoint.json").write_text(text)
+
+
+def forget_state(folder: Path) -> None:
+    record = json.loads((folder / "checkpoint.json").read_text())
+    del record["state"]["epoch"]
+    (folder / "checkpoint.json").write_text(json.dumps(record))
+
+
+def swap_weights(folder: Path) -> None:
+    record = json.loads((folder / "checkpoint.json").read_text())
+    save_file({"model.other": torch.ones(2)}, folder / record["tensors"])
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "tensors cut short": lambda folder: halve(next(folder.glob("*.safetensors"))),
+    "tensors removed": lambda folder: next(folder.glob("*.safetensors")).unlink(),
+    "tensors of another network": swap_weights,
+    "record cut short": lambda folder: halve(folder / "checkpoint.json"),
+    "record without entries": rewrite("{}"),
+    "record of another kind": rewrite("[]"),
+    "record without state": forget_state,
+}
+
+
+def run_trial(folder: Path, *, stop: bool = False) -> list[dict[str, Any]]:
+    """Train a trial of two epochs, or only its first one; returns what it reports."""
+    told: list[dict[str, Any]] = []
+
+    def report(result: dict[str, Any]) -> None:
+        told.append(copy.deepcopy(result))
+        if stop and "curve" in result:
+            raise OSError("the training ends after an epoch")
+
+    job = Job(SPACE.uniform["lr-x0.25"], "digits", Recipe(epochs=2, batch_size=256), 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_tune.tune, "report", report)
+        patch.setattr(ray_tune, "worker_location", lambda: {"node": "here"})
+        (folder.parent / "mark").touch()
+        _train_trial({"task": Task(job, folder, Workers(), "mark", False)})
+    return told
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """The folder of a trial that was stopped after its first epoch, and its accuracies if it is continued."""
+    folder = tmp_path_factory.mktemp("trials") / "00001"
+    assert run_trial(folder, stop=True)[-1]["status"] == "lost"
+    shutil.copytree(folder, folder.with_name("00002"))
+    told = run_trial(folder.with_name("00002"))
+    assert [len(each.get("curve", ())) for each in told] == [0, 2, 2]
+    return folder, told[-1]["curve"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_trial_with_a_damaged_checkpoint_starts_over(
+    damage: str, begun: tuple[Path, list[float]], tmp_path: Path
+) -> None:
+    """It ends like a trial without a checkpoint, and one line says why."""
+    folder = shutil.copytree(begun[0], tmp_path / "00001")
+    DAMAGES[damage](folder)
+    told = run_trial(folder)
+    assert [len(each.get("curve", ())) for each in told] == [0, 0, 1, 2, 2]
+    assert told[1]["remark"].endswith(": it starts again from epoch 0")
+    assert told[-1]["status"] == "completed" and told[-1]["curve"] == begun[1]
 
 
 def test_it_is_said_once_where_images_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -46,3 +126,11 @@ def test_images_that_cannot_be_read_end_the_search_at_once(tmp_path: Path) -> No
         searcher.suggest("two")
     (trial,) = proposals.study.optuna_trials()
     assert trial.state == TrialState.WAITING and "losses" not in trial.user_attrs
+
+
+def test_a_remark_of_a_worker_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    searcher = make_searcher(make_proposals(), tmp_path, [])
+    searcher.suggest("one")
+    remark = "00000/checkpoint.json cannot be read (KeyError: 'version'): it starts again from epoch 0"
+    searcher.on_trial_result("one", {"hardware": "any", "node": "here", "remark": remark})
+    assert caplog.messages[-1] == f"trial 0: {remark}"
