@@ -3,12 +3,15 @@
 The same layers are computed by `tiled` (in half precision) and by `gathered` (in float32).
 """
 
+import copy
 import dataclasses
 import random
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -573,6 +576,47 @@ def test_measured_blocks_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: obj
     assert blocks._table(name) == measured
     compare(case, HALF)
     blocks._table.cache_clear()
+
+
+def compare_compiled(model: nn.Module, x: Tensor, backend: str, tolerance: float) -> None:
+    """Compare outputs and gradients of a model and of the compiled model, which must be one graph."""
+    before = copy.deepcopy(model.state_dict())
+
+    def step(run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        model.load_state_dict(before)
+        model.zero_grad()
+        torch.manual_seed(0)
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=ON_GPU):
+            out = run(x)
+        out.float().square().mean().backward()
+        return [out.detach().float(), *(cast(Tensor, weight.grad).clone() for weight in model.parameters())]
+
+    torch._dynamo.reset()
+    plain, compiled = step(model), torch.compile(model, backend=backend, fullgraph=True)
+    for one, other in zip(step(compiled), plain, strict=True):
+        assert (one - other).norm() <= tolerance * other.norm()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_layers_compile_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph per layer would reach PyTorch's limit on how often it compiles the same code, which is 8."""
+    use_everywhere(monkeypatch)
+    torch.manual_seed(0)
+    first = CompositeConv2d(4, {(3, 1): 3, (1, 3): 2, (3, 3): 2}, 3, padding=1, join=4)
+    second = CompositeConv2d(4, {(3, 1): 2, (1, 3): 4}, 3, padding=1)
+    model = accelerate(nn.Sequential(first, nn.BatchNorm2d(4), nn.ReLU(), second, nn.ReLU()).to(DEVICE))
+    compare_compiled(model, torch.randn(2, 4, 2, 2, device=DEVICE), "aot_eager", 1e-2 if ON_GPU else 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["nin-c3-lr", "vgg-gmp-lr-join-wfull"])
+def test_networks_compile_as_one_graph(name: str) -> None:
+    model = create_model(get_point(name).architecture, 10).to(DEVICE, memory_format=torch.channels_last).train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    x = torch.randn(16, 3, 64, 64, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    compare_compiled(accelerate(model), x, "inductor", 3e-2)
 
 
 @pytest.mark.gpu
