@@ -65,3 +65,13 @@ def percent(share: float | None, deviation: float | None = None) -> str:
     """An accuracy in per cent, with its deviation if there is one; a dash for None."""
     spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
     return "–" if share is None else f"{100 * share:.2f}{spread} %"
+
+
+def file_size(number: int) -> str:
+    """A number of bytes with three digits and a unit."""
+    size, unit = float(number), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 999.5:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""The commands about searches: search, studies, front."""
+"""The commands about searches: search, studies, clean, front."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import add_command, add_option, add_settings, call, needs_extra, open_named
-from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, percent, print_result
+from lrnas.cli.output import INTERRUPTED, NARROW, file_size, make_console, make_table, percent, print_result
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, gather_settings
 
@@ -49,6 +49,19 @@ def add_commands(commands: Any) -> None:
     add_settings(studies, "storage", help=text)
     add_settings(studies, "studies")
 
+    clean = add_command(
+        commands,
+        "clean",
+        _clean,
+        "delete weights of a search that are not needed any more",
+        "Show how much room the weights take that a search can do without: those of networks with short training that "
+        "are not on the front. With --yes, delete them. Accuracies and curves stay in the study, and weights of "
+        "networks trained in full stay too.",
+    )
+    clean.add_argument("study", metavar="STUDY", help="Name of the study, see `lrnas studies`.")
+    clean.add_argument("--yes", action="store_true", help="Delete them.")
+    add_settings(clean, "studies", "storage")
+
     text = "Show the front of a study: the networks that no other one beats. A network beats another one if it is at "
     text += "least as good in every objective and better in one. Networks are compared at one level of training only."
     help_text = "show the networks of a study that no other one beats"
@@ -83,7 +96,7 @@ def _search(options: argparse.Namespace) -> int:
 
 
 def _studies(options: argparse.Namespace) -> None:
-    from lrnas.study.folder import FIRST_SEARCH, study_names
+    from lrnas.study.folder import FIRST_SEARCH, disk_use, study_folder, study_names
     from lrnas.study.open import open_study
 
     if options.delete is not None:
@@ -94,7 +107,8 @@ def _studies(options: argparse.Namespace) -> None:
     names, found = study_names(options.studies), []
     for name in names:
         try:
-            found.append(_overview(open_study(name, studies=options.studies)))
+            size = disk_use(study_folder(options.studies, name))
+            found.append({**_overview(open_study(name, studies=options.studies)), "bytes": size})
         except LrnasError as error:
             print(f"lrnas: {error}", file=sys.stderr)
     if names or options.json:
@@ -104,11 +118,12 @@ def _studies(options: argparse.Namespace) -> None:
 
 
 def _print_studies(studies: list[dict[str, Any]], folder: str) -> None:
-    columns = ("trained", "stopped", "on the front", "best")
+    columns = ("trained", "stopped", "on the front", "best", "disk")
     table = make_table(f"Studies in {folder}", ["study", "space", "data"], columns)
     for row in studies:
-        numbers = (str(row["completed"]), str(row["stopped"]), str(row["front"]), percent(row["best"]))
-        table.add_row(row["study"], row["space"], row["data_name"], *numbers)
+        counts = (str(row[key]) for key in ("completed", "stopped", "front"))
+        sizes = (percent(row["best"]), file_size(row["bytes"]))
+        table.add_row(row["study"], row["space"], row["data_name"], *counts, *sizes)
     make_console().print(table)
 
 
@@ -124,6 +139,27 @@ def _delete(options: argparse.Namespace) -> None:
             print(f"Deleted: folder {deleted.folder}")
 
     print_result(options, deleted.to_dict, show)
+
+
+def _clean(options: argparse.Namespace) -> None:
+    from lrnas.study.folder import delete_checkpoints, spare_checkpoints
+
+    study = open_named(options, options.study)
+    found = call(spare_checkpoints, options, study=study)
+    if options.yes:
+        delete_checkpoints(found)
+
+    def show() -> None:
+        many = f"weights of {len(found.folders):,} networks that are not on the front, {file_size(found.size)}"
+        if not found.folders:
+            print(f"{study.name} has no weights that it can do without")
+        elif options.yes:
+            print(f"Deleted: {many}")
+        else:
+            print(f"{study.name} can do without the {many}; nothing is deleted yet: add --yes")
+
+    data = {"folders": [str(folder) for folder in found.folders], "bytes": found.size, "deleted": options.yes}
+    print_result(options, lambda: data, show)
 
 
 def _front(options: argparse.Namespace) -> None:

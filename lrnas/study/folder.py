@@ -1,13 +1,14 @@
-"""The folder where studies are kept: names and paths of studies, deleting a study, and starting one again."""
+"""The folder where studies are kept: names and paths of studies, deleting one or some of its files, starting again."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 
@@ -19,6 +20,9 @@ from lrnas.study.manifest import MANIFEST, OtherSettings, StudyError, has_result
 from lrnas.study.objectives import Objective
 from lrnas.study.optuna_internals import id_of_study, storage_of
 from lrnas.study.storage import DATABASE, open_storage
+
+if TYPE_CHECKING:
+    from lrnas.study.study import Study
 
 FIRST_SEARCH = "begin with `lrnas search --space nin --budget 20`"
 LEVEL_FOLDERS = ("longer", "finals")
@@ -39,6 +43,15 @@ class Deleted:
 
     def to_dict(self) -> dict[str, Any]:
         return {"trials": self.trials, "folder": None if self.folder is None else str(self.folder)}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Checkpoints of trials."""
+
+    folders: list[Path]
+    size: int
+    """Bytes of all their files."""
 
 
 def study_names(studies: str | Path = "studies") -> list[str]:
@@ -117,15 +130,48 @@ def delete_study(name: str, *, storage: str | None = None, studies: str | Path =
     for study in found:
         if MANIFEST not in study.user_attrs and trials[study.study_name]:
             raise StudyError(f"{study.study_name} is a study of Optuna, but not one of lrnas; give another")
-        if living := living_drivers(study):
-            host, process, _ = min(living).rsplit(":", 2)
-            raise StudyError(
-                f"a study that is running cannot be deleted; got {study.study_name}, which process {process} on {host} "
-                "works on; stop that first"
-            )
+        _refuse_if_running(study, "deleted")
     for study in found:
         opened.delete_study(id_of_study(study))
     return Deleted(trials, folder if _remove(folder) else None)
+
+
+def spare_checkpoints(study: Study, studies: str | Path = "studies") -> Checkpoints:
+    """The checkpoints of a search that it can do without: of networks with short training that are not on the front.
+
+    A checkpoint without a trial is one of them, too. Unfinished trials keep theirs to continue from, and networks that
+    were trained in full, in finals and retrainings, keep their weights.
+
+    Args:
+        study: The search.
+        studies: The folder where studies are kept.
+
+    Raises:
+        StudyError: If a search works on the study.
+    """
+    _refuse_if_running(study.optuna_study, "cleaned")
+    kept = {trial.number for trial in study.trials() if trial.on_front or trial.status in ("running", "waiting")}
+    home, found = trials_folder(studies, study.name), []
+    with suppress(FileNotFoundError), os.scandir(home) as entries:
+        found = [home / entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name.isdigit()]
+    folders = sorted(folder for folder in found if int(folder.name) not in kept)
+    return Checkpoints(folders, sum(map(disk_use, folders)))
+
+
+def delete_checkpoints(checkpoints: Checkpoints) -> None:
+    """Delete checkpoints that `spare_checkpoints` found."""
+    for folder in checkpoints.folders:
+        _remove(folder)
+
+
+def disk_use(folder: Path) -> int:
+    """Bytes of all files in a folder and below. Links are not followed."""
+    total = 0
+    for home, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # a search that is running replaces its files
+                total += Path(home, name).lstat().st_size
+    return total
 
 
 def no_such_study(name: str, names: Sequence[str]) -> StudyError:
@@ -189,6 +235,15 @@ def _delete_with_levels(study: optuna.Study) -> None:
     for each in optuna.get_all_study_names(storage):
         if each in names:
             storage.delete_study(storage.get_study_id_from_name(each))
+
+
+def _refuse_if_running(study: optuna.Study, what: str) -> None:
+    if living := living_drivers(study):
+        host, process, _ = min(living).rsplit(":", 2)
+        raise StudyError(
+            f"a study that is running cannot be {what}; got {study.study_name}, which process {process} on {host} "
+            "works on; stop that first"
+        )
 
 
 def _remove(folder: Path) -> bool:

@@ -8,8 +8,9 @@ import pytest
 from small_studies import make_proposals, make_search
 
 from lrnas.cli.main import main
+from lrnas.cli.output import file_size
 from lrnas.errors import UnknownName
-from lrnas.study.folder import delete_if_empty, delete_study, study_names, trials_folder
+from lrnas.study.folder import delete_if_empty, delete_study, study_names, trial_folder, trials_folder
 from lrnas.study.manifest import StudyError, check_manifest
 from lrnas.study.open import open_study
 from lrnas.study.storage import open_storage
@@ -115,3 +116,52 @@ def test_nothing_is_deleted_through_a_link_to_another_folder(tmp_path: Path) -> 
     assert (elsewhere / "fast").is_dir() and open_study("s@fast", studies=studies, allow_retraining=True)
     delete_study("s", studies=studies)
     assert (elsewhere / "fast").is_dir() and not (studies / "s").exists()
+
+
+def test_weights_that_are_not_needed_are_shown_and_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    proposals = make_proposals(Path("studies", "s"))
+    first, second, third, unfinished = (proposals.ask() for _ in range(4))
+    for proposal, accuracy in ((first, 0.9), (second, 0.1), (third, 0.2)):
+        assert proposal is not None
+        proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
+        proposals.ledger.complete(proposal.number, accuracy)
+    study = open_study("s")
+    assert unfinished is not None
+    kept = {trial.number for trial in study.front()} | {unfinished.number}
+    spare = [number for number in range(4) if number not in kept]
+    assert spare and len(kept) > 1
+    trials = trials_folder("studies", "s")
+    other_files = [Path("studies/s/finals/00000/weights"), trials / "notes", Path("elsewhere/00000/weights")]
+    checkpoints = [trial_folder(trials, number) / "weights" for number in (*range(4), 77)]
+    for file in (*checkpoints, *other_files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(1500))
+    (trials / "00099").symlink_to(Path("elsewhere/00000").resolve())
+
+    assert main(["clean", "s"]) == 2  # the driver works on it
+    assert "cannot be cleaned" in capsys.readouterr().err
+    proposals.ledger.sign_off()
+    many = f"weights of {len(spare) + 1} networks that are not on the front, {1.5 * (len(spare) + 1):.3g} kB"
+    assert main(["clean", "s"]) == 0
+    assert capsys.readouterr().out == f"s can do without the {many}; nothing is deleted yet: add --yes\n"
+    assert all(file.exists() for file in checkpoints)
+    assert main(["studies", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["bytes"] > 1500 * 7
+    assert main(["clean", "s", "--yes"]) == 0
+    assert capsys.readouterr().out == f"Deleted: {many}\n"
+    left = {number for number in (*range(4), 77) if (trial_folder(trials, number) / "weights").exists()}
+    assert left == kept and all(file.exists() for file in other_files)
+    assert main(["clean", "s", "--yes"]) == 0
+    assert capsys.readouterr().out == "s has no weights that it can do without\n"
+    assert main(["clean", "s", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"folders": [], "bytes": 0, "deleted": False}
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (12_340_000_000, "12.3 GB")]
+)
+def test_sizes_of_files(number: int, text: str) -> None:
+    assert file_size(number) == text
