@@ -64,7 +64,7 @@ def only_study(studies: str | Path = "studies", storage: str | None = None) -> s
     if storage is None:
         names, where = study_names(studies), str(studies)
     else:
-        found = open_storage(storage, Path(studies)).get_all_studies()
+        found = open_storage(storage, Path(studies), must_exist=True).get_all_studies()
         names, where = sorted(study.study_name for study in found if "@" not in study.study_name), "the storage"
     if not names:
         raise StudyError(f"there is no study in {where} yet; got no name; {FIRST_SEARCH}")
@@ -121,7 +121,7 @@ def delete_study(name: str, *, storage: str | None = None, studies: str | Path =
         raise StudyError(f"only folders in {studies} are deleted; got {folder}, which links elsewhere; remove the link")
     if storage is None and not (home / DATABASE).exists():
         raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
-    opened = open_storage(storage, home)
+    opened = open_storage(storage, home, must_exist=storage is not None)
     names = [study.study_name for study in opened.get_all_studies()]
     if name not in names and (names or storage is not None):  # a failed start leaves a database without studies
         raise no_such_study(name, names)

@@ -20,6 +20,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +44,8 @@ PAUSES = 1.0, 15.0
 """Shortest and longest pause between two attempts, in seconds."""
 LOCKED = 60.0
 """Seconds for which SQLite itself waits for a lock."""
+BUSY = "starting up", "shutting down", "recovery mode", "too many", "connection slots"
+"""Words in the messages of a database server that cannot be connected to for a while."""
 SAFE_TO_REPEAT = (
     "create_new_study", "delete_study", "set_study_user_attr", "set_study_system_attr", "get_study_id_from_name",
     "get_study_name_from_id", "get_study_directions", "get_study_user_attrs", "get_study_system_attrs",
@@ -58,17 +61,21 @@ class StorageError(LrnasError):
     """A storage cannot be opened, reached or used."""
 
 
-def open_storage(storage: str | None, folder: Path) -> BaseStorage:
+def open_storage(storage: str | None, folder: Path, *, must_exist: bool = False) -> BaseStorage:
     """Open the storage of a study.
 
     Args:
         storage: A database URL, or `journal:FILE` for a file on a shared disk; None for SQLite in the folder.
         folder: The study's folder.
+        must_exist: Whether a storage without studies is an error. If not, a new file or the tables are created; only
+            its owner can read and write a new file.
 
     Returns:
         The storage, which waits for a database that cannot be reached for a while.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if storage is None and must_exist:
+        storage = f"sqlite:///{folder / DATABASE}"
     if storage is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -76,8 +83,20 @@ def open_storage(storage: str | None, folder: Path) -> BaseStorage:
             raise StorageError(f"cannot write to {folder}: {error.strerror}; give another --studies") from None
         storage = f"sqlite:///{folder / DATABASE}"
     if storage.startswith("journal:"):
-        return _open_journal(Path(storage.removeprefix("journal:")))
-    return _connect(storage)
+        return _open_journal(Path(storage.removeprefix("journal:")), must_exist)
+    return _connect(storage, must_exist)
+
+
+def _find_file(file: Path, shown: str, must_exist: bool) -> None:
+    """Create the file of a storage, which only its owner can read, if it does not exist and need not."""
+    if must_exist and not file.exists():
+        raise _no_storage(shown)
+    with suppress(OSError):  # it exists, or an error follows when it is opened
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def _no_storage(shown: str) -> StorageError:
+    return StorageError(f"a storage that is read must hold studies; got {shown}, which does not; check --storage")
 
 
 # --- databases
@@ -223,8 +242,11 @@ def _report_absence(context: Any) -> _Away | None:
     return _Away(_reason(error)) if error is not None and not context.is_pre_ping and _is_temporary(error) else None
 
 
-def _is_temporary(error: Any) -> bool:
-    """Whether a database error is about the connection, or about a lock that another process holds."""
+def _is_temporary(error: Any, is_opening: bool = False) -> bool:
+    """Whether a database error is about the connection, or about a lock that another process holds.
+
+    When a database is opened, only an answer that it is busy is temporary: its address or the password may be wrong.
+    """
     from sqlalchemy.exc import OperationalError
 
     if getattr(error, "connection_invalidated", False):
@@ -236,9 +258,10 @@ def _is_temporary(error: Any) -> bool:
         return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
     if state is None:
-        has_no_connection = error.statement is None
+        if error.statement is None:  # there is no connection
+            return not is_opening or any(words in str(error.orig) for words in BUSY)
         # error numbers of MySQL: 1205 waited too long for a lock, 1213 deadlock
-        return has_no_connection or getattr(error.orig, "args", ())[:1] in ((1205,), (1213,))
+        return getattr(error.orig, "args", ())[:1] in ((1205,), (1213,))
     return state[:2] in ("08", "40", "57") or state == "53300"  # connection, deadlock, shutdown, too many connections
 
 
@@ -250,7 +273,8 @@ def _reason(error: BaseException) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def _connect(url: str) -> BulkStorage:
+def _connect(url: str, must_exist: bool = False) -> BulkStorage:
+    from sqlalchemy import create_engine, inspect
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
@@ -263,8 +287,11 @@ def _connect(url: str) -> BulkStorage:
     except (ArgumentError, ValueError):
         raise _not_a_storage(url) from None
     arguments: dict[str, Any] = {"pool_pre_ping": True}
-    if parts.drivername.startswith("sqlite"):
+    is_file = parts.drivername.startswith("sqlite")
+    if is_file:
         arguments = {"connect_args": {"timeout": LOCKED}}
+        if parts.database and not parts.database.startswith((":memory:", "file:")):
+            _find_file(Path(parts.database), shown, must_exist)
     elif parts.drivername in ("postgresql+psycopg", "postgresql+psycopg2"):  # do not wait for a machine that is gone
         known = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "tcp_user_timeout": 30_000}
         arguments["connect_args"] = {name: value for name, value in known.items() if name not in parts.query}
@@ -272,6 +299,12 @@ def _connect(url: str) -> BulkStorage:
     patience = _Patience(shown)
     for attempt in itertools.count():
         try:
+            if must_exist:
+                engine = create_engine(parts, **arguments)
+                has_tables = inspect(engine).has_table("studies")
+                engine.dispose()
+                if not has_tables:
+                    raise _no_storage(shown)
             storage = _PatientStorage(text, patience, arguments)
             break
         except (ArgumentError, NoSuchModuleError):
@@ -290,11 +323,9 @@ def _connect(url: str) -> BulkStorage:
             if attempt < 5 and (isinstance(cause, IntegrityError) or "already exists" in reason):
                 time.sleep(random.uniform(0.1, 0.5))  # another driver is creating the tables
                 continue
-            if not _is_temporary(cause):
-                raise StorageError(
-                    f"the storage {shown} cannot be opened: {reason}; give another --storage, or move the file away "
-                    "to start anew"
-                ) from None
+            if not _is_temporary(cause, is_opening=True):
+                advice = "give another --storage, or move the file away to start anew" if is_file else "check --storage"
+                raise StorageError(f"the storage {shown} cannot be opened: {reason}; {advice}") from None
             patience.wait(reason)
     patience.back()
     patience.seconds, patience.advice = seconds, "nothing is lost: when it is back, the same command continues"
@@ -368,9 +399,11 @@ class _JournalFile(JournalFileBackend):
         )
 
 
-def _open_journal(file: Path) -> JournalStorage:
+def _open_journal(file: Path, must_exist: bool) -> JournalStorage:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        if not must_exist:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        _find_file(file, f"journal:{file}", must_exist)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Optuna warns that journals are experimental
             backend = _JournalFile(file.resolve())  # Optuna's lock is a link to the file

@@ -20,7 +20,7 @@ from searches import MARK, commands, descendants
 
 
 class Postgres:
-    """A PostgreSQL server without passwords, with its data in a temporary folder."""
+    """A PostgreSQL server without passwords, except for the user `locked`, with its data in a temporary folder."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
         self.programs = programs
@@ -32,6 +32,8 @@ class Postgres:
         if self.user:
             shutil.chown(folder, self.user, self.user)
         self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", f"--pgdata={folder}/data")
+        rules = folder / "data" / "pg_hba.conf"
+        rules.write_text(f"host all locked 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
 
     def _run(self, program: str, *options: str) -> None:
         subprocess.run(

@@ -15,6 +15,9 @@ from pages import read_data
 from searches import SMALL, Search, trials
 from servers import running_postgres
 
+from lrnas.study.open import open_study
+from lrnas.study.storage import StorageError, open_storage
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
 
 PASSWORD = "not-to-be-seen"
@@ -24,6 +27,31 @@ PASSWORD = "not-to-be-seen"
 def url() -> Iterator[str]:
     with running_postgres() as server:
         yield server.create("one").replace("postgres@", f"postgres:{PASSWORD}@")
+
+
+@pytest.mark.parametrize(
+    ("user", "database", "reason"),
+    [
+        ("postgres", "nowhere", 'database "nowhere" does not exist'),
+        ("nobody", "one", 'role "nobody" does not exist'),
+        ("locked", "one", 'password authentication failed for user "locked"'),
+    ],
+)
+def test_a_wrong_address_is_refused_at_once(
+    url: str, user: str, database: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = url.replace("postgres:", f"{user}:").replace("/one", f"/{database}")
+    with pytest.raises(StorageError, match=f"cannot be opened: .*{reason}; check --storage") as caught:
+        open_storage(wrong, tmp_path)
+    assert not caplog.messages and PASSWORD not in str(caught.value)
+
+
+def test_reading_creates_no_tables(url: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(
+            StorageError, match=r"a storage that is read must hold studies; got postgresql.*/one, which"
+        ):
+            open_study("s", storage=url, studies=tmp_path)
 
 
 def run(folder: Path, *arguments: str) -> str:

@@ -285,11 +285,61 @@ def test_other_storages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         open_storage(None, tmp_path)
 
 
-def test_a_database_that_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("port", "reason"), [("1", "Connection refused"), ("99999", 'invalid port number: "99999"')])
+def test_a_database_that_does_not_answer_is_refused_at_once(
+    port: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    with pytest.raises(
+        StorageError, match=rf"u:\*\*\*@127.0.0.1:{port}/name cannot be opened: .*{reason}; check --storage"
+    ):
+        open_storage(f"postgresql://u:secret@127.0.0.1:{port}/name", tmp_path)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("answer", ["the database system is starting up", "sorry, too many clients already"])
+def test_a_server_that_is_busy_when_it_is_opened_is_waited_for(
+    answer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    psycopg2 = pytest.importorskip("psycopg2")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise psycopg2.OperationalError(f'connection to server at "127.0.0.1", port 1 failed: FATAL:  {answer}')
+
+    monkeypatch.setattr(psycopg2, "connect", refuse)
     monkeypatch.setattr(storage, "OPENING", 0.1)
-    with pytest.raises(StorageError, match=r"u:\*\*\*@127.0.0.1:1/name cannot be reached: .*refused.*; check --"):
+    with pytest.raises(StorageError, match=rf"u:\*\*\*@127.0.0.1:1/name cannot be reached: .*{answer}; given up after"):
         open_storage("postgresql://u:secret@127.0.0.1:1/name", tmp_path)
     (line,) = caplog.messages
-    assert "refused" in line and "secret" not in line
+    assert answer in line and "secret" not in line
+
+
+@pytest.mark.parametrize("kind", ["sqlite:///{}", "journal:{}"])
+def test_commands_that_read_a_study_create_nothing(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = kind.format(tmp_path / "none" / "typo.db")
+    for command in (["front", "s"], ["front"], ["report", "s"], ["studies", "--delete", "s"]):
+        assert main([*command, "--storage", url, "--studies", str(tmp_path / "studies")]) == 2
+        error = capsys.readouterr().err
+        assert f"must hold studies; got {url}, which does not; check --storage" in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_database_of_another_program_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.db"
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE mine (one)")
+    before = file.read_bytes()
+    assert main(["front", "s", "--storage", f"sqlite:///{file}"]) == 2
+    assert "must hold studies" in capsys.readouterr().err and file.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["sqlite:///{}", "journal:{}", None])
+def test_only_its_owner_can_read_a_new_storage(kind: str | None, tmp_path: Path) -> None:
+    """Studies hold paths of data sets and names of machines."""
+    file = tmp_path / storage.DATABASE
+    open_storage(kind and kind.format(file), tmp_path)
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o660)  # somebody shares it
+    open_storage(kind and kind.format(file), tmp_path)
+    assert file.stat().st_mode & 0o777 == 0o660
