@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lrnas._files import parse_toml, read_text
 from lrnas.errors import LrnasError, UnknownName, closest
 
 Schedule = Literal["paper", "polynomial", "one_cycle"]
@@ -264,13 +264,13 @@ def get_recipe(
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
     """Name of the base recipe and the settings in a TOML file."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = parse_toml(read_text(path))
     except OSError as error:
         raise InvalidRecipe(f"cannot read {path}: {error.strerror}; give a TOML file or a recipe's name") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidRecipe(f"{path} is not a TOML file: {error}") from None
+    except ValueError as error:
+        raise InvalidRecipe(f"{path} is not a TOML file: {error}; see `lrnas recipes`") from None
     base = data.pop("base", "fast")
-    if base not in RECIPES:
+    if not isinstance(base, str) or base not in RECIPES:
         raise UnknownName(f"base recipe in {path}", str(base), RECIPES)
     return base, data
 

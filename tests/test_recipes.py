@@ -80,6 +80,13 @@ def test_bad_names_and_files(tmp_path: Path) -> None:
         ("lr =", "is not a TOML file"),
         ("lrr = 1", "no field 'lrr'"),
         ('base = "slow"', "base recipe"),
+        ("base = []", r"unknown base recipe in .*bad.toml '\[\]'; known: paper, fast, full"),
+        (
+            "lr = 1" + 400 * "0",
+            "is not a TOML file: a whole number has more than 64 bits; see `lrnas recipes`",
+        ),
+        ("epochs = " + 6_000 * "9", "is not a TOML file: a number is too long"),
+        ("lr = " + 100_000 * "[", "too many brackets are open"),
     ):
         (tmp_path / "bad.toml").write_text(content)
         with pytest.raises(LrnasError, match=message) as caught:

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
+from lrnas._files import read_text
 from lrnas.errors import InvalidArchitecture, closest
 
 VERSION = 1
@@ -428,12 +429,13 @@ class Architecture:
     def from_json(cls, text: str, where: str = "architecture") -> Architecture:
         """Read an architecture from JSON text; `where` is the place that error messages begin with."""
         try:
-            data = json.loads(text, object_pairs_hook=_refuse_repeated_keys)
-        except (ValueError, RecursionError) as error:
+            return cls.from_dict(json.loads(text, object_pairs_hook=_refuse_repeated_keys), where)
+        except InvalidArchitecture:
+            raise
+        except (ValueError, RecursionError) as error:  # also if a value of many brackets is put into a message
             raise InvalidArchitecture(
                 f"{where}: not valid JSON: {error}; see docs/networks.md for the format"
             ) from None
-        return cls.from_dict(data, where)
 
     def to_json(self, indent: int | None = None) -> str:
         """The JSON text; `indent` is the number of spaces per level, None for a single line."""
@@ -443,8 +445,8 @@ class Architecture:
     def load(cls, path: str | Path) -> Architecture:
         """Read an architecture from a JSON file."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(path)
+        except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
             raise InvalidArchitecture(f"cannot read {path}: {reason}; give a JSON file") from None
         return cls.from_json(text, str(path))

@@ -9,14 +9,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lrnas._files import write_atomically
+from lrnas._files import open_regular, write_atomically
 from lrnas.errors import DataError
 
 
 def read_arrays(file: Path, *names: str) -> list[Any]:
     """Return the named arrays of an `.npz` file. Raises DataError if the file is damaged."""
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
+        with open_regular(file) as stream, np.load(stream, allow_pickle=False) as data:
             return [data[name] for name in names]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{file} cannot be read ({error}); delete it and run this again") from None

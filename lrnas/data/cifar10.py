@@ -25,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
+from lrnas._files import open_regular
 from lrnas.data.cache import read_arrays, write_cache
 from lrnas.data.names import Progress
-from lrnas.errors import DataError
+from lrnas.errors import DataError, error_line
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHA256 = "795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69"
@@ -165,12 +166,12 @@ def _read_batches(place: Path) -> tuple[Bytes, Bytes]:
     images, labels = [], []
     for name in BATCHES:
         try:
-            with (place / name).open("rb") as stream:
+            with open_regular(place / name) as stream:
                 batch = _ArrayUnpickler(stream, encoding="bytes").load()
             rows = np.asarray(batch[b"data"], dtype=np.uint8).reshape(10_000, 3, 32, 32)
-            labels.append(np.asarray(batch[b"labels"], dtype=np.uint8))
-        except (OSError, EOFError, KeyError, ValueError, TypeError, pickle.UnpicklingError) as error:
-            raise DataError(f"{place / name} cannot be read ({error}); unpack the archive again") from None
+            labels.append(np.asarray(batch[b"labels"], dtype=np.uint8).reshape(10_000))
+        except Exception as error:  # a damaged pickle raises all kinds of errors
+            raise DataError(f"{place / name} cannot be read ({error_line(error)}); unpack the archive again") from None
         images.append(rows.transpose(0, 2, 3, 1))
     return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
 

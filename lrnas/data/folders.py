@@ -18,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lrnas._files import open_regular
 from lrnas.data.names import Progress, first_few
 from lrnas.data.sources import Found
 from lrnas.data.splits import Indices
@@ -52,7 +53,7 @@ class FolderSplit:
         return str(self.path / self.classes[self.labels[index]] / os.fsdecode(self.names[index]))
 
     def open(self, index: int) -> BinaryIO:
-        return Path(self.name(index)).open("rb")
+        return open_regular(self.name(index))
 
     def contents(self) -> Iterable[bytes]:
         """Yield labels and file names, without the folder's path; `Found.bytes_hash` is a hash of the files' bytes."""
@@ -153,7 +154,7 @@ def _hash_block(block: tuple[FolderSplit, Indices, int]) -> bytes:
     digest = hashlib.sha256()
     for label, name in zip(split.labels[which], split.names[which], strict=True):
         try:
-            with open(os.path.join(folders[label], name), "rb", buffering=0) as file:  # noqa: PTH118, PTH123  # faster
+            with open_regular(os.fsdecode(os.path.join(folders[label], name))) as file:  # noqa: PTH118  # faster
                 digest.update(file.read(limit))
         except OSError:  # an unreadable image is left out when it is needed
             digest.update(b"unreadable")

@@ -13,9 +13,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
-import json
+import os
 import re
-import struct
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from lrnas._files import open_regular, read_json
 from lrnas.data.cache import write_cache
 from lrnas.data.names import Progress, data_folder
 from lrnas.data.sources import Found, Source
@@ -39,6 +39,7 @@ Entries = Callable[[Path], Iterable[Entry]]
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "dev"), "test": ("test",)}
 """Our names of the splits, and the names that data sets use for them."""
 IMAGE_KEYS = ("jpg", "jpeg", "png", "webp")
+MAX_CLASSES = 1_000_000
 
 
 def find_hfds(name: str, folder: str | None, progress: Progress | None = None) -> Found:
@@ -115,7 +116,7 @@ def find_wds(path: str, folder: str | None, progress: Progress | None = None) ->
     info = next((root / name for name in ("_info.json", "info.json") if (root / name).is_file()), None)
     if info is not None:
         try:
-            splits = json.loads(info.read_text(encoding="utf-8"))["splits"]
+            splits = read_json(info)["splits"]
             files = {split: [root / file for file in splits[split]["filenames"]] for split in splits}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{info} must list the files of every split; got {error!r}; correct or remove it") from None
@@ -245,7 +246,7 @@ def _tar_entries(file: Path) -> Iterator[Entry]:
     """Yield the images of a shard."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
-    with tarfile.open(file, "r:") as tar:
+    with open_regular(file) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
         for member in tar:
             folder, _, name = member.name.rpartition("/")
             stem, _, suffix = name.partition(".")
@@ -262,13 +263,15 @@ def _tar_entries(file: Path) -> Iterator[Entry]:
 
 def _record_entries(file: Path, label: str) -> Iterator[Entry]:
     """Yield the records of a file, with the class in the field `label`."""
-    with file.open("rb") as stream:
+    size = file.stat().st_size
+    with open_regular(file) as stream:
         while header := stream.read(12):  # the length and its checksum
-            (length,) = struct.unpack("<Q", header[:8])
             start = stream.tell()
-            record = stream.read(length)
-            if len(record) < length or len(stream.read(4)) < 4:
+            length = int.from_bytes(header[:8], "little")
+            if len(header) < 12 or start + length + 4 > size:
                 raise ValueError("the file ends within a record")
+            record = stream.read(length)
+            stream.seek(4, os.SEEK_CUR)  # its checksum
             yield start, length, _parse_record(record)[label].int64_list.value[0]
 
 
@@ -307,8 +310,11 @@ def _index(
         if progress is not None:
             progress(f"looking for images in {file.parent}", done, total)
         try:
-            rows += [(label, i, start, length) for start, length, label in entries(file)]
-        except (OSError, ValueError, tarfile.TarError, KeyError, IndexError, struct.error) as error:
+            for start, length, label in entries(file):
+                if not 0 <= label < MAX_CLASSES:
+                    raise ValueError(f"a class must be a whole number from 0 to {MAX_CLASSES - 1:,}; got {label}")
+                rows.append((label, i, start, length))
+        except (OSError, ValueError, tarfile.TarError, KeyError, IndexError) as error:
             raise DataError(f"{file} cannot be read ({error}); fetch it again") from None
         done += stat.st_size
     if not rows:

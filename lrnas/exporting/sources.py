@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from lrnas._files import read_json
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import BACKBONES
 from lrnas.errors import LrnasError, UnknownName, closest
@@ -22,7 +21,7 @@ from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM
 from lrnas.models.summary import read_source
 from lrnas.study.references import StudyNetwork, check_no_study, find_network
-from lrnas.training.checkpoint import RECORD, load_checkpoint
+from lrnas.training.checkpoint import RECORD, load_checkpoint, load_tensors
 
 RANDOM = "random weights, not trained"
 
@@ -160,7 +159,7 @@ def _from_weights(path: Path, given: Architecture | None) -> Source:
             return _from_checkpoint(path.parent, None)
         raise ExportError(f"{path} contains weights without an architecture; give it with --architecture FILE.json")
     try:
-        return Source(path.stem, given, f"weights of {path}", _model_weights(load_file(path)))
+        return Source(path.stem, given, f"weights of {path}", _model_weights(load_tensors(path)))
     except (OSError, SafetensorError) as error:
         raise ExportError(f"{path} cannot be read ({error}); give a file of safetensors") from None
 
@@ -197,7 +196,7 @@ def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool) -> Source
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except (OSError, ValueError) as error:
         raise ExportError(f"{path} cannot be read ({error}); give a JSON file") from None
     return data if isinstance(data, dict) else {}

@@ -12,12 +12,12 @@ import math
 import operator
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from lrnas._files import parse_toml, read_text
 from lrnas.data.names import IMAGE_MEMORY
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.recipes import field_docs
@@ -326,11 +326,11 @@ def _read_source(source: str) -> dict[str, Any]:
     if not source.endswith(".toml"):
         return {"space": source}
     try:
-        data = tomllib.loads(Path(source).read_text(encoding="utf-8"))
+        data = parse_toml(read_text(source))
     except OSError as error:
         raise InvalidSettings(f"cannot read {source}: {error.strerror}; give a study file or a space") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{source}: not TOML, {error}") from None
+    except ValueError as error:
+        raise InvalidSettings(f"{source}: not TOML, {error}; see studies/demo.toml for an example") from None
     if isinstance(data.get("space"), dict):  # a space's file has a table of that name
         return {"space": source}
     return _read_all(data, f"setting in {source}", f"{source}: ")

@@ -23,7 +23,7 @@ import torch
 from ray.exceptions import RayError
 
 from lrnas import __version__
-from lrnas._files import write_atomically
+from lrnas._files import read_json, write_atomically
 from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet, ImageSet
@@ -129,7 +129,7 @@ def look_up(file: Path, conditions: dict[str, Any], measure: Callable[[], dict[s
     """
     records: list[dict[str, Any]] = []
     with suppress(OSError, ValueError, TypeError):
-        records = [record for record in json.loads(file.read_text(encoding="utf-8")) if isinstance(record, dict)]
+        records = [record for record in read_json(file) if isinstance(record, dict)]
     for record in records:
         if conditions.items() <= record.items():
             return record

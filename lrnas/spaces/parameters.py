@@ -122,15 +122,22 @@ class Group:
         return None
 
     def _fits(self, axis: str, value: Any, layer: Layer, mix: Mix) -> bool:
-        """Whether an axis can have this value if a layer has the filters `mix`. Shares are not checked."""
+        """Whether an axis can have this value if a layer has the filters `mix`. Shares are checked roughly."""
         if axis == "form":
             return bool((value == "separable") == mix.is_separable)
         if axis == "width":
             return scale_width(value, layer.width, self.divisor) == _num_filters(mix)
-        if axis == "join" and not mix.is_separable:
+        if mix.is_separable:  # the other axes have no effect
+            return bool(value == self.axes[axis].neutral)
+        if axis == "join":
             num = None if value == "none" else scale_width(float(Fraction(value)), layer.width, self.divisor)
             return num == (mix.second.num if mix.second else None)
-        return True
+        k, num_of = layer.kernel, {(group.height, group.width): group.num for group in mix.groups}
+        if k == 1:
+            return True
+        part = num_of.get((k, k) if axis == "square" else (k, 1), 0)
+        whole = _num_filters(mix) - (0 if axis == "square" else num_of.get((k, k), 0))
+        return bool(abs(value * whole - part) <= 4 * self.divisor)  # counts are rounded to multiples of the divisor
 
     def _explain(self, layer: Layer, mix: Mix) -> str:
         """The reason why a layer cannot have these filters in this space, with the allowed values."""

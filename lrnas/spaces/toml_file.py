@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lrnas._files import parse_toml, read_text
 from lrnas.arch.architecture import Architecture, check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, closest
 from lrnas.spaces.parameters import NEUTRAL
@@ -27,6 +29,10 @@ PAPER = ("table", "title", "input", "num_classes", "data", "baseline", "auxiliar
 MAX_VALUES = 1000
 Key = str | int
 """A key of a table or the index of an entry in an array of tables."""
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\])*"|\'[^\']*\'|#[^\n]*|[\[\]{}]|\n', re.DOTALL
+)
+"""The parts of a TOML file by which statements are told apart: strings, comments, brackets and ends of lines."""
 
 
 @dataclass(frozen=True)
@@ -42,29 +48,50 @@ class Source:
         raise InvalidSpace(f"{self.name}{'' if line is None else f', line {line}'}: {message}") from None
 
     def _find_line(self, path: tuple[Key, ...]) -> int | None:
-        """The line of the statement that defines a key, or of the nearest table around it; None if there is neither.
-
-        The file is parsed up to the end of each statement; the first statement after which a key exists defines it.
-        """
-        lines, start, statements = self.text.split("\n"), 1, []
-        for number in range(1, len(lines) + 1):
-            try:
-                data = tomllib.loads("\n".join(lines[:number]) + "\n")
-            except tomllib.TOMLDecodeError:  # the statement continues in the next line
-                continue
-            statements.append((start, data))
-            start = number + 1
+        """The line of the statement that defines a key, or of the nearest table around it; None if there is neither."""
+        lines: dict[tuple[Key, ...], int] = {}
+        sizes: Counter[tuple[Key, ...]] = Counter()
+        """Number of tables so far in every array of tables."""
+        table: tuple[Key, ...] = ()
+        for line, statement in _statements(self.text):
+            data = tomllib.loads(statement)
+            if statement.startswith("["):
+                table = ()
+                while data:
+                    key, data = next(iter(data.items()))
+                    table += (key,)
+                    lines.setdefault(table, line)
+                    if isinstance(data, list):  # [[…]] begins the next table of an array
+                        sizes[table] += 1
+                        data = {}
+                    if table in sizes:
+                        table += (sizes[table] - 1,)
+                        lines.setdefault(table, line)
+            for keys in _keys(data):
+                lines.setdefault((*table, *keys), line)
         known = (path[:length] for length in range(len(path), 0, -1))
-        return next((line for part in known for line, data in statements if _has_key(data, part)), None)
+        return next((lines[part] for part in known if part in lines), None)
 
 
-def _has_key(data: Any, path: tuple[Key, ...]) -> bool:
-    for key in path:
-        items = dict(enumerate(data)) if isinstance(data, list) else data
-        if not isinstance(items, dict) or key not in items:
-            return False
-        data = items[key]
-    return True
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """The statements of valid TOML, each with the number of its first line. Comments and empty lines are left out."""
+    start, line, depth = 0, 1, 0
+    for token in _TOKEN.finditer(text + "\n"):
+        depth += (token[0] in "[{") - (token[0] in "]}")
+        if token[0] == "\n" and not depth:
+            statement = text[start : token.start()].strip()
+            if statement and not statement.startswith("#"):
+                yield line, statement
+            line += text.count("\n", start, token.end())
+            start = token.end()
+
+
+def _keys(data: Any) -> Iterator[tuple[Key, ...]]:
+    """The paths of all keys in nested tables and lists."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield (key,)
+        yield from ((key, *deeper) for deeper in _keys(value))
 
 
 @dataclass(frozen=True)
@@ -106,11 +133,11 @@ def read_definition(path: Path, shown: str) -> Definition:
         shown: The name of the file in error messages.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text)
+        text = read_text(path)
+        data = parse_toml(text)
     except OSError as error:
         raise InvalidSpace(f"cannot read {shown}: {error.strerror}; give a TOML file or the name of a space") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidSpace(f"{shown}: not valid TOML: {error}; see docs/spaces.md for the format") from None
     return _Reader(Source(shown, text)).definition(path.stem, data)
 
@@ -278,7 +305,12 @@ class _Reader:
         values = given if isinstance(given, list) else [given]
         if not values:
             self.fail(f"{where[-1]} needs at least one value; got an empty list; add one", *where)
-        repeated = [value for i, value in enumerate(values) if value in values[:i]]
-        if repeated:
-            self.fail(f"each value can be given once; {repeated[0]} is repeated; remove one", *where)
+        if len(values) > MAX_VALUES:
+            self.fail(f"{where[-1]} can have at most {MAX_VALUES} values; got {len(values)}; remove some", *where)
+        seen: set[Any] = set()
+        for value in values:
+            key = value if isinstance(value, Hashable) else repr(value)
+            if key in seen:
+                self.fail(f"each value can be given once; {value} is repeated; remove one", *where)
+            seen.add(key)
         return tuple(values)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lrnas._differences import list_differences
-from lrnas._files import write_atomically
+from lrnas._files import open_regular, read_json, write_atomically
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, error_line
 from lrnas.recipes import Recipe
@@ -101,14 +101,14 @@ def load_checkpoint(folder: Path, identity: Mapping[str, Any] | None = None) -> 
     """
     path = folder / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
         if record["version"] > VERSION:
             raise CheckpointError(
                 f"{path}: this lrnas reads checkpoints up to version {VERSION}; got {record['version']}; upgrade lrnas"
             )
         if identity is not None and (other := difference(record["identity"], identity)):
             raise CheckpointError(f"{folder} holds another run: {other}; choose another folder")
-        return load_file(folder / record["tensors"]), record
+        return load_tensors(folder / Path(record["tensors"]).name), record
     except FileNotFoundError:
         if not path.exists():
             return None
@@ -117,6 +117,12 @@ def load_checkpoint(folder: Path, identity: Mapping[str, Any] | None = None) -> 
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; repair the disk") from None
     except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise DamagedCheckpoint(f"{path} cannot be read ({error_line(error)})") from None
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Load a file of tensors. Raises OSError if it is not a regular file, and SafetensorError if it is damaged."""
+    open_regular(path).close()  # the library would wait for a pipe
+    return load_file(path)
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -146,7 +152,7 @@ def drop_momentum(folder: Path) -> None:
 def recorded_curve(folder: Path) -> list[dict[str, Any]]:
     """Return the epochs recorded in the checkpoint of a folder; an empty list if there is none, or a damaged one."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = read_json(folder / RECORD)
         return list(record["state"]["curve"])
     except (OSError, ValueError, KeyError, TypeError):
         return []

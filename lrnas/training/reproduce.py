@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lrnas._files import write_atomically
+from lrnas._files import read_json, write_atomically
 from lrnas._messages import logger
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
@@ -278,7 +278,7 @@ def _train(job: Job, model: nn.Module, data: DataSet, folder: Path, execution: _
 
 def _read_record(file: Path, identity: dict[str, Any]) -> dict[str, Any]:
     try:
-        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        record: dict[str, Any] = read_json(file)
         before = record["identity"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} is not the record of a run ({error}); move it away") from None

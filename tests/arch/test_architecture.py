@@ -141,6 +141,8 @@ def test_equal_layers_have_equal_mixes() -> None:
         ("[]", "a JSON object is needed"),
         ("{", "not valid JSON"),
         ('{"backbone": "vgg11", "backbone": "nin"}', "'backbone' is repeated"),
+        ("{" + 40_000 * '"pool": "max", ' + '"backbone": "nin"}', "'pool' is repeated"),
+        ('{"backbone": "nin", "layers": ' + 900 * "[" + 900 * "]" + "}", "layers must be an object"),
         ('{"backbone": "vgg11", "pool": "min"}', "pool must be one of max, avg, none; got 'min'"),
         ('{"backbone": "vgg11", "stem_stride": 3}', "stem_stride must be one of 1, 2, 4; got 3"),
         ('{"backbone": "vgg11", "stem_stride": true}', "stem_stride must be one of 1, 2, 4; got True"),

@@ -100,6 +100,20 @@ def test_pickles_of_code_are_refused(tmp_path: Path) -> None:
         cifar10.load_cifar10(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python's own, about its buffers
+def test_damaged_pickles_are_named_whatever_they_raise(tmp_path: Path) -> None:
+    place, random = tmp_path / cifar10.FOLDER, np.random.default_rng(0)
+    place.mkdir()
+    whole = pickle.dumps({b"data": np.arange(12, dtype=np.uint8).reshape(4, 3), b"labels": [1, 2, 3, 4]}, protocol=2)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for position in random.integers(0, len(whole), random.integers(1, 4)):
+            damaged[position] = random.integers(0, 256)
+        (place / "data_batch_1").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"^.*data_batch_1 cannot be read \(.*\); unpack the archive again$"):
+            cifar10._read_batches(place)
+
+
 def test_without_any_source_the_error_lists_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def unreachable(*args: object, **kwargs: object) -> io.BytesIO:
         raise OSError("no route")

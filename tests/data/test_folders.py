@@ -275,6 +275,17 @@ def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.Captu
     assert second.count(".png") == 3 and "; …; repair" in second
 
 
+def test_pipes_and_devices_are_unreadable_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_set(tmp_path, {"train": 101, "val": 3, "test": 3})
+    pipe, endless = tmp_path / "train" / "red" / "pipe.png", tmp_path / "train" / "blue" / "endless.png"
+    os.mkfifo(pipe)
+    endless.symlink_to("/dev/zero")
+    assert main(["data", f"folder:{tmp_path}"]) == 1
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert complaint.startswith("lrnas: 2 of 305 training images cannot be read, and are left out: ")
+    assert all(f"{file} (not a regular file)" in complaint for file in (pipe, endless))
+
+
 def encoded(image: Image.Image, kind: str) -> io.BytesIO:
     file = io.BytesIO()
     image.save(file, kind)

@@ -113,6 +113,11 @@ def test_bad_shards_are_one_line(tmp_path: Path) -> None:
         tar.add(tmp_path / "set" / "train" / "red" / "000.png", "a.png")
     with pytest.raises(DataError, match=r"cannot be read \(a has no .cls file with its class\)"):
         load(f"wds/{shards}", tmp_path)
+    (tmp_path / "a.cls").write_text(30 * "9")
+    with tarfile.open(shards / "small-test-0000.tar", "a") as tar:
+        tar.add(tmp_path / "a.cls", "a.cls")
+    with pytest.raises(DataError, match=r"\(a class must be a whole number from 0 to 999,999; got 9{30}\); fetch it"):
+        load(f"wds/{shards}", tmp_path)
     (shards / "_info.json").write_text("{}")
     with pytest.raises(DataError, match=r"_info.json must list the files of every split; got KeyError\('splits'\)"):
         load(f"wds/{shards}", tmp_path)

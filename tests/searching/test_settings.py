@@ -143,6 +143,9 @@ def test_only_a_study_file_may_come_with_another_space(tmp_path: Path, capsys: p
         ("budget = 2", "a search needs a space; got none"),
         ('space = "nin"\nbudget = 0', "the budget must be at least 1 network; got 0"),
         ("space = nin", "{}: not TOML, "),
+        ('space = "nin"\nbudget = ' + 6_000 * "9", "{}: not TOML, a number is too long"),
+        ('space = "nin"\nbudget = 1' + 400 * "0", "{}: not TOML, a whole number has more than 64 bits; see studies"),
+        ("space = " + 100_000 * "[", "{}: not TOML, a number is too long, or too many brackets are open"),
         (None, "cannot read {}: No such file or directory; give a study file or a space"),
     ],
 )  # fmt: skip

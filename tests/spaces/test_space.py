@@ -17,6 +17,7 @@ from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.errors import InvalidSpace, LrnasError, OutsideSpace, UnknownName
 from lrnas.models.paper import paper_points
 from lrnas.models.plan import canonical_id, make_plan
+from lrnas.spaces import parameters, toml_file
 from lrnas.spaces.space import Parameter, SearchSpace, load_space, named_spaces
 
 SPACES = ("googlenet", "nin", "vgg11")
@@ -478,6 +479,9 @@ def test_errors_name_the_file_and_the_line(tmp_path: Path, old: str, new: str, l
 def test_files_that_are_no_spaces(tmp_path: Path) -> None:
     with pytest.raises(InvalidSpace, match=r"own.toml: not valid TOML: .*line 1"):
         load(tmp_path, "space = 1 2\n")
+    for value in (6_000 * "9", 100_000 * "["):
+        with pytest.raises(InvalidSpace, match=r"own.toml: not valid TOML: a number is too long, or too many brackets"):
+            load(tmp_path, f"space = {value}\n")
     with pytest.raises(InvalidSpace, match=r"own.toml: a space needs a table \[space\]; got none"):
         load(tmp_path, "")
     with pytest.raises(InvalidSpace, match="a space needs something that varies; got nothing"):
@@ -489,6 +493,36 @@ def test_files_that_are_no_spaces(tmp_path: Path) -> None:
     entries = '[[space.vary]]\nlayers = "conv1"\nwidth = [1, 2]\n[[space.vary]]\nlayers = "conv2"\nsquare = [0, 1]\n'
     with pytest.raises(InvalidSpace, match=r"line 6: entries .* need different names; 'all' is used twice"):
         load(tmp_path, f'[space]\nbackbone = "nin"\n{entries}', granularity="network")
+
+
+def test_a_line_is_found_without_parsing_the_file_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = '[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\nsquare = [0, 1]\n'
+    text = head + "".join(f'[points.p{i}]\nbackbone = "nin"\n' for i in range(1_000)) + "[points.last]\npool = 3\n"
+    parsed, parse = [], toml_file.tomllib.loads
+    monkeypatch.setattr(toml_file.tomllib, "loads", lambda part: parsed.append(len(part)) or parse(part))
+    with pytest.raises(InvalidSpace, match=r"own.toml, line 2006: point last: an architecture needs a backbone"):
+        load(tmp_path, text)
+    assert sum(parsed) < 3 * len(text)
+
+
+def test_too_many_values_are_refused(tmp_path: Path) -> None:
+    values = ", ".join(str(i / 6_000) for i in range(6_000))
+    with pytest.raises(InvalidSpace, match=r"line 5: square can have at most 1000 values; got 6000; remove some"):
+        load(tmp_path, f'[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\nsquare = [{values}]\n')
+
+
+def test_a_point_is_found_among_a_million_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand values on two axes: only those near the shares of a point's layer are tried."""
+    tried, make = [], parameters._make_allocation
+    monkeypatch.setattr(parameters, "_make_allocation", lambda *values: tried.append(values) or make(*values))
+    steps = '{from = 0, to = 1, step = "1/999"}'
+    text = f'[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\nsquare = {steps}\nvertical = {steps}\n'
+    text += '[points.mine]\nbackbone = "nin"\n[points.mine.layers.conv1]\nform = "composite"\n'
+    space = load(tmp_path, text + "shares = {kx1 = 0.3, 1xk = 0.3, kxk = 0.4}\n")
+    params = space.params_of(space.points["mine"])
+    assert canonical_id(space.architecture(params)) == canonical_id(space.points["mine"]) and len(tried) < 20_000
 
 
 def test_lines_are_found_past_texts_and_lists_of_several_lines(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import itertools
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,10 @@ def test_broken_checkpoints_are_named(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, {"w": torch.ones(3)}, {})
     (tmp_path / "epoch-1.safetensors").write_bytes(b"half")
     with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(tmp_path)
+    (tmp_path / "epoch-1.safetensors").unlink()
+    os.mkfifo(tmp_path / "epoch-1.safetensors")
+    with pytest.raises(CheckpointError, match="cannot be read: not a regular file; repair the disk"):
         load_checkpoint(tmp_path)
     (tmp_path / "epoch-1.safetensors").unlink()
     with pytest.raises(CheckpointError, match="names a file of tensors that is missing"):

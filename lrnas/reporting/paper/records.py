@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lrnas import _files
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import DataError, LrnasError
 from lrnas.models.plan import built_id
@@ -93,7 +94,7 @@ def group_by_recipe(runs: Sequence[Runs]) -> dict[str, list[Runs]]:
 def read_json(file: Path) -> Any:
     """Content of a JSON file. Raises DataError if it cannot be read."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return _files.read_json(file)
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read ({error}); give a JSON file") from None
 
