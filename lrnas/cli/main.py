@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from lrnas import __version__
 from lrnas._messages import show_messages
-from lrnas.cli import catalog, export, figures, networks, profile, report, retrain, search
+from lrnas.cli import catalog, doctor, export, figures, networks, profile, report, retrain, search
 from lrnas.cli.options import Parser
 from lrnas.cli.output import INTERRUPTED
 from lrnas.errors import LrnasError
@@ -58,6 +58,6 @@ def make_parser() -> Parser:
     parser = Parser(prog="lrnas", description="Neural architecture search over convolution filters of mixed shapes.")
     parser.add_argument("--version", action="version", version=f"lrnas {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for family in (networks, catalog, profile, search, retrain, export, report, figures):
+    for family in (networks, catalog, profile, search, retrain, export, report, figures, doctor):
         family.add_commands(commands)
     return parser
