@@ -1,11 +1,34 @@
-"""The logger `lrnas` for messages of the library, and a handler that writes them to stderr."""
+"""The logger `lrnas` for messages of the library, its handler for stderr, and text that is safe to show."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 
 logger = logging.getLogger("lrnas")
+_IN_ADDRESS = re.compile(r"(://[^\s:/@]*:)\S*@")
+_IN_OPTIONS = re.compile(r"([?&][\w-]*(?:pass|pwd|secret|token|key)[\w-]*=)[^\s&]*", re.IGNORECASE)
+
+
+def hide_passwords(text: str) -> str:
+    """The text with *** in place of passwords in URLs: `//USER:PASSWORD@HOST`, and `?password=PASSWORD`."""
+    return _IN_OPTIONS.sub(r"\1***", _IN_ADDRESS.sub(r"\1***@", text))
+
+
+def printable(text: object, keep: str = "") -> str:
+    """The text as a terminal can show it: control characters are escaped, passwords in URLs are hidden.
+
+    Args:
+        text: The text, or a value such as an error.
+        keep: Control characters that are left as they are.
+    """
+    shown = hide_passwords(str(text))
+    if shown.isprintable():
+        return shown
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode() for each in shown
+    )
 
 
 class _Stderr(logging.Handler):
@@ -13,7 +36,7 @@ class _Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            sys.stderr.write(f"{self.format(record)}\n")
+            sys.stderr.write(f"{printable(self.format(record))}\n")
             sys.stderr.flush()
         except Exception:
             self.handleError(record)

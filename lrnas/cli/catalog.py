@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import add_command, add_settings
-from lrnas.cli.output import make_console, make_table, print_result
+from lrnas.cli.output import complain, make_console, make_table, print_result, say
 
 if TYPE_CHECKING:
     from lrnas.spaces.space import SearchSpace
@@ -79,15 +78,15 @@ def _data(options: argparse.Namespace) -> int:
     sizes = f"{len(data.train):,} training, {len(data.val):,} validation and {len(data.test()):,} test images"
     pixels = "" if data.own_crops else f" of {data.image_size}×{data.image_size} pixels"
     few = ", ".join(data.classes[:10]) + (", …" if data.num_classes > 10 else "")
-    print(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes: {few}", flush=True)
+    say(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes: {few}")
     for line in data.remarks():
-        print(f"lrnas: {line}", file=sys.stderr)
+        complain(line)
     if not isinstance(data, PackedSet):
         return 0
     with packing_view() as progress:
         complaints = data.unreadable(progress)
     for line in complaints:
-        print(f"lrnas: {line}", file=sys.stderr)
+        complain(line)
     return 1 if complaints else 0
 
 

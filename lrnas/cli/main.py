@@ -15,7 +15,7 @@ from lrnas import __version__
 from lrnas._messages import show_messages
 from lrnas.cli import catalog, doctor, export, figures, networks, profile, report, retrain, search
 from lrnas.cli.options import Parser
-from lrnas.cli.output import INTERRUPTED
+from lrnas.cli.output import INTERRUPTED, complain
 from lrnas.errors import LrnasError
 
 
@@ -40,15 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = options.run(options) or 0
         sys.stdout.flush()
     except LrnasError as error:
-        print(f"lrnas: {error}", file=sys.stderr)
+        complain(error)
         return 2
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # e.g. stdout goes to a disk that is full
-        print(f"lrnas: {error.strerror or error}", file=sys.stderr)
+        complain(error.strerror or error)
         return 1
     except KeyboardInterrupt:
-        print("lrnas: interrupted", file=sys.stderr)
+        complain("interrupted")
         return INTERRUPTED
     return code
 

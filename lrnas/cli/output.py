@@ -8,9 +8,12 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from lrnas._messages import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 INTERRUPTED = 130
 """Exit code of a command that was interrupted, so that commands chained with && do not run."""
@@ -36,8 +39,24 @@ def make_console() -> Console:
     """A console on stdout. In a file or a pipe, lines are wide enough for whole tables."""
     from rich.console import Console
 
+    class PrintableConsole(Console):
+        """Console that escapes control characters, in tables too."""
+
+        def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+            return super().render_str(printable(text, keep="\n"), **options)
+
     width = None if sys.stdout.isatty() else 200
-    return Console(highlight=False, markup=False, width=width)
+    return PrintableConsole(highlight=False, markup=False, width=width)
+
+
+def say(text: str) -> None:
+    """Print a line on stdout, at once."""
+    print(printable(text), flush=True)
+
+
+def complain(text: object) -> None:
+    """Print a line on stderr, after the name of the program."""
+    print(f"lrnas: {printable(text)}", file=sys.stderr)
 
 
 def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = (), ends: Iterable[str] = ()) -> Table:

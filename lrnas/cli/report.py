@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import FILE, add_command, add_option, add_settings, needs_extra, open_named
-from lrnas.cli.output import make_console, make_table, percent, print_result
+from lrnas.cli.output import complain, make_console, make_table, percent, print_result, say
 from lrnas.errors import LrnasError
 from lrnas.searching.settings import TEXT, WHOLE
 
@@ -125,7 +124,7 @@ def _plot(options: argparse.Namespace) -> None:
         "curves": lambda: plot_curves(study, file),
     }
     draw[options.picture]()
-    print(f"Written: {file}")
+    say(f"Written: {file}")
 
 
 def _dashboard(options: argparse.Namespace) -> None:
@@ -162,7 +161,7 @@ def _write_figures(report: Report, folder: Path) -> list[Path]:
     try:
         from lrnas.reporting.figures import report_plots as figures
     except ImportError as error:
-        print(f"lrnas: no figures without {error.name}; pip install 'lrnas[plot]'", file=sys.stderr)
+        complain(f"no figures without {error.name}; pip install 'lrnas[plot]'")
         return []
     draw: dict[str, Callable[[list[Path]], None]] = {}
     if any(study.full for study in report.studies):

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import add_command, add_option, add_settings, call, needs_extra, open_named
-from lrnas.cli.output import INTERRUPTED, NARROW, file_size, make_console, make_table, percent, print_result
+from lrnas.cli.output import (
+    INTERRUPTED,
+    NARROW,
+    complain,
+    file_size,
+    make_console,
+    make_table,
+    percent,
+    print_result,
+    say,
+)
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, gather_settings
 
@@ -110,11 +119,11 @@ def _studies(options: argparse.Namespace) -> None:
             size = disk_use(study_folder(options.studies, name))
             found.append({**_overview(open_study(name, studies=options.studies)), "bytes": size})
         except LrnasError as error:
-            print(f"lrnas: {error}", file=sys.stderr)
+            complain(error)
     if names or options.json:
         print_result(options, lambda: found, lambda: _print_studies(found, options.studies))
     else:
-        print(f"There are no studies in {options.studies} yet; {FIRST_SEARCH}")
+        say(f"There are no studies in {options.studies} yet; {FIRST_SEARCH}")
 
 
 def _print_studies(studies: list[dict[str, Any]], folder: str) -> None:
@@ -134,9 +143,9 @@ def _delete(options: argparse.Namespace) -> None:
 
     def show() -> None:
         for name, number in deleted.trials.items():
-            print(f"Deleted: study {name}, {number:,} trials")
+            say(f"Deleted: study {name}, {number:,} trials")
         if deleted.folder is not None:
-            print(f"Deleted: folder {deleted.folder}")
+            say(f"Deleted: folder {deleted.folder}")
 
     print_result(options, deleted.to_dict, show)
 
@@ -152,11 +161,11 @@ def _clean(options: argparse.Namespace) -> None:
     def show() -> None:
         many = f"weights of {len(found.folders):,} networks that are not on the front, {file_size(found.size)}"
         if not found.folders:
-            print(f"{study.name} has no weights that it can do without")
+            say(f"{study.name} has no weights that it can do without")
         elif options.yes:
-            print(f"Deleted: {many}")
+            say(f"Deleted: {many}")
         else:
-            print(f"{study.name} can do without the {many}; nothing is deleted yet: add --yes")
+            say(f"{study.name} can do without the {many}; nothing is deleted yet: add --yes")
 
     data = {"folders": [str(folder) for folder in found.folders], "bytes": found.size, "deleted": options.yes}
     print_result(options, lambda: data, show)
@@ -353,7 +362,7 @@ def _write_files(study: Study, folder: Path) -> list[Path]:
     try:
         from lrnas.reporting.figures.report_plots import plot_front
     except ImportError:
-        print("lrnas: no picture without matplotlib; pip install 'lrnas[plot]'", file=sys.stderr)
+        complain("no picture without matplotlib; pip install 'lrnas[plot]'")
     else:
         from lrnas.reporting.report import make_report
 

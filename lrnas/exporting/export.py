@@ -12,6 +12,7 @@ all checks have passed.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -300,21 +301,26 @@ def _time(
         return fastest(calls, device, threads).seconds
 
 
+def _quoted(text: object) -> str:
+    """The text as a string literal of Python, in double quotes."""
+    return json.dumps(str(text), ensure_ascii=False)
+
+
 def _how_to_load(
     wanted_format: str, place: Path, architecture: Architecture, model: Any, inputs: Inputs, is_fused: bool
 ) -> tuple[str, str]:
     """Python code that loads the network; and code that loads it in another way or runs it, or ""."""
     if wanted_format == "onnx":
-        return f'import onnxruntime; session = onnxruntime.InferenceSession("{place}")', (
+        return f"import onnxruntime; session = onnxruntime.InferenceSession({_quoted(place)})", (
             'logits, = session.run(None, {"images": images})  # float32 [any number, '
             f"{', '.join(map(str, inputs.images.shape[1:]))}]"
         )
     if wanted_format == "torch-export":
-        return f'import torch; model = torch.export.load("{place}").module()', ""
-    line = f'import lrnas, timm; model = timm.create_model("local-dir:{place}", pretrained=True)'
+        return f"import torch; model = torch.export.load({_quoted(place)}).module()", ""
+    line = f"import lrnas, timm; model = timm.create_model({_quoted(f'local-dir:{place}')}, pretrained=True)"
     if is_fused:
         return line, ""
     name = registered_name(architecture)
-    what = f'"{name}"' if name else f'"lrnas", architecture="{place / ARCHITECTURE}"'
+    what = f'"{name}"' if name else f'"lrnas", architecture={_quoted(place / ARCHITECTURE)}'
     sizes = f"num_classes={model.num_classes}, in_chans={inputs.images.shape[1]}"
-    return line, f'timm.create_model({what}, {sizes}, checkpoint_path="{place / WEIGHTS}")'
+    return line, f"timm.create_model({what}, {sizes}, checkpoint_path={_quoted(place / WEIGHTS)})"

@@ -30,7 +30,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
-from lrnas._messages import logger
+from lrnas._messages import hide_passwords, logger
 from lrnas.errors import LrnasError
 from lrnas.study.optuna_internals import BulkStorage
 
@@ -283,9 +283,12 @@ def _connect(url: str, must_exist: bool = False) -> BulkStorage:
         parts = make_url(url)
         if parts.drivername == "postgresql" and not _is_installed("psycopg") and _is_installed("psycopg2"):
             parts = parts.set(drivername="postgresql+psycopg2")
-        shown = parts.render_as_string(hide_password=True)
+        shown = hide_passwords(parts.render_as_string(hide_password=True))
+        if "@" in (parts.host or ""):  # part of a password in which @ must be written as %40
+            raise ValueError
     except (ArgumentError, ValueError):
-        raise _not_a_storage(url) from None
+        is_secret = "@" in url or "?" in url
+        raise _not_a_storage(re.split("[:/]", url)[0] + ":…" if is_secret else url) from None
     arguments: dict[str, Any] = {"pool_pre_ping": True}
     is_file = parts.drivername.startswith("sqlite")
     if is_file:
@@ -333,10 +336,9 @@ def _connect(url: str, must_exist: bool = False) -> BulkStorage:
 
 
 def _not_a_storage(shown: str) -> StorageError:
-    shown = re.sub(r"(//[^/@]*:)[^@]*@", r"\1***@", shown)
     return StorageError(
         f"a storage is a database URL, like postgresql://HOST/NAME, or journal:FILE; got {shown}; see Optuna's "
-        "documentation"
+        "documentation (in a password, write @ as %40 and / as %2F)"
     )
 
 

@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from lrnas._messages import hide_passwords
+
 _PACKAGES = ("lrnas", "torch", "timm", "numpy", "triton", "optuna", "ray")
 
 
@@ -36,12 +38,12 @@ def provenance(**facts: Any) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """Return the command as a user would type it, with absolute paths reduced to their last part."""
+    """Return the command as a user would type it, without passwords; absolute paths are reduced to their last part."""
     program = Path(sys.argv[0])
     name = f"python {program.parent.name}/{program.name}" if program.suffix == ".py" else program.name
     if program.name == "__main__.py":
         name = "lrnas"
-    return " ".join([name, *map(_without_folders, sys.argv[1:])])
+    return hide_passwords(" ".join([name, *map(_without_folders, sys.argv[1:])]))
 
 
 def _without_folders(argument: str) -> str:

@@ -236,3 +236,17 @@ def test_the_script_is_installed_and_survives_a_closed_pipe() -> None:
     command = f"{Path(sys.executable).parent / 'lrnas'} models --json | head -1"
     result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=True)
     assert result.stdout == "[\n" and result.stderr == ""
+
+
+def test_control_characters_are_escaped_wherever_they_come_from(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    forged = "a\nlrnas: all is well \x1b[2J.json"
+    code, out, err = run(capsys, "count", forged)
+    assert (code, out) == (2, "") and err.startswith("lrnas: cannot read a\\nlrnas: all is well \\x1b[2J.json: No such")
+    assert err.count("\n") == 1
+    (tmp_path / forged).write_text('{"backbone": "nin"}')
+    code, out, _ = run(capsys, "count", str(tmp_path / forged))
+    assert code == 0 and "\\x1b[2J" in out and "\x1b" not in out
+    code, out, err = run(capsys, "studies", "--studies", f"{tmp_path}/\x1b[31m")
+    assert code == 0 and "\\x1b[31m" in out and "\x1b" not in out

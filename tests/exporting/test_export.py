@@ -112,10 +112,11 @@ def test_exports_work_in_a_new_process(tmp_path: Path, forced: None) -> None:
     x = torch.randn(5, 1, 8, 8)
     torch.save((x, model(x).detach()), tmp_path / "case.pt")
     source = str(write_checkpoint(tmp_path / "own", model))
-    result = lrnas.export(source, out=tmp_path / "out")
+    out = tmp_path / 'a "quoted"\nname'  # which must not end a line of the code that is shown
+    result = lrnas.export(source, out=out)
     assert result.check.images == "64 validation images of digits, 8×8 pixels"
     assert result.check.same_class == result.check.number == 64 and result.check.max_difference < 1e-4
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text())
     assert config["architecture"] == "lrnas" and config["pretrained_cfg"]["input_size"] == [1, 8, 8]
     assert config["pretrained_cfg"]["mean"] == pytest.approx([0.305], abs=1e-3)
     assert result.also.startswith('timm.create_model("lrnas", architecture=')

@@ -296,6 +296,29 @@ def test_a_database_that_does_not_answer_is_refused_at_once(
     assert not caplog.messages
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:secret@127.0.0.1:1/db",
+        "postgresql://127.0.0.1:1/db?user=me&password=secret",
+        "postgresql://127.0.0.1:1/db?sslpassword=secret",
+        "postgresql://me:s@secret@127.0.0.1:1/db",
+        "postgresql://me:secret@127.0.0.1:port/db",
+        "postgresql://me:s ecret secret@127.0.0.1:port/db",
+        "postgresql:me:secret@host/db",
+        "postgresql//me:secret@host/db",
+        "unknown://me:secret@host/db?password=secret",
+    ],
+)
+def test_no_error_shows_a_password(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["front", "s", "--studies", str(tmp_path), "--storage", url]) == 2
+    out, err = capsys.readouterr()
+    assert "secret" not in out + err and err.count("\n") == 1 and err.startswith("lrnas: ")
+    with pytest.raises(StorageError) as caught:
+        open_storage(url, tmp_path)
+    assert "secret" not in str(caught.value) and ("***" in str(caught.value) or "got postgresql:…" in str(caught.value))
+
+
 @pytest.mark.parametrize("answer", ["the database system is starting up", "sorry, too many clients already"])
 def test_a_server_that_is_busy_when_it_is_opened_is_waited_for(
     answer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -22,6 +22,7 @@ from lrnas.training.provenance import gpu_busy, provenance
         ("folder:images", "folder:images"),
         ("results/out", "results/out"),
         ("lr=0.1", "lr=0.1"),
+        ("--storage=postgresql://me:secret@host/db", "--storage=postgresql://me:***@host/db"),
     ],
 )
 def test_paths_on_this_machine_are_reduced_to_their_last_part(
