@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrnas._messages import logger
 from lrnas.cli.options import FILE, add_command, add_option, add_source_options, call, needs_extra
-from lrnas.cli.output import complain, make_console, make_table, print_result
+from lrnas.cli.output import make_console, make_table, print_result
 from lrnas.errors import LrnasError
 from lrnas.searching.settings import CHANGES, TEXT, WHOLE
 
@@ -65,7 +66,7 @@ def _filters(options: argparse.Namespace) -> None:
 
     source = call(find_source, options)
     if source.weights is None:
-        complain(f"{source.name} has {source.origin}")
+        logger.info(f"{source.name} has {source.origin}")
     result = draw_filters(source, options.layer, options.out, number=options.number, show=options.show)
     print_result(options, result.to_dict, lambda: _print_filters(result))
 
@@ -89,7 +90,7 @@ def _figures(options: argparse.Namespace) -> None:
         except NothingToDraw as error:
             if options.names:
                 raise
-            complain(f"{name} is left out: {error}")
+            logger.info(f"{name} is left out: {error}")
     results = [(figure, [options.out / f"{figure.name}.{name}" for name in formats]) for figure in made]
     for figure, files in results:
         draw_panels(figure, files)

@@ -42,7 +42,7 @@ def make_console() -> Console:
     class PrintableConsole(Console):
         """Console that escapes control characters, in tables too."""
 
-        def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+        def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(printable(text, keep="\n"), **options)
 
     width = None if sys.stdout.isatty() else 200
