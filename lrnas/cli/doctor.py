@@ -168,14 +168,17 @@ def _ray(options: argparse.Namespace) -> str:
 
 def _storage(options: argparse.Namespace) -> str:
     from lrnas.study.folder import study_names
-    from lrnas.study.storage import open_storage
+    from lrnas.study.storage import NoStudies, open_storage
 
     if options.storage is None:
         folder = Path(options.studies)
         _check_writable(folder, "--studies")
         return f"{len(study_names(folder)):,} studies in {folder}"
-    number = len(open_storage(options.storage, Path(options.studies)).get_all_studies())
-    return f"answers, with {number:,} studies, later levels and retrainings counted"
+    try:
+        number = len(open_storage(options.storage, Path(options.studies), must_exist=True).get_all_studies())
+    except NoStudies:
+        number = 0
+    return f"can be used, and has {number:,} studies, later levels and retrainings counted"
 
 
 def _data(options: argparse.Namespace) -> str:

@@ -61,6 +61,10 @@ class StorageError(LrnasError):
     """A storage cannot be opened, reached or used."""
 
 
+class NoStudies(StorageError):
+    """A storage that is to be read, and does not exist or was never used."""
+
+
 def open_storage(storage: str | None, folder: Path, *, must_exist: bool = False) -> BaseStorage:
     """Open the storage of a study.
 
@@ -95,8 +99,8 @@ def _find_file(file: Path, shown: str, must_exist: bool) -> None:
         os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))
 
 
-def _no_storage(shown: str) -> StorageError:
-    return StorageError(f"a storage that is read must hold studies; got {shown}, which does not; check --storage")
+def _no_storage(shown: str) -> NoStudies:
+    return NoStudies(f"a storage that is read must hold studies; got {shown}, which does not; check --storage")
 
 
 # --- databases

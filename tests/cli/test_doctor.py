@@ -43,6 +43,8 @@ def test_folders_and_storages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert not found.is_ok and found.text.startswith("cannot write to") and "--" in found.advice
     found = doctor._find("storage", doctor._storage, options(tmp_path, "nonsense"))
     assert not found.is_ok and "a storage is a database URL" in found.text
+    new = tmp_path / "new.db"
+    assert "has 0 studies" in doctor._storage(options(tmp_path, f"sqlite:///{new}")) and not new.exists()
     monkeypatch.setattr(doctor, "LITTLE_ROOM", 10**18)
     found = doctor._find("disk", doctor._disk, options(tmp_path))
     assert not found.is_ok and "free for studies" in found.text and "lrnas clean" in found.advice
