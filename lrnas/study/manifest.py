@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -11,8 +12,11 @@ from optuna.trial import TrialState
 
 from lrnas._differences import find_differences, list_differences
 from lrnas._messages import logger
+from lrnas.arch.architecture import Architecture
 from lrnas.data.names import is_in_files, shown_name
 from lrnas.errors import LrnasError
+from lrnas.recipes import Recipe
+from lrnas.study.objectives import RETRAINED, cost_objectives, pick_objectives
 
 MANIFEST = "lrnas:manifest"
 """Study attribute that holds the manifest."""
@@ -53,15 +57,85 @@ def read_manifest(study: optuna.Study) -> dict[str, Any]:
     """The manifest of a study; empty if the study has none.
 
     Raises:
-        StudyError: The study was begun with version 0.1.0.
+        StudyError: The study was begun with version 0.1.0, or its manifest was damaged, for example by hand.
     """
     manifest: dict[str, Any] = study.user_attrs.get(MANIFEST, {})
-    if manifest and not manifest.keys() >= NEW_KEYS:
+    if manifest == {}:
+        return manifest
+    if isinstance(manifest, dict) and not manifest.keys() >= NEW_KEYS:
         raise StudyError(
             "studies must hold the channels and the number of classes of their images; got "
             f"{study.study_name}, begun with lrnas 0.1.0, without them; open it with 0.1.0, or begin another study"
         )
+    try:
+        _check_entries(manifest)
+    except (LrnasError, TypeError, RecursionError) as error:
+        raise StudyError(
+            f"the manifest of {study.study_name} is damaged: {error}; restore the study from a copy, or begin another"
+        ) from None
     return manifest
+
+
+def _check_entries(manifest: Any) -> None:
+    """Raise an error that names the first entry of a manifest that is not as a search writes it."""
+    is_retraining = RETRAINS in _table(manifest, "it")
+    for key in ("source", "data"):
+        _need(isinstance(manifest.get(key), str), key, "text", manifest)
+    for key in ("trainable", RETRAINS, DATA_NAME):
+        _need(isinstance(manifest.get(key), str | None), key, "text", manifest)
+    for key in ("image_size", "channels", "num_classes"):
+        _need(_is_whole(manifest.get(key)) and manifest[key] > 0, key, "a whole number from 1", manifest)
+    _need(is_retraining or _is_whole(manifest.get("seed")), "seed", "a whole number", manifest)
+    _need(_is_list(manifest.get("rungs"), _is_whole), "rungs", "a list of whole numbers", manifest)
+    _need(_is_list(manifest.get(CLASSES, []), _is_text), CLASSES, "a list of names", manifest)
+    _need(manifest.get(LEVEL) in (None, "longer", "full"), LEVEL, "longer or full", manifest)
+    _need(_is_list(manifest.get("objectives"), _is_text), "objectives", "a list of names", manifest)
+    objectives = RETRAINED if is_retraining else pick_objectives(manifest["objectives"])
+    reference = _table(manifest.get("reference"), "reference")
+    for goal in cost_objectives(objectives):
+        _need(_is_positive(reference.get(goal.name)), goal.name, "a number above 0", reference)
+    recipe = _table(manifest.get("recipe"), "recipe")
+    _need("epochs" in recipe, "epochs", "a whole number", recipe)
+    Recipe(**Recipe.complete(recipe))
+    space = _table(manifest.get("space"), "space")
+    named = {part: _table(space.get(part), part) for part in ("points", "seeds")}
+    for name, network in (item for networks in named.values() for item in networks.items()):
+        Architecture.from_dict(network, name)
+    _need(space.get("baseline") in (None, *named["points"], *named["seeds"]), "baseline", "a named network", space)
+    _need(isinstance(space.get("batch_norm", 0), bool | None), "batch_norm", "true, false or null", space)
+    backbones = _table(space.get("choices"), "choices").get("backbone")
+    _need(bool(backbones) and _is_list(backbones, _is_text), "backbone", "a list of names", space["choices"])
+    if "latency" in manifest:
+        latency = _table(manifest["latency"], "latency")
+        _need(_is_positive(latency.get("factor")), "factor", "a number above 0", latency)
+        _need(latency.keys() >= {"threads", "dtype", "batch", "hardware"}, "latency", "complete", manifest)
+
+
+def _table(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise StudyError(f"{name} must be a table; got {repr(value)[:60]}")
+    return value
+
+
+def _need(is_valid: bool, key: str, rule: str, table: Mapping[str, Any]) -> None:
+    if not is_valid:
+        raise StudyError(f"{key} must be {rule}; got {repr(table.get(key))[:60]}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def _is_positive(value: Any) -> bool:
+    return (isinstance(value, float) and 0 < value < math.inf) or (_is_whole(value) and value > 0)
+
+
+def _is_list(value: Any, is_valid: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_valid, value))
 
 
 def check_manifest(
@@ -88,7 +162,7 @@ def check_manifest(
         study.set_user_attr(MANIFEST, wanted)
         return dict(wanted)
     for part, key in MEASURED:
-        if key in stored.get(part, {}) and key in wanted.get(part, {}):
+        if isinstance(stored.get(part), dict) and key in stored[part] and key in wanted.get(part, {}):
             wanted[part][key] = stored[part][key]
     compared = stored | {key: wanted.get(key) for key in FREE}
     if found := list_differences(compared, wanted):
@@ -109,7 +183,7 @@ def names_of(data: str, classes: Sequence[str]) -> dict[str, Any]:
 
 def data_name(manifest: Mapping[str, Any]) -> str:
     """The name of a study's data to show."""
-    return str(manifest.get(DATA_NAME) or manifest["data"])
+    return str(manifest.get(DATA_NAME) or manifest.get("data"))
 
 
 def has_results(study: optuna.Study) -> bool:

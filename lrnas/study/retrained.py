@@ -19,7 +19,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.errors import UnknownName
 from lrnas.sampling.pareto import front_indices
 from lrnas.study.folder import LEVEL_FOLDERS
-from lrnas.study.manifest import LEVEL, MANIFEST, RETRAINS, StudyError, data_name
+from lrnas.study.manifest import LEVEL, MANIFEST, RETRAINS, StudyError, data_name, read_manifest
 from lrnas.study.objectives import cost_objectives, pick_objectives
 from lrnas.study.optuna_internals import get_trial, storage_of
 from lrnas.study.study import Study
@@ -170,7 +170,7 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
         recipe = recipe or known[-1]
         retraining = optuna.load_study(study_name=f"{study.name}@{recipe}", storage=storage_of(retraining))
     finals = gather_runs(retraining, recipe, open_search(study, search))
-    manifest = retraining.user_attrs[MANIFEST]
+    manifest = read_manifest(retraining)
     others = tuple(f"{search}@{other}" for other in known if other != recipe)
     has_points = bool(manifest["space"]["points"])
     return Retrained(
@@ -207,8 +207,8 @@ def retrained_recipes(study: Study) -> list[str]:
     """Recipes of the retrainings of a search, the one used last at the end."""
     found = []
     for other in storage_of(study.optuna_study).get_all_studies():
-        manifest = other.user_attrs.get(MANIFEST, {})
-        if manifest.get(RETRAINS) == study.name:
+        manifest = other.user_attrs.get(MANIFEST)
+        if isinstance(manifest, dict) and manifest.get(RETRAINS) == study.name:
             retraining = optuna.load_study(study_name=other.study_name, storage=storage_of(study.optuna_study))
             trials = retraining.get_trials(deepcopy=False)
             last = max((trial.datetime_start for trial in trials if trial.datetime_start), default=datetime.min)
@@ -269,7 +269,7 @@ def front_marks(finals: Sequence[Final]) -> dict[str, str]:
 
 
 def _costs(searched: optuna.Study) -> tuple[str, ...]:
-    objectives = pick_objectives(searched.user_attrs[MANIFEST]["objectives"])
+    objectives = pick_objectives(read_manifest(searched)["objectives"])
     return tuple(objective.name for objective in cost_objectives(objectives))
 
 

@@ -1,0 +1,66 @@
+"""Manifests that were damaged, for example by hand."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_studies import SPACE, make_search
+
+from lrnas.cli.main import main
+from lrnas.reporting.report import make_report
+from lrnas.study.manifest import MANIFEST, StudyError, read_manifest
+
+WRONG = (None, True, -1, 0.5, float("nan"), 10**30, "", "x", [], ["x"], [None], {}, {"x": 1})
+"""Values that at least one kind of entry must refuse."""
+
+
+def damaged(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Copies of a table without each of its keys, and with each wrong value in place of each value, also in tables."""
+    for key, value in table.items():
+        yield {name: other for name, other in table.items() if name != key}
+        yield from ({**table, key: wrong} for wrong in WRONG)
+        if isinstance(value, dict):
+            yield from ({**table, key: inner} for inner in damaged(value))
+
+
+def test_what_is_accepted_can_be_reported() -> None:
+    study = make_search()
+    space = {**SPACE.to_dict(), "parameters": [], "groups": []}
+    space |= {part: dict(list(space[part].items())[:1]) for part in ("points", "seeds")}
+    whole: dict[str, Any] = {**study.manifest, "space": space}
+    messages: list[str] = []
+    for manifest in (whole, *damaged(whole), *WRONG):
+        study.optuna_study.set_user_attr(MANIFEST, manifest)
+        try:
+            study.manifest = read_manifest(study.optuna_study)
+        except StudyError as error:
+            messages += str(error).splitlines()
+        else:
+            assert not study.manifest or make_report([study]).to_dict()["title"] == "s"
+        assert not messages or manifest is not whole
+    assert len(messages) > 500
+    assert all(
+        line.startswith("the manifest of s is damaged: ") or "begun with lrnas 0.1.0" in line for line in messages
+    )
+
+
+CHANGES = (
+    ({"space": "nin"}, "space must be a table; got 'nin'"),
+    ({"objectives": ["accuracy", "speed"]}, "unknown objective 'speed'"),
+    ({"recipe": {"epochs": "many"}}, "epochs must be a whole number; got 'many'"),
+    ({"reference": {"macs": 0}}, "macs must be a number above 0; got 0"),
+    ({"image_size": None}, "image_size must be a whole number from 1; got None"),
+)
+
+
+def test_every_command_tells_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = make_search(tmp_path / "s")
+    search = ["search", "--space", "nin", "--data", "digits", "--budget", "4", "--name", "s"]
+    for change, message in CHANGES:
+        study.optuna_study.set_user_attr(MANIFEST, {**study.manifest, **change})
+        for command in (["front", "s"], ["report", "s"], search):
+            assert main([*command, "--studies", str(tmp_path)]) == 2
+            out, err = capsys.readouterr()
+            assert out == "" and f"lrnas: the manifest of s is damaged: {message}" in err
+            assert err.splitlines()[-1].endswith("; restore the study from a copy, or begin another")
