@@ -191,7 +191,9 @@ def gather_runs(study: optuna.Study, recipe: str, searched: optuna.Study | None)
     runs: dict[str, list[FrozenTrial]] = {}
     for (network, _), run in sorted(counting_runs(written).items()):
         runs.setdefault(network, []).append(run)
-    return sorted((_final(recipe, searched, some) for some in runs.values()), key=lambda final: final.cheapest_first)
+    costs = ("macs",) if searched is None else _costs(searched)
+    finals = [_final(recipe, searched, costs, some) for some in runs.values()]
+    return sorted(finals, key=lambda final: final.cheapest_first)
 
 
 def open_search(study: Study, search: str) -> optuna.Study | None:
@@ -283,7 +285,7 @@ def _name_in(searched: optuna.Study, number: int, identity: str) -> str | None:
     return name if trial.user_attrs.get("id") == identity else None
 
 
-def _final(recipe: str, searched: optuna.Study | None, runs: Sequence[FrozenTrial]) -> Final:
+def _final(recipe: str, searched: optuna.Study | None, costs: tuple[str, ...], runs: Sequence[FrozenTrial]) -> Final:
     """A network's results from its runs, one per seed."""
     first = runs[0].user_attrs
     done = [run for run in runs if is_done(run)]
@@ -306,7 +308,7 @@ def _final(recipe: str, searched: optuna.Study | None, runs: Sequence[FrozenTria
         open=len(runs) - len(done) - len(failed),
         failed=len(failed),
         reason=max(failed, key=lambda run: run.number).user_attrs.get("reason", "") if failed else "",
-        costs=("macs",) if searched is None else _costs(searched),
+        costs=costs,
         latency=first.get("latency"),
         promised=tuple(first["promised"]) if "promised" in first else None,
         known_as=None if point or trial is None or searched is None else _name_in(searched, trial, first["id"]),

@@ -397,8 +397,11 @@ def make_study(folder: Path, data: str = "digits", **more: object) -> None:
         sampler=optuna.samplers.RandomSampler(seed=0),
     )
     manifest = {
+        "source": "nin",
         "recipe": Recipe().to_dict(),
         "space": space.to_dict(),
+        "rungs": [],
+        "seed": 0,
         "data": data,
         "image_size": 8,
         "channels": 1,
