@@ -22,7 +22,7 @@ from common import RESULTS, make_parser, write_result
 
 from lrnas.sampling.front_pruner import compare
 from lrnas.sampling.pareto import hypervolume
-from lrnas.searching.early_stopping import rung_epochs
+from lrnas.searching.setup import rung_epochs
 from lrnas.spaces.space import load_space
 from lrnas.training.provenance import provenance
 

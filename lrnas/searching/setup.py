@@ -20,7 +20,7 @@ from lrnas.data.names import Progress, data_folder, is_in_files, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import deployed_form, has_norms, make_plan, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
-from lrnas.searching.early_stopping import rung_epochs
+from lrnas.sampling.front_pruner import REDUCTION_FACTOR
 from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.settings import SearchSettings
@@ -297,6 +297,25 @@ class SearchTraining:
         """The named networks of the space, as deployed; without any, its backbones."""
         named = [*self.space.points.values(), *self.space.uniform.values()]
         return [*map(self._deployed, named)] or [Architecture(backbone) for backbone in self.space.backbones]
+
+
+def rung_epochs(min_epochs: int | None, epochs: int) -> tuple[int, ...]:
+    """Epochs after which trials may be stopped: `min_epochs`, 3 times as many, 9 times as many, ..., below `epochs`.
+
+    `FrontPruner` decides which trials are stopped.
+
+    Args:
+        min_epochs: Epochs that every network is trained for; None: one ninth of `epochs`.
+        epochs: Epochs of a full training.
+    """
+    rung = max(1, epochs // REDUCTION_FACTOR**2) if min_epochs is None else min_epochs
+    if not 1 <= rung <= epochs:
+        raise LrnasError(f"--min-epochs must be between 1 and the number of epochs, {epochs}; got {rung}; change it")
+    rungs = []
+    while rung < epochs:
+        rungs.append(rung)
+        rung *= REDUCTION_FACTOR
+    return tuple(rungs)
 
 
 def _own_images(trainable: Trainable | None, settings: SearchSettings) -> Images | None:

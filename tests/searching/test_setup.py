@@ -1,14 +1,16 @@
-"""Costs of the networks of a search."""
+"""Costs of the networks of a search, and the rungs of early stopping."""
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.errors import LrnasError
 from lrnas.models.plan import make_plan
 from lrnas.profiling.latency_table import Conditions, Latency, LatencyTable
 from lrnas.searching.settings import SearchSettings
-from lrnas.searching.setup import SearchTraining
+from lrnas.searching.setup import SearchTraining, rung_epochs
 from lrnas.spaces.space import load_space
 
 
@@ -25,3 +27,25 @@ def test_costs_are_those_of_the_deployed_form(tmp_path: Path) -> None:
     table.store({step.key: 0.001 * (i + 1) for i, step in enumerate({step.key: step for step in steps}.values())})
     assert training.cost(joined)["latency"] == training.guess(joined)["latency"] == training.latency.of(plain)
     assert training.latency.steps(joined) != steps
+
+
+@pytest.mark.parametrize(
+    ("first", "epochs", "wanted"),
+    [
+        (None, 10, (1, 3, 9)),
+        (None, 30, (3, 9, 27)),
+        (1, 10, (1, 3, 9)),
+        (1, 9, (1, 3)),
+        (2, 20, (2, 6, 18)),
+        (4, 4, ()),
+        (1, 1, ()),
+    ],
+)
+def test_rungs(first: int | None, epochs: int, wanted: tuple[int, ...]) -> None:
+    assert rung_epochs(first, epochs) == wanted
+
+
+def test_impossible_rungs() -> None:
+    for first in (0, 11):
+        with pytest.raises(LrnasError, match=f"between 1 and the number of epochs, 10; got {first}"):
+            rung_epochs(first, 10)
