@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from lrnas.sampling.front_pruner import FrontPruner as FrontPruner
     from lrnas.sampling.front_sampler import FrontSampler as FrontSampler
+    from lrnas.searching.estimate import Estimate as Estimate, estimate as estimate
     from lrnas.searching.proposals import distributions_of as distributions_of
     from lrnas.searching.retrain import retrain as retrain
     from lrnas.searching.search import search as search
@@ -62,6 +63,7 @@ _HOME = {
     "CompositeConv2d": "layers.conv",
     "Conversion": "models.convert",
     "Cost": "arch.cost",
+    "Estimate": "searching.estimate",
     "Export": "exporting.export",
     "FilterGroup": "arch.architecture",
     "Final": "study.retrained",
@@ -83,6 +85,7 @@ _HOME = {
     "create_model": "models.build",
     "deployed_form": "models.plan",
     "distributions_of": "searching.proposals",
+    "estimate": "searching.estimate",
     "export": "exporting.export",
     "final_front": "study.retrained",
     "fused": "layers.accelerate",

@@ -48,3 +48,11 @@ def show_messages() -> None:
         logger.addHandler(_Stderr())
     if all(isinstance(handler, _Stderr) for handler in logger.handlers):
         logger.setLevel(logging.INFO)
+
+
+def duration(seconds: float) -> str:
+    """A time in words: seconds, minutes and seconds, or hours and minutes."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import add_command, add_settings
-from lrnas.cli.output import complain, make_console, make_table, print_result, say
+from lrnas.cli.output import complain, magnitude, make_console, make_table, print_result, say
 
 if TYPE_CHECKING:
     from lrnas.spaces.space import SearchSpace
@@ -90,15 +90,11 @@ def _data(options: argparse.Namespace) -> int:
     return 1 if complaints else 0
 
 
-def _magnitude(number: int) -> str:
-    return f"{number:,}" if number < 100_000 else f"{number:.1e}".replace("e+", "e")
-
-
 def _print_spaces(spaces: list[SearchSpace]) -> None:
     columns = ("parameters", "points", "named", "uniform")
     table = make_table("Search spaces", ["space", "backbone", "granularity"], columns)
     for space in spaces:
-        numbers = (str(space.dimension), _magnitude(space.size), str(len(space.points)), str(len(space.uniform)))
+        numbers = (str(space.dimension), magnitude(space.size), str(len(space.points)), str(len(space.uniform)))
         table.add_row(space.name, ", ".join(space.backbones), space.granularity, *numbers)
     console = make_console()
     console.print(table)
@@ -109,7 +105,7 @@ def _print_spaces(spaces: list[SearchSpace]) -> None:
 def _print_space(space: SearchSpace) -> None:
     from lrnas.spaces.parameters import format_values
 
-    size = f"{space.dimension} parameters, {_magnitude(space.size)} points"
+    size = f"{space.dimension} parameters, {magnitude(space.size)} points"
     title = f"{space.name}, granularity {space.granularity}: {size}"
     table = make_table(title, ends=["parameter", "values", "layers"])
     layers = {

@@ -94,3 +94,8 @@ def file_size(number: int) -> str:
             break
         size, unit = size / 1000, larger
     return f"{size:.3g} {unit}"
+
+
+def magnitude(number: int) -> str:
+    """A number, rounded to a power of ten with two digits if it is large."""
+    return f"{number:,}" if number < 100_000 else f"{number:.1e}".replace("e+", "e")

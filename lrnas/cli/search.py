@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrnas.cli.dry_run import print_estimate
 from lrnas.cli.options import add_command, add_option, add_settings, call, needs_extra, open_named
 from lrnas.cli.output import (
     INTERRUPTED,
@@ -39,6 +40,8 @@ def add_commands(commands: Any) -> None:
     )
     text = "Study file with settings, e.g. studies/nin-cifar10.toml; options win over the file. Or a space, as --space."
     search.add_argument("source", nargs="?", metavar="FILE", help=text)
+    text = "Show what the search would train, and estimate its time, memory and disk space. Nothing is written."
+    search.add_argument("--dry-run", action="store_true", help=text)
     groups = {title: search.add_argument_group(title) for title in (PINNED, FREE, PLACE)}
     for name, item in SETTINGS.items():
         add_settings(groups[item.group], name, default=argparse.SUPPRESS)
@@ -86,7 +89,12 @@ def _search(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name in SETTINGS}
     settings = gather_settings(options.source, given)  # refused before anything heavy is imported
     with needs_extra("a search", "search"):
+        from lrnas.searching.estimate import estimate
         from lrnas.searching.search import search
+    if options.dry_run:
+        found = estimate(settings)
+        print_result(options, found.to_dict, lambda: print_estimate(found))
+        return 0
     from lrnas.study.location import Whereabouts
 
     study = search(settings)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +24,28 @@ def read_arrays(file: Path, *names: str) -> list[Any]:
         raise DataError(f"{file} cannot be read ({error}); delete it and run this again") from None
 
 
+_writes_nothing: ContextVar[bool] = ContextVar("_writes_nothing", default=False)
+
+
+@contextmanager
+def without_writing() -> Iterator[None]:
+    """Context in which `write_cache` does nothing, and nothing is downloaded."""
+    token = _writes_nothing.set(True)
+    try:
+        yield
+    finally:
+        _writes_nothing.reset(token)
+
+
+def may_write() -> bool:
+    """Whether files may be written: outside of `without_writing`."""
+    return not _writes_nothing.get()
+
+
 def write_cache(file: Path, save: Callable[[BinaryIO], object]) -> None:
     """Let `save` write a file, completely or not at all. Raises DataError if it cannot be written."""
+    if not may_write():
+        return
     try:
         with write_atomically(file) as part, part.open("wb") as stream:
             save(stream)

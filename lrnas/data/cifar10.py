@@ -26,7 +26,7 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from lrnas._files import open_regular
-from lrnas.data.cache import read_arrays, write_cache
+from lrnas.data.cache import may_write, read_arrays, write_cache
 from lrnas.data.names import Progress
 from lrnas.errors import DataError, error_line
 
@@ -55,6 +55,8 @@ def load_cifar10(folder: Path, progress: Progress | None = None) -> tuple[Bytes,
     """
     cache = folder / "cifar10.npz"
     if not cache.exists():
+        if not may_write():
+            raise DataError(f"a dry run needs CIFAR-10; there is no {cache}; get it with `lrnas data cifar10`")
         with _one_at_a_time(folder):
             if not cache.exists():
                 return _fetch(folder, cache, progress or (lambda *_: None))

@@ -35,7 +35,7 @@ from lrnas.data.crops import (
 )
 from lrnas.data.in_memory import DataSet, normalise
 from lrnas.data.names import IMAGE_MEMORY, Progress, first_few, parse_name, shown_name
-from lrnas.data.packs import Images, Pack, middle, open_pack
+from lrnas.data.packs import Images, Pack, estimate_pack, middle, open_pack
 from lrnas.data.sources import Found, Source
 from lrnas.data.splits import Indices, stratified
 from lrnas.errors import DataError, UnreadableImages
@@ -157,6 +157,11 @@ class PackedSet(DataSet):
     @property
     def num_bytes(self) -> int:
         return self.pack.open().pixels.nbytes
+
+    def expected_pack(self) -> tuple[int, float]:
+        """Size of the pack in bytes and seconds to make it, as `estimate_pack` returns them; nothing is packed."""
+        pack = self.pack
+        return estimate_pack(pack.found, pack.identity, pack.image_size, pack.folder)
 
     def joined(self) -> PackedSet:
         if self.val.part != self.train.part:

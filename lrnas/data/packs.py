@@ -58,6 +58,8 @@ TOO_LONG = 100
 """If the sides of an image differ by more than this factor, it counts as unreadable."""
 TRIED_AGAIN = 20
 """Number of unreadable images that are tried again when a pack is opened."""
+SAMPLED = 64
+"""Number of images from which the size of a pack is estimated."""
 
 Size = tuple[int, int]
 """Rows and columns."""
@@ -108,6 +110,32 @@ def open_pack(
         with files.locked():
             pack = files.read() or files.write(progress or (lambda what, done, total: None))
     return pack
+
+
+def estimate_pack(found: Found, identity: str, image_size: int, folder: str | Path | None) -> tuple[int, float]:
+    """Estimate the size of a pack and the time to make it, from a sample of its images; nothing is written.
+
+    Args:
+        found: As in `open_pack`.
+        identity: As in `open_pack`.
+        image_size: As in `open_pack`.
+        folder: As in `open_pack`.
+
+    Returns:
+        Bytes, and seconds; 0 seconds if there is a pack, whose size is then exact.
+    """
+    files = _PackFiles(found, identity, image_size, data_folder(folder) / "packs")
+    if (pack := files.read()) is not None:
+        return _num_bytes(pack.table), 0.0
+    images, sizes = files.images, []
+    started = time.perf_counter()
+    for number in np.linspace(0, len(images) - 1, min(SAMPLED, len(images)), dtype=int):
+        with suppress(Exception):  # an image that cannot be read takes no room
+            size = images.measure(int(number))
+            images.decode(int(number), size)
+            sizes.append(3 * size[0] * size[1])
+    seconds = (time.perf_counter() - started) / min(SAMPLED, len(images))
+    return round(len(images) * float(np.mean(sizes or [0]))), len(images) * seconds / _num_cores()
 
 
 def resized(size: Size, image_size: int) -> Size:

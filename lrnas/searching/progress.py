@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from lrnas._messages import logger, show_messages
+from lrnas._messages import duration, logger, show_messages
 from lrnas.study.manifest import LEVEL, RETRAINS, data_name
 from lrnas.study.throughput import measure_throughput
 from lrnas.training.progress import TimeLeft
@@ -163,7 +163,7 @@ class ProgressView(SearchEvents):
             level = queue.study.manifest.get(LEVEL)
             return f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}{rate}"
         seconds = self._seconds_left(summary.trials, now) if done < self.budget else None
-        left = "" if seconds is None else f", about {_duration(seconds)} left"
+        left = "" if seconds is None else f", about {duration(seconds)} left"
         if RETRAINS in queue.study.manifest:  # test accuracies are shown when all runs are done
             return f"{done}/{self.budget} runs: {running} running{failed}{rate}{left}"
         return (
@@ -250,10 +250,3 @@ def _best(front: list[Trial]) -> str:
     latencies = [trial.latency for trial in front if trial.latency is not None]
     latency = f" in {best.latency:.2f} ms, fastest {min(latencies):.2f} ms" if best.latency is not None else ""
     return f"best {100 * (best.accuracy or 0):.2f} %{latency}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 
@@ -23,7 +23,7 @@ from lrnas.searching.feasible import find_feasible
 from lrnas.searching.finals import open_levels, train_levels
 from lrnas.searching.progress import SearchEvents, progress_view
 from lrnas.searching.proposals import Proposals
-from lrnas.searching.ray_cluster import check_sendable, pick_workers, running_ray
+from lrnas.searching.ray_cluster import Workers, check_sendable, pick_workers, running_ray
 from lrnas.searching.samplers import check_sampler, make_sampler
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
 from lrnas.searching.setup import SearchTraining
@@ -62,8 +62,25 @@ def search(
         return _search(gather_settings(space, settings), view)
 
 
-def _search(settings: SearchSettings, events: SearchEvents) -> Study:
-    # the training: function, workers, space, data
+class Preparation(NamedTuple):
+    """The parts of a search, before anything is written."""
+
+    name: str
+    """Name of the study."""
+    workers: Workers
+    training: SearchTraining
+    limits: Limits
+    """Limits on the costs of networks, except that on the latency, which is not measured yet."""
+    feasible: dict[str, Any] | None
+    """A point within the limits, if no named network is."""
+
+
+def prepare_search(settings: SearchSettings) -> Preparation:
+    """Load the space and the data, and refuse what can be refused before anything is written.
+
+    Args:
+        settings: The settings of the search.
+    """
     trainable = None if settings.trainable is None else load_trainable(settings.trainable)
     if trainable is not None and trainable.function is not None:
         check_sendable(trainable.function)
@@ -82,15 +99,18 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     training = SearchTraining(settings, space, data, trainable)
     for remark in training.remarks:
         logger.info(remark)
-
-    # what can be refused before anything is written
     name = settings.name or training.study_name()
     if "@" in name:
         raise StudyError(f"a study's name must not contain @, which marks retrainings; got {name!r}; give another")
-    folder, checkpoints = study_folder(settings.studies, name), trials_folder(settings.studies, name)
     check_sampler(settings.sampler, settings.beat)
     limits = Limits(settings.max_macs, settings.min_macs, settings.max_params)
-    feasible = find_feasible(space, limits, training.cost)
+    return Preparation(name, workers, training, limits, find_feasible(space, limits, training.cost))
+
+
+def _search(settings: SearchSettings, events: SearchEvents) -> Study:
+    name, workers, training, limits, feasible = prepare_search(settings)
+    space, trainable = training.space, training.trainable
+    folder, checkpoints = study_folder(settings.studies, name), trials_folder(settings.studies, name)
 
     # the study, which pins what its trials have in common
     stored = create_optuna_study(name, open_storage(settings.storage, folder), training.objectives)
@@ -98,7 +118,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         size = read_manifest(stored).get("image_size")
         if size is not None and training.may_resize_to(size) and has_results(stored):
             logger.info(f"{name} was begun with images of {size}×{size} pixels, and continues with this size")
-            training = SearchTraining(dataclasses.replace(settings, image_size=size), space, data, trainable)
+            resized = dataclasses.replace(settings, image_size=size)
+            training = SearchTraining(resized, space, training.data_name, trainable)
             feasible = find_feasible(space, limits, training.cost)
         try:
             manifest = training.pin(stored, int(workers.cpus))
@@ -110,6 +131,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             limits = dataclasses.replace(limits, max_latency=settings.max_latency)
             feasible = find_feasible(space, limits, training.guess, training.cost)
         training.prepare_data(events.preparing)
+        if beyond := training.beyond(limits):
+            logger.info(f"left out, because they are beyond the limits: {', '.join(beyond)}")
         name_metrics(stored, training.objectives)
         keep_limits(stored, limits.given())
         study = Study(name, stored, training.objectives, manifest)

@@ -16,6 +16,7 @@ from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
+from lrnas.data.in_memory import DataSet
 from lrnas.data.names import Progress, data_folder, is_in_files, shown_name
 from lrnas.errors import LrnasError
 from lrnas.models.plan import deployed_form, has_norms, make_plan, training_size
@@ -144,6 +145,12 @@ class SearchTraining:
         levels = [short, *([Level(LONGER, longer, seeds[:1])] if is_between else []), Level(FULL, full, seeds)]
         return {level.name: level for level in levels}
 
+    @property
+    def loaded(self) -> DataSet:
+        """The data set; only without a training function of the user's own."""
+        assert self._loaded is not None
+        return self._loaded
+
     def prepare_data(self, progress: Progress) -> None:
         """Pack images from files, unless they are packed; workers then find the pack.
 
@@ -164,20 +171,34 @@ class SearchTraining:
         Returns:
             The workers, with their share of a GPU and the number of trials that there is room for.
         """
-        assert self._loaded is not None
-        named = [*self.space.points.values(), *self.space.uniform.values()]
-        networks = [network for network in named if not limits.excess(self.guess(network))]
-        if not networks:
-            networks = [self.space.architecture(feasible) if feasible else Architecture(self.space.backbones[0])]
         return share_gpus(
             workers,
-            networks,
+            self.networks_within(limits, feasible),
             self.recipe,
-            self._loaded,
+            self.loaded,
             largest_batch=max(level.recipe.batch_size for level in self.levels.values()),
             image_memory=self.settings.image_memory,
             folder=data_folder(self.settings.data_dir),
         )
+
+    def named(self) -> dict[str, Architecture]:
+        """The named networks of the space, as they are trained: first the paper's, then the uniform ones."""
+        return {**self.space.points, **self.space.uniform}
+
+    def networks_within(self, limits: Limits, feasible: Mapping[str, Any] | None) -> list[Architecture]:
+        """Named networks within the limits.
+
+        Args:
+            limits: Limits of the search.
+            feasible: A point within the limits, which is used if no named network is.
+        """
+        networks = [network for network in self.named().values() if not limits.excess(self.guess(network))]
+        return networks or [self.space.architecture(feasible) if feasible else Architecture(self.space.backbones[0])]
+
+    def beyond(self, limits: Limits) -> dict[str, dict[str, float]]:
+        """The named networks beyond the limits, and by how much, as `Limits.excess` returns it."""
+        excess = {name: limits.excess(self.guess(network)) for name, network in self.named().items()}
+        return {name: found for name, found in excess.items() if found}
 
     def study_name(self) -> str:
         """The default name of the study: the name of the space, of the data and of the user's own function."""
@@ -213,7 +234,7 @@ class SearchTraining:
         """
         if "latency" in self.settings.objectives or self.settings.max_latency is not None:
             self._open_latency(threads, read_manifest(study))
-        return check_manifest(study, self._manifest())
+        return check_manifest(study, self.manifest())
 
     def _open_latency(self, threads: int, manifest: Mapping[str, Any]) -> None:
         """Make latency on a device of this machine a cost; a study keeps the values measured when it was begun."""
@@ -228,7 +249,7 @@ class SearchTraining:
         self.latency = tables.Latency(table, self.input_size, self.data.num_classes, self.data.channels)
         self.max_latency = manifest.get("reference", {}).get("latency")
         if self.max_latency is None:
-            self.latency = self.latency.calibrated(self._named()[: tables.REFERENCES])
+            self.latency = self.latency.calibrated(self._deployed_networks()[: tables.REFERENCES])
 
     def measure_latency(self, manifest: Mapping[str, Any]) -> None:
         """Measure the layers of some networks before trials run on the same device; do nothing without latency."""
@@ -237,7 +258,7 @@ class SearchTraining:
         if "latency" in manifest:
             self.latency = dataclasses.replace(self.latency, factor=manifest["latency"]["factor"])
         some = self.latency.some_networks(self.space, SAMPLED_NETWORKS)
-        self.latency.prepare([*self._named(), *map(self._deployed, some)], SAMPLING_SECONDS)
+        self.latency.prepare([*self._deployed_networks(), *map(self._deployed, some)], SAMPLING_SECONDS)
 
     def cost(self, architecture: Architecture) -> Costs:
         """Costs of a network as deployed: MACs, parameters and, if needed, latency.
@@ -264,16 +285,16 @@ class SearchTraining:
     def _deployed(self, architecture: Architecture) -> Architecture:
         return deployed_form(architecture, self.input_size, self.data.channels)
 
-    def _manifest(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, Any]:
         """The manifest: all settings that must stay the same for trials to be comparable."""
         objectives = [objective.name for objective in self.objectives]
-        counts = [self._count(network) for network in self._named()]
+        counts = [self._count(network) for network in self._deployed_networks()]
         reference = {name: max(count[name] for count in counts) for name in ("macs", "params")}
         latency: dict[str, Any] = {}
         if self.latency is not None and "latency" in objectives:
             latency["latency"] = {**self.latency.table.conditions.to_dict(), "factor": self.latency.factor}
             if self.max_latency is None:
-                self.max_latency = max(map(self.latency.of, self._named()))
+                self.max_latency = max(map(self.latency.of, self._deployed_networks()))
             reference["latency"] = self.max_latency
         return {
             "source": self.settings.space,
@@ -293,10 +314,11 @@ class SearchTraining:
             SETTINGS: self.settings.to_dict(),
         }
 
-    def _named(self) -> list[Architecture]:
+    def _deployed_networks(self) -> list[Architecture]:
         """The named networks of the space, as deployed; without any, its backbones."""
-        named = [*self.space.points.values(), *self.space.uniform.values()]
-        return [*map(self._deployed, named)] or [Architecture(backbone) for backbone in self.space.backbones]
+        return [*map(self._deployed, self.named().values())] or [
+            Architecture(backbone) for backbone in self.space.backbones
+        ]
 
 
 def rung_epochs(min_epochs: int | None, epochs: int) -> tuple[int, ...]:

@@ -12,9 +12,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,14 @@ def share_gpus(
     if (most := _most_per_gpu(workers)) == 1:
         return limit_to_room(replace(workers, gpus=1))
     networks = networks[: max(COUNTS)]
-    images, eval_batch = Images.of(data), min(data.eval_batch, len(data.val))
-    gpu = _describe(device)["gpu"]
-    conditions = {"gpu": gpu, **_conditions(networks, recipe, images, eval_batch)}
+    conditions = _conditions(networks, recipe, data, device)
 
     def measure() -> dict[str, Any]:
         logger.info("measuring how many networks a GPU trains best at a time")
         # an actor and not a task: if a task is cancelled while it ends, Ray 2.60 ends the driver
         process: Any = ray.remote(num_gpus=1)(_Process).remote()
         try:
-            task = process.run.remote(_measure, networks, recipe, images, eval_batch, device)
+            task = process.run.remote(_measure, networks, recipe, Images.of(data), _eval_batch(data), device)
             measured: dict[str, Any] = ray.get(task, timeout=PATIENCE)
         finally:
             ray.kill(process)  # it may still wait for a GPU, and it would keep memory of the GPU
@@ -100,22 +98,77 @@ def share_gpus(
         reason = error_line(cause)
         logger.info(f"{1 / workers.gpus:g} networks at a time on a GPU; how many are best cannot be measured: {reason}")
         return limit_to_room(workers)
+    sharing = decide(record, recipe, data, image_memory=image_memory, largest_batch=largest_batch, most=most)
+    logger.info(f"{sharing}; measured in {record['seconds']:.0f} s, kept in {folder / FILE}")
+    share = math.floor(10_000 / sharing.number) / 10_000  # Ray rounds to four digits, and 6 times 0.1667 is too much
+    return limit_to_room(replace(workers, gpus=share))
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How trials share a GPU."""
+
+    number: int
+    """Number of trials at a time."""
+    speedup: float
+    """Images per second of all of them together, relative to one alone."""
+    memory: float
+    """Bytes of GPU memory that each of them needs."""
+
+    def __str__(self) -> str:
+        if self.number == 1:
+            return "1 network at a time on a GPU: more are no faster, or have no room"
+        return f"{self.number} networks at a time on a GPU: {self.speedup:.1f} times the images per second of one alone"
+
+
+def decide(
+    record: Mapping[str, Any],
+    recipe: Recipe,
+    data: DataSet,
+    *,
+    image_memory: float,
+    largest_batch: int = 0,
+    most: int,
+    num_bytes: int | None = None,
+) -> Sharing:
+    """Decide how many trials share a GPU.
+
+    Args:
+        record: A measurement.
+        recipe: As in `share_gpus`.
+        data: As in `share_gpus`.
+        image_memory: As in `share_gpus`.
+        largest_batch: As in `share_gpus`.
+        most: Largest number that CPU cores and the user's own limit allow.
+        num_bytes: As in `memory_per_trial`.
+    """
     rates = [Rate(**rate) for rate in record["rates"]]
     memory, factor = record["memory"], max(1.0, largest_batch / recipe.batch_size)
-    needed = memory_per_trial(rates, data, image_memory, memory, factor, whiten=recipe.whiten)
+    needed = memory_per_trial(rates, data, image_memory, memory, factor, whiten=recipe.whiten, num_bytes=num_bytes)
     number = pick_number(rates, needed, USED_MEMORY * memory, most)
-    speedup = next(rate.speedup for rate in rates if rate.number == number)
-    gain = (
-        f"{speedup:.1f} times the images per second of one alone"
-        if number > 1
-        else "more are no faster, or have no room"
-    )
-    logger.info(
-        f"{number} network{'s' * (number > 1)} at a time on a GPU: {gain}; measured in {record['seconds']:.0f} s, kept "
-        f"in {folder / FILE}"
-    )
-    share = math.floor(10_000 / number) / 10_000  # Ray rounds to four digits, and six times 0.1667 is too much
-    return limit_to_room(replace(workers, gpus=share))
+    return Sharing(number, next(rate.speedup for rate in rates if rate.number == number), needed)
+
+
+def measure_or_read(
+    networks: Sequence[Architecture], recipe: Recipe, data: DataSet, folder: Path, device: Device = "cuda"
+) -> tuple[dict[str, Any], bool]:
+    """Return a measurement without Ray: the one that is kept, or a new one, which is made here and not kept.
+
+    Args:
+        networks: As in `share_gpus`.
+        recipe: As in `share_gpus`.
+        data: As in `share_gpus`.
+        folder: As in `share_gpus`.
+        device: As in `share_gpus`.
+
+    Returns:
+        The measurement, and whether it was kept.
+    """
+    networks = networks[: max(COUNTS)]
+    kept = _find(_read_records(folder / FILE), _conditions(networks, recipe, data, device))
+    if kept is not None:
+        return kept, True
+    return _measure(networks, recipe, Images.of(data), _eval_batch(data), device), False
 
 
 def look_up(file: Path, conditions: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -127,12 +180,9 @@ def look_up(file: Path, conditions: dict[str, Any], measure: Callable[[], dict[s
         measure: Function that makes a new measurement. It is not stored if it has the entry `is_alone` and this is
             False.
     """
-    records: list[dict[str, Any]] = []
-    with suppress(OSError, ValueError, TypeError):
-        records = [record for record in read_json(file) if isinstance(record, dict)]
-    for record in records:
-        if conditions.items() <= record.items():
-            return record
+    records = _read_records(file)
+    if (kept := _find(records, conditions)) is not None:
+        return kept
     record = measure()
     if not record.pop("is_alone", True):
         return record
@@ -141,17 +191,33 @@ def look_up(file: Path, conditions: dict[str, Any], measure: Callable[[], dict[s
     return record
 
 
-def _conditions(networks: Sequence[Architecture], recipe: Recipe, images: Images, eval_batch: int) -> dict[str, Any]:
-    """Everything that a measurement depends on, except the GPU."""
+def _read_records(file: Path) -> list[dict[str, Any]]:
+    with suppress(OSError, ValueError, TypeError):
+        return [record for record in read_json(file) if isinstance(record, dict)]
+    return []
+
+
+def _find(records: Sequence[dict[str, Any]], conditions: Mapping[str, Any]) -> dict[str, Any] | None:
+    return next((record for record in records if conditions.items() <= record.items()), None)
+
+
+def _eval_batch(data: DataSet) -> int:
+    return min(data.eval_batch, len(data.val))
+
+
+def _conditions(networks: Sequence[Architecture], recipe: Recipe, data: DataSet, device: Device) -> dict[str, Any]:
+    """Everything that a measurement depends on."""
+    images = Images.of(data)
     rest = [*map(built_id, networks), images.num_classes, recipe.crop, os.environ.get("LRNAS_KERNELS")]
     return {
+        "gpu": _describe(device)["gpu"],
         "format": FORMAT,
         "torch": torch.__version__,
         "lrnas": __version__,
         "channels": images.channels,
         "image_size": images.image_size,
         "batch_size": recipe.batch_size,
-        "eval_batch": eval_batch,
+        "eval_batch": _eval_batch(data),
         "networks": hashlib.sha256(json.dumps(rest).encode()).hexdigest()[:16],
     }
 
@@ -173,7 +239,7 @@ class _Process:
 def _measure(
     networks: Sequence[Architecture], recipe: Recipe, images: Images, eval_batch: int, device: Device
 ) -> dict[str, Any]:
-    """Measure in a worker that has a whole GPU."""
+    """Measure in a process that has a whole GPU."""
     started = time.perf_counter()
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # by default, streams share 8 queues of the GPU
     is_alone = True
@@ -186,7 +252,14 @@ def _measure(
 
 
 def memory_per_trial(
-    rates: Sequence[Rate], data: DataSet, image_memory: float, memory: int, batch_factor: float, *, whiten: bool = False
+    rates: Sequence[Rate],
+    data: DataSet,
+    image_memory: float,
+    memory: int,
+    batch_factor: float,
+    *,
+    whiten: bool = False,
+    num_bytes: int | None = None,
 ) -> float:
     """Bytes of GPU memory that a trial's process needs. Images from files get as much as they need to stay there.
 
@@ -197,13 +270,15 @@ def memory_per_trial(
         memory: Memory of the GPU.
         batch_factor: How many times larger than the measured batches the largest ones are.
         whiten: Whether images are whitened; they then take twice as much.
+        num_bytes: Memory of the images (default: `data.num_bytes`, for which images from files are packed).
     """
+    num_bytes = data.num_bytes if num_bytes is None else num_bytes
     needed = CONTEXT_MEMORY + batch_factor * rates[-1].memory + rates[-1].eval_memory
     if isinstance(data, ImageSet):
-        return needed + data.num_bytes * (2 if whiten else 1)
-    if data.num_bytes >= image_memory * memory:  # they stay on the disk
+        return needed + num_bytes * (2 if whiten else 1)
+    if num_bytes >= image_memory * memory:  # they stay on the disk
         return needed
-    return max(needed + data.num_bytes, USED_MEMORY * data.num_bytes / image_memory)
+    return max(needed + num_bytes, USED_MEMORY * num_bytes / image_memory)
 
 
 def _most_per_gpu(workers: Workers) -> int:

@@ -82,17 +82,17 @@ def measure_rates(
     started = time.perf_counter()
     device = torch.device(device)
     recipe = replace(recipe, whiten=False, min_area=0.0, all_images=False)  # these are for real images
-    data = _random_images(images, recipe, eval_batch)
+    data = random_images(images, recipe, eval_batch)
     batches, _ = data.batches(recipe, device, None)
     batches.start_epoch(epoch_generator(0, 0))
-    trainings: list[_Training] = []
+    trainings: list[Training] = []
     rates: list[Rate] = []
     with ExitStack() as stack:
         for number in counts:
             try:
                 while len(trainings) < number:
                     job = Job(architectures[len(trainings) % len(architectures)], data.name, recipe, seed=0)
-                    trainings.append(_Training(job, data, batches))
+                    trainings.append(Training(job, data, batches))
                     stack.enter_context(fused(trainings[-1].step.model))
                     trainings[-1].measure()
             except torch.OutOfMemoryError:
@@ -127,7 +127,7 @@ def pick_number(rates: Sequence[Rate], memory_per_training: float, memory: float
     return min((rate.number for rate in fitting if rate.speedup >= enough), default=1)
 
 
-class _Training:
+class Training:
     """The training of one network on random images, on a stream of its own if there is a GPU.
 
     Args:
@@ -140,6 +140,7 @@ class _Training:
         from lrnas.layers.accelerate import fused
 
         device = batches.device
+        self.data = data
         self.num_done = 0
         self.seconds = 0.0
         """Duration of a step if no other training runs."""
@@ -153,7 +154,10 @@ class _Training:
             with fused(model):
                 self.step.graph = self.step.capture(self.stream)
         held = _reserved_memory(device)
+        started = time.perf_counter()
         evaluate(model, data.val, data, job.recipe, device=device)
+        self.eval_seconds = time.perf_counter() - started
+        """Duration of an evaluation, the first one."""
         model.train()
         peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
         self.memory = (held - before, peak - held)
@@ -185,7 +189,14 @@ def _reserved_memory(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device)
 
 
-def _random_images(images: Images, recipe: Recipe, eval_batch: int) -> ImageSet:
+def random_images(images: Images, recipe: Recipe, eval_batch: int) -> ImageSet:
+    """A data set of random pixels: some batches for training, and one for evaluation.
+
+    Args:
+        images: Size, channels and classes of the images.
+        recipe: The recipe, which has the batch size.
+        eval_batch: Number of images for evaluation.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def split(number: int) -> Split:
@@ -197,7 +208,7 @@ def _random_images(images: Images, recipe: Recipe, eval_batch: int) -> ImageSet:
     return ImageSet("random pixels", classes, split(STEPS * recipe.batch_size), split(eval_batch), split(0))
 
 
-def _measure_speedup(trainings: Sequence[_Training], expected: float) -> float:
+def _measure_speedup(trainings: Sequence[Training], expected: float) -> float:
     """Return the speed of trainings side by side, relative to one after the other.
 
     Args:
@@ -210,7 +221,7 @@ def _measure_speedup(trainings: Sequence[_Training], expected: float) -> float:
     return alone / statistics.median(_time(trainings, steps) for _ in range(ROUNDS))
 
 
-def _time(trainings: Sequence[_Training], steps: Sequence[int]) -> float:
+def _time(trainings: Sequence[Training], steps: Sequence[int]) -> float:
     """Return the seconds that trainings need side by side for a number of steps each."""
     # in the order in which steps would begin if they did not disturb each other, so that all streams have work
     begins = [(i * training.seconds, number) for number, training in enumerate(trainings) for i in range(steps[number])]

@@ -19,7 +19,7 @@ from PIL import Image
 from lrnas.data import packs
 from lrnas.data.folders import find_folders
 from lrnas.data.names import Progress
-from lrnas.data.packs import Pack, open_pack
+from lrnas.data.packs import Pack, estimate_pack, open_pack
 from lrnas.data.sources import read_rgb
 from lrnas.errors import DataError
 
@@ -309,3 +309,13 @@ def test_a_disk_that_becomes_full_is_one_line(pictures: Path, tmp_path: Path, sm
     )
     assert error.endswith(".journal .part .lock")
     assert [Path(name).suffix for name in listed] == [".npz", ".pack", ".lock"]
+
+
+def test_the_size_of_a_pack_is_known_before_it_is_made(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", {"train": 6, "val": 2, "test": 2})
+    found, cache = find_folders(str(tmp_path / "set")), tmp_path / "cache"
+    size, seconds = estimate_pack(found, found.bytes_hash, SIZE, cache)
+    assert seconds > 0 and not cache.exists()
+    made = pack(tmp_path / "set", cache)
+    assert size == made.pixels.nbytes  # there are fewer images than are sampled
+    assert estimate_pack(found, found.bytes_hash, SIZE, cache) == (size, 0.0)

@@ -235,3 +235,14 @@ def test_an_impossible_latency_limit_leaves_no_study(
     with pytest.raises(StudyError, match=r"found within max_latency"):
         search("nin", max_latency=1e-6, **limited)
     assert open_study("s", studies=folder.parent).trials()
+
+
+def test_a_search_says_which_named_networks_its_limits_leave_out(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(tmp_path, pictures, max_macs="40M")
+    (line,) = (message for message in caplog.messages if message.startswith("left out"))
+    assert line.endswith(": nin, nin-c3, nin-c3-lr, dense-x0.5, lr-x1")
+    caplog.clear()
+    begin(tmp_path, pictures, name="other")
+    assert "left out" not in caplog.text

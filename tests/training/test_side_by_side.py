@@ -8,7 +8,7 @@ from lrnas.recipes import Recipe
 from lrnas.training import side_by_side
 from lrnas.training.job import Images, Job
 from lrnas.training.loop import train
-from lrnas.training.side_by_side import Rate, _random_images, measure_rates, pick_number
+from lrnas.training.side_by_side import Rate, measure_rates, pick_number, random_images
 
 DENSE = Architecture("nin", {"*": Allocation(width=0.1)}, batch_norm=True)
 MIXED = Architecture("nin", {"*": Allocation.composite(vertical=0.5, horizontal=0.5, width=0.05)}, batch_norm=True)
@@ -80,7 +80,7 @@ def test_graphs_side_by_side_on_a_gpu() -> None:
     images = Images("random", "random", channels=3, image_size=32, num_classes=10)
     networks = [Architecture("nin", batch_norm=True), MIXED]
     recipe = Recipe(epochs=2, batch_size=128, lr=0.01, drop_rate=0.2)
-    data = _random_images(images, recipe, 256)
+    data = random_images(images, recipe, 256)
 
     def losses() -> list[float]:
         model = Job(networks[0], "random", recipe, seed=0).create_model(data)

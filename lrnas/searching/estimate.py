@@ -1,0 +1,517 @@
+"""`lrnas search --dry-run`: what a search would train, and how long it would take; nothing is written.
+
+The speed of training is measured on random images, for a cheap, a middling and an expensive named network, in as many
+processes as there would be trials at a time. What the sampler proposes, and how long it takes, is found by a rehearsal:
+the sampler runs in memory, with made-up accuracies. Which networks would be trained in full is decided by the rules of
+the search itself (`lrnas.sampling.promotion`), with the same accuracies.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import torch
+
+from lrnas._messages import logger
+from lrnas.arch.architecture import Architecture
+from lrnas.data.cache import without_writing
+from lrnas.data.names import data_folder
+from lrnas.data.packed import PackedSet
+from lrnas.errors import LrnasError
+from lrnas.sampling.promotion import MAX_MEASURED, Contender, pick_full, pick_longer
+from lrnas.searching.finals import LONGER_SHARE, SLACK
+from lrnas.searching.progress import progress_view
+from lrnas.searching.proposals import Proposals
+from lrnas.searching.samplers import make_sampler
+from lrnas.searching.search import Preparation, prepare_search
+from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
+from lrnas.searching.trials_per_gpu import Sharing, decide, measure_or_read
+from lrnas.study.folder import study_folder
+from lrnas.study.ledger import Ledger
+from lrnas.study.levels import FULL, LONGER, SHORT, Level
+from lrnas.study.manifest import StudyError
+from lrnas.study.objectives import pick_objectives
+from lrnas.study.storage import DATABASE
+from lrnas.study.study import Study
+from lrnas.training.gpu_sharing import CONTROL
+from lrnas.training.job import Images
+from lrnas.training.provenance import hardware
+from lrnas.training.speed import Speed, measure_speeds
+
+REHEARSED, REHEARSAL_SECONDS = 12, 6.0
+"""Number of proposals in a rehearsal, and seconds after which it ends."""
+MOST_PROCESSES = 8
+"""Largest number of processes that measure at the same time, even if more trials would run at a time."""
+START, END, TRIAL = 1.3, 0.6, 0.06
+"""Times that a search needs besides training, relative to the time in which a training process starts, which is
+measured: until the first trial, with Ray; from the last trial to the end; and for each trial. All three depend on the
+same things, the speed of a core and of the disk."""
+STOPPED_EPOCHS = 0.7
+"""Mean share of the epochs that networks are trained for with early stopping (results/search: 0.68 and 0.70)."""
+ATTRIBUTE_BYTES = 15_000
+"""Bytes that a trial takes in the database, about."""
+SHOWN_GPUS = (1, 2, 4, 8)
+"""Numbers of GPUs that the time is estimated for, if there is a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedNetwork:
+    """A named network of the space."""
+
+    name: str
+    is_paper: bool
+    """Whether it is one of the space's points, which are the paper's networks in the spaces of lrnas."""
+    macs: int
+    """Multiply-accumulates as deployed, for one image."""
+    share: float
+    """The same, relative to the dense network."""
+    params: int
+    beyond: tuple[str, ...]
+    """The limits that leave it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class LevelEstimate:
+    """What a search would train at one level."""
+
+    name: str
+    networks: int
+    runs: int
+    seeds: int
+    """Largest number of runs of a network."""
+    epochs: int
+    batch_size: int
+    training_seconds: float
+    """Training time of all runs together, if as many train at a time as in the search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a search would train, and what that would take."""
+
+    study: str
+    space: str
+    num_parameters: int
+    num_points: int
+    networks: tuple[NamedNetwork, ...]
+    data: str
+    train_images: int
+    """Training images, each of which is trained once per epoch."""
+    val_images: int
+    levels: tuple[LevelEstimate, ...]
+    hardware: str
+    device: str
+    at_a_time: int
+    """Number of trials at a time, on each GPU or on all CPU cores."""
+    at_a_time_reason: str
+    seconds: dict[int, float]
+    """Wall time from the command to the front, by the number of GPUs; with a CPU, there is one entry, for 0."""
+    hours: float
+    """GPU-hours on one GPU, or CPU-hours."""
+    packing_seconds: float
+    """Part of the wall time in which images from files are packed."""
+    gpu_memory: int | None
+    """Bytes of GPU memory that each trial needs; None without a GPU."""
+    disk: dict[str, int]
+    """Bytes on the disk by purpose: checkpoints, study, pack."""
+    remarks: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The estimate as JSON values."""
+        return asdict(self)
+
+
+@takes_settings
+def estimate(space: str | Path | SearchSettings, *, progress: bool = True, **settings: Any) -> Estimate:
+    """Estimate what a search would train and how long it would take; nothing is written.
+
+    It takes the arguments of `lrnas.search`, and a few seconds to measure how fast networks train here.
+
+    Args:
+        space: Search space, or study file, as in `lrnas.search`.
+        {settings}
+        progress: Whether to show messages on stderr.
+
+    Returns:
+        The estimate.
+    """
+    with progress_view(None, progress), without_writing():
+        return _estimate(gather_settings(space, settings))
+
+
+def _estimate(settings: SearchSettings) -> Estimate:
+    if settings.trainable is not None:
+        raise LrnasError(
+            "a dry run measures the training of lrnas; got a function of your own, whose speed it cannot know; leave "
+            "out --trainable"
+        )
+    if settings.address is not None:
+        raise LrnasError("a dry run is about this machine; got the address of a cluster; leave out --address")
+    prepared = prepare_search(settings)
+    training = prepared.training
+    data = training.loaded
+    pack, packing = data.expected_pack() if isinstance(data, PackedSet) else (0, 0.0)
+    logger.info("measuring how fast networks train here, for some seconds")
+    machine = _measure(prepared, settings, pack or None)
+    trials, ask_seconds = _rehearse(prepared, settings, max(1, machine.gpus) * machine.at_a_time)
+    runs = _plan(trials, machine, training.levels, settings.finals)
+    remarks = []
+    if settings.storage is None and (study_folder(settings.studies, prepared.name) / DATABASE).exists():
+        remarks.append(f"{prepared.name} exists: the search would continue it; the estimate is for all of its trials")
+    if "latency" in settings.objectives or settings.max_latency is not None:
+        remarks.append("latency is not measured in a dry run: no network is left out for its latency")
+    if len(trials) < settings.budget:
+        remarks.append(f"the space has only {len(trials)} networks within the limits that the sampler finds")
+    if machine.device == "cpu" and machine.busy > 0.15:
+        remarks.append(
+            f"other programs take {machine.busy:.0%} of the cores now; the estimate is for a machine that stays so busy"
+        )
+    counts = [machine.gpus] if machine.device == "cpu" else sorted({*SHOWN_GPUS, machine.gpus})
+    seconds = {
+        number: packing + machine.wall_seconds(runs, training.levels, ask_seconds, max(1, number)) for number in counts
+    }
+    levels = tuple(_level(training.levels[name], some, machine) for name, some in runs.items())
+    used = sum(level.training_seconds for level in levels)
+    hours = used * settings.cpus_per_trial / 3600 if machine.device == "cpu" else seconds[1] / 3600
+    weights = sum(4 * round(run.params) for some in runs.values() for run in some)
+    rows = sum(map(len, runs.values()))
+    return Estimate(
+        study=prepared.name,
+        space=settings.space,
+        num_parameters=training.space.dimension,
+        num_points=training.space.size,
+        networks=_named_networks(prepared),
+        data=training.data.name,
+        train_images=len(data.train),
+        val_images=len(data.val),
+        levels=levels,
+        hardware=hardware(),
+        device=machine.device,
+        at_a_time=machine.at_a_time,
+        at_a_time_reason=machine.reason,
+        seconds=seconds,
+        hours=hours,
+        packing_seconds=packing,
+        gpu_memory=None if machine.memory is None else round(machine.memory),
+        disk={"checkpoints": weights, "study": ATTRIBUTE_BYTES * rows, "pack": pack},
+        remarks=tuple(remarks),
+    )
+
+
+def _named_networks(prepared: Preparation) -> tuple[NamedNetwork, ...]:
+    training, limits = prepared.training, prepared.limits
+    dense, found = training.dense_macs(), []
+    for name, network in training.named().items():
+        costs = training.cost(network)
+        macs, beyond = int(costs["macs"]), tuple(limits.excess(costs))
+        is_paper = name in training.space.points
+        found.append(NamedNetwork(name, is_paper, macs, macs / dense, int(costs["params"]), beyond))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A training of a search that is expected."""
+
+    macs: float
+    params: float
+    is_paper: bool
+    is_protected: bool
+    """Whether it is never stopped early."""
+    asks: bool
+    """Whether a sampler proposes it, which takes time."""
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """Measured speeds of the machine, and the number of trials at a time."""
+
+    device: str
+    gpus: int
+    """Number of GPUs; 0 on a CPU."""
+    at_a_time: int
+    slowdown: float
+    """Factor by which a trial is slower than measured, because others share its GPU."""
+    reason: str
+    memory: float | None
+    macs: tuple[float, ...]
+    """Multiply-accumulates of the networks that were measured, in ascending order."""
+    speeds: dict[int, list[Speed]]
+    """Measured speeds by batch size."""
+    images: tuple[int, int]
+    """Numbers of training and of validation images."""
+    start: float
+    """Seconds in which a training process starts."""
+    busy: float
+    """Share of the CPU cores that other programs used during the measurement."""
+    early_stopping: bool
+
+    def seconds(self, trial: _Trial, level: Level) -> float:
+        """Training time of a run, without the time in which its process starts."""
+        recipe = level.recipe
+        speeds = self.speeds.get(recipe.batch_size) or next(iter(self.speeds.values()))
+        build, step, evaluation = (
+            _interpolate(trial.macs, self.macs, [getattr(speed, name) for speed in speeds])
+            for name in Speed.__slots__[:3]
+        )
+        is_stopped = level.name == SHORT and self.early_stopping and not trial.is_protected
+        epochs = recipe.epochs * (STOPPED_EPOCHS if is_stopped else 1.0)
+        train, val = self.images
+        steps = max(1, train // recipe.batch_size) * min(train, recipe.batch_size)
+        return build + self.slowdown * epochs * (steps * step + val * evaluation)
+
+    def wall_seconds(
+        self, runs: dict[str, list[_Trial]], levels: dict[str, Level], ask_seconds: float, gpus: int
+    ) -> float:
+        """Time from the command to the front."""
+        total = (START + 1 + END) * self.start
+        for name, some in runs.items():
+            asks = [ask_seconds if trial.asks or name != SHORT else 0.0 for trial in some]
+            costs = [
+                self.seconds(trial, levels[name]) + ask + TRIAL * self.start
+                for trial, ask in zip(some, asks, strict=True)
+            ]
+            total += max(_makespan(costs, gpus * self.at_a_time), sum(asks))
+        return total
+
+
+def _interpolate(macs: float, known: Sequence[float], values: Sequence[float]) -> float:
+    """The value between measured ones; beyond the most expensive network, it grows with the multiply-accumulates."""
+    return float(np.interp(macs, known, values)) * max(1.0, macs / known[-1])
+
+
+def _makespan(seconds: Iterable[float], workers: int) -> float:
+    """Time until all trainings are done, if each worker takes the next one as soon as it is free."""
+    ends = [0.0] * workers
+    for one in seconds:
+        heapq.heapreplace(ends, ends[0] + one)
+    return max(ends)
+
+
+def _measure(prepared: Preparation, settings: SearchSettings, num_bytes: int | None) -> _Machine:
+    """Measure how fast networks train on this machine, and find the number of trials at a time."""
+    training, workers = prepared.training, prepared.workers
+    data = training.loaded
+    networks = training.networks_within(prepared.limits, prepared.feasible)
+    chosen = _spread(networks, [training.cost(network)["macs"] for network in networks])
+    macs = tuple(training.cost(network)["macs"] for network in chosen)
+    images, eval_batch = Images.of(data), min(data.eval_batch, len(data.val))
+    levels = list(training.levels.values())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    room = max(1, int(cores / workers.cpus))
+    room = min(room, workers.concurrency or room)
+    threads = max(1, int(workers.cpus))
+    common: dict[str, Any] = {
+        "macs": macs,
+        "images": (len(data.train), len(data.val)),
+        "early_stopping": bool(training.rungs),
+    }
+    if not workers.gpus:
+        processes = min(room, MOST_PROCESSES)
+        speeds, start = measure_speeds(
+            chosen, training.recipe, images, "cpu", eval_batch=eval_batch, processes=processes, threads=threads
+        )
+        return _Machine(
+            device="cpu",
+            gpus=0,
+            at_a_time=room,
+            slowdown=1.0,
+            reason=f"{workers.cpus:g} of {cores} CPU cores each",
+            memory=None,
+            speeds={training.recipe.batch_size: speeds},
+            start=start,
+            busy=max(speed.busy for speed in speeds),
+            **common,
+        )
+    gpus = torch.cuda.device_count()
+    measured: dict[int, list[Speed]] = {}
+    start = 0.0
+    for level in levels:
+        if level.recipe.batch_size not in measured:
+            measured[level.recipe.batch_size], start = measure_speeds(
+                chosen, level.recipe, images, "cuda", eval_batch=eval_batch, threads=threads
+            )
+    most = max(1, math.ceil(room / gpus))
+    sharing, reason = _share(networks, prepared, settings, most, num_bytes)
+    number = min(sharing.number, most)
+    return _Machine(
+        device="cuda",
+        gpus=gpus,
+        at_a_time=number,
+        slowdown=number / sharing.speedup,
+        reason=reason,
+        memory=sharing.memory,
+        speeds=measured,
+        start=start,
+        busy=0.0,
+        **common,
+    )
+
+
+def _share(
+    networks: Sequence[Architecture], prepared: Preparation, settings: SearchSettings, most: int, num_bytes: int | None
+) -> tuple[Sharing, str]:
+    """How trials would share a GPU, and why."""
+    training = prepared.training
+    data, recipe = training.loaded, training.recipe
+    largest = max(level.recipe.batch_size for level in training.levels.values())
+    record, is_kept = measure_or_read(networks, recipe, data, data_folder(settings.data_dir))
+    torch.cuda.empty_cache()
+    sharing = decide(
+        record,
+        recipe,
+        data,
+        image_memory=settings.image_memory,
+        largest_batch=largest,
+        most=most,
+        num_bytes=num_bytes,
+    )
+    origin = "measured by an earlier search" if is_kept else "measured now"
+    if settings.gpus_per_trial is not None:
+        number = max(1, int(1 / settings.gpus_per_trial))
+        known = {rate["number"]: rate["speedup"] for rate in record["rates"]}
+        speedup = float(np.interp(number, list(known), list(known.values())))
+        return replace(sharing, number=number, speedup=speedup), f"as --gpus-per-trial says; speed {origin}"
+    if shutil.which(CONTROL) is None:
+        number = max(1, int(1 / prepared.workers.gpus))
+        return replace(sharing, number=number, speedup=1.0), "they take turns: CUDA MPS is not installed"
+    return sharing, f"{sharing.speedup:.1f} times the images per second of one alone, {origin}"
+
+
+def _spread(networks: Sequence[Architecture], macs: Sequence[float]) -> list[Architecture]:
+    """The cheapest, a middling and the most expensive of some networks, or fewer, in ascending order."""
+    order = np.argsort(macs)
+    different = [int(i) for n, i in enumerate(order) if n == 0 or macs[i] > macs[order[n - 1]]]
+    first, last = different[0], different[-1]
+    middle = macs[first] + (macs[last] - macs[first]) / 3  # most networks are cheaper than the mean of the two
+    between = sorted(different[1:-1], key=lambda i: abs(macs[i] - middle))[:1]
+    return [networks[i] for i in dict.fromkeys((first, *between, last))]
+
+
+def _accuracy(macs: float, lowest: float) -> float:
+    """A made-up accuracy, which grows with the cost, more and more slowly."""
+    return 0.95 - 0.2 * math.sqrt(lowest / max(macs, lowest))
+
+
+def _rehearse(prepared: Preparation, settings: SearchSettings, at_a_time: int) -> tuple[list[_Trial], float]:
+    """The trials of a search as they are expected, and the seconds that a proposal takes.
+
+    The sampler proposes some networks; others are expected to cost the same.
+
+    Args:
+        prepared: The search.
+        settings: Its settings.
+        at_a_time: Number of trials at a time: the sampler does not know the outcome of those in training.
+    """
+    training, goals = prepared.training, pick_objectives(("accuracy", "macs"))
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    record = optuna.create_study(directions=[goal.direction for goal in goals])
+    study = Study(prepared.name, record, goals, training.manifest())
+    proposals = Proposals(
+        Ledger(study), training.space, training.cost, prepared.limits, training.guess, beat=settings.beat
+    )
+    record.sampler = make_sampler(settings.sampler, settings.seed, proposals)
+    proposals.enqueue(training.named())
+    if prepared.feasible is not None:
+        record.enqueue_trial(prepared.feasible)
+    trials: list[_Trial] = []
+    proposed: list[_Trial] = []
+    running: deque[tuple[int, float]] = deque()
+    lowest = min(
+        training.cost(network)["macs"] for network in training.networks_within(prepared.limits, prepared.feasible)
+    )
+    asked = 0.0
+    while len(trials) < settings.budget and len(proposed) < REHEARSED and asked < REHEARSAL_SECONDS:
+        started = time.perf_counter()
+        try:
+            found = proposals.ask(settings.budget)
+        except StudyError:  # the space has no more to offer
+            return trials, asked / max(1, len(proposed))
+        if found is None:
+            break
+        trial = _Trial(
+            found.costs["macs"],
+            found.costs["params"],
+            found.point in training.space.points,
+            found.point is not None,
+            found.point is None,
+        )
+        trials.append(trial)
+        if found.point is None:
+            asked += time.perf_counter() - started
+            proposed.append(trial)
+        running.append((found.number, _accuracy(trial.macs, lowest)))
+        if len(running) == at_a_time:
+            number, accuracy = running.popleft()
+            proposals.ledger.report_epoch(number, [accuracy], 1.0)
+            proposals.ledger.complete(number, accuracy)
+    trials += islice(cycle(proposed), settings.budget - len(trials))
+    return trials, asked / max(1, len(proposed))
+
+
+def _plan(trials: list[_Trial], machine: _Machine, levels: dict[str, Level], share: float) -> dict[str, list[_Trial]]:
+    """The runs of all levels, in the order in which they would be trained."""
+    found = {SHORT: trials}
+    if FULL not in levels:
+        return found
+    short = sum(machine.seconds(trial, levels[SHORT]) for trial in trials)
+    later = share / (1 - share) * short
+    left = later
+    kept = [trials[i] for i in np.linspace(0, len(trials) - 1, min(MAX_MEASURED, len(trials)), dtype=int)]
+    lowest = min(trial.macs for trial in kept)
+
+    def contenders(level: str) -> list[Contender]:
+        return [
+            Contender(
+                str(i),
+                trial.is_paper,
+                (trial.macs * (1 + 1e-6 * i),),  # the same networks do not come twice
+                _accuracy(trial.macs, lowest),
+                0.005,
+                machine.seconds(trial, levels[level]),
+            )
+            for i, trial in enumerate(kept)
+        ]
+
+    def run(level: str, rivals: list[Contender], seconds: float) -> float:
+        """Choose runs of a level until nothing is left to train; returns the seconds that are left."""
+        found[level] = []
+        while True:
+            if level == LONGER:
+                picked = pick_longer(rivals, seconds)
+            else:
+                picked = pick_full(rivals, seconds, len(levels[FULL].seeds), SLACK * later)
+            if picked is None:
+                return seconds
+            found[level].append(kept[int(picked.identity)])
+            rivals[int(picked.identity)] = replace(picked, begun=picked.begun + 1)
+            seconds -= picked.seconds
+
+    if LONGER in levels:
+        most = LONGER_SHARE * later
+        left -= most - run(LONGER, contenders(LONGER), most)
+    run(FULL, contenders(FULL), left)
+    return found
+
+
+def _level(level: Level, runs: list[_Trial], machine: _Machine) -> LevelEstimate:
+    numbers = [sum(run is other for other in runs) for run in {id(run): run for run in runs}.values()]
+    if level.name == SHORT:
+        numbers = [1] * len(runs)
+    recipe = level.recipe
+    seconds = sum(machine.seconds(run, level) for run in runs)
+    return LevelEstimate(
+        level.name, len(numbers), len(runs), max(numbers, default=0), recipe.epochs, recipe.batch_size, seconds
+    )

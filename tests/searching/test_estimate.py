@@ -1,0 +1,153 @@
+"""Dry runs: what a search would train, and how long it would take."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pictures import write_set
+
+import lrnas
+from lrnas.cli.main import main
+from lrnas.data.cache import without_writing
+from lrnas.errors import DataError, LrnasError
+from lrnas.recipes import Recipe
+from lrnas.searching import estimate as dry_run, trials_per_gpu
+from lrnas.searching.estimate import _Machine, _makespan, _plan, _spread, _Trial
+from lrnas.searching.search import prepare_search
+from lrnas.searching.settings import SearchSettings
+from lrnas.searching.trials_per_gpu import FILE, measure_or_read
+from lrnas.spaces.space import load_space
+from lrnas.study.levels import FULL, LONGER, SHORT, Level
+from lrnas.training.speed import Speed
+
+SHORT_RECIPE = Recipe(epochs=1, batch_size=10)
+LEVELS = {
+    SHORT: Level(SHORT, SHORT_RECIPE, (0,)),
+    LONGER: Level(LONGER, Recipe(epochs=3, batch_size=10), (1000,)),
+    FULL: Level(FULL, Recipe(epochs=8, batch_size=10), (1000, 1001, 1002)),
+}
+
+
+def machine(**changes: object) -> _Machine:
+    """A machine on which a network with 1 MAC trains 100 images in a second, and one with 11 MACs in 11 seconds."""
+    speeds = {10: [Speed(0.0, 0.01, 0.0, 0.0), Speed(0.0, 0.11, 0.0, 0.0)]}
+    known = {
+        "device": "cpu",
+        "gpus": 0,
+        "at_a_time": 1,
+        "slowdown": 1.0,
+        "reason": "",
+        "memory": None,
+        "macs": (1.0, 11.0),
+        "speeds": speeds,
+        "images": (100, 10),
+        "start": 0.0,
+        "busy": 0.0,
+        "early_stopping": False,
+    }
+    return _Machine(**{**known, **changes})
+
+
+def trial(macs: float, is_paper: bool = False) -> _Trial:
+    return _Trial(macs, 1.0, is_paper, is_paper, not is_paper)
+
+
+def test_the_time_of_a_training_follows_its_macs_epochs_and_images() -> None:
+    here = machine()
+    assert here.seconds(trial(6), LEVELS[SHORT]) == pytest.approx(6)
+    assert here.seconds(trial(6), LEVELS[FULL]) == pytest.approx(48)
+    assert here.seconds(trial(22), LEVELS[SHORT]) == pytest.approx(22)  # beyond what was measured
+    assert machine(slowdown=2.0).seconds(trial(6), LEVELS[SHORT]) == pytest.approx(12)
+    evaluated = {10: [Speed(3.0, 0.01, 0.1, 0.0)] * 2}
+    assert machine(speeds=evaluated).seconds(trial(6), LEVELS[FULL]) == pytest.approx(3 + 8 * (1 + 1))
+    stopping = machine(early_stopping=True)
+    assert stopping.seconds(trial(6), LEVELS[SHORT]) == pytest.approx(0.7 * 6)
+    assert stopping.seconds(trial(6, True), LEVELS[SHORT]) == stopping.seconds(trial(6), LEVELS[FULL]) / 8
+
+
+def test_workers_take_the_next_training_when_they_are_free() -> None:
+    assert _makespan([3, 1, 1, 1, 4], 2) == 7
+    assert _makespan([3, 1], 5) == 3
+
+
+def test_more_gpus_share_the_trainings_and_proposals_take_their_time() -> None:
+    runs = {SHORT: [trial(1)] * 8}
+    here = machine(at_a_time=2, start=10.0)
+    fixed = 10 * (dry_run.START + 1 + dry_run.END)
+    each = 1 + 10 * dry_run.TRIAL
+    assert here.wall_seconds(runs, LEVELS, 0.0, 1) == pytest.approx(fixed + 4 * each)
+    assert here.wall_seconds(runs, LEVELS, 0.0, 4) == pytest.approx(fixed + each)
+    assert here.wall_seconds(runs, LEVELS, 2.0, 4) == pytest.approx(fixed + 8 * 2)  # one proposal after the other
+
+
+def test_finals_take_their_share_of_the_time_and_compare_with_the_paper() -> None:
+    trials = [trial(10, True), trial(8, True), *(trial(1 + i / 10) for i in range(60))]
+    here = machine()
+    runs = _plan(trials, here, LEVELS, 0.5)
+    seconds = {name: sum(here.seconds(run, LEVELS[name]) for run in some) for name, some in runs.items()}
+    later = seconds[LONGER] + seconds[FULL]
+    assert 0.8 * seconds[SHORT] < later < 1.2 * seconds[SHORT]
+    assert 0.1 * later < seconds[LONGER] < 0.3 * later
+    assert all(any(run.macs == macs for run in runs[FULL]) for macs in (10, 8))
+    assert any(not run.is_paper for run in runs[FULL])
+    # a small budget has no time for this: each of the paper's networks and one that costs no more are trained once
+    few = _plan([trial(10, True), trial(8, True), trial(5)], here, {SHORT: LEVELS[SHORT], FULL: LEVELS[FULL]}, 0.2)
+    assert sorted(run.macs for run in few[FULL]) == [5, 8, 10]
+    assert list(_plan(trials, here, {SHORT: LEVELS[SHORT]}, 0.0)) == [SHORT]
+
+
+def test_cheap_and_expensive_networks_are_measured() -> None:
+    named = load_space("nin").points
+    networks = list(named.values())
+    assert _spread(networks, [3.0, 2.0, 1.0]) == networks[::-1]
+    assert _spread(networks, [3.0, 3.0, 3.0]) == [networks[0]]
+
+
+def test_a_kept_measurement_is_read_and_a_new_one_is_not_kept(tmp_path: Path) -> None:
+    training = prepare_search(SearchSettings(space="nin", budget=1, data="digits")).training
+    networks = [training.space.uniform["lr-x0.25"]]
+    record, is_kept = measure_or_read(networks, training.recipe, training.loaded, tmp_path, "cpu")
+    assert not is_kept and record["rates"] and not list(tmp_path.iterdir())
+    conditions = trials_per_gpu._conditions(networks, training.recipe, training.loaded, "cpu")
+    (tmp_path / FILE).write_text(json.dumps([{**record, **conditions}]))
+    again, is_kept = measure_or_read(networks, training.recipe, training.loaded, tmp_path, "cpu")
+    assert is_kept and again["seconds"] == record["seconds"]
+
+
+def test_what_a_dry_run_cannot_know_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LrnasError, match="got a function of your own"):
+        lrnas.estimate("nin", budget=2, trainable=print, data="digits")
+    with pytest.raises(LrnasError, match="got the address of a cluster"):
+        lrnas.estimate("nin", budget=2, address="auto", data="digits")
+    with pytest.raises(DataError, match="a dry run needs CIFAR-10"), without_writing():
+        prepare_search(SearchSettings(space="nin", budget=2, data="cifar10", data_dir=str(tmp_path)))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_dry_run_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, here, temp, cache = (tmp_path / name for name in ("images", "here", "temp", "cache"))
+    write_set(images, {"train": 40, "val": 10, "test": 10})
+    for folder in (here, temp, cache):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("TMPDIR", str(temp))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    options = ["--data", f"folder:{images}", "--image-size", "16", "--data-dir", str(cache), "--max-macs", "8M"]
+    command = ["search", "--space", "nin", *options, "--budget", "5", "--epochs", "1", "--final-epochs", "2"]
+    assert main([*command, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "Space nin: 22 parameters, 2.0e17 points" in shown and "left out: max_macs" in shown
+    assert "Time: about" in shown and "Disk: about" in shown and "pack " in shown
+    assert not [*here.iterdir(), *temp.iterdir(), *cache.iterdir()]
+
+    assert main([*command, "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    named = {network["name"]: network for network in found["networks"]}
+    assert named["nin"]["share"] == 1.0 and named["nin"]["beyond"] == ["max_macs"] and named["nin"]["is_paper"]
+    assert named["lr-x0.25"]["beyond"] == [] and not named["lr-x0.25"]["is_paper"]
+    assert found["train_images"] == 40 * 3 and found["levels"][0]["runs"] == 5
+    assert found["seconds"]["0"] > found["packing_seconds"] > 0 and found["disk"]["pack"] > 0

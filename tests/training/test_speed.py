@@ -1,0 +1,36 @@
+"""The measured speed of training."""
+
+import pytest
+
+from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.errors import LrnasError
+from lrnas.recipes import Recipe
+from lrnas.training import speed
+from lrnas.training.job import Images
+from lrnas.training.speed import measure_speed, measure_speeds
+
+SMALL = Architecture("nin", {"*": Allocation(width=0.1)}, batch_norm=True)
+DENSE = Architecture("nin", batch_norm=True)
+DIGITS = Images("digits", "digits", channels=1, image_size=8, num_classes=10)
+RECIPE = Recipe(batch_size=32, pad=1)
+
+
+def test_a_network_with_more_macs_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "MEASURED_SECONDS", 0.1)
+    monkeypatch.setattr(speed, "STEP_SECONDS", 0.05)
+    small, dense = (measure_speed(one, RECIPE, DIGITS, "cpu", eval_batch=50) for one in (SMALL, DENSE))
+    assert dense.step > 2 * small.step > 2 * small.evaluation > 0
+    assert small.build > 0 and 0 <= small.busy <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_networks_are_measured_in_several_processes_at_a_time() -> None:
+    speeds, start = measure_speeds([SMALL, DENSE], RECIPE, DIGITS, "cpu", eval_batch=50, processes=2)
+    assert start > 0 and [one.step > 0 for one in speeds] == [True, True] and speeds[1].step > speeds[0].step
+
+
+@pytest.mark.slow
+def test_errors_of_a_process_are_raised_here() -> None:
+    with pytest.raises(LrnasError, match=r"cannot be measured: RuntimeError: .*nowhere"):
+        measure_speeds([SMALL], RECIPE, DIGITS, "nowhere", eval_batch=50)
