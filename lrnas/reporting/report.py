@@ -209,6 +209,9 @@ class Report:
         for study in self.studies:
             if not study.full:
                 found.append(f"{study.name} has no network trained in full yet: there is no front to show.")
+            if number := study.study.unreadable_images:
+                left_out = f"{number:,} (`lrnas data` lists them)"
+                found.append(f"{study.name}: images that could not be read and were left out: {left_out}.")
         names = [study.name for study in self.studies]
         manifests = [study.study.manifest for study in self.studies]
         conditions = [

@@ -30,7 +30,7 @@ from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import read_level
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, names_of
+from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, keep_unreadable, names_of
 from lrnas.study.objectives import RETRAINED
 from lrnas.study.open import name_metrics, open_study
 from lrnas.study.optuna_internals import storage_of
@@ -109,10 +109,12 @@ def retrain(
         budget = len(retraining.wanted)
         view.started(retraining, budget)
         is_over = retraining.spent() >= budget and not retraining.ledger.wait_for_others()
+        if not is_over:
+            training.data.prepare(view.preparing)
+            keep_unreadable(retraining.study.optuna_study, training.data.num_unreadable)
         while not is_over:
             from lrnas.searching.ray_tune import run_trials
 
-            training.data.prepare(view.preparing)
             with running_ray(workers) as running:
                 if running.has_mps and gpus_per_trial is None:
                     running = share_gpus(

@@ -31,7 +31,7 @@ from lrnas.spaces.space import load_space
 from lrnas.study.folder import begin_anew, create_optuna_study, delete_if_empty, study_folder, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import SHORT
-from lrnas.study.manifest import OtherSettings, StudyError, has_results, keep_limits, read_manifest
+from lrnas.study.manifest import OtherSettings, StudyError, has_results, keep_limits, keep_unreadable, read_manifest
 from lrnas.study.objectives import Limits
 from lrnas.study.open import name_metrics, open_study
 from lrnas.study.storage import open_storage
@@ -130,7 +130,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         if settings.max_latency is not None:
             limits = dataclasses.replace(limits, max_latency=settings.max_latency)
             feasible = find_feasible(space, limits, training.guess, training.cost)
-        training.prepare_data(events.preparing)
+        keep_unreadable(stored, training.prepare_data(events.preparing))
         if beyond := training.beyond(limits):
             logger.info(f"left out, because they are beyond the limits: {', '.join(beyond)}")
         name_metrics(stored, training.objectives)

@@ -151,14 +151,19 @@ class SearchTraining:
         assert self._loaded is not None
         return self._loaded
 
-    def prepare_data(self, progress: Progress) -> None:
+    def prepare_data(self, progress: Progress) -> int:
         """Pack images from files, unless they are packed; workers then find the pack.
 
         Args:
             progress: Callback that shows the progress.
+
+        Returns:
+            The number of images that cannot be read and are left out.
         """
-        if self._loaded is not None:
-            self._loaded.prepare(progress)
+        if self._loaded is None:
+            return 0
+        self._loaded.prepare(progress)
+        return self._loaded.num_unreadable
 
     def share_gpus(self, workers: Workers, limits: Limits, feasible: Mapping[str, Any] | None) -> Workers:
         """Let as many trials share a GPU as train fastest together, without a training function of the user's own.

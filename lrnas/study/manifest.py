@@ -22,6 +22,8 @@ MANIFEST = "lrnas:manifest"
 """Study attribute that holds the manifest."""
 LIMITS = "lrnas:limits"
 """Study attribute that holds the limits on costs, which may change."""
+UNREADABLE = "lrnas:unreadable_images"
+"""Study attribute that holds the number of images that could not be read and were left out."""
 RETRAINS = "retrains"
 """Manifest key of a retraining: the search whose networks it trains. A search has no such key."""
 LEVEL = "level"
@@ -200,6 +202,12 @@ def keep_limits(study: optuna.Study, limits: Mapping[str, float]) -> None:
     study.set_user_attr(LIMITS, dict(limits))
     if before is not None and has_results(study):
         logger.info(f"{study.study_name} had {_show_limits(before)}, and continues with {_show_limits(limits)}")
+
+
+def keep_unreadable(study: optuna.Study, number: int) -> None:
+    """Write the number of images that cannot be read and are left out."""
+    if study.user_attrs.get(UNREADABLE, 0) != number:
+        study.set_user_attr(UNREADABLE, number)
 
 
 def _show_limits(limits: Mapping[str, float]) -> str:

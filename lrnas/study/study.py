@@ -15,7 +15,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.errors import InvalidArchitecture
 from lrnas.models.plan import canonical_id, deployed_form
 from lrnas.sampling.pareto import front_indices, hypervolume
-from lrnas.study.manifest import StudyError
+from lrnas.study.manifest import UNREADABLE, StudyError
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
 from lrnas.study.optuna_internals import get_trial
 from lrnas.study.throughput import Throughput, measure_throughput
@@ -147,6 +147,11 @@ class Study:
         """Size and channels of the images that networks are trained on, and the number of classes."""
         size = self.manifest["recipe"].get("crop") or self.manifest["image_size"]
         return ImageShape(size, self.manifest["channels"], self.manifest["num_classes"])
+
+    @property
+    def unreadable_images(self) -> int:
+        """Number of images that could not be read and were left out when the study was last continued."""
+        return int(self.optuna_study.user_attrs.get(UNREADABLE, 0))
 
     def deployed(self, architecture: Architecture) -> Architecture:
         """The deployed form of a network for the images of this study."""

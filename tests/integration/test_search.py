@@ -12,6 +12,9 @@ from optuna.trial import TrialState
 from pictures import spoil, write_set
 from searches import COMMAND, SMALL, Search, all_trials, commands, descendants, read_front, trials
 
+from lrnas.reporting.report import make_report
+from lrnas.study.open import open_study
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
 
 
@@ -82,7 +85,8 @@ def test_a_machine_that_cannot_train_ends_the_search(tmp_path: Path) -> None:
 
 def test_unreadable_images_end_a_search_which_continues_without_them(tmp_path: Path) -> None:
     """No trial is tried again; after the image is removed, as the message says, the same command continues."""
-    write_set(tmp_path / "colours", {"train": 12, "val": 4, "test": 4})
+    write_set(tmp_path / "colours", {"train": 40, "val": 4, "test": 4})
+    few = spoil(tmp_path / "colours" / "train" / "red" / "007.png")  # less than 1% of the training images
     bad = spoil(tmp_path / "colours" / "val" / "red" / "002.png")
     options = ["--budget", "1", *SMALL, "--data", "folder:colours", "--image-size", "8", "--concurrency", "1"]
     search = Search(tmp_path, *options)
@@ -94,6 +98,10 @@ def test_unreadable_images_end_a_search_which_continues_without_them(tmp_path: P
     log = Search(tmp_path, *options).end()
     assert "the images of folder:colours have changed: removing their earlier pack" in log
     assert [trial.state for trial in trials(tmp_path)] == [TrialState.COMPLETE], log
+    assert log.count(f"1 of 120 training images cannot be read, and are left out: {few} (") == 1
+    study = open_study("s", studies=tmp_path / "studies")
+    remark = "s: images that could not be read and were left out: 1 (`lrnas data` lists them)."
+    assert study.unreadable_images == 1 and remark in make_report([study]).remarks()
 
 
 def test_an_interrupted_search_ends_cleanly(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 from filled_studies import fill_study
 from optuna.distributions import IntDistribution
 from retrainings import some_finals
+from small_studies import make_search
 
 from lrnas.reporting.html import pack
 from lrnas.reporting.report import Report, make_report
-from lrnas.study.manifest import StudyError
+from lrnas.study.manifest import StudyError, keep_unreadable
 from lrnas.study.study import Study
 from lrnas.study.verdicts import judge
 
@@ -200,3 +201,13 @@ def test_layers_and_importances_are_computed_only_when_used(record: Study, monke
         _ = study.importances
     with pytest.raises(AssertionError):
         _ = study.front[0].layers
+
+
+def test_images_that_were_left_out_are_counted() -> None:
+    study = make_search()
+    assert not any("could not be read" in remark for remark in make_report([study]).remarks())
+    keep_unreadable(study.optuna_study, 1_200)
+    remark = "s: images that could not be read and were left out: 1,200 (`lrnas data` lists them)."
+    assert study.unreadable_images == 1_200 and remark in make_report([study]).remarks()
+    keep_unreadable(study.optuna_study, 0)  # they were repaired
+    assert study.unreadable_images == 0
