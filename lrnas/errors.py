@@ -10,6 +10,10 @@ class LrnasError(Exception):
     """Base class of all errors that a user can correct. The command line prints the message and exits with 2."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, with which Slurm and Kubernetes end a program. Whatever handles Ctrl-C handles it in the same way."""
+
+
 class InvalidArchitecture(LrnasError, ValueError):
     """A description of a network that is not valid."""
 

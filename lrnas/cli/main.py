@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,8 +16,8 @@ from lrnas import __version__
 from lrnas._messages import show_messages
 from lrnas.cli import catalog, doctor, export, figures, networks, profile, report, retrain, search
 from lrnas.cli.options import Parser
-from lrnas.cli.output import INTERRUPTED, complain
-from lrnas.errors import LrnasError
+from lrnas.cli.output import complain, exit_code
+from lrnas.errors import LrnasError, Terminated
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit code: 0 success; 2 an error that lrnas explains in one line, such as wrong usage or a lost storage; 1 an
-        error of the operating system, or images that cannot be read; 130 interrupted.
+        error of the operating system, or images that cannot be read; 130 stopped by Ctrl-C; 143 by SIGTERM.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for terminals without the character ×
@@ -35,8 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = 0
     try:
         options = make_parser().parse_args(arguments)
-        if arguments is None and options.is_brief:  # the process ends after this command
-            gc.disable()
+        if arguments is None:  # the process ends after this command
+            signal.signal(signal.SIGTERM, _terminate)
+            if options.is_brief:
+                gc.disable()
         code = options.run(options) or 0
         sys.stdout.flush()
     except LrnasError as error:
@@ -47,10 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # e.g. stdout goes to a disk that is full
         complain(error.strerror or error)
         return 1
-    except KeyboardInterrupt:
-        complain("interrupted")
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        is_terminated = isinstance(error, Terminated)
+        complain("terminated" if is_terminated else "interrupted")
+        return exit_code(signal.SIGTERM if is_terminated else signal.SIGINT)
     return code
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
 
 
 def make_parser() -> Parser:

@@ -15,10 +15,17 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-INTERRUPTED = 130
-"""Exit code of a command that was interrupted, so that commands chained with && do not run."""
 NARROW = 100
 """Width of the terminal, in characters, below which tables leave out the least important columns."""
+
+
+def exit_code(stopped_by: int) -> int:
+    """The exit code of a command that a signal stopped, which is the shell's own; 0 if none did.
+
+    Args:
+        stopped_by: Number of the signal, or 0.
+    """
+    return 128 + stopped_by if stopped_by else 0
 
 
 def print_result(options: argparse.Namespace, data: Callable[[], Any], show: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import CHANGE_HELP, WORKERS, add_command, add_option, add_settings, call, needs_extra
-from lrnas.cli.output import INTERRUPTED, NARROW, make_console, make_table, percent, print_result
+from lrnas.cli.output import NARROW, exit_code, make_console, make_table, percent, print_result
 from lrnas.searching.settings import FLAG, WHOLE, Kind
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _retrain(options: argparse.Namespace) -> int:
         lambda: _as_data(study, retrained, verdicts, left),
         lambda: _print_finals(study, retrained, verdicts, remark, where),
     )
-    return INTERRUPTED if study.interrupted else 0
+    return exit_code(study.interrupted)
 
 
 def _as_data(study: Study, retrained: Retrained, verdicts: list[Verdict], left: int) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from lrnas.cli.dry_run import print_estimate
 from lrnas.cli.options import add_command, add_option, add_settings, call, needs_extra, open_named
 from lrnas.cli.output import (
-    INTERRUPTED,
     NARROW,
     complain,
+    exit_code,
     file_size,
     make_console,
     make_table,
@@ -109,7 +109,7 @@ def _search(options: argparse.Namespace) -> int:
         console.print(f"Written: {', '.join(map(str, files))}")
         console.print(f"Look again: {again}", soft_wrap=True)
         console.print(f"Continue:   the same command{more}")
-    return INTERRUPTED if study.interrupted else 0
+    return exit_code(study.interrupted)
 
 
 def _studies(options: argparse.Namespace) -> None:

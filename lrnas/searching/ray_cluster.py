@@ -5,27 +5,35 @@ On this machine, trials on the same GPU share it by CUDA MPS, where that is poss
 
 from __future__ import annotations
 
+import fcntl
 import io
 import logging
 import os
 import pickle
+import shutil
+import signal
 import socket
+import tempfile
+import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ray
 import torch
 from ray import cloudpickle
+from ray._common.utils import get_default_system_temp_dir
+from ray._private import ray_constants, worker as ray_worker
 from ray.exceptions import AuthenticationError, RayError
 
 from lrnas._messages import logger
 from lrnas.data.names import pin_data_folder
-from lrnas.errors import LrnasError, error_line
+from lrnas.errors import LrnasError, Terminated, error_line
+from lrnas.study.ledger import Ledger, living_drivers
 from lrnas.training.checkpoint import CheckpointError
 from lrnas.training.custom import TrainableError
 from lrnas.training.gpu_sharing import shared_gpus
@@ -37,8 +45,13 @@ RAY_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "ONEDNN_JIT_PROFILE": "0",
 }
-"""Environment variables that keep Ray Tune from writing files, printing and handling signals."""
+"""Environment variables that keep Ray Tune and PyTorch from writing files, printing and handling signals."""
+SCRATCH = "lrnas-search-"
+"""Prefix of temporary folders."""
+MARK = ".search-"
+"""Prefix of the files of `marked_folder`; the driver's name follows."""
 MARK_ATTEMPTS, MARK_PAUSE = 4, 1.0
 """Number of attempts to see the file of `marked_folder`, and seconds between them: shared disks may show it late."""
 
@@ -146,8 +159,13 @@ def running_ray(workers: Workers) -> Iterator[Workers]:
                 torch.cuda.is_available()  # starts CUDA here, before MPS: only workers should use the service
                 reason = stack.enter_context(shared_gpus())  # before Ray, so that workers inherit its variable
                 has_mps = not reason
-            _start_ray(workers)
+            # without this, Ray prints a long text when a worker is lost
+            stack.enter_context(_changed(ray_worker, "_worker_logs_enabled", False))
+            folder = stack.enter_context(scratch_folder())
             stack.callback(ray.shutdown)
+            _start_ray(workers, folder)
+            if workers.address is not None:
+                _check_token(workers.address)
         running = limit_to_room(workers)
         if reason:
             logger.info(f"trials on the same GPU take turns, which is slower: {reason}")
@@ -173,20 +191,87 @@ def limit_to_room(workers: Workers) -> Workers:
     return replace(workers, concurrency=max(1, min(room, workers.concurrency or room)))
 
 
-def _start_ray(workers: Workers) -> None:
+def _start_ray(workers: Workers, folder: Path) -> None:
+    """Connect to a cluster, or start Ray on this machine, with its files in a folder, which it opens to everyone."""
+    options: dict[str, Any] = {"address": "local", "include_dashboard": False, "_temp_dir": str(folder / "ray")}
+    if workers.address is not None:
+        environment = {"py_modules": list(workers.files)} if workers.files else None
+        options = {"address": workers.address, "runtime_env": environment}
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address=workers.address or "local",
-            log_to_driver=False,
-            include_dashboard=False if workers.address is None else None,
-            logging_level=logging.ERROR,
-            runtime_env={"py_modules": list(workers.files)} if workers.address and workers.files else None,
-        )
+        with _changed(ray_constants, "ENABLE_RAY_CLUSTER", False):  # only this machine can reach it, as on macOS
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except SystemExit:  # raised by Ray's own handler of SIGTERM
+        raise Terminated from None
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         is_refused = isinstance(error, AuthenticationError) or "InvalidAuthToken" in repr(error.__cause__)
         advice = "set the cluster's token on this machine, see docs/cluster.md" if is_refused else "check --address"
         raise LrnasError(f"cannot reach a Ray cluster at {workers.address}: {reason}; {advice}") from None
+    finally:
+        if is_main:  # Ray's handlers would end the program with a stack of C++
+            signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
+
+
+@contextmanager
+def _changed(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    """Context in which a variable of Ray has another value: a setting for which Ray has no option."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def _check_token(address: str) -> None:
+    """Refuse a cluster on which everyone can run code who can reach it."""
+    ask = ray.remote(os.getenv).options(num_cpus=0)
+    mode = ray.get(ask.remote("RAY_AUTH_MODE"))
+    if mode != "token":
+        raise LrnasError(
+            f"a Ray cluster must ask for a token; got {address} with RAY_AUTH_MODE={mode}; set RAY_AUTH_MODE=token and "
+            "the token on all machines, and start Ray again, see docs/cluster.md"
+        )
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Context with a temporary folder that only this user can read.
+
+    It is removed at the end. If this program is killed, the next one that makes such a folder removes it: the folder
+    is locked as long as its program lives.
+    """
+    place = Path(get_default_system_temp_dir())  # type: ignore[no-untyped-call]  # names of Ray's sockets must be short
+    for other in place.glob(f"{SCRATCH}*"):
+        if (lock := _lock(other)) is not None:
+            shutil.rmtree(other, ignore_errors=True)
+            os.close(lock)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
+        lock = _lock(folder)
+        if lock is not None and folder.exists():  # else another program took it for an abandoned one
+            break
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder until the returned descriptor is closed; None if another program has locked or removed it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def worker_location() -> dict[str, str]:
@@ -195,12 +280,24 @@ def worker_location() -> dict[str, str]:
 
 
 @contextmanager
-def marked_folder(folder: Path) -> Iterator[str]:
-    """Context in which a folder holds a file that workers look for; yields the name of the file."""
-    mark = folder / f".search-{uuid.uuid4().hex}"
+def marked_folder(folder: Path, ledger: Ledger) -> Iterator[str]:
+    """Context in which a folder holds a file that workers look for; files of drivers that were killed are removed.
+
+    Args:
+        folder: The folder of the trials.
+        ledger: The ledger of the driver.
+
+    Yields:
+        The name of the file.
+    """
+    mark = folder / f"{MARK}{ledger.driver}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         mark.touch()
+        living = living_drivers(ledger.study.optuna_study)
+        for other in folder.glob(f"{MARK}*"):
+            if other != mark and other.name.removeprefix(MARK) not in living:
+                other.unlink(missing_ok=True)
     except OSError as error:
         raise LrnasError(f"cannot write to {folder}: {error.strerror}; give another --studies") from None
     try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import shutil
 import signal
-import tempfile
 import threading
 import time
 import warnings
@@ -30,11 +29,11 @@ from ray.tune.search import Searcher
 from lrnas._messages import logger
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
-from lrnas.errors import DataError, LrnasError, UnreadableImages, error_line
+from lrnas.errors import DataError, LrnasError, Terminated, UnreadableImages, error_line
 from lrnas.sampling.front_pruner import FrontPruner
 from lrnas.searching.progress import Change
 from lrnas.searching.proposals import Proposal, Queue
-from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, worker_location
+from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, scratch_folder, worker_location
 from lrnas.study.folder import trial_folder
 from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.manifest import StudyError
@@ -91,7 +90,7 @@ def run_trials(
         test: Whether to test each network at the end of its training. Only for networks that are already chosen.
     """
     study, ledger = queue.study, queue.ledger
-    with ledger.alive(), marked_folder(folder) as mark:
+    with ledger.alive(), marked_folder(folder, ledger) as mark:
         searcher = _StudySearcher(queue, make_job, folder, mark, budget, workers, notify, test)
         while True:
             before = _count_events(queue)
@@ -116,7 +115,7 @@ def run_trials(
     if searcher.broken:
         raise StudyError(searcher.end_reason)
     if searcher.interrupted:
-        study.interrupted = True
+        study.interrupted = searcher.interrupted
         logger.info("stopped; the same command continues it")
     elif searcher.end_reason:
         logger.info(searcher.end_reason)
@@ -129,7 +128,7 @@ def _count_events(queue: Queue) -> tuple[int, int, int]:
 
 @contextmanager
 def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
-    """Context in which Ctrl-C ends the search after the current epochs, and a second Ctrl-C at once."""
+    """Context in which Ctrl-C or SIGTERM ends the search after the current epochs, and a second one at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -138,22 +137,24 @@ def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         nonlocal first
         if not searcher.interrupted:
-            searcher.interrupted, first = True, time.monotonic()
-            logger.info("stopping after the current epochs; press Ctrl-C again to stop at once")
+            searcher.interrupted, first = number, time.monotonic()
+            how = "send SIGTERM" if number == signal.SIGTERM else "press Ctrl-C"
+            logger.info(f"stopping after the current epochs; {how} again to stop at once")
         elif time.monotonic() - first > SAME_SIGNAL_SECONDS:
-            raise KeyboardInterrupt
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
     """One round of Tune: until the searcher has nothing more to train."""
     workers = searcher.workers
-    with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
+    with scratch_folder() as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Tune warns about its next version
         Tuner(
             tune.with_resources(_train_trial, {"cpu": workers.cpus, "gpu": workers.gpus}),
@@ -164,7 +165,9 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
                 max_concurrent_trials=workers.concurrency,
                 reuse_actors=True,
             ),
-            run_config=RunConfig(name="search", storage_path=scratch, verbose=0),  # no retries: the ledger handles them
+            run_config=RunConfig(
+                name="search", storage_path=str(scratch), verbose=0
+            ),  # no retries: the ledger handles them
         ).fit()
 
 
@@ -273,7 +276,8 @@ class _StudySearcher(Searcher):
     """Why the scheduler stopped a trial, by Tune's id."""
     end_reason: str = field(default="", init=False)
     """Why there is nothing left to propose."""
-    interrupted: bool = field(default=False, init=False)
+    interrupted: int = field(default=0, init=False)
+    """Number of the signal that stopped the search; 0 if none did."""
     broken: bool = field(default=False, init=False)
     """Whether the search ended because too many trials in a row were lost."""
     losses_in_a_row: int = field(default=0, init=False)
@@ -344,6 +348,9 @@ class _StudySearcher(Searcher):
         if status == "unreadable":  # the search ends; the trial waits until the images are repaired
             self.ledger.release(number)
             raise UnreadableImages(result["reason"])
+        if error and self.interrupted:  # whoever stopped the search may have stopped its workers, too
+            self.ledger.release(number)
+            return
         is_lost = error or status == "lost" or (status == "faulty" and self._is_unproven())
         if not is_lost:
             self.losses_in_a_row = 0

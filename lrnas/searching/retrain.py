@@ -128,7 +128,7 @@ def retrain(
                 run_trials(
                     retraining, training.job, folder, budget=budget, workers=running, notify=view.changed, test=True
                 )
-            is_over = retraining.study.interrupted or not retraining.ledger.wait_for_others()
+            is_over = bool(retraining.study.interrupted) or not retraining.ledger.wait_for_others()
         retraining.end_duplicates()
     return retraining
 

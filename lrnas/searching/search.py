@@ -175,7 +175,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                         proposals, training, later, settings.studies, share=share, workers=running, events=events
                     )
                 ledgers = [Ledger(each) for each in (later or {SHORT: study}).values()]
-                is_over = study.interrupted or not any(ledger.wait_for_others() for ledger in ledgers)
+                is_over = bool(study.interrupted) or not any(ledger.wait_for_others() for ledger in ledgers)
     except LrnasError:
         with suppress(LrnasError):  # the storage may be gone
             delete_if_empty(stored, folder)

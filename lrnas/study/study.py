@@ -115,14 +115,14 @@ class Study:
         optuna_study: The Optuna study that holds all data.
         objectives: The objectives, in the order of the trials' values.
         manifest: The settings that the study was begun with.
-        interrupted: Whether the driver that returned this study was stopped by the user.
+        interrupted: Number of the signal that stopped the driver that returned this study, 2 for Ctrl-C; else 0.
     """
 
     name: str
     optuna_study: optuna.Study
     objectives: tuple[Objective, ...]
     manifest: dict[str, Any]
-    interrupted: bool = False
+    interrupted: int = 0
     _finished: dict[int, Trial] = field(default_factory=dict, init=False, repr=False)
 
     @property

@@ -64,8 +64,8 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], rec
             f"cannot write a checkpoint to {folder}: {reason}; the previous one is intact: make room and run the same "
             "command again"
         ) from None
-    for old in folder.glob("epoch-*.safetensors*"):  # also the temporary file of a run that was killed
-        if old.name != name:
+    for old in folder.iterdir():  # also the temporary files of a run that was killed
+        if old.name != name and (old.suffix == ".part" or old.match("epoch-*.safetensors")):
             old.unlink(missing_ok=True)
 
 

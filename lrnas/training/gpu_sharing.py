@@ -8,6 +8,7 @@ in any way, even by SIGKILL, the keeper reads the end of its input and stops the
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,8 @@ def _keep(probe: str) -> None:
     Args:
         probe: Python code that uses a GPU, and fails if the service does not work.
     """
+    # Slurm sends SIGTERM to all processes of a job; the program still needs the service until it ends
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as folder:
         os.environ |= {PIPES: folder, LOGS: folder}
         # with this variable the service would count GPUs in another way than its clients

@@ -250,3 +250,10 @@ def test_control_characters_are_escaped_wherever_they_come_from(
     assert code == 0 and "\\x1b[2J" in out and "\x1b" not in out
     code, out, err = run(capsys, "studies", "--studies", f"{tmp_path}/\x1b[31m")
     assert code == 0 and "\\x1b[31m" in out and "\x1b" not in out
+
+
+def test_sigterm_ends_a_command_like_ctrl_c(tmp_path: Path) -> None:
+    program = "import os, signal, sys\nfrom lrnas.cli.main import main\nimport lrnas.study.folder as folder\n"
+    program += "folder.study_names = lambda _: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", program, "studies"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "lrnas: terminated\n")

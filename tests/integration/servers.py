@@ -129,13 +129,14 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(of_other: Mapping[str, str] | None = None) -> Iterator[Cluster]:
+def running_cluster(of_other: Mapping[str, str] | None = None, mode: str = "token") -> Iterator[Cluster]:
     """A running cluster of two nodes.
 
     Args:
         of_other: Environment variables of the second node alone.
+        mode: `token`, so that only this test can use it, or `disabled`.
     """
-    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # only this test can use it
+    environment = {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     folder = Path(tempfile.mkdtemp(prefix="lrnas-"))  # a short path: names of sockets have at most 107 letters
     with contextlib.ExitStack() as ends:
         ends.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -164,6 +164,14 @@ def test_a_node_that_goes_away(tmp_path: Path) -> None:
     assert after["curve"][: begun.user_attrs["epochs"]] == begun.user_attrs["curve"]
 
 
+def test_a_cluster_without_a_token_is_refused(tmp_path: Path) -> None:
+    with running_cluster(mode="disabled") as cluster:
+        search = Search(tmp_path, "--budget", "3", *SMALL, "--address", cluster.address, **cluster.environment)
+        log = search.end()
+    assert search.process.returncode == 2 and not (tmp_path / "studies" / "s").exists()
+    assert f"must ask for a token; got {cluster.address} with RAY_AUTH_MODE=disabled; set RAY_AUTH_MODE=token" in log
+
+
 def test_every_node_packs_the_images_in_its_own_data_folder(tmp_path: Path) -> None:
     images = write_set(tmp_path / "set", {"train": 20, "val": 10}, size=16)
     here, there = tmp_path / "here", tmp_path / "there"

@@ -104,13 +104,17 @@ def test_unreadable_images_end_a_search_which_continues_without_them(tmp_path: P
     assert study.unreadable_images == 1 and remark in make_report([study]).remarks()
 
 
-def test_an_interrupted_search_ends_cleanly(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.ci)]
+)
+def test_an_interrupted_search_ends_cleanly(number: signal.Signals, code: int, tmp_path: Path) -> None:
     search = Search(tmp_path, "--budget", "9", *SMALL)
     search.wait_for("trials: ", 1)
-    search.process.send_signal(signal.SIGINT)
+    search.process.send_signal(number)
     log = search.end()
-    assert search.process.returncode == 130  # commands after && do not run
-    assert "the front" in log and "Traceback" not in log
+    assert search.process.returncode == code  # commands after && do not run
+    assert "stopping after the current epochs; " in log and "stopped; the same command continues it" in log
+    assert "the front" in log and "Traceback" not in log and "***" not in log  # the latter is a stack of C++
     states = Counter(trial.state for trial in trials(tmp_path))
     assert states[TrialState.RUNNING] == 0 and sum(states.values()) < 9
 
@@ -129,3 +133,4 @@ def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:
     states = Counter(trial.state for trial in trials(tmp_path))
     assert search.process.returncode == 0 and states[TrialState.FAIL] == 0, log
     assert sum(states.values()) == 3
+    assert "a trial was lost (its worker was lost)" in log and "worker died" not in log  # Ray's own text

@@ -3,18 +3,23 @@
 import logging
 import os
 import runpy
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from mps_service import Service
+from small_studies import make_proposals
 
 import lrnas
 from lrnas.cli.main import main
 from lrnas.errors import LrnasError
 from lrnas.searching import ray_cluster
-from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, pick_workers, running_ray
+from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, pick_workers, running_ray, scratch_folder
 from lrnas.training.checkpoint import CheckpointError
 from lrnas.training.gpu_sharing import PIPES
 
@@ -75,7 +80,11 @@ def test_a_script_is_told_at_once_what_workers_cannot_load(
 
 def test_a_machine_with_another_disk_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ray_cluster, "MARK_PAUSE", 0.0)
-    with marked_folder(tmp_path / "trials") as mark, marked_folder(tmp_path / "trials") as another:
+    drivers = [make_proposals(tmp_path / "s").ledger for _ in range(2)]
+    for driver in drivers:
+        driver.sign()
+    trials = tmp_path / "trials"
+    with marked_folder(trials, drivers[0]) as mark, marked_folder(trials, drivers[1]) as another:
         check_mark(tmp_path / "trials", mark)
         check_mark(tmp_path / "trials", another)
         (tmp_path / "elsewhere").mkdir()
@@ -84,10 +93,32 @@ def test_a_machine_with_another_disk_is_refused(monkeypatch: pytest.MonkeyPatch,
     assert not list((tmp_path / "trials").iterdir())
 
 
+def test_marks_of_drivers_that_were_killed_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "trials").mkdir()
+    for name in (".search-0123456789abcdef", f".search-{socket.gethostname()}:999999999:dead"):
+        (tmp_path / "trials" / name).touch()
+    with marked_folder(tmp_path / "trials", make_proposals().ledger) as mark:
+        assert [file.name for file in (tmp_path / "trials").iterdir()] == [mark]
+
+
+def test_scratch_folders_of_programs_that_were_killed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    program = "import os, signal\nfrom lrnas.searching.ray_cluster import scratch_folder\n"
+    program += "with scratch_folder():\n    os.kill(os.getpid(), signal.SIGKILL)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    (abandoned,) = tmp_path.iterdir()
+    with scratch_folder() as one, scratch_folder() as two:
+        assert set(tmp_path.iterdir()) == {one, two} and abandoned not in (one, two)
+        assert one.stat().st_mode & 0o777 == 0o700
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_written_ends_the_search(tmp_path: Path) -> None:
     (tmp_path / "trials").write_text("in the way")
     with pytest.raises(LrnasError, match=r"cannot write to .*trials: File exists; give another --studies"):
-        marked_folder(tmp_path / "trials").__enter__()
+        marked_folder(tmp_path / "trials", make_proposals().ledger).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +133,7 @@ def test_a_folder_that_cannot_be_written_ends_the_search(tmp_path: Path) -> None
 def test_mps_is_for_trials_that_share_a_gpu_of_this_machine(
     workers: Workers, is_used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(_: Workers) -> None:
+    def start(*_: object) -> None:
         assert (PIPES in os.environ) == is_used
         raise LrnasError("no more is needed")
 
@@ -111,6 +142,19 @@ def test_mps_is_for_trials_that_share_a_gpu_of_this_machine(
     with pytest.raises(LrnasError, match="no more is needed"):
         running_ray(workers).__enter__()
     assert service.commands() == (["get_server_list", "start", "get_server_list", "quit"] if is_used else [])
+
+
+def check_that_only_this_machine_can_connect() -> None:
+    """Check that the ports of Ray are closed on the address by which other machines reach this one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 1))  # sends nothing
+        address = probe.getsockname()[0]
+    ports = [ray.nodes()[0]["NodeManagerPort"], int(ray.get_runtime_context().gcs_address.rpartition(":")[2])]
+    for port in ports:
+        socket.create_connection(("127.0.0.1", port)).close()
+        if not address.startswith("127."):
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address, port))
 
 
 @pytest.mark.slow
@@ -122,8 +166,14 @@ def test_workers_find_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
     monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"GPU": 1}')
     service = Service(tmp_path, monkeypatch)
     caplog.set_level(logging.INFO, "lrnas")
+    handler = signal.getsignal(signal.SIGTERM)
     with running_ray(Workers(cpus=0.1, gpus=0.25)) as workers:
         assert workers.concurrency == 4 and workers.has_mps and variable() == os.environ[PIPES]
+        check_that_only_this_machine_can_connect()
+        assert signal.getsignal(signal.SIGTERM) is handler
+        folder = Path(ray._private.worker.global_worker.node.get_session_dir_path()).parents[1]
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
     assert service.commands()[-1] == "quit" and not caplog.messages
     service.write("#!/bin/sh\nexit 3\n")
     with running_ray(Workers(cpus=0.1, gpus=0.25)) as workers:

@@ -131,6 +131,21 @@ def test_nothing_is_left_of_a_program_that_is_killed(
     wait_until(lambda: not folder.exists())
 
 
+def test_sigterm_to_all_processes_of_a_job(service: Service) -> None:
+    """The service is needed until the program ends, which may take one more epoch."""
+    with shared_gpus():
+        (keeper,) = (
+            int(file.parent.name)
+            for file in Path("/proc").glob("[0-9]*/cmdline")
+            if gpu_sharing.__file__.encode() in file.read_bytes()
+            and f"\nPPid:\t{os.getpid()}\n" in (file.parent / "status").read_text()
+        )
+        os.kill(keeper, signal.SIGTERM)
+        time.sleep(0.5)
+        assert "quit" not in service.commands()
+    assert service.commands()[-1] == "quit"
+
+
 def processes() -> set[str]:
     """Numbers of all running processes of MPS."""
     found = set()

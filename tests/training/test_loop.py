@@ -202,6 +202,14 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_temporary_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
+    for name in ("checkpoint.json.1234.part", "epoch-1.safetensors.5678.part", "epoch-1.safetensors"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / "own").mkdir()
+    save_checkpoint(tmp_path, 2, {"w": torch.ones(3)}, {})
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint.json", "epoch-2.safetensors", "own"]
+
+
 def test_broken_checkpoints_are_named(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path) is None
     save_checkpoint(tmp_path, 1, {"w": torch.ones(3)}, {})
