@@ -261,12 +261,17 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder until the returned descriptor is closed; None if another program has locked or removed it."""
+    """Lock a folder until the returned descriptor is closed.
+
+    None if another program has locked or removed it, or if it is no folder of this user: nobody else's is removed.
+    """
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
+        if os.fstat(descriptor).st_uid != os.getuid():
+            raise PermissionError
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,15 +105,26 @@ def test_marks_of_drivers_that_were_killed_are_removed(tmp_path: Path) -> None:
 def test_scratch_folders_of_programs_that_were_killed_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    place, elsewhere = tmp_path / "tmp", tmp_path / "elsewhere" / "file"
+    place.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(place))
     program = "import os, signal\nfrom lrnas.searching.ray_cluster import scratch_folder\n"
     program += "with scratch_folder():\n    os.kill(os.getpid(), signal.SIGKILL)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
-    (abandoned,) = tmp_path.iterdir()
+    (abandoned,) = place.iterdir()
+    elsewhere.parent.mkdir()
+    elsewhere.touch()
+    link, stranger = place / "lrnas-search-link", place / "lrnas-search-stranger"
+    link.symlink_to(elsewhere.parent)
+    stranger.mkdir()
+    own = os.fstat
+    monkeypatch.setattr(  # a folder of another user
+        os, "fstat", lambda fd: SimpleNamespace(st_uid=-1) if own(fd).st_ino == stranger.stat().st_ino else own(fd)
+    )
     with scratch_folder() as one, scratch_folder() as two:
-        assert set(tmp_path.iterdir()) == {one, two} and abandoned not in (one, two)
+        assert set(place.iterdir()) == {one, two, link, stranger} and abandoned not in (one, two)
         assert one.stat().st_mode & 0o777 == 0o700
-    assert not list(tmp_path.iterdir())
+    assert set(place.iterdir()) == {link, stranger} and elsewhere.exists()
 
 
 def test_a_folder_that_cannot_be_written_ends_the_search(tmp_path: Path) -> None:
