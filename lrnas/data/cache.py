@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lrnas._files import open_regular, write_atomically
-from lrnas.errors import DataError
+from lrnas.errors import DataError, error_line
 
 
 def read_arrays(file: Path, *names: str) -> list[Any]:
@@ -20,8 +19,8 @@ def read_arrays(file: Path, *names: str) -> list[Any]:
     try:
         with open_regular(file) as stream, np.load(stream, allow_pickle=False) as data:
             return [data[name] for name in names]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{file} cannot be read ({error}); delete it and run this again") from None
+    except Exception as error:  # a damaged archive raises all kinds of errors
+        raise DataError(f"{file} cannot be read ({error_line(error)}); delete it and run this again") from None
 
 
 _writes_nothing: ContextVar[bool] = ContextVar("_writes_nothing", default=False)

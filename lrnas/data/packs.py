@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,8 @@ SAVE_SECONDS = 10.0
 """Seconds between entries in the journal. Before each, the pixels are written to the disk."""
 LONGEST = 4
 """If the sides of an image differ by more than this factor, only its middle is kept."""
+MAX_SIDE = 2**20
+"""Largest number of rows or columns of an image in a pack."""
 TOO_LONG = 100
 """If the sides of an image differ by more than this factor, it counts as unreadable."""
 TRIED_AGAIN = 20
@@ -234,10 +236,11 @@ class _PackFiles:
         """Return the pack. None if it is missing or damaged, or if an unreadable image can be read by now."""
         try:
             table, about = read_arrays(self.index, "table", "about")
-            unreadable = {int(number): why for number, why in json.loads(str(about))["unreadable"].items()}
-            if self.file.stat().st_size != _num_bytes(table):
-                return None
-        except (DataError, OSError, ValueError):
+            unreadable = {int(number): str(why) for number, why in json.loads(str(about))["unreadable"].items()}
+            is_whole = _is_table(table, len(self.images)) and self.file.stat().st_size == _num_bytes(table)
+        except (DataError, OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        if not is_whole or not all(0 <= number < len(self.images) for number in unreadable):
             return None
         if any(self.images.is_readable(number) for number in islice(unreadable, TRIED_AGAIN)):
             return None
@@ -353,6 +356,14 @@ class _PackFiles:
                 f"cannot write {self.part}: {error.strerror}; make room, after which the same command continues, or "
                 "choose another folder with --data-dir"
             ) from None
+
+
+def _is_table(table: npt.NDArray[Any], number: int) -> bool:
+    """Return whether an array is the table of a pack with this number of images, one after another."""
+    if table.dtype != np.int64 or table.shape != (3, number) or table.min() < 0 or table[1:].max() > MAX_SIDE:
+        return False
+    pixels = table[1] * table[2]
+    return np.array_equal(table[0], pixels.cumsum() - pixels)
 
 
 def _num_bytes(table: Indices) -> int:

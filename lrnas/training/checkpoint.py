@@ -106,6 +106,9 @@ def load_checkpoint(folder: Path, identity: Mapping[str, Any] | None = None) -> 
             raise CheckpointError(
                 f"{path}: this lrnas reads checkpoints up to version {VERSION}; got {record['version']}; upgrade lrnas"
             )
+        for key, kind in (("epoch", int), ("tensors", str), ("identity", dict), ("architecture", dict)):
+            if not isinstance(record.get(key, {}), kind):
+                raise TypeError(f"its {key} is {repr(record.get(key))[:60]}")
         if identity is not None and (other := difference(record["identity"], identity)):
             raise CheckpointError(f"{folder} holds another run: {other}; choose another folder")
         return load_tensors(folder / Path(record["tensors"]).name), record

@@ -10,7 +10,7 @@ from typing import Any
 
 from lrnas import _files
 from lrnas.arch.architecture import Architecture
-from lrnas.errors import DataError, LrnasError
+from lrnas.errors import DataError, LrnasError, error_line
 from lrnas.models.plan import built_id
 from lrnas.recipes import Recipe
 from lrnas.training.seed_stats import OverSeeds
@@ -63,11 +63,11 @@ def read_runs(folders: Iterable[Path]) -> list[Runs]:
                 _merge({0: [record]})  # a missing entry is reported with the name of this file
                 identity = record["identity"]
                 network = built_id(Architecture.from_dict(record["architecture"]))
-                fields = Recipe.complete(identity["recipe"])
+                fields = Recipe(**Recipe.complete(identity["recipe"])).to_dict()
                 key = json.dumps([network, identity["data"], identity.get("image_size"), fields], sort_keys=True)
                 same_seed = groups.setdefault(key, {}).setdefault(identity["seed"], [])
-            except (KeyError, TypeError, AttributeError, LrnasError) as error:
-                raise DataError(f"{file} is not a valid record of a run ({error}); move it away") from None
+            except (KeyError, TypeError, AttributeError, ValueError, LrnasError) as error:
+                raise DataError(f"{file} is not a valid record of a run ({error_line(error)}); move it away") from None
             if record not in same_seed:  # else a copy
                 same_seed.append(record)
     return [runs for runs in map(_merge, groups.values()) if runs.accuracies]
@@ -103,7 +103,10 @@ def _merge(by_seed: Mapping[int, list[dict[str, Any]]]) -> Runs:
     """Merge the first record of every seed."""
     records = [same_seed[0] for same_seed in by_seed.values()]
     first = records[0]
-    accuracies = [record["test_accuracy"] for record in records if record["test_accuracy"] is not None]
+    for each in (first["network"], first["identity"]["data"], first.get("recipe_name", "?")):
+        if not isinstance(each, str):
+            raise TypeError(f"a name must be text; got {repr(each)[:60]}")
+    accuracies = [float(record["test_accuracy"]) for record in records if record["test_accuracy"] is not None]
     provenances = [record.get("provenance", {}) for record in records]
     return Runs(
         first["network"],
@@ -111,7 +114,7 @@ def _merge(by_seed: Mapping[int, list[dict[str, Any]]]) -> Runs:
         first["identity"]["data"],
         first.get("recipe_name", "?"),
         Recipe.complete(first["identity"]["recipe"]),
-        first["macs"],
+        int(first["macs"]),
         tuple(accuracies),
         len(records) - len(accuracies),
         sum(len(same_seed) - 1 for same_seed in by_seed.values()),

@@ -90,7 +90,9 @@ def test_records_that_cannot_be_read(tmp_path: Path) -> None:
     whole = json.loads(write_record(tmp_path, "nin", 0, 0.5).read_text())
     for part in ("macs", "network"):
         file.write_text(json.dumps({key: value for key, value in whole.items() if key != part}))
-        with pytest.raises(DataError, match=rf"{file.name} is not a valid record of a run \('{part}'\); move it away"):
+        with pytest.raises(
+            DataError, match=rf"{file.name} is not a valid record of a run \(KeyError: '{part}'\); move it"
+        ):
             read_runs([tmp_path])
 
 
