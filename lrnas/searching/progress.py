@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from lrnas._messages import duration, logger, show_messages
+from lrnas._messages import duration, logger, printable, show_messages
 from lrnas.study.manifest import LEVEL, RETRAINS, data_name
 from lrnas.study.throughput import measure_throughput
 from lrnas.training.progress import TimeLeft
@@ -110,7 +110,7 @@ class ProgressView(SearchEvents):
     def preparing(self, what: str, done: int, total: int) -> None:
         text = f"{what}: {done:,} of {total:,}  {self.time_left.describe(what, done, total)}"
         if self.status is not None:
-            self.status.update(text)
+            self.status.update(printable(text))
         elif time.monotonic() - self.last_update > LINE_INTERVAL:
             self.last_update = time.monotonic()
             logger.info(text)
@@ -147,7 +147,7 @@ class ProgressView(SearchEvents):
         summary = self.queue.study.summary()  # read once: a study may have thousands of trials
         state, training = self._state(summary, now), self._training(summary.trials)
         if self.status is not None:
-            self.status.update(f"{state}; {training}" if training else state)
+            self.status.update(printable(f"{state}; {training}" if training else state))
         elif line := state if change == "ended" else training:
             logger.info(line)
 

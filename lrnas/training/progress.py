@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from lrnas._messages import logger
+from lrnas._messages import logger, printable
 from lrnas.data.names import Progress
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _view(
 
         def draw(what: str, done: int, total: int, text: str = "") -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(what, total=None, text="")
+                tasks[what] = bars.add_task(printable(what), total=None, text="")
             bars.update(tasks[what], total=total or None, completed=done, text=text)
 
         yield draw

@@ -1,9 +1,11 @@
 """Progress of a search outside a terminal, and the estimate of the time left."""
 
+import io
 from typing import Any
 
 import optuna
 import pytest
+from rich.console import Console
 from small_studies import SPACE, cost, make_finals, make_proposals, make_search
 
 from lrnas._messages import logger
@@ -51,6 +53,12 @@ def test_running_trials_are_shown_before_any_ends(
         "training nin, epoch 1 of 3; nin-c3, epoch 1 of 3",
         "training nin, epoch 2 of 3; nin-c3, epoch 1 of 3",
     ]
+
+
+def test_names_in_the_live_line_are_escaped() -> None:
+    with Console(file=io.StringIO()).status("starting") as status:
+        ProgressView(status).preparing("reading a\x1b[2J", 1, 2)
+        assert str(status.status).startswith("reading a\\x1b[2J: 1 of 2")
 
 
 def test_a_later_level_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
