@@ -95,6 +95,8 @@ def _find_file(file: Path, shown: str, must_exist: bool) -> None:
     """Create the file of a storage, which only its owner can read, if it does not exist and need not."""
     if must_exist and not file.exists():
         raise _no_storage(shown)
+    if file.exists() and not (file.is_file() or file.is_dir()):  # a pipe or a device, which may never end
+        raise StorageError(f"a storage must be a regular file; got {shown}; give another --storage")
     with suppress(OSError):  # it exists, or an error follows when it is opened
         os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))
 

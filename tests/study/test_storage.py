@@ -1,6 +1,7 @@
 """Storages that cannot be opened, databases that are away for a while, and operations with a broken connection."""
 
 import contextlib
+import os
 import pickle
 import shutil
 import sqlite3
@@ -355,6 +356,15 @@ def test_a_database_of_another_program_is_not_changed(tmp_path: Path, capsys: py
     before = file.read_bytes()
     assert main(["front", "s", "--storage", f"sqlite:///{file}"]) == 2
     assert "must hold studies" in capsys.readouterr().err and file.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["sqlite:///{}", "journal:{}"])
+def test_pipes_and_devices_are_no_storages(kind: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("pipe", "endless"):
+        with pytest.raises(StorageError, match=rf"must be a regular file; got .*{name}; give another --storage"):
+            open_storage(kind.format(tmp_path / name), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["sqlite:///{}", "journal:{}", None])
