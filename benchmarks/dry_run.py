@@ -2,7 +2,8 @@
 
 Each case is a search from the command to the front, in a temporary folder. The prediction is made twice, before and
 after the search, because other programs may use the machine meanwhile; the ratio is that of their mean to the measured
-time. `--cases` picks some of the cases.
+time. On a busy machine, this ratio says little. So the CPU time of the training processes is compared as well: other
+programs hardly change it. `--cases` picks some of the cases.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ CASES = {
     "paper in finals": "--space nin --data digits --epochs 1 --final-epochs 2 --budget 12",
     "own images": "--space nin --data folder:{folder} --image-size 32 --max-macs 20M --epochs 2 --budget 6 --finals 0",
 }
+TRAINER = "ray::ImplicitFunc"
+"""Beginning of the name of Ray Tune's training processes."""
 NUM_IMAGES = {"train": 300, "val": 60, "test": 60}
 
 
@@ -59,7 +63,7 @@ def compare(options: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "lrnas", "search", *text.split(), "--data-dir", folder, "--studies", folder]
         before, loads = predict(command), [os.getloadavg()[0]]
         began, wall = time.perf_counter(), time.time()
-        subprocess.run([*command, "--name", "s"], check=True, capture_output=True)
+        cpu = run([*command, "--name", "s"])
         seconds = time.perf_counter() - began
         loads.append(os.getloadavg()[0])
         trials = open_study("s", studies=folder).optuna_trials()
@@ -77,8 +81,35 @@ def compare(options: str) -> dict[str, Any]:
         "runs_predicted": {level["name"]: level["runs"] for level in before["levels"]},
         "training_seconds": round(sum(trial.user_attrs.get("seconds", 0.0) for trial in trials), 1),
         "training_seconds_predicted": [round(one["levels"][0]["training_seconds"], 1) for one in (before, after)],
+        "cpu_seconds": round(cpu, 1),
+        "cpu_seconds_predicted": [round(cpu_seconds(one), 1) for one in (before, after)],
+        "cpu_ratio": round((cpu_seconds(before) + cpu_seconds(after)) / 2 / cpu, 3),
+        "busy": [round(one["busy"], 2) for one in (before, after)],
         "load": [round(load, 2) for load in loads],
     }
+
+
+def run(command: list[str]) -> float:
+    """Run a search; returns the CPU seconds of its training processes."""
+    spent: dict[str, float] = {}
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as search:
+        while search.poll() is None:
+            for folder in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                    if int(fields[3]) == search.pid and TRAINER in (folder / "cmdline").read_text():
+                        spent[folder.name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            time.sleep(0.25)
+    if search.returncode:
+        raise subprocess.CalledProcessError(search.returncode, command)
+    return sum(spent.values())
+
+
+def cpu_seconds(found: dict[str, Any]) -> float:
+    """Predicted CPU seconds of the training processes, with those for their start."""
+    return 3600 * found["hours"] + found["at_a_time"] * found["start_seconds"] * (1 - found["busy"])
 
 
 def predict(command: list[str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import numpy as np
 import optuna
 import torch
 
-from lrnas._messages import logger
+from lrnas._messages import duration, logger
 from lrnas.arch.architecture import Architecture
 from lrnas.data.cache import without_writing
 from lrnas.data.names import data_folder
@@ -62,6 +62,8 @@ STOPPED_EPOCHS = 0.7
 """Mean share of the epochs that networks are trained for with early stopping (results/search: 0.68 and 0.70)."""
 ATTRIBUTE_BYTES = 15_000
 """Bytes that a trial takes in the database, about."""
+BUSY = 0.15
+"""If other programs take a larger share of the cores than this, the estimate says so."""
 SHOWN_GPUS = (1, 2, 4, 8)
 """Numbers of GPUs that the time is estimated for, if there is a GPU."""
 
@@ -118,6 +120,12 @@ class Estimate:
     at_a_time_reason: str
     seconds: dict[int, float]
     """Wall time from the command to the front, by the number of GPUs; with a CPU, there is one entry, for 0."""
+    busy: float
+    """Share of the CPU cores that other programs took from the trainings during the measurement; 0 with a GPU."""
+    start_seconds: float
+    """Time in which a training process starts."""
+    idle_seconds: float
+    """Wall time if other programs took nothing, on the GPUs of this machine."""
     hours: float
     """GPU-hours on one GPU, or CPU-hours."""
     packing_seconds: float
@@ -174,9 +182,12 @@ def _estimate(settings: SearchSettings) -> Estimate:
         remarks.append("latency is not measured in a dry run: no network is left out for its latency")
     if len(trials) < settings.budget:
         remarks.append(f"the space has only {len(trials)} networks within the limits that the sampler finds")
-    if machine.device == "cpu" and machine.busy > 0.15:
+    idle = replace(machine, slowdown=(1 - machine.busy) * machine.slowdown, start=(1 - machine.busy) * machine.start)
+    idle_seconds = packing + idle.wall_seconds(runs, training.levels, ask_seconds, max(1, machine.gpus))
+    if machine.busy > BUSY:
         remarks.append(
-            f"other programs take {machine.busy:.0%} of the cores now; the estimate is for a machine that stays so busy"
+            f"other programs use the CPU: trainings get {1 - machine.busy:.0%} of the time of their cores; without "
+            f"them, the search would take about {duration(idle_seconds)}"
         )
     counts = [machine.gpus] if machine.device == "cpu" else sorted({*SHOWN_GPUS, machine.gpus})
     seconds = {
@@ -184,7 +195,7 @@ def _estimate(settings: SearchSettings) -> Estimate:
     }
     levels = tuple(_level(training.levels[name], some, machine) for name, some in runs.items())
     used = sum(level.training_seconds for level in levels)
-    hours = used * settings.cpus_per_trial / 3600 if machine.device == "cpu" else seconds[1] / 3600
+    hours = used * (1 - machine.busy) * settings.cpus_per_trial / 3600 if machine.device == "cpu" else seconds[1] / 3600
     weights = sum(4 * round(run.params) for some in runs.values() for run in some)
     rows = sum(map(len, runs.values()))
     return Estimate(
@@ -202,6 +213,9 @@ def _estimate(settings: SearchSettings) -> Estimate:
         at_a_time=machine.at_a_time,
         at_a_time_reason=machine.reason,
         seconds=seconds,
+        busy=machine.busy,
+        start_seconds=machine.start,
+        idle_seconds=idle_seconds,
         hours=hours,
         packing_seconds=packing,
         gpu_memory=None if machine.memory is None else round(machine.memory),
@@ -332,7 +346,7 @@ def _measure(prepared: Preparation, settings: SearchSettings, num_bytes: int | N
             memory=None,
             speeds={training.recipe.batch_size: speeds},
             start=start,
-            busy=max(speed.busy for speed in speeds),
+            busy=sum(speed.busy for speed in speeds) / len(speeds),
             **common,
         )
     gpus = torch.cuda.device_count()
