@@ -25,7 +25,7 @@ def print_estimate(estimate: Estimate) -> None:
     console.print(table)
     images = f"{estimate.train_images:,} training and {estimate.val_images:,} validation images"
     columns = ["networks", "runs", "epochs", "batch size", "training time"]
-    table = make_table(f"Training on {estimate.data}: {images} in each epoch", ["level"], columns)
+    table = make_table(f"{estimate.data}: {images}", ["level"], columns)
     for level in estimate.levels:
         numbers = (str(number) for number in (level.networks, level.runs, level.epochs, level.batch_size))
         table.add_row(level.name, *numbers, duration(level.training_seconds))
