@@ -7,8 +7,8 @@ trial gives the accuracy of the stand-in after short training, plus noise as bet
 start with the named networks of the space, and propose networks between 0.1 and 1 of the dense network's MACs, which is
 where networks were trained.
 
-    python -m benchmarks.samplers --evaluator table:nin --out results/samplers/nin.jsonl
-    python -m benchmarks.samplers --evaluator table:nin --out results/samplers/nin.jsonl --show
+    python -m benchmarks.samplers --evaluator table:nin --out results/samplers.jsonl
+    python -m benchmarks.samplers --evaluator table:nin --out results/samplers.jsonl --show
 
 Runs are appended to the file one by one, and the same command goes on where it ended. After a number of finished
 trials, networks are chosen by the accuracies that lrnas believes in (`promotion.believe`), as it does for finals with
