@@ -19,3 +19,12 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         if "LRNAS_DATA" not in os.environ:
             patch.setenv("LRNAS_DATA", str(tmp_path_factory.mktemp("data")))
         yield
+
+
+@pytest.fixture
+def no_processes_left() -> Iterator[None]:
+    """At the end of the test, all processes that it started are killed."""
+    from searches import nothing_left
+
+    with nothing_left():
+        yield

@@ -48,8 +48,10 @@ RAY_SETTINGS = {
     "ONEDNN_JIT_PROFILE": "0",
 }
 """Environment variables that keep Ray Tune and PyTorch from writing files, printing and handling signals."""
-SCRATCH = "lrnas-search-"
+SCRATCH = "lrnas_"
 """Prefix of temporary folders."""
+LONGEST_PLACE = 26
+"""Largest number of letters of the path that they are in: names of Ray's sockets, which have at most 107, follow."""
 MARK = ".search-"
 """Prefix of the files of `marked_folder`; the driver's name follows."""
 MARK_ATTEMPTS, MARK_PAUSE = 4, 1.0
@@ -193,7 +195,7 @@ def limit_to_room(workers: Workers) -> Workers:
 
 def _start_ray(workers: Workers, folder: Path) -> None:
     """Connect to a cluster, or start Ray on this machine, with its files in a folder, which it opens to everyone."""
-    options: dict[str, Any] = {"address": "local", "include_dashboard": False, "_temp_dir": str(folder / "ray")}
+    options: dict[str, Any] = {"address": "local", "include_dashboard": False, "_temp_dir": str(folder / "r")}
     if workers.address is not None:
         environment = {"py_modules": list(workers.files)} if workers.files else None
         options = {"address": workers.address, "runtime_env": environment}
@@ -243,7 +245,9 @@ def scratch_folder() -> Iterator[Path]:
     It is removed at the end. If this program is killed, the next one that makes such a folder removes it: the folder
     is locked as long as its program lives.
     """
-    place = Path(get_default_system_temp_dir())  # type: ignore[no-untyped-call]  # names of Ray's sockets must be short
+    place = Path(get_default_system_temp_dir())  # type: ignore[no-untyped-call]
+    if len(str(place)) > LONGEST_PLACE:
+        place = Path("/tmp")
     for other in place.glob(f"{SCRATCH}*"):
         if (lock := _lock(other)) is not None:
             shutil.rmtree(other, ignore_errors=True)

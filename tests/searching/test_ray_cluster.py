@@ -108,13 +108,17 @@ def test_scratch_folders_of_programs_that_were_killed_are_removed(
     place, elsewhere = tmp_path / "tmp", tmp_path / "elsewhere" / "file"
     place.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(place))
+    with scratch_folder() as folder:  # names of sockets would be too long
+        assert folder.parent == Path("/tmp")
+    monkeypatch.setattr(ray_cluster, "LONGEST_PLACE", 1000)
     program = "import os, signal\nfrom lrnas.searching.ray_cluster import scratch_folder\n"
+    program += "from lrnas.searching import ray_cluster\nray_cluster.LONGEST_PLACE = 1000\n"
     program += "with scratch_folder():\n    os.kill(os.getpid(), signal.SIGKILL)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
     (abandoned,) = place.iterdir()
     elsewhere.parent.mkdir()
     elsewhere.touch()
-    link, stranger = place / "lrnas-search-link", place / "lrnas-search-stranger"
+    link, stranger = place / "lrnas_link", place / "lrnas_stranger"
     link.symlink_to(elsewhere.parent)
     stranger.mkdir()
     own = os.fstat
