@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # One process per core, with one thread each: more threads than cores would take twice as long.
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test test-slow test-all fuzz examples lint docs figures clean
+.PHONY: demo test test-slow test-all faults fuzz examples lint docs figures clean
 
 demo: $(READY)  ## a small search on a CPU, ending in a picture of the front
 	$(BIN)/lrnas search studies/demo.toml
@@ -17,8 +17,11 @@ test: $(READY)  ## the fast tests
 test-slow: $(READY)  ## the slow tests that CI runs too
 	$(PARALLEL) -m "slow and ci and not gpu"
 
-test-all: $(READY)  ## every test that needs no GPU
-	$(BIN)/pytest -q -m "not gpu"
+test-all: $(READY)  ## every test that needs no GPU, except the faults
+	$(BIN)/pytest -q -m "not gpu and not faults"
+
+faults: $(READY)  ## searches that get signals at every stage
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m faults tests/faults
 
 fuzz: $(READY)  ## 100,000 damaged files; the fast tests read 2,000
 	LRNAS_FUZZ=100000 $(PARALLEL) tests/test_fuzz.py

@@ -8,14 +8,18 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.storages import RDBStorage
+from optuna.trial import TrialState
 
-COMMAND = [sys.executable, "-m", "lrnas", "search", "--space", "nin", "--name", "s", "--finals", "0"]
+PROGRAM = [sys.executable, "-m", "lrnas"]
+OPTIONS = ["search", "--space", "nin", "--name", "s", "--finals", "0"]
+COMMAND = [*PROGRAM, *OPTIONS]
 SMALL = ["--max-macs", "1.3M", "--epochs", "3"]
 """Options for networks that train in seconds; the paper's networks break the limit."""
 MARK = "LRNAS_TEST"
@@ -25,11 +29,18 @@ MARK = "LRNAS_TEST"
 class Search:
     """The command in a process, with its output in a log file."""
 
-    def __init__(self, folder: Path, *options: str, log: str = "log.txt", **environment: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        log: str = "log.txt",
+        program: Sequence[str] = PROGRAM,
+        **environment: str,
+    ) -> None:
         self.log = folder / log
         with self.log.open("w") as stream:
             self.process = subprocess.Popen(
-                [*COMMAND, *options], cwd=folder, stdout=stream, stderr=stream, env=os.environ | environment
+                [*program, *OPTIONS, *options], cwd=folder, stdout=stream, stderr=stream, env=os.environ | environment
             )
 
     def wait_for(self, text: str, number: int = 1) -> None:
@@ -68,6 +79,23 @@ def all_trials(storage: str | Path) -> list[optuna.trial.FrozenTrial]:
         database.engine.dispose()  # the number of connections to a server is limited
 
 
+def check_rows(storage: str | Path, budget: int) -> None:
+    """Check that everything is recorded, nothing was trained twice and no trial is left running."""
+    rows = all_trials(storage)
+    # a network that was proposed when the budget was used up waits for a larger one
+    trained = [row for row in trials(storage) if row.state != TrialState.WAITING]
+    assert not [row.number for row in rows if row.state == TrialState.RUNNING]
+    assert {row.state for row in trained} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    assert budget <= len(trained) <= budget + 1
+    for key in ("id", "point"):
+        counts = Counter(row.user_attrs[key] for row in trained if key in row.user_attrs)
+        assert counts and set(counts.values()) == {1}
+    for row in trained:
+        full = row.user_attrs["status"] == "completed"
+        assert len(row.user_attrs["curve"]) == (3 if full else row.user_attrs["epochs"])
+        assert {"hardware", "node", "commit", "seconds"} <= row.user_attrs.keys()
+
+
 def descendants(process: int) -> set[int]:
     """All processes that a process started, directly or not."""
     children: dict[int, list[int]] = {}
@@ -100,14 +128,15 @@ def nothing_left() -> Iterator[None]:
         yield
     finally:
         del os.environ[MARK]
-        while left := _marked(f"{MARK}={mark}".encode()):
+        while left := marked(f"{MARK}={mark}".encode()):
             for process in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             time.sleep(0.1)
 
 
-def _marked(mark: bytes) -> set[int]:
+def marked(mark: bytes) -> set[int]:
+    """Processes with this variable, as NAME=VALUE, in their environment."""
     found = set()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # not a process, or gone

@@ -1,7 +1,6 @@
 """Searches with several drivers, a PostgreSQL server and a Ray cluster of two nodes, and their failures."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,7 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 from pictures import write_set
-from searches import SMALL, Search, all_trials, descendants, trials
+from searches import SMALL, Search, all_trials, check_rows, descendants, trials
 from servers import Postgres, running_cluster, running_postgres
 
 from lrnas.study.ledger import DRIVER
@@ -40,23 +39,6 @@ def in_training(rows: list[FrozenTrial]) -> list[FrozenTrial]:
     return [row for row in rows if row.state == TrialState.RUNNING and row.user_attrs.get("epochs")]
 
 
-def check_study(url: str, budget: int) -> None:
-    """Check that everything is recorded, nothing was trained twice and no trial is left running."""
-    rows = all_trials(url)
-    # a network that was proposed when the budget was used up waits for a larger one
-    trained = [row for row in trials(url) if row.state != TrialState.WAITING]
-    assert not [row.number for row in rows if row.state == TrialState.RUNNING]
-    assert {row.state for row in trained} <= {TrialState.COMPLETE, TrialState.PRUNED}
-    assert budget <= len(trained) <= budget + 1
-    for key in ("id", "point"):
-        counts = Counter(row.user_attrs[key] for row in trained if key in row.user_attrs)
-        assert counts and set(counts.values()) == {1}
-    for row in trained:
-        full = row.user_attrs["status"] == "completed"
-        assert len(row.user_attrs["curve"]) == (3 if full else row.user_attrs["epochs"])
-        assert {"hardware", "node", "commit", "seconds"} <= row.user_attrs.keys()
-
-
 def test_drivers_that_open_a_new_database_together(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create("new")
 
@@ -80,7 +62,7 @@ def test_two_drivers_share_a_study(tmp_path: Path, postgres: Postgres) -> None:
     drivers = [Search(tmp_path, *options, log=f"{i}.txt") for i in range(2)]
     logs = [driver.end() for driver in drivers]
     assert [driver.process.returncode for driver in drivers] == [0, 0], "\n".join(logs)
-    check_study(url, 3)
+    check_rows(url, 3)
     signs = optuna.load_study(study_name="s", storage=url).user_attrs
     assert [seen for key, seen in signs.items() if key.startswith(DRIVER)] == [0.0, 0.0]
     assert (tmp_path / "studies/s/front.csv").exists()
@@ -96,7 +78,7 @@ def test_another_driver_continues_the_trials_of_a_killed_one(tmp_path: Path, pos
     killed.kill()
     log = other.end()
     assert other.process.returncode == 0, log
-    check_study(url, 3)
+    check_rows(url, 3)
     after = all_trials(url)[begun.number].user_attrs
     assert f":{other.process.pid}:" in after["owner"]
     assert after["curve"][: begun.user_attrs["epochs"]] == begun.user_attrs["curve"]
@@ -115,7 +97,7 @@ def test_a_database_that_comes_back(tmp_path: Path, postgres: Postgres) -> None:
     log = search.end()
     assert search.process.returncode == 0, log
     assert log.count("cannot be reached (") == log.count("is back after") == 1 and "Traceback" not in log
-    check_study(url, 3)
+    check_rows(url, 3)
 
 
 def test_a_database_that_stays_away(tmp_path: Path, postgres: Postgres) -> None:
@@ -137,7 +119,7 @@ def test_a_database_that_stays_away(tmp_path: Path, postgres: Postgres) -> None:
     again = Search(tmp_path, *options)
     log = again.end()
     assert again.process.returncode == 0, log
-    check_study(url, 2)
+    check_rows(url, 2)
     after = {row.number: row.datetime_complete for row in trials(url)}
     assert before and {number: after[number] for number in before} == before
 
@@ -156,7 +138,7 @@ def test_a_node_that_goes_away(tmp_path: Path) -> None:
         log = search.end()
     assert search.process.returncode == 0, log
     assert "a trial was lost (its worker was lost)" in log
-    check_study(f"sqlite:///{tmp_path}/studies/s/study.db", 3)
+    check_rows(tmp_path, 3)
     rows = {row.number: row.user_attrs for row in trials(tmp_path)}
     assert {attributes["node"].rpartition(":")[2] for attributes in rows.values()} >= {cluster.head.name}
     after = rows[begun.number]
