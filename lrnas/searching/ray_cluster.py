@@ -50,6 +50,8 @@ RAY_SETTINGS = {
 """Environment variables that keep Ray Tune and PyTorch from writing files, printing and handling signals."""
 SCRATCH = "lrnas_"
 """Prefix of temporary folders."""
+SIGN = ".lrnas-scratch"
+"""Name of an empty file in them, without which they are never removed by another program."""
 LONGEST_PLACE = 26
 """Largest number of letters of the path that they are in: names of Ray's sockets, which have at most 107, follow."""
 MARK = ".search-"
@@ -248,16 +250,15 @@ def scratch_folder() -> Iterator[Path]:
     place = Path(get_default_system_temp_dir())  # type: ignore[no-untyped-call]
     if len(str(place)) > LONGEST_PLACE:
         place = Path("/tmp")
-    for other in place.glob(f"{SCRATCH}*"):
-        if (lock := _lock(other)) is not None:
-            shutil.rmtree(other, ignore_errors=True)
+    for sign in place.glob(f"{SCRATCH}*/{SIGN}"):  # not every folder with such a name is ours
+        if (lock := _lock(sign.parent)) is not None:
+            shutil.rmtree(sign.parent, ignore_errors=True)
             os.close(lock)
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
-        lock = _lock(folder)
-        if lock is not None and folder.exists():  # else another program took it for an abandoned one
-            break
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
+    lock = _lock(folder)
+    assert lock is not None
     try:
+        (folder / SIGN).touch()
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

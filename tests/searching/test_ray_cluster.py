@@ -20,7 +20,16 @@ import lrnas
 from lrnas.cli.main import main
 from lrnas.errors import LrnasError
 from lrnas.searching import ray_cluster
-from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, pick_workers, running_ray, scratch_folder
+from lrnas.searching.ray_cluster import (
+    SCRATCH,
+    SIGN,
+    Workers,
+    check_mark,
+    marked_folder,
+    pick_workers,
+    running_ray,
+    scratch_folder,
+)
 from lrnas.training.checkpoint import CheckpointError
 from lrnas.training.gpu_sharing import PIPES
 
@@ -119,16 +128,20 @@ def test_scratch_folders_of_programs_that_were_killed_are_removed(
     elsewhere.parent.mkdir()
     elsewhere.touch()
     link, stranger = place / "lrnas_link", place / "lrnas_stranger"
+    results = place / f"{SCRATCH}results"
     link.symlink_to(elsewhere.parent)
-    stranger.mkdir()
+    for folder in (stranger, results):
+        folder.mkdir()
+    for folder in (stranger, elsewhere.parent):
+        (folder / SIGN).touch()
     own = os.fstat
     monkeypatch.setattr(  # a folder of another user
         os, "fstat", lambda fd: SimpleNamespace(st_uid=-1) if own(fd).st_ino == stranger.stat().st_ino else own(fd)
     )
     with scratch_folder() as one, scratch_folder() as two:
-        assert set(place.iterdir()) == {one, two, link, stranger} and abandoned not in (one, two)
+        assert set(place.iterdir()) == {one, two, link, stranger, results} and abandoned not in (one, two)
         assert one.stat().st_mode & 0o777 == 0o700
-    assert set(place.iterdir()) == {link, stranger} and elsewhere.exists()
+    assert set(place.iterdir()) == {link, stranger, results} and elsewhere.exists()
 
 
 def test_a_folder_that_cannot_be_written_ends_the_search(tmp_path: Path) -> None:
