@@ -54,8 +54,8 @@ def _doctor(options: argparse.Namespace) -> int:
     checks: dict[str, Callable[[argparse.Namespace], str]] = {
         "packages": _packages,
         "GPU": _gpu,
+        "GPU sharing": _sharing,  # before this process uses a GPU
         "kernels": _kernels,
-        "GPU sharing": _sharing,
         "Ray": _ray,
         "storage": _storage,
         "data": _data,

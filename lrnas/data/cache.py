@@ -28,7 +28,7 @@ _writes_nothing: ContextVar[bool] = ContextVar("_writes_nothing", default=False)
 
 @contextmanager
 def without_writing() -> Iterator[None]:
-    """Context in which `write_cache` does nothing, and nothing is downloaded."""
+    """Context in which `write_cache` does nothing, and CIFAR-10 is not downloaded."""
     token = _writes_nothing.set(True)
     try:
         yield

@@ -54,10 +54,10 @@ REHEARSED, REHEARSAL_SECONDS = 12, 6.0
 """Number of proposals in a rehearsal, and seconds after which it ends."""
 MOST_PROCESSES = 8
 """Largest number of processes that measure at the same time, even if more trials would run at a time."""
-START, END, TRIAL = 1.3, 0.6, 0.06
+START, END, TRIAL = 1.8, 1.4, 0.06
 """Times that a search needs besides training, relative to the time in which a training process starts, which is
 measured: until the first trial, with Ray; from the last trial to the end; and for each trial. All three depend on the
-same things, the speed of a core and of the disk."""
+same things, the speed of a core and of the disk. Each level starts its own processes."""
 STOPPED_EPOCHS = 0.7
 """Mean share of the epochs that networks are trained for with early stopping (results/search: 0.68 and 0.70)."""
 ATTRIBUTE_BYTES = 15_000
@@ -242,8 +242,7 @@ class _Trial:
     macs: float
     params: float
     is_paper: bool
-    is_protected: bool
-    """Whether it is never stopped early."""
+    """Whether it is one of the space's points, which are never stopped early."""
     asks: bool
     """Whether a sampler proposes it, which takes time."""
 
@@ -280,7 +279,7 @@ class _Machine:
             _interpolate(trial.macs, self.macs, [getattr(speed, name) for speed in speeds])
             for name in Speed.__slots__[:3]
         )
-        is_stopped = level.name == SHORT and self.early_stopping and not trial.is_protected
+        is_stopped = level.name == SHORT and self.early_stopping and not trial.is_paper
         epochs = recipe.epochs * (STOPPED_EPOCHS if is_stopped else 1.0)
         train, val = self.images
         steps = max(1, train // recipe.batch_size) * min(train, recipe.batch_size)
@@ -290,7 +289,7 @@ class _Machine:
         self, runs: dict[str, list[_Trial]], levels: dict[str, Level], ask_seconds: float, gpus: int
     ) -> float:
         """Time from the command to the front."""
-        total = (START + 1 + END) * self.start
+        total = (START + END + len(runs)) * self.start
         for name, some in runs.items():
             asks = [ask_seconds if trial.asks or name != SHORT else 0.0 for trial in some]
             costs = [
@@ -393,14 +392,14 @@ def _share(
         num_bytes=num_bytes,
     )
     origin = "measured by an earlier search" if is_kept else "measured now"
+    if shutil.which(CONTROL) is None:
+        number = min(most, max(1, int(1 / prepared.workers.gpus)))
+        return replace(sharing, number=number, speedup=1.0), "they take turns: CUDA MPS is not installed"
     if settings.gpus_per_trial is not None:
-        number = max(1, int(1 / settings.gpus_per_trial))
+        number = min(most, max(1, int(1 / settings.gpus_per_trial)))
         known = {rate["number"]: rate["speedup"] for rate in record["rates"]}
         speedup = float(np.interp(number, list(known), list(known.values())))
         return replace(sharing, number=number, speedup=speedup), f"as --gpus-per-trial says; speed {origin}"
-    if shutil.which(CONTROL) is None:
-        number = max(1, int(1 / prepared.workers.gpus))
-        return replace(sharing, number=number, speedup=1.0), "they take turns: CUDA MPS is not installed"
     return sharing, f"{sharing.speedup:.1f} times the images per second of one alone, {origin}"
 
 
@@ -459,7 +458,6 @@ def _rehearse(prepared: Preparation, settings: SearchSettings, at_a_time: int) -
             found.costs["macs"],
             found.costs["params"],
             found.point in training.space.points,
-            found.point is not None,
             found.point is None,
         )
         trials.append(trial)

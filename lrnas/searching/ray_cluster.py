@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +51,7 @@ RAY_SETTINGS = {
 SCRATCH = "lrnas_"
 """Prefix of temporary folders."""
 SIGN = ".lrnas-scratch"
-"""Name of an empty file in them, without which they are never removed by another program."""
+"""Name of a file in them with the name of the host. Other programs remove no folder without it."""
 LONGEST_PLACE = 26
 """Largest number of letters of the path that they are in: names of Ray's sockets, which have at most 107, follow."""
 MARK = ".search-"
@@ -251,18 +251,35 @@ def scratch_folder() -> Iterator[Path]:
     if len(str(place)) > LONGEST_PLACE:
         place = Path("/tmp")
     for sign in place.glob(f"{SCRATCH}*/{SIGN}"):  # not every folder with such a name is ours
-        if (lock := _lock(sign.parent)) is not None:
-            shutil.rmtree(sign.parent, ignore_errors=True)
+        # where a folder is shared by several machines, locks are seen only by the one that has made them
+        if _text(sign) == socket.gethostname() and (lock := _lock(sign.parent)) is not None:
+            _discard(sign.parent)
             os.close(lock)
     folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
     lock = _lock(folder)
-    assert lock is not None
     try:
-        (folder / SIGN).touch()
+        if lock is not None:  # else nobody can know later whether this program lives
+            (folder / SIGN).write_text(socket.gethostname())
         yield folder
     finally:
+        _discard(folder)
+        if lock is not None:
+            os.close(lock)
+
+
+def _text(file: Path) -> str:
+    with suppress(OSError, ValueError):
+        return file.read_text()
+    return ""
+
+
+def _discard(folder: Path) -> None:
+    """Remove a temporary folder; its sign last, so that another program can remove what is left."""
+    for part in folder.iterdir():
+        if part.name != SIGN:
+            shutil.rmtree(part, ignore_errors=True)
+    if {part.name for part in folder.iterdir()} <= {SIGN}:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def _lock(folder: Path) -> int | None:

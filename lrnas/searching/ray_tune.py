@@ -38,7 +38,13 @@ from lrnas.study.folder import trial_folder
 from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.manifest import StudyError
 from lrnas.study.study import METRIC
-from lrnas.training.checkpoint import CheckpointError, DamagedCheckpoint, drop_momentum, recorded_curve
+from lrnas.training.checkpoint import (
+    CheckpointError,
+    DamagedCheckpoint,
+    drop_momentum,
+    recorded_curve,
+    remove_checkpoint,
+)
 from lrnas.training.job import Job
 from lrnas.training.loop import EpochReport, evaluate
 from lrnas.training.provenance import gpu_busy, provenance
@@ -148,7 +154,7 @@ def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
@@ -188,7 +194,7 @@ def _train_trial(config: dict[str, Task]) -> None:
             outcome = _run(task, device)
         except DamagedCheckpoint as error:
             tune.report(worker_location() | {"remark": f"{error.problem}: it starts again from epoch 0"})
-            shutil.rmtree(folder)
+            remove_checkpoint(folder)
             outcome = _run(task, device)
         if outcome["status"] == "completed":
             drop_momentum(folder)

@@ -28,7 +28,14 @@ from lrnas.searching.samplers import check_sampler, make_sampler
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
 from lrnas.searching.setup import SearchTraining
 from lrnas.spaces.space import load_space
-from lrnas.study.folder import begin_anew, create_optuna_study, delete_if_empty, study_folder, trials_folder
+from lrnas.study.folder import (
+    begin_anew,
+    check_folder,
+    create_optuna_study,
+    delete_if_empty,
+    study_folder,
+    trials_folder,
+)
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import SHORT
 from lrnas.study.manifest import OtherSettings, StudyError, has_results, keep_limits, keep_unreadable, read_manifest
@@ -111,6 +118,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     name, workers, training, limits, feasible = prepare_search(settings)
     space, trainable = training.space, training.trainable
     folder, checkpoints = study_folder(settings.studies, name), trials_folder(settings.studies, name)
+
+    check_folder(folder, settings.storage)
 
     # the study, which pins what its trials have in common
     stored = create_optuna_study(name, open_storage(settings.storage, folder), training.objectives)

@@ -119,6 +119,7 @@ def delete_study(name: str, *, storage: str | None = None, studies: str | Path =
     folder = trials_folder(studies, name) if "@" in name else home
     if not folder.resolve().is_relative_to(Path(studies).resolve()):
         raise StudyError(f"only folders in {studies} are deleted; got {folder}, which links elsewhere; remove the link")
+    check_folder(home, storage)
     if storage is None and not (home / DATABASE).exists():
         raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
     opened = open_storage(storage, home, must_exist=storage is not None)
@@ -136,7 +137,7 @@ def delete_study(name: str, *, storage: str | None = None, studies: str | Path =
     return Deleted(trials, folder if _remove(folder) else None)
 
 
-def spare_checkpoints(study: Study, studies: str | Path = "studies") -> Checkpoints:
+def spare_checkpoints(study: Study, studies: str | Path = "studies", storage: str | None = None) -> Checkpoints:
     """The checkpoints of a search that it can do without: of networks with short training that are not on the front.
 
     A checkpoint without a trial is one of them, too. Unfinished trials keep theirs to continue from, and networks that
@@ -145,10 +146,12 @@ def spare_checkpoints(study: Study, studies: str | Path = "studies") -> Checkpoi
     Args:
         study: The search.
         studies: The folder where studies are kept.
+        storage: The storage of the study; None for the database in its folder.
 
     Raises:
-        StudyError: If a search works on the study.
+        StudyError: If a search works on the study, or if its folder holds another study.
     """
+    check_folder(study_folder(studies, study.name), storage)
     _refuse_if_running(study.optuna_study, "cleaned")
     kept = {trial.number for trial in study.trials() if trial.on_front or trial.status in ("running", "waiting")}
     home, found = trials_folder(studies, study.name), []
@@ -216,8 +219,30 @@ def create_optuna_study(
     return optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
 
 
+def check_folder(home: Path, storage: str | None) -> None:
+    """Refuse a folder that holds another study of the same name, in a database of its own: files would be mixed up.
+
+    Args:
+        home: The study's folder.
+        storage: The storage of the study; None for the database in the folder.
+    """
+    if storage is None or not (home / DATABASE).exists():
+        return
+    file = storage.removeprefix("sqlite:///").partition("?")[0]
+    if file == storage or Path(file).resolve() != (home / DATABASE).resolve():
+        raise StudyError(
+            f"the folder of a study must not hold another one; got {home / DATABASE}, and --storage; give another "
+            "--studies, or leave out --storage"
+        )
+
+
 def delete_if_empty(study: optuna.Study, folder: Path) -> None:
-    """Delete a study without trials, and its folder if nothing else is in it; not while a driver works on it."""
+    """Delete a study without trials, and its folder if nothing else is in it; not while a driver works on it.
+
+    Args:
+        study: The study.
+        folder: Its folder, which `check_folder` has accepted.
+    """
     if study.get_trials(deepcopy=False) or living_drivers(study):
         return
     _delete_with_levels(study)

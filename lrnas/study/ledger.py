@@ -140,14 +140,15 @@ class Ledger:
         return len(orphans)
 
     def wait_for_others(self) -> bool:
-        """Wait while other drivers train trials of the study. This driver must not be training any.
+        """Wait for the trials that other drivers are training now. This driver must not be training any.
 
         Returns:
             Whether another driver stopped or vanished, and left a trial that can be continued.
         """
         before, told = self.study.waiting(), False
-        while running := self.study.optuna_trials((TrialState.RUNNING,)):
-            if self.release_orphans() == len(running) or self.study.waiting() > before:
+        begun = {trial.number for trial in self.study.optuna_trials((TrialState.RUNNING,))}
+        while running := [t for t in self.study.optuna_trials((TrialState.RUNNING,)) if t.number in begun]:
+            if self.release_orphans() >= len(running) or self.study.waiting() > before:
                 break
             if not told:
                 told = True

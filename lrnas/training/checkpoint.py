@@ -64,9 +64,20 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], rec
             f"cannot write a checkpoint to {folder}: {reason}; the previous one is intact: make room and run the same "
             "command again"
         ) from None
-    for old in folder.iterdir():  # also the temporary files of a run that was killed
-        if old.name != name and (old.suffix == ".part" or old.match("epoch-*.safetensors")):
-            old.unlink(missing_ok=True)
+    _remove_files(folder, but=(RECORD, name))
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove the checkpoint in a folder, also one that is damaged. Other files stay."""
+    _remove_files(folder)
+
+
+def _remove_files(folder: Path, but: tuple[str, ...] = ()) -> None:
+    """Remove the files of checkpoints from a folder, also the temporary ones of a run that was killed."""
+    for pattern in (RECORD, f"{RECORD}.*.part", "epoch-*.safetensors", "epoch-*.safetensors.*.part"):
+        for file in folder.glob(pattern):
+            if file.name not in but:
+                file.unlink(missing_ok=True)
 
 
 def save_model(

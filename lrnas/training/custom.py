@@ -232,15 +232,19 @@ class Run:
         load_weights(self.model, tensors)
         try:
             states = _unpack(tensors[OBJECTS]) if OBJECTS in tensors else {}  # a completed run has none
+            curve = list(record["state"]["curve"])
+        except (pickle.PickleError, EOFError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise DamagedCheckpoint(
+                f"the checkpoint in {self._run_folder} cannot be read ({error_line(error)})"
+            ) from None
+        try:
             for name, state in states.items():
                 objects[name].load_state_dict(state)
-            self._curve = list(record["state"]["curve"])
-        except (pickle.PickleError, EOFError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            if "CUDA" in str(error):  # the GPU failed; the checkpoint may be intact
-                raise
-            raise DamagedCheckpoint(
-                f"the checkpoint in {self._run_folder} does not fit ({error_line(error)})"
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:  # the code may have changed
+            raise CheckpointError(
+                f"the checkpoint in {self._run_folder} does not fit ({error_line(error)}); delete it to start over"
             ) from None
+        self._curve = curve
 
 
 def _unpack(packed: Tensor) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def machine(**changes: object) -> _Machine:
 
 
 def trial(macs: float, is_paper: bool = False) -> _Trial:
-    return _Trial(macs, 1.0, is_paper, is_paper, not is_paper)
+    return _Trial(macs, 1.0, is_paper, not is_paper)
 
 
 def test_the_time_of_a_training_follows_its_macs_epochs_and_images() -> None:

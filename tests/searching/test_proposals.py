@@ -311,6 +311,20 @@ def test_a_driver_that_is_done_waits_for_the_others(
     assert caplog.messages == [f"s: waiting for {number} trials that other drivers train" for number in (3, 1)]
 
 
+def test_a_driver_that_is_done_waits_only_for_what_others_have_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
+    first = one.ask().number
+
+    def go_on(seconds: float) -> None:
+        one.ledger.complete(first, 0.9)
+        one.ask()
+
+    monkeypatch.setattr(time, "sleep", go_on)
+    assert not two.ledger.wait_for_others() and one.study.running() == 1
+
+
 def test_a_driver_puts_back_its_own_trials_if_it_trains_none(tmp_path: Path) -> None:
     """If a connection breaks while a driver takes a trial, its name may be on a trial that it does not train."""
     proposals = make_proposals(tmp_path)

@@ -130,18 +130,21 @@ def test_scratch_folders_of_programs_that_were_killed_are_removed(
     link, stranger = place / "lrnas_link", place / "lrnas_stranger"
     results = place / f"{SCRATCH}results"
     link.symlink_to(elsewhere.parent)
-    for folder in (stranger, results):
+    other_host = place / f"{SCRATCH}host"
+    for folder in (stranger, results, other_host):
         folder.mkdir()
     for folder in (stranger, elsewhere.parent):
-        (folder / SIGN).touch()
+        (folder / SIGN).write_text(socket.gethostname())
+    (other_host / SIGN).write_text("elsewhere")
+    kept = {link, stranger, results, other_host}
     own = os.fstat
     monkeypatch.setattr(  # a folder of another user
         os, "fstat", lambda fd: SimpleNamespace(st_uid=-1) if own(fd).st_ino == stranger.stat().st_ino else own(fd)
     )
     with scratch_folder() as one, scratch_folder() as two:
-        assert set(place.iterdir()) == {one, two, link, stranger, results} and abandoned not in (one, two)
+        assert set(place.iterdir()) == {one, two} | kept and abandoned not in (one, two)
         assert one.stat().st_mode & 0o777 == 0o700
-    assert set(place.iterdir()) == {link, stranger, results} and elsewhere.exists()
+    assert set(place.iterdir()) == kept and elsewhere.exists()
 
 
 def test_a_folder_that_cannot_be_written_ends_the_search(tmp_path: Path) -> None:

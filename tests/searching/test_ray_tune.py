@@ -94,8 +94,12 @@ def test_a_trial_with_a_damaged_checkpoint_starts_over(
 ) -> None:
     """It ends like a trial without a checkpoint, and one line says why."""
     folder = shutil.copytree(begun[0], tmp_path / "00001")
+    own = folder / "own" / "notes.part"  # files of a training function
+    own.parent.mkdir()
+    own.touch()
     DAMAGES[damage](folder)
     told = run_trial(folder)
+    assert own.exists()
     assert [len(each.get("curve", ())) for each in told] == [0, 0, 1, 2, 2]
     assert told[1]["remark"].endswith(": it starts again from epoch 0")
     assert told[-1]["status"] == "completed" and told[-1]["curve"] == begun[1]

@@ -118,6 +118,29 @@ def test_nothing_is_deleted_through_a_link_to_another_folder(tmp_path: Path) -> 
     assert (elsewhere / "fast").is_dir() and not (studies / "s").exists()
 
 
+def test_a_study_in_another_storage_does_not_touch_the_one_in_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two studies of the same name: one in the folder, and one in a database elsewhere."""
+    make(tmp_path / "studies")
+    database = tmp_path / "studies" / "s" / "study.db"
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    make_search(tmp_path / "copy" / "s")
+    (tmp_path / "copy" / "s" / "study.db").rename(tmp_path / "other.db")
+    before = database.read_bytes()
+    place = ["--studies", str(tmp_path / "studies"), "--storage", other]
+    for command in (
+        ["clean", "s", "--yes", *place],
+        ["studies", "--delete", "s", *place],
+        ["search", "--space", "nin", "--data", "digits", "--budget", "1", "--name", "s", *place],
+    ):
+        assert main(command) == 2
+        assert "the folder of a study must not hold another one; got " in capsys.readouterr().err
+    assert database.read_bytes() == before
+    place[-1] = f"sqlite:///{database}"  # the same storage by its URL
+    assert main(["studies", "--delete", "s", *place]) == 0 and not database.exists()
+
+
 def test_weights_that_are_not_needed_are_shown_and_deleted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
