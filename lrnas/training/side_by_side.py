@@ -81,7 +81,7 @@ def measure_rates(
 
     started = time.perf_counter()
     device = torch.device(device)
-    recipe = replace(recipe, whiten=False, min_area=0.0, all_images=False)  # these are for real images
+    recipe = for_random_images(recipe)
     data = random_images(images, recipe, eval_batch)
     batches, _ = data.batches(recipe, device, None)
     batches.start_epoch(epoch_generator(0, 0))
@@ -174,9 +174,9 @@ class Training:
     def measure(self) -> None:
         """Measure the duration of a step."""
         number = 1  # the search for a number of steps also brings the GPU up to its clock rate
-        while _time([self], [number]) < ALONE_SECONDS:
+        while time_steps([self], [number]) < ALONE_SECONDS:
             number *= 2
-        self.seconds = statistics.median(_time([self], [number]) for _ in range(ROUNDS)) / number
+        self.seconds = statistics.median(time_steps([self], [number]) for _ in range(ROUNDS)) / number
 
 
 def _reserved_memory(device: torch.device) -> int:
@@ -187,6 +187,11 @@ def _reserved_memory(device: torch.device) -> int:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_reserved(device)
+
+
+def for_random_images(recipe: Recipe) -> Recipe:
+    """The recipe without the settings that only real images can have."""
+    return replace(recipe, whiten=False, min_area=0.0, all_images=False)
 
 
 def random_images(images: Images, recipe: Recipe, eval_batch: int) -> ImageSet:
@@ -218,10 +223,10 @@ def _measure_speedup(trainings: Sequence[Training], expected: float) -> float:
     share = TOGETHER_SECONDS * expected / len(trainings)
     steps = [max(2, round(share / training.seconds)) for training in trainings]
     alone = sum(number * training.seconds for number, training in zip(steps, trainings, strict=True))
-    return alone / statistics.median(_time(trainings, steps) for _ in range(ROUNDS))
+    return alone / statistics.median(time_steps(trainings, steps) for _ in range(ROUNDS))
 
 
-def _time(trainings: Sequence[Training], steps: Sequence[int]) -> float:
+def time_steps(trainings: Sequence[Training], steps: Sequence[int]) -> float:
     """Return the seconds that trainings need side by side for a number of steps each."""
     # in the order in which steps would begin if they did not disturb each other, so that all streams have work
     begins = [(i * training.seconds, number) for number, training in enumerate(trainings) for i in range(steps[number])]

@@ -26,7 +26,7 @@ from lrnas.errors import LrnasError, error_line
 from lrnas.recipes import Recipe
 from lrnas.training.job import Images, Job
 from lrnas.training.loop import evaluate
-from lrnas.training.side_by_side import Training, random_images
+from lrnas.training.side_by_side import Training, for_random_images, random_images, time_steps
 
 NICENESS = 15
 """Niceness of the processes: that of Ray's workers, unless $RAY_worker_niceness says something else."""
@@ -97,8 +97,9 @@ def measure_speeds(
         seconds_to_start = time.perf_counter() - started
         for process in running:
             assert process.stdin is not None
-            process.stdin.write(task)
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # it has ended, which is told when its result is missing
+                process.stdin.write(task)
+                process.stdin.close()
         results: list[list[Speed]] = [_receive(process) for process in running]
     finally:
         for process in running:
@@ -140,7 +141,7 @@ def measure_speed(architecture: Architecture, recipe: Recipe, images: Images, de
     """
     from lrnas.layers.accelerate import fused  # imports timm, which takes seconds
 
-    recipe = replace(recipe, whiten=False, min_area=0.0, all_images=False)  # these are for real images
+    recipe = for_random_images(recipe)
     whole, once = recipe.batch_size, 0.0
     if torch.device(device).type == "cpu":
         once, per_image = _probe(architecture, recipe, images, device)
@@ -155,7 +156,7 @@ def measure_speed(architecture: Architecture, recipe: Recipe, images: Images, de
         number, seconds, used = 0, 0.0, time.process_time()
         while seconds < MEASURED_SECONDS or number < 2:
             more = max(1, number)
-            seconds += _time(training, more)
+            seconds += time_steps([training], [more])
             number += more
         waited = (
             max(0.0, 1 - (time.process_time() - used) / seconds / torch.get_num_threads())
@@ -178,7 +179,7 @@ def _probe(architecture: Architecture, recipe: Recipe, images: Images, device: s
         training = _make(architecture, replace(recipe, batch_size=number), images, device, 1)
         with fused(training.step.model):
             training.advance()
-            times.append(min(_time(training, 1) for _ in range(2)))
+            times.append(min(time_steps([training], [1]) for _ in range(2)))
     per_image = max((times[1] - times[0]) / (PROBES[1] - PROBES[0]), times[1] / PROBES[1] / 10)
     return max(0.0, times[1] - PROBES[1] * per_image), per_image
 
@@ -188,16 +189,6 @@ def _make(architecture: Architecture, recipe: Recipe, images: Images, device: st
     batches, _ = data.batches(recipe, torch.device(device), None)
     batches.start_epoch(epoch_generator(0, 0))
     return Training(Job(architecture, data.name, recipe, seed=0), data, batches)
-
-
-def _time(training: Training, steps: int) -> float:
-    """Return the seconds that a number of steps take."""
-    started = time.perf_counter()
-    for _ in range(steps):
-        training.advance()
-    if training.stream is not None:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def serve() -> None:
