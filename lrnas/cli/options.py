@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 FILE = Kind("a path", "figures/front.png", Path)
 CHANGE_HELP = "Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); may be given several times."
 """Help of --set in commands that take no study file."""
-WORKERS = ("cpus_per_trial", "gpus_per_trial", "concurrency", "address")
+WORKERS = ("cpus_per_trial", "gpus_per_trial", "concurrency", "address", "trial_timeout")
 """Settings that a search and a retraining share: the resources of a network in training."""
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,6 +54,8 @@ SIGN = ".lrnas-scratch"
 """Name of a file in them with the name of the host. Other programs remove no folder without it."""
 LONGEST_PLACE = 26
 """Largest number of letters of the path that they are in: names of Ray's sockets, which have at most 107, follow."""
+HEAD_PATIENCE = 40.0
+"""Seconds for which the head of a cluster may be away, to be started again. Ray ends its drivers after 60."""
 MARK = ".search-"
 """Prefix of the files of `marked_folder`; the driver's name follows."""
 MARK_ATTEMPTS, MARK_PAUSE = 4, 1.0
@@ -72,6 +74,8 @@ class Workers:
         files: Paths of Python modules and packages that are sent to the cluster.
         has_mps: Whether trials on the same GPU run at the same time, by CUDA MPS; else, or if it is not known, they
             take turns.
+        timeout: Seconds without a report after which a trial counts as lost; None: it may take any time.
+        most: `concurrency` as it was given, while `concurrency` is what Ray has room for.
     """
 
     cpus: float = 1
@@ -80,6 +84,8 @@ class Workers:
     address: str | None = None
     files: tuple[str, ...] = ()
     has_mps: bool = False
+    timeout: float | None = None
+    most: int | None = None
 
     def __post_init__(self) -> None:
         if self.cpus <= 0 or self.gpus < 0 or (self.concurrency is not None and self.concurrency < 1):
@@ -95,6 +101,7 @@ def pick_workers(
     concurrency: int | None = None,
     address: str | None = None,
     files: tuple[str, ...] = (),
+    timeout: float | None = None,
 ) -> Workers:
     """Workers with the given resources.
 
@@ -105,10 +112,11 @@ def pick_workers(
         concurrency: As in `Workers`.
         address: As in `Workers`.
         files: As in `Workers`.
+        timeout: As in `Workers`.
     """
     if gpus_per_trial is None:
         gpus_per_trial = 0.25 if torch.cuda.is_available() else 0
-    return Workers(cpus_per_trial, gpus_per_trial, concurrency, address, files)
+    return Workers(cpus_per_trial, gpus_per_trial, concurrency, address, files, timeout=timeout)
 
 
 class _WorkerUnpickler(pickle.Unpickler):
@@ -186,13 +194,80 @@ def limit_to_room(workers: Workers) -> Workers:
         LrnasError: There is no room for a single trial.
     """
     available = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
-    for kind, share in wanted.items():
+    for kind, share in {"CPU": workers.cpus, "GPU": workers.gpus}.items():
         if share > (most := available.get(kind, 0)):
             option = f"--{kind.lower()}s-per-trial"
             raise LrnasError(f"{option} must be at most the number of {kind}s, {most:g}; got {share:g}; give less")
-    room = min(int(available[kind] / share) for kind, share in wanted.items() if share)
-    return replace(workers, concurrency=max(1, min(room, workers.concurrency or room)))
+    return follow_room(replace(workers, most=workers.concurrency))
+
+
+def follow_room(workers: Workers) -> Workers:
+    """The same workers, with `concurrency` for the nodes that Ray has now: some may have joined, others have gone.
+
+    Args:
+        workers: The resources of the workers, as `limit_to_room` returns them.
+    """
+    available = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
+    room = min(int(available.get(kind, 0) / share) for kind, share in wanted.items() if share)
+    return replace(workers, concurrency=max(1, min(room, workers.most or room)))
+
+
+class RayEnded(LrnasError):
+    """A process of Ray has ended that the driver cannot work without."""
+
+
+@dataclass
+class RayLife:
+    """Tells whether the processes of Ray live that a driver cannot work without.
+
+    Args:
+        node: Address of the process of the driver's own node.
+        head: Address of the process of the cluster's head.
+        is_alone: Whether the driver has started Ray itself. Nobody starts it again then.
+    """
+
+    node: tuple[str, int]
+    head: tuple[str, int]
+    is_alone: bool
+    _head_seen: float = field(default_factory=time.monotonic, init=False, repr=False)
+
+    @classmethod
+    def of_this_driver(cls, is_alone: bool) -> RayLife:
+        context = ray.get_runtime_context()
+        (own,) = (node for node in ray.nodes() if node["NodeID"] == context.get_node_id())  # type: ignore[no-untyped-call]
+        head, _, port = context.gcs_address.rpartition(":")
+        return cls((own["NodeManagerAddress"], own["NodeManagerPort"]), (head, int(port)), is_alone)
+
+    def check(self) -> None:
+        """Raise an error if one of them has ended. Ray itself would wait, or end this program without a word of ours.
+
+        Raises:
+            RayEnded: Ray has ended.
+        """
+        now = time.monotonic()
+        if _listens(self.head):
+            self._head_seen = now
+        has_head = self._head_seen == now or not (self.is_alone or now - self._head_seen > HEAD_PATIENCE)
+        if has_head and _listens(self.node):
+            return
+        ended = "{}:{}".format(*(self.node if has_head else self.head))
+        advice = "" if self.is_alone else "start the cluster again, and "
+        raise RayEnded(
+            f"Ray must run as long as the search; its process at {ended} has ended; nothing is lost: {advice}the same "
+            "command continues"
+        )
+
+
+def _listens(address: tuple[str, int]) -> bool:
+    """Whether a process listens at an address. It may be slow to answer; only a refusal shows that it has ended."""
+    try:
+        socket.create_connection(address, timeout=1).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _start_ray(workers: Workers, folder: Path) -> None:

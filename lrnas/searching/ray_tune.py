@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import ray
 import torch
 from ray import tune
-from ray.tune import RunConfig, TuneConfig, Tuner
+from ray.tune import Callback, RunConfig, TuneConfig, Tuner
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
@@ -33,7 +34,16 @@ from lrnas.errors import DataError, LrnasError, Terminated, UnreadableImages, er
 from lrnas.sampling.front_pruner import FrontPruner
 from lrnas.searching.progress import Change
 from lrnas.searching.proposals import Proposal, Queue
-from lrnas.searching.ray_cluster import Workers, check_mark, marked_folder, scratch_folder, worker_location
+from lrnas.searching.ray_cluster import (
+    RayEnded,
+    RayLife,
+    Workers,
+    check_mark,
+    follow_room,
+    marked_folder,
+    scratch_folder,
+    worker_location,
+)
 from lrnas.study.folder import trial_folder
 from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.manifest import StudyError
@@ -55,7 +65,10 @@ number of trials at a time if that is more, because one fault of a GPU may end a
 SAME_SIGNAL_SECONDS = 0.5
 """Two signals within this time count as one: `timeout` sends one to a process and one to its group."""
 
-Callback = TypeVar("Callback", bound=Callable[..., Any])
+WATCH_SECONDS = 0.5
+"""Seconds between looks at Ray's processes, its nodes and trials that hang."""
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,7 @@ def run_trials(
             try:
                 with _stoppable(searcher):
                     _fit(searcher, rungs)
-            except Exception:
+            except (Exception, _Abandoned):
                 if searcher.failure is None:
                     raise
             finally:
@@ -172,7 +185,7 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
                 reuse_actors=True,
             ),
             run_config=RunConfig(
-                name="search", storage_path=str(scratch), verbose=0
+                name="search", storage_path=str(scratch), verbose=0, callbacks=[_Watch(searcher)]
             ),  # no retries: the ledger handles them
         ).fit()
 
@@ -247,7 +260,11 @@ def _run(task: Task, device: str) -> dict[str, Any]:
     return outcome
 
 
-def _guarded(callback: Callback) -> Callback:
+class _Abandoned(BaseException):
+    """Ends a round of Tune at once. After an Exception, Tune would first wait for answers of Ray, which has ended."""
+
+
+def _guarded(callback: Method) -> Method:
     """Decorator for callbacks of Tune: all calls after an error raise it again, because Tune hides errors."""
 
     @functools.wraps(callback)
@@ -259,9 +276,11 @@ def _guarded(callback: Callback) -> Callback:
             return callback(self, *args, **kwargs)
         except LrnasError as error:
             searcher.failure = error
+            if isinstance(error, RayEnded):
+                raise _Abandoned from error
             raise
 
-    return cast(Callback, call)
+    return cast(Method, call)
 
 
 @dataclass(eq=False, repr=False)
@@ -293,6 +312,9 @@ class _StudySearcher(Searcher):
     """Where workers keep images from files, as far as it was shown to the user."""
     last_reasons: dict[str, str] = field(default_factory=dict, init=False)
     """Why workers had to end, by Tune's id."""
+    last_reports: dict[str, float] = field(default_factory=dict, init=False)
+    """When workers last reported, by Tune's id."""
+    ray_life: RayLife | None = field(default=None, init=False)
     failure: LrnasError | None = field(default=None, init=False)
     """The error that ended the search, for example of the storage."""
 
@@ -301,17 +323,22 @@ class _StudySearcher(Searcher):
         self.ledger, facts = self.queue.ledger, provenance()
         self.facts = {name: facts[name] for name in ("commit", "versions")}
 
+    def set_max_concurrency(self, max_concurrent: int) -> bool:
+        return True  # `suggest` does it: the number changes when nodes join or go
+
     @_guarded
     def suggest(self, trial_id: str) -> Any:
         if self.end_reason or self.interrupted or (self.budget is not None and self.queue.is_over(self.budget)):
             return Searcher.FINISHED
+        if self.workers.concurrency is not None and len(self.running) >= self.workers.concurrency:
+            return None  # Tune asks again
         try:
             proposal = self.queue.ask(self.budget)
         except StudyError as error:
             self.end_reason, proposal = str(error), None
         if proposal is None:
             is_waiting = self.queue.may_ask_again and self.running and not self.end_reason
-            return None if is_waiting else Searcher.FINISHED  # None: Tune asks again
+            return None if is_waiting else Searcher.FINISHED
         job = self.make_job(proposal)
         folder = trial_folder(self.folder, proposal.number).resolve()
         self.running[trial_id] = proposal.number
@@ -322,6 +349,7 @@ class _StudySearcher(Searcher):
     @_guarded
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Record a report of a worker: where it trains, one more epoch, or the outcome."""
+        self.last_reports[trial_id] = time.monotonic()
         if trial_id in self.running and "node" in result:
             self.ledger.note(self.running[trial_id], hardware=result["hardware"], node=result["node"])
             if "remark" in result:
@@ -346,6 +374,9 @@ class _StudySearcher(Searcher):
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         if trial_id not in self.running:
             return
+        if error and self.ray_life is not None:
+            self.ray_life.check()
+        self.last_reports.pop(trial_id, None)
         result = result or {}
         status = result.get("status")
         if "curve" in result:
@@ -354,10 +385,10 @@ class _StudySearcher(Searcher):
         if status == "unreadable":  # the search ends; the trial waits until the images are repaired
             self.ledger.release(number)
             raise UnreadableImages(result["reason"])
-        if error and self.interrupted:  # whoever stopped the search may have stopped its workers, too
+        is_lost = error or status == "lost" or (status == "faulty" and self._is_unproven())
+        if is_lost and self.interrupted:  # whoever stopped the search may have stopped its workers, too
             self.ledger.release(number)
             return
-        is_lost = error or status == "lost" or (status == "faulty" and self._is_unproven())
         if not is_lost:
             self.losses_in_a_row = 0
         if is_lost:
@@ -395,11 +426,44 @@ class _StudySearcher(Searcher):
 
     def _prune(self, number: int, status: str, reason: str) -> None:
         """End a trial that nobody will continue, and remove its checkpoint."""
+        if status != "stopped":
+            logger.warning(f"trial {number} ends without a result ({status}: {reason})")
         self.ledger.prune(number, status, reason)
         shutil.rmtree(trial_folder(self.folder, number), ignore_errors=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Searcher, ()  # Tune pickles it into a file that nobody reads: the study is the only state
+
+
+class _Watch(Callback):
+    """Watches over a search: Ray must live, trials must go on, and nodes that join get trials."""
+
+    def __init__(self, searcher: _StudySearcher) -> None:
+        self.searcher = searcher
+        self.ray_life = searcher.ray_life = RayLife.of_this_driver(searcher.workers.address is None)
+        self.next = 0.0
+        """When to look again."""
+        self.trials: dict[str, Any] = {}
+        """Tune's trials that were started, by their id."""
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.trials[trial.trial_id] = trial
+
+    @_guarded
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        now = time.monotonic()
+        if now < self.next:
+            return
+        self.next = now + WATCH_SECONDS
+        searcher, workers = self.searcher, self.searcher.workers
+        self.ray_life.check()
+        if workers.address is not None:
+            searcher.workers = follow_room(workers)
+        for trial_id, last in list(searcher.last_reports.items()):
+            if workers.timeout is not None and now - last > workers.timeout:
+                searcher.last_reasons[trial_id] = f"no epoch within {workers.timeout:g} s"
+                searcher.last_reports.pop(trial_id)
+                ray.kill(self.trials[trial_id].temporary_state.ray_actor)  # Tune then sees a lost worker
 
 
 class _RungScheduler(FIFOScheduler):

@@ -58,6 +58,7 @@ def retrain(
     gpus_per_trial: float | None = None,
     concurrency: int | None = None,
     address: str | None = None,
+    trial_timeout: float | None = None,
     events: SearchEvents | None = None,
     progress: bool = True,
 ) -> Runs:
@@ -85,6 +86,7 @@ def retrain(
             measured before the first run; else 0.25; 0 without a GPU.
         concurrency: Number of runs at a time; None: as many as there is room for.
         address: Address of a Ray cluster; None: this machine.
+        trial_timeout: Seconds without a finished epoch after which a run is ended and tried again; None: wait.
         events: Receiver of what happens, instead of messages on stderr.
         progress: Whether to show messages and progress on stderr.
 
@@ -93,7 +95,7 @@ def retrain(
     """
     if seeds < 1:
         raise LrnasError(f"the number of seeds must be at least 1; got {seeds}; give 3, for example")
-    workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address)
+    workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address, timeout=trial_timeout)
     given = dict(changes or {}) | ({} if epochs is None else {"epochs": epochs})
     with progress_view(events, progress) as view:
         search = open_study(name, storage=storage, studies=studies)

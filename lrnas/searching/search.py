@@ -97,6 +97,7 @@ def prepare_search(settings: SearchSettings) -> Preparation:
         settings.concurrency,
         settings.address,
         () if trainable is None else trainable.files,
+        settings.trial_timeout,
     )
     batch_norm = None if settings.space.startswith(TIMM) else settings.batch_norm
     space = load_space(

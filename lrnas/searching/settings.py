@@ -7,6 +7,7 @@ study's manifest all come from the fields of `SearchSettings`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import operator
@@ -108,8 +109,8 @@ def _quantity(value: Any) -> int:
     return number
 
 
-def _milliseconds(value: Any) -> float:
-    number = _number(value.removesuffix("ms") if isinstance(value, str) else value)
+def _time(unit: str, value: Any) -> float:
+    number = _number(value.removesuffix(unit) if isinstance(value, str) else value)
     if number <= 0:
         raise ValueError
     return number
@@ -145,7 +146,8 @@ NUMBER = Kind("a number", "0.5", _number)
 FLAG = Kind("true or false", "true", _flag)
 SHARE = Kind("a number above 0 and up to 1", "0.6", _share)
 QUANTITY = Kind("a number of at least 1", "120M or 1.5e8", _quantity)
-MILLISECONDS = Kind("milliseconds above 0", "2.5", _milliseconds)
+MILLISECONDS = Kind("milliseconds above 0", "2.5", functools.partial(_time, "ms"))
+SECONDS = Kind("seconds above 0", "600", functools.partial(_time, "s"))
 SHAPE = Kind("channels, rows and columns", "3x64x64", _shape)
 NAMES = Kind("names separated by commas", "accuracy,macs", _names)
 CHANGES = Kind("FIELD=VALUE", "lr=0.05", _changes)
@@ -226,6 +228,9 @@ class SearchSettings:
     gpus_per_trial: float | None = setting(NUMBER, "N", group=FREE)
     """Reserve N GPUs for each network in training, e.g. 0.25 (default: measured before the first training, so that as
     many networks share a GPU as train fastest together; 0.25 without CUDA MPS or with --trainable; 0 without a GPU)."""
+    trial_timeout: float | None = setting(SECONDS, "SECONDS", group=FREE)
+    """End a training that hangs: one that finishes no epoch within SECONDS, the time for loading the images included.
+    It is tried again, 3 times in all (default: wait)."""
     image_memory: float = setting(NUMBER, "SHARE", IMAGE_MEMORY, group=FREE)
     """Keep images from files in GPU memory if they take at most this share of a network's part of it (see
     --gpus-per-trial); else, or with 0, read them from the disk."""

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,8 @@ from lrnas.searching import ray_cluster
 from lrnas.searching.ray_cluster import (
     SCRATCH,
     SIGN,
+    RayEnded,
+    RayLife,
     Workers,
     check_mark,
     marked_folder,
@@ -47,8 +50,9 @@ def test_every_option_reaches_the_workers(command: list[str], monkeypatch: pytes
 
     monkeypatch.setattr(f"lrnas.searching.{command[0]}.pick_workers", pick)
     given = ["--cpus-per-trial", "2", "--gpus-per-trial", "0.5", "--concurrency", "3", "--address", "head:6379"]
+    given += ["--trial-timeout", "60"]
     assert main([*command, "--gpus-per-trial", "0"]) == main([*command, *given]) == 2
-    assert picked == [Workers(), Workers(2, 0.5, 3, "head:6379")]
+    assert picked == [Workers(), Workers(2, 0.5, 3, "head:6379", timeout=60)]
 
 
 @pytest.mark.parametrize("option", ["--cpus-per-trial=0", "--gpus-per-trial=-1", "--concurrency=0"])
@@ -212,3 +216,23 @@ def test_workers_find_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
         assert variable() is None and not workers.has_mps
     (message,) = caplog.messages
     assert message == "trials on the same GPU take turns, which is slower: nvidia-cuda-mps-control ended with code 3"
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_head_that_is_away_is_waited_for_on_a_cluster(
+    is_alone: bool, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        life = RayLife(listener.getsockname(), head.getsockname(), is_alone)
+        life.check()
+    if not is_alone:
+        life.check()
+        monkeypatch.setattr(ray_cluster, "HEAD_PATIENCE", 0.0)
+    with pytest.raises(RayEnded, match=f"its process at 127.0.0.1:{life.head[1]} has ended; nothing is lost"):
+        life.check()

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,24 @@ def test_a_remark_of_a_worker_is_shown(tmp_path: Path, caplog: pytest.LogCapture
     remark = "00000/checkpoint.json cannot be read (KeyError: 'version'): it starts again from epoch 0"
     searcher.on_trial_result("one", {"hardware": "any", "node": "here", "remark": remark})
     assert caplog.messages[-1] == f"trial 0: {remark}"
+
+
+@pytest.mark.parametrize("ending", [{"result": {"status": "lost", "reason": "no room"}}, {"error": True}])
+def test_a_loss_does_not_count_while_the_search_is_being_stopped(
+    ending: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposals = make_proposals()
+    searcher = make_searcher(proposals, tmp_path, [])
+    searcher.suggest("one")
+    searcher.interrupted = signal.SIGTERM
+    searcher.on_trial_complete("one", **ending)
+    (trial,) = proposals.study.optuna_trials()
+    assert trial.state == TrialState.WAITING and "losses" not in trial.user_attrs and not caplog.messages
+
+
+def test_the_number_of_trials_at_a_time_follows_the_workers(tmp_path: Path) -> None:
+    searcher = make_searcher(make_proposals(), tmp_path, [])
+    searcher.workers = Workers(concurrency=1)
+    assert "task" in searcher.suggest("one") and searcher.suggest("two") is None
+    searcher.workers = Workers(concurrency=2)
+    assert "task" in searcher.suggest("two")

@@ -52,6 +52,7 @@ EVERY_SETTING: dict[str, tuple[str, str, Any]] = {
     "concurrency": ("2", "2", 2),
     "cpus_per_trial": ("0.5", "0.5", 0.5),
     "gpus_per_trial": ("1", "1", 1.0),
+    "trial_timeout": ("600s", "600", 600.0),
     "image_memory": ("0.25", "0.25", 0.25),
     "name": ("mine", '"mine"', "mine"),
     "studies": ("my studies", '"my studies"', "my studies"),

@@ -98,7 +98,7 @@ def test_a_worker_measures_and_a_second_search_does_not(tmp_path: Path, caplog: 
     assert record["gpu"] == "none" and record["image_size"] == 8 and record["rates"][0]["number"] == 1
     number = round(1 / first.gpus)
     assert first == Workers(1, 10_000 // number / 10_000, concurrency=number) and number <= 3  # there are 3 CPUs
-    assert share(Workers(1, 0.25)) == first and share(Workers(1, 0.25, concurrency=1)) == Workers(1, 1, 1)
+    assert share(Workers(1, 0.25)) == first and share(Workers(1, 0.25, concurrency=1)) == Workers(1, 1, 1, most=1)
     assert caplog.text.count("measuring how many networks") == 1
     assert caplog.text.count(f"kept in {tmp_path / FILE}") == 2  # none is needed for one at a time
 
