@@ -32,11 +32,21 @@ POINTS: dict[str, tuple[Any, str, bool]] = {
     "Ray is not stopped": (ray, "shutdown", BEFORE),
 }
 CHECKPOINT = "a checkpoint is being written"
+IDLE_WORKER = "a network is proposed, to a worker that gets the signal"
 WORKER = "a checkpoint is being written, by the worker that gets the signal"
 
 
-def hook(point: str, number: int, signal_number: int) -> None:
-    """Make this process send itself a signal at a point of its own work."""
+def workers() -> list[int]:
+    """Processes that this one has started for training."""
+    sys.path.append(str(Path(__file__).parent.parent / "integration"))
+    from searches import commands, descendants
+
+    found = commands(descendants(os.getpid()))
+    return [process for process, command in found.items() if "ray::ImplicitFunc" in command]
+
+
+def hook(point: str, number: int, signal_number: int, receivers: Callable[[], list[int]]) -> None:
+    """Make this process send a signal, to itself or to others, at a point of its own work."""
     owner, name, is_before = POINTS[point]
     function: Callable[..., Any] = getattr(owner, name)
     calls = 0
@@ -47,7 +57,8 @@ def hook(point: str, number: int, signal_number: int) -> None:
         calls += 1
         result = None if is_before else function(*arguments, **named)
         if calls == number:
-            os.kill(os.getpid(), signal_number)
+            for process in receivers():
+                os.kill(process, signal_number)
             time.sleep(0.01)  # Python runs the handler before the next line
         return function(*arguments, **named) if is_before else result
 
@@ -57,7 +68,9 @@ def hook(point: str, number: int, signal_number: int) -> None:
 if __name__ == "__main__":
     point, number, signal_number, *arguments = sys.argv[1:]
     if point in POINTS:
-        hook(point, int(number), int(signal_number))
+        hook(point, int(number), int(signal_number), lambda: [os.getpid()])
+    elif point == IDLE_WORKER:
+        hook("a network is proposed", int(number), int(signal_number), workers)
     else:  # see in_workers/sitecustomize.py
         os.environ |= {
             "FAULT_FLAG": str(Path(f"fault-{os.getpid()}").resolve()),

@@ -9,13 +9,13 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.storages import RDBStorage
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 PROGRAM = [sys.executable, "-m", "lrnas"]
 OPTIONS = ["search", "--space", "nin", "--name", "s", "--finals", "0"]
@@ -44,7 +44,7 @@ class Search:
             )
 
     def wait_for(self, text: str, number: int = 1) -> None:
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 300
         while self.log.read_text().count(text) < number:
             assert time.monotonic() < deadline and self.process.poll() is None, self.log.read_text()
             time.sleep(0.1)
@@ -65,12 +65,12 @@ def read_front(folder: Path) -> dict[str, Any]:
     return json.loads(shown.stdout)
 
 
-def trials(storage: str | Path) -> list[optuna.trial.FrozenTrial]:
+def trials(storage: str | Path) -> list[FrozenTrial]:
     """The trials that were trained, from a storage, or from the SQLite file in a folder."""
     return [trial for trial in all_trials(storage) if trial.user_attrs.get("trained")]
 
 
-def all_trials(storage: str | Path) -> list[optuna.trial.FrozenTrial]:
+def all_trials(storage: str | Path) -> list[FrozenTrial]:
     url = f"sqlite:///{storage}/studies/s/study.db" if isinstance(storage, Path) else storage
     database = RDBStorage(url)
     try:
@@ -94,6 +94,21 @@ def check_rows(storage: str | Path, budget: int) -> None:
         full = row.user_attrs["status"] == "completed"
         assert len(row.user_attrs["curve"]) == (3 if full else row.user_attrs["epochs"])
         assert {"hardware", "node", "commit", "seconds"} <= row.user_attrs.keys()
+
+
+def wait_for(url: str | Path, found: Callable[[list[FrozenTrial]], list[FrozenTrial]], search: Search) -> FrozenTrial:
+    """Wait until `found` returns trials; returns the first of them."""
+    search.wait_for("trials in all")
+    deadline = time.monotonic() + 300
+    while not (those := found(trials(url))):
+        assert time.monotonic() < deadline and search.process.poll() is None, search.log.read_text()
+        time.sleep(0.1)
+    return those[0]
+
+
+def in_training(rows: list[FrozenTrial]) -> list[FrozenTrial]:
+    """Running trials that have a checkpoint."""
+    return [row for row in rows if row.state == TrialState.RUNNING and row.user_attrs.get("epochs")]
 
 
 def descendants(process: int) -> set[int]:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -113,27 +113,35 @@ class Node:
         """Kill the node, like a machine that fails."""
         os.kill(self.raylet, signal.SIGKILL)
 
+    def workers(self) -> list[int]:
+        """Processes of its workers that train or have trained."""
+        found = commands(descendants(self.raylet))
+        return [process for process, command in found.items() if "ray::ImplicitFunc" in command]
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cluster:
-    """A Ray cluster of two nodes, and the environment that is needed to use it."""
+    """A Ray cluster of one or two nodes, and the environment that is needed to use it."""
 
     address: str
     environment: dict[str, str]
     head: Node
-    other: Node
+    other: Node = field(init=False)
+
+    def join(self, environment: Mapping[str, str]) -> None:
+        """Start the second node, with environment variables of its own."""
+        self.other = Node(self.head.log.parent, self.environment | dict(environment), f"--address={self.address}")
 
 
 @contextlib.contextmanager
-def running_cluster(of_other: Mapping[str, str] | None = None, mode: str = "token") -> Iterator[Cluster]:
-    """A running cluster of two nodes.
+def running_head(mode: str = "token") -> Iterator[Cluster]:
+    """A running cluster of one node; another may join.
 
     Args:
-        of_other: Environment variables of the second node alone.
         mode: `token`, so that only this test can use it, or `disabled`.
     """
     environment = {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -144,9 +152,23 @@ def running_cluster(of_other: Mapping[str, str] | None = None, mode: str = "toke
         alone = ("--include-dashboard=false", f"--temp-dir={folder}")
         head = Node(folder, environment, "--head", f"--port={port}", *alone)
         ends.callback(head.end)
-        other = Node(folder, environment | dict(of_other or {}), f"--address=127.0.0.1:{port}")
-        ends.callback(other.end)
-        yield Cluster(f"127.0.0.1:{port}", environment, head, other)
+        yield Cluster(f"127.0.0.1:{port}", environment, head)
+
+
+@contextlib.contextmanager
+def running_cluster(of_other: Mapping[str, str] | None = None, mode: str = "token") -> Iterator[Cluster]:
+    """A running cluster of two nodes.
+
+    Args:
+        of_other: Environment variables of the second node alone.
+        mode: As in `running_head`.
+    """
+    with running_head(mode) as cluster:
+        cluster.join(of_other or {})
+        try:
+            yield cluster
+        finally:
+            cluster.other.end()
 
 
 def free_port() -> int:

@@ -1,7 +1,7 @@
 """Searches with several drivers, a PostgreSQL server and a Ray cluster of two nodes, and their failures."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 from pictures import write_set
-from searches import SMALL, Search, all_trials, check_rows, descendants, trials
+from searches import SMALL, Search, all_trials, check_rows, descendants, in_training, trials, wait_for
 from servers import Postgres, running_cluster, running_postgres
 
 from lrnas.study.ledger import DRIVER
@@ -22,21 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
 def postgres() -> Iterator[Postgres]:
     with running_postgres() as server:
         yield server
-
-
-def wait_for(url: str | Path, found: Callable[[list[FrozenTrial]], list[FrozenTrial]], search: Search) -> FrozenTrial:
-    """Wait until `found` returns trials; returns the first of them."""
-    search.wait_for("trials in all")
-    deadline = time.monotonic() + 120
-    while not (those := found(trials(url))):
-        assert time.monotonic() < deadline and search.process.poll() is None, search.log.read_text()
-        time.sleep(0.1)
-    return those[0]
-
-
-def in_training(rows: list[FrozenTrial]) -> list[FrozenTrial]:
-    """Running trials that have a checkpoint."""
-    return [row for row in rows if row.state == TrialState.RUNNING and row.user_attrs.get("epochs")]
 
 
 def test_drivers_that_open_a_new_database_together(tmp_path: Path, postgres: Postgres) -> None:
