@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrnas._files import write_atomically
 from lrnas.cli.options import FILE, add_command, add_option, add_settings, needs_extra, open_named
 from lrnas.cli.output import complain, make_console, make_table, percent, print_result, say
 from lrnas.errors import LrnasError
@@ -149,8 +150,8 @@ def _write_page(report: Report, folder: Path) -> Path:
     file = folder / "report.html"
     text = make_page(report)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        with write_atomically(file) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise LrnasError(f"cannot write to {folder}: {error.strerror or error}; give another --out") from None
     return file

@@ -27,10 +27,10 @@ import ray
 import torch
 from ray import cloudpickle
 from ray._common.utils import get_default_system_temp_dir
-from ray._private import ray_constants, worker as ray_worker
-from ray.exceptions import AuthenticationError, RayError
+from ray._private import ray_constants, utils as ray_utils, worker as ray_worker
+from ray.exceptions import AuthenticationError
 
-from lrnas._messages import logger
+from lrnas._messages import hide_passwords, logger
 from lrnas.data.names import pin_data_folder
 from lrnas.errors import LrnasError, Terminated, error_line
 from lrnas.study.ledger import Ledger, living_drivers
@@ -278,13 +278,19 @@ def _start_ray(workers: Workers, folder: Path) -> None:
         options = {"address": workers.address, "runtime_env": environment}
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
+    command = hide_passwords(ray_utils.get_entrypoint_name())  # Ray keeps it for everyone who can see the cluster
     try:
-        with _changed(ray_constants, "ENABLE_RAY_CLUSTER", False):  # only this machine can reach it, as on macOS
+        with (
+            _changed(ray_utils, "get_entrypoint_name", lambda: command),
+            _changed(ray_constants, "ENABLE_RAY_CLUSTER", False),  # only this machine can reach it, as on macOS
+        ):
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     except SystemExit:  # raised by Ray's own handler of SIGTERM
         raise Terminated from None
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+    except Exception as error:  # Ray raises errors of any type
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        if workers.address is None:
+            raise LrnasError(f"Ray cannot start on this machine: {reason}; the same command tries again") from None
         is_refused = isinstance(error, AuthenticationError) or "InvalidAuthToken" in repr(error.__cause__)
         advice = "set the cluster's token on this machine, see docs/cluster.md" if is_refused else "check --address"
         raise LrnasError(f"cannot reach a Ray cluster at {workers.address}: {reason}; {advice}") from None

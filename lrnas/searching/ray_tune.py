@@ -51,6 +51,7 @@ from lrnas.study.study import METRIC
 from lrnas.training.checkpoint import (
     CheckpointError,
     DamagedCheckpoint,
+    UnwritableCheckpoint,
     drop_momentum,
     recorded_curve,
     remove_checkpoint,
@@ -112,7 +113,7 @@ def run_trials(
     with ledger.alive(), marked_folder(folder, ledger) as mark:
         searcher = _StudySearcher(queue, make_job, folder, mark, budget, workers, notify, test)
         while True:
-            before = _count_events(queue)
+            before = _count_events(searcher)
             try:
                 with _stoppable(searcher):
                     _fit(searcher, rungs)
@@ -128,7 +129,7 @@ def run_trials(
             searcher.running.clear()
             ledger.release_orphans()
             # lost trials wait to be tried again, so there is another round, unless nothing happened in this one
-            is_stuck = _count_events(queue) == before
+            is_stuck = _count_events(searcher) == before
             if searcher.end_reason or searcher.interrupted or queue.is_over(budget) or is_stuck:
                 break
     if searcher.broken:
@@ -140,9 +141,10 @@ def run_trials(
         logger.info(searcher.end_reason)
 
 
-def _count_events(queue: Queue) -> tuple[int, int, int]:
+def _count_events(searcher: _StudySearcher) -> tuple[int, int, int, int]:
     """Numbers that stay the same in a round only if nothing happened. A lost trial changes at least the losses."""
-    return queue.spent(), queue.study.waiting(), queue.study.losses()
+    queue = searcher.queue
+    return queue.spent(), queue.study.waiting(), queue.study.losses(), searcher.losses_in_a_row
 
 
 @contextmanager
@@ -213,6 +215,8 @@ def _train_trial(config: dict[str, Task]) -> None:
             drop_momentum(folder)
     except UnreadableImages as error:  # the same would happen in every other trial
         outcome = {"status": "unreadable", "reason": str(error)}
+    except UnwritableCheckpoint as error:  # it may happen in every trial, as long as the disk is full
+        outcome = {"status": "unwritable", "reason": error_line(error)}
     except (CheckpointError, DataError, OSError) as error:  # the fault of the machine, not of the network
         outcome = {"status": "lost", "reason": error_line(error)}
     except (LrnasError, RuntimeError, ValueError) as error:
@@ -385,14 +389,15 @@ class _StudySearcher(Searcher):
         if status == "unreadable":  # the search ends; the trial waits until the images are repaired
             self.ledger.release(number)
             raise UnreadableImages(result["reason"])
-        is_lost = error or status == "lost" or (status == "faulty" and self._is_unproven())
+        is_lost = error or status in ("lost", "unwritable") or (status == "faulty" and self._is_unproven())
         if is_lost and self.interrupted:  # whoever stopped the search may have stopped its workers, too
             self.ledger.release(number)
             return
         if not is_lost:
             self.losses_in_a_row = 0
         if is_lost:
-            self._lose(number, result.get("reason") or self.last_reasons.pop(trial_id, "its worker was lost"))
+            reason = result.get("reason") or self.last_reasons.pop(trial_id, "its worker was lost")
+            self._lose(number, reason, counts=status != "unwritable")
         elif trial_id in self.stop_reasons:
             self._prune(number, "stopped", self.stop_reasons.pop(trial_id))
         elif status == "completed":
@@ -414,12 +419,17 @@ class _StudySearcher(Searcher):
         study = self.queue.study
         return study.manifest.get("trainable") is not None and not study.counts().get("completed")
 
-    def _lose(self, number: int, reason: str) -> None:
-        self.ledger.lose(number, reason)
+    def _lose(self, number: int, reason: str, counts: bool = True) -> None:
+        """Put back a trial that failed; `counts` is False if that cannot be the fault of this trial alone."""
+        if counts:
+            self.ledger.lose(number, reason)
+        else:
+            self.ledger.release(number)
         self.losses_in_a_row += 1
         if reason not in self.shown_losses:
             self.shown_losses.add(reason)
-            logger.warning(f"a trial was lost ({reason}); it is tried again, {MOST_LOSSES} times in all")
+            times = f", {MOST_LOSSES} times in all" if counts else ""
+            logger.warning(f"a trial was lost ({reason}); it is tried again{times}")
         if self.losses_in_a_row >= max(MAX_LOSSES_IN_A_ROW, 2 * (self.workers.concurrency or 1)):
             self.end_reason = f"{self.losses_in_a_row} trials in a row were lost, the last one: {reason}"
             self.broken = True

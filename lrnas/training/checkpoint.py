@@ -43,6 +43,10 @@ class DamagedCheckpoint(CheckpointError):
         self.problem = problem
 
 
+class UnwritableCheckpoint(CheckpointError):
+    """A checkpoint that cannot be written, for example because the disk is full."""
+
+
 def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
     """Replace the checkpoint in a folder. If the new one cannot be written, the old one stays.
 
@@ -51,6 +55,9 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], rec
         epoch: Number of epochs trained.
         tensors: Weights as `model.NAME`, and whatever else training needs to continue.
         record: Everything else, as JSON values.
+
+    Raises:
+        UnwritableCheckpoint: The new one cannot be written.
     """
     name = f"epoch-{epoch}.safetensors"
     text = json.dumps({"version": VERSION, "epoch": epoch, "tensors": name, **record}, indent=1)
@@ -60,7 +67,7 @@ def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], rec
             save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, tensors_part)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(
+        raise UnwritableCheckpoint(
             f"cannot write a checkpoint to {folder}: {reason}; the previous one is intact: make room and run the same "
             "command again"
         ) from None

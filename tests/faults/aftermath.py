@@ -1,7 +1,9 @@
-"""Checks that a search has lost nothing and left nothing after a fault."""
+"""Searches that get a signal, and checks that a search has lost nothing and left nothing after a fault."""
 
 import os
 import re
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +16,22 @@ from lrnas.recipes import Recipe
 from lrnas.study.open import open_study
 from lrnas.study.study import Study
 from lrnas.training.job import Job
+
+
+def signalled(point: str, number: int, which: signal.Signals, times: int = 1) -> list[str]:
+    """Program of a search that gets a signal when it reaches a point of its work for the `number`th time."""
+    script = Path(__file__).with_name("signalled.py")
+    return [sys.executable, str(script), point, str(number), str(int(which)), str(times)]
+
+
+def run_until(
+    folder: Path, point: str, number: int, which: signal.Signals, budget: int, *options: str, times: int = 1
+) -> tuple[int, str]:
+    """Run a search that gets a signal at a point; returns its exit code and its output."""
+    program = signalled(point, number, which, times)
+    search = Search(folder, "--budget", str(budget), *SMALL, *options, program=program)
+    log = search.end()
+    return search.process.returncode, log
 
 
 def finish(folder: Path, scratch: Path, budget: int, *options: str, storage: str | None = None) -> str:

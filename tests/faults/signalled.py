@@ -1,11 +1,13 @@
-"""`lrnas` that gets a signal at a point of its work: python signalled.py POINT NUMBER SIGNAL ARGUMENTS...
+"""`lrnas` that gets a signal at a point of its work: python signalled.py POINT NUMBER SIGNAL TIMES ARGUMENTS...
 
 The signal is sent when the point is reached for the NUMBERth time, so it does not depend on the speed of the machine.
+If TIMES is 2, it is sent again a second later.
 """
 
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +47,7 @@ def workers() -> list[int]:
     return [process for process, command in found.items() if "ray::ImplicitFunc" in command]
 
 
-def hook(point: str, number: int, signal_number: int, receivers: Callable[[], list[int]]) -> None:
+def hook(point: str, number: int, signal_number: int, times: int, receivers: Callable[[], list[int]]) -> None:
     """Make this process send a signal, to itself or to others, at a point of its own work."""
     owner, name, is_before = POINTS[point]
     function: Callable[..., Any] = getattr(owner, name)
@@ -58,6 +60,10 @@ def hook(point: str, number: int, signal_number: int, receivers: Callable[[], li
         result = None if is_before else function(*arguments, **named)
         if calls == number:
             for process in receivers():
+                for i in range(1, times):
+                    again = threading.Timer(i, os.kill, (process, signal_number))
+                    again.daemon = True
+                    again.start()
                 os.kill(process, signal_number)
             time.sleep(0.01)  # Python runs the handler before the next line
         return function(*arguments, **named) if is_before else result
@@ -66,11 +72,11 @@ def hook(point: str, number: int, signal_number: int, receivers: Callable[[], li
 
 
 if __name__ == "__main__":
-    point, number, signal_number, *arguments = sys.argv[1:]
+    point, number, signal_number, times, *arguments = sys.argv[1:]
     if point in POINTS:
-        hook(point, int(number), int(signal_number), lambda: [os.getpid()])
+        hook(point, int(number), int(signal_number), int(times), lambda: [os.getpid()])
     elif point == IDLE_WORKER:
-        hook("a network is proposed", int(number), int(signal_number), workers)
+        hook("a network is proposed", int(number), int(signal_number), int(times), workers)
     else:  # see in_workers/sitecustomize.py
         os.environ |= {
             "FAULT_FLAG": str(Path(f"fault-{os.getpid()}").resolve()),

@@ -1,12 +1,10 @@
 """Searches that get signals at every stage of their work; `make faults` runs them."""
 
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-from aftermath import check_log, finish
-from searches import SMALL, Search
+from aftermath import check_log, finish, run_until
 from servers import running_postgres
 from signalled import CHECKPOINT, POINTS, WORKER
 
@@ -22,21 +20,13 @@ KILLS = [
 ]
 
 
-def run_until(folder: Path, point: str, number: int, which: signal.Signals, *options: str) -> tuple[int, str]:
-    """Run a search that gets a signal at a point; returns its exit code and its output."""
-    program = [sys.executable, str(Path(__file__).with_name("signalled.py")), point, str(number), str(int(which))]
-    search = Search(folder, "--budget", str(BUDGET), *SMALL, *options, program=program)
-    log = search.end()
-    return search.process.returncode, log
-
-
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_driver_is_killed_again_and_again(kind: str, tmp_path: Path, scratch: Path) -> None:
     with running_postgres() as server:
         storage = server.create("killed") if kind == "postgresql" else None
         options = ("--storage", storage) if storage else ()
         for point, number in KILLS:
-            code, log = run_until(tmp_path, point, number, signal.SIGKILL, *options)
+            code, log = run_until(tmp_path, point, number, signal.SIGKILL, BUDGET, *options)
             assert code == -signal.SIGKILL, f"{point}: {log}"
         finish(tmp_path, scratch, BUDGET, storage=storage)
 
@@ -44,13 +34,22 @@ def test_a_driver_is_killed_again_and_again(kind: str, tmp_path: Path, scratch: 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_a_driver_is_stopped_at_every_stage(which: signal.Signals, tmp_path: Path, scratch: Path) -> None:
     for point, number in [*STAGES, (END, 1)]:
-        code, log = run_until(tmp_path, point, number, which)
+        code, log = run_until(tmp_path, point, number, which, BUDGET)
         assert code == 128 + which, f"{point}: {log}"
         check_log(log)
     finish(tmp_path, scratch, BUDGET)
 
 
+def test_a_driver_is_stopped_at_once(tmp_path: Path, scratch: Path) -> None:
+    """The second signal ends it in the middle of an epoch."""
+    for point, number in STAGES[:-1]:
+        code, log = run_until(tmp_path, point, number, signal.SIGINT, BUDGET, times=2)
+        assert code == 128 + signal.SIGINT, f"{point}: {log}"
+        check_log(log)
+    finish(tmp_path, scratch, BUDGET)
+
+
 def test_a_worker_is_killed_while_it_writes_a_checkpoint(tmp_path: Path, scratch: Path) -> None:
-    code, log = run_until(tmp_path, WORKER, 3, signal.SIGKILL)
+    code, log = run_until(tmp_path, WORKER, 3, signal.SIGKILL, BUDGET)
     assert code == 0 and log.count("a trial was lost (its worker was lost)") == 1, log
     finish(tmp_path, scratch, BUDGET)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage
+from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 PROGRAM = [sys.executable, "-m", "lrnas"]
@@ -71,7 +72,11 @@ def trials(storage: str | Path) -> list[FrozenTrial]:
 
 
 def all_trials(storage: str | Path) -> list[FrozenTrial]:
+    """All trials of the study, from a storage, or from the SQLite file in a folder."""
     url = f"sqlite:///{storage}/studies/s/study.db" if isinstance(storage, Path) else storage
+    if url.startswith("journal:"):
+        journal = JournalStorage(JournalFileBackend(url.removeprefix("journal:")))
+        return optuna.load_study(study_name="s", storage=journal).trials
     database = RDBStorage(url)
     try:
         return optuna.load_study(study_name="s", storage=database).trials

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from searches import MARK, commands, descendants
@@ -58,6 +59,26 @@ class Postgres:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait(timeout=30)
             self.process = None
+
+    def kill(self) -> None:
+        """Kill it, and wait until the processes of its connections have noticed: it could not start again earlier."""
+        assert self.process is not None
+        connections = descendants(self.process.pid)
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+        deadline = time.monotonic() + 30
+        while any(Path(f"/proc/{connection}").exists() for connection in connections):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def connect(self, database: str) -> Any:
+        """A connection to a database, in which every statement is a transaction."""
+        import psycopg2
+
+        connection = psycopg2.connect(host="127.0.0.1", port=self.port, user="postgres", dbname=database)
+        connection.autocommit = True
+        return connection
 
     def create(self, name: str) -> str:
         """Create a database; returns its URL for --storage."""

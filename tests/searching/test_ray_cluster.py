@@ -180,6 +180,33 @@ def test_mps_is_for_trials_that_share_a_gpu_of_this_machine(
     assert service.commands() == (["get_server_list", "start", "get_server_list", "quit"] if is_used else [])
 
 
+def test_a_ray_that_does_not_start_is_explained_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup. The raylet may have failed.\nSee its logs.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(
+        LrnasError, match=r"^Ray cannot start on this machine: The current node timed out .* tries again$"
+    ):
+        running_ray(Workers()).__enter__()
+
+
+def test_ray_keeps_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+
+    def init(**_: object) -> None:
+        kept.append(ray._private.utils.get_entrypoint_name())
+        raise RuntimeError("no more is needed")
+
+    monkeypatch.setattr(
+        "psutil.Process.cmdline", lambda _: ["lrnas", "search", "--storage", "mysql://me:hidden@host/s"]
+    )
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(LrnasError, match="no more is needed"):
+        running_ray(Workers()).__enter__()
+    assert kept == ["lrnas search --storage mysql://me:***@host/s"]
+
+
 def check_that_only_this_machine_can_connect() -> None:
     """Check that the ports of Ray are closed on the address by which other machines reach this one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

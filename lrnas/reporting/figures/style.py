@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import PlaceHolderLayoutEngine
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from lrnas._files import write_atomically
 from lrnas.errors import LrnasError
 
 if TYPE_CHECKING:
@@ -93,9 +94,8 @@ def save_figure(figure: Figure, path: Files) -> None:
     settle_layout(figure)
     for file, name in zip(files, formats, strict=True):
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with matplotlib.rc_context(SAVE_OPTIONS):
-                figure.savefig(file, metadata=NO_DATES[name])
+            with write_atomically(file) as part, matplotlib.rc_context(SAVE_OPTIONS):
+                figure.savefig(part, format=name, metadata=NO_DATES[name])
         except OSError as error:
             raise LrnasError(f"cannot write {file}: {error.strerror or error}; give another file") from None
 
