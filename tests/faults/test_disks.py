@@ -77,16 +77,8 @@ def test_no_room_for_checkpoints_and_the_report(tmp_path: Path, scratch: Path) -
         disk.clear()
         finish(disk.folder, scratch, BUDGET, storage=url)
 
-        command = (
-            "report",
-            "s",
-            "--storage",
-            url,
-            "--studies",
-            disk.folder / "studies",
-            "--out",
-            disk.folder / "report",
-        )
+        where = ("--storage", url, "--studies", disk.folder / "studies", "--out", disk.folder / "report")
+        command = ("report", "s", *where)
         assert run(*command).returncode == 0
         before = {file: file.read_bytes() for file in (disk.folder / "report").iterdir()}
         disk.fill()
