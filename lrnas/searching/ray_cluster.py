@@ -402,7 +402,7 @@ def marked_folder(folder: Path, ledger: Ledger) -> Iterator[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         mark.touch()
-        living = living_drivers(ledger.study.optuna_study)
+        living = living_drivers(ledger.study.optuna_study, watch=True)
         for other in folder.glob(f"{MARK}*"):
             if other != mark and other.name.removeprefix(MARK) not in living:
                 other.unlink(missing_ok=True)

@@ -32,12 +32,29 @@ GONE_AFTER = 90.0
 """Seconds without a sign of life after which a driver counts as gone."""
 EVERY = 5.0
 """Seconds between checks whether the next sign of life is due."""
+WATCH = 40.0
+"""Seconds for which a driver is watched before its trials are put back, if its last sign of life seems old: it may be
+alive, and its clock wrong. A living driver writes two signs in this time."""
 DRIVER = "lrnas:driver:"
 """Prefix of the study attributes that hold the drivers' last signs of life."""
+_signs: dict[str, _Sign] = {}
+"""What this process has seen of other drivers."""
 _signed: set[str] = set()
 """Drivers of this process; a driver with the same process number that is not here belonged to an earlier process."""
 _signed_off: set[str] = set()
 """Drivers of this process that are done, even if the storage could not be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """The last sign of life of a driver, as another process sees it."""
+
+    written: float
+    """When it was written, by the driver's clock."""
+    seen: float
+    """When it was first seen, by this process's monotonic clock."""
+    is_new: bool
+    """Whether an earlier one was seen before, so that the driver was alive when this one was written."""
 
 
 def _new_driver() -> str:
@@ -127,7 +144,7 @@ class Ledger:
             The number of trials put back.
         """
         running = self.study.optuna_trials((TrialState.RUNNING,))  # first: a driver signs before it takes a trial
-        living = living_drivers(self.study.optuna_study) - {self.driver}
+        living = living_drivers(self.study.optuna_study, watch=True) - {self.driver}
         orphans = [trial for trial in running if trial.user_attrs.get("owner") not in living]
         if living:  # one of these drivers may have just taken a trial without having written its name yet
             orphans = [
@@ -193,7 +210,11 @@ class Ledger:
             **facts: Further attributes.
         """
         self.write(number, facts | {"status": status} | ({"reason": reason} if reason else {}))
-        self.study.optuna_study.tell(number, values, state=state, skip_if_finished=True)
+        try:
+            self.study.optuna_study.tell(number, values, state=state, skip_if_finished=True)
+        except ValueError:
+            if self.study.optuna_trial(number).state != TrialState.WAITING:  # another driver has put it back
+                raise
 
     def write(self, number: int, attributes: Mapping[str, Any]) -> None:
         """Set attributes of a trial; in a database in one transaction."""
@@ -241,16 +262,27 @@ class Ledger:
         self.study.optuna_study.set_user_attr(DRIVER + self.driver, 0.0)
 
 
-def living_drivers(optuna_study: optuna.Study) -> set[str]:
-    """Names of the drivers that work on a study, judging by their signs of life."""
-    living: set[str] = set()
-    for key, seen in optuna_study.user_attrs.items():
-        if key.startswith(DRIVER) and _is_recent(seen):
-            driver = key.removeprefix(DRIVER)
-            host, process, _ = driver.rsplit(":", 2)
-            if host != socket.gethostname() or _is_alive(driver, int(process)):
-                living.add(driver)
-    return living - _signed_off
+def living_drivers(optuna_study: optuna.Study, watch: bool = False) -> set[str]:
+    """Names of the drivers that work on a study, judging by their signs of life.
+
+    Args:
+        optuna_study: The study.
+        watch: Whether to count drivers with an old sign of life, too, until they have been watched for a while.
+    """
+    signs = {key.removeprefix(DRIVER): time for key, time in optuna_study.user_attrs.items() if key.startswith(DRIVER)}
+    return {driver for driver, written in signs.items() if written and _may_live(driver, written, watch)} - _signed_off
+
+
+def _may_live(driver: str, written: float, watch: bool) -> bool:
+    """Whether a driver with this last sign of life may be alive."""
+    host, process, _ = driver.rsplit(":", 2)
+    if host == socket.gethostname() and not _is_alive(driver, int(process)):
+        return False
+    sign, now = _signs.get(driver), time.monotonic()
+    if sign is None or sign.written != written:
+        sign = _signs[driver] = _Sign(written, now, is_new=sign is not None)
+    age = now - sign.seen
+    return _is_recent(written) or (sign.is_new and age < GONE_AFTER) or (watch and age < WATCH)
 
 
 def _is_recent(seen: float) -> bool:

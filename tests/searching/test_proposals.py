@@ -24,7 +24,7 @@ from lrnas.models.plan import canonical_id
 from lrnas.searching.proposals import Proposals, distributions_of
 from lrnas.spaces.parameters import Parameter
 from lrnas.spaces.space import SearchSpace, load_space
-from lrnas.study.ledger import DRIVER, GONE_AFTER, _signed
+from lrnas.study.ledger import DRIVER, GONE_AFTER, WATCH, _signed
 from lrnas.study.manifest import StudyError, check_manifest, keep_limits
 from lrnas.study.objectives import InvalidObjectives, Limits, pick_objectives
 from lrnas.study.optuna_internals import BulkStorage
@@ -243,7 +243,7 @@ def test_the_trials_of_a_living_driver_are_left_alone(tmp_path: Path) -> None:
     assert two.ledger.release_orphans() == 1 and two.ask().number == proposal.number
 
 
-def test_another_process_with_the_number_of_a_dead_driver(tmp_path: Path) -> None:
+def test_another_process_with_the_number_of_a_dead_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart of the machine, any process may have its number, even the one that asks."""
     host = socket.gethostname()
     for process, age in ((os.getppid(), 100.0), (os.getpid(), 1.0)):
@@ -255,6 +255,9 @@ def test_another_process_with_the_number_of_a_dead_driver(tmp_path: Path) -> Non
             assert proposals.ledger.release_orphans() == 0  # its last sign is recent, and its process number exists
         _signed.discard(dead.ledger.driver)  # as if the driver had been another process
         dead.study.optuna_study.set_user_attr(DRIVER + dead.ledger.driver, time.time() - age)
+        if process != os.getpid():
+            assert proposals.ledger.release_orphans() == 0  # something has changed: it was alive a moment ago
+            monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + GONE_AFTER)
         assert proposals.ledger.release_orphans() == 1 and proposals.ask().number == number
 
 
@@ -262,7 +265,7 @@ def test_another_process_with_the_number_of_a_dead_driver(tmp_path: Path) -> Non
 def test_a_clock_that_was_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
     """Trials of a driver that vanished are continued, even if its signs of life are from tomorrow."""
     dead, living = make_proposals(tmp_path), make_proposals(tmp_path)
-    dead.ledger.driver = "elsewhere:1:dead"
+    dead.ledger.driver = f"elsewhere:1:dead{ahead}"
     with monkeypatch.context() as clock:
         clock.setattr(time, "time", lambda now=time.time: now() + ahead)
         other = SimpleNamespace(now=lambda: datetime.now() + timedelta(seconds=ahead))
@@ -270,7 +273,39 @@ def test_a_clock_that_was_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         number = dead.ask().number
     living.ledger.sign()
     proposals = make_proposals(tmp_path)
+    assert proposals.ledger.release_orphans() == 0  # it may be alive
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + WATCH)
     assert proposals.ledger.release_orphans() == 1 and proposals.ask().number == number
+
+
+@pytest.mark.parametrize("ahead", [86_400.0, -86_400.0])
+def test_a_living_driver_whose_clock_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+    """Its trials are left alone as long as its signs of life change."""
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
+    one.ledger.driver = f"elsewhere:1:alive{ahead}"
+    one.ask()
+    passed, now, clock = 0.0, time.monotonic, time.time
+
+    def wrong() -> float:
+        return clock() + ahead + passed
+
+    monkeypatch.setattr(time, "monotonic", lambda: now() + passed)
+    for _ in range(4):
+        with monkeypatch.context() as other:
+            other.setattr(time, "time", wrong)
+            one.ledger.sign()
+        assert two.ledger.release_orphans() == 0
+        passed += WATCH
+    passed += GONE_AFTER
+    assert two.ledger.release_orphans() == 1
+
+
+def test_a_trial_that_another_driver_has_put_back_is_not_ended(tmp_path: Path) -> None:
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
+    number = one.ask().number
+    two.ledger.put_back(number)
+    one.ledger.end(number, TrialState.PRUNED, "limit", "beyond max_macs")
+    assert two.ask().number == number
 
 
 def test_a_driver_whose_clock_is_set_back_still_gives_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
