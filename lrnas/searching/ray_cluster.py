@@ -278,7 +278,8 @@ def _start_ray(workers: Workers, folder: Path) -> None:
         options = {"address": workers.address, "runtime_env": environment}
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
-    command = hide_passwords(ray_utils.get_entrypoint_name())  # Ray keeps it for everyone who can see the cluster
+    # Ray keeps the command for everyone who can see the cluster
+    command = hide_passwords(ray_utils.get_entrypoint_name())  # type: ignore[no-untyped-call]
     try:
         with (
             _changed(ray_utils, "get_entrypoint_name", lambda: command),
