@@ -5,34 +5,26 @@ On this machine, trials on the same GPU share it by CUDA MPS, where that is poss
 
 from __future__ import annotations
 
-import fcntl
 import io
 import logging
 import os
 import pickle
-import shutil
-import signal
 import socket
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import ray
 import torch
 from ray import cloudpickle
-from ray._common.utils import get_default_system_temp_dir
-from ray._private import ray_constants, utils as ray_utils, worker as ray_worker
-from ray.exceptions import AuthenticationError
 
-from lrnas._messages import hide_passwords, logger
+from lrnas._messages import logger
+from lrnas._ray import started_ray
 from lrnas.data.names import pin_data_folder
-from lrnas.errors import LrnasError, Terminated, error_line
+from lrnas.errors import LrnasError, error_line
 from lrnas.study.ledger import Ledger, living_drivers
 from lrnas.training.checkpoint import CheckpointError
 from lrnas.training.custom import TrainableError
@@ -48,12 +40,6 @@ RAY_SETTINGS = {
     "ONEDNN_JIT_PROFILE": "0",
 }
 """Environment variables that keep Ray Tune and PyTorch from writing files, printing and handling signals."""
-SCRATCH = "lrnas_"
-"""Prefix of temporary folders."""
-SIGN = ".lrnas-scratch"
-"""Name of a file in them with the name of the host. Other programs remove no folder without it."""
-LONGEST_PLACE = 26
-"""Largest number of letters of the path that they are in: names of Ray's sockets, which have at most 107, follow."""
 HEAD_PATIENCE = 40.0
 """Seconds for which the head of a cluster may be away, to be started again. Ray ends its drivers after 60."""
 MARK = ".search-"
@@ -171,13 +157,7 @@ def running_ray(workers: Workers) -> Iterator[Workers]:
                 torch.cuda.is_available()  # starts CUDA here, before MPS: only workers should use the service
                 reason = stack.enter_context(shared_gpus())  # before Ray, so that workers inherit its variable
                 has_mps = not reason
-            # without this, Ray prints a long text when a worker is lost
-            stack.enter_context(_changed(ray_worker, "_worker_logs_enabled", False))
-            folder = stack.enter_context(scratch_folder())
-            stack.callback(ray.shutdown)
-            _start_ray(workers, folder)
-            if workers.address is not None:
-                _check_token(workers.address)
+            stack.enter_context(started_ray(workers.address, workers.files))
         running = limit_to_room(workers)
         if reason:
             logger.info(f"trials on the same GPU take turns, which is slower: {reason}")
@@ -268,119 +248,6 @@ def _listens(address: tuple[str, int]) -> bool:
     except OSError:
         pass
     return True
-
-
-def _start_ray(workers: Workers, folder: Path) -> None:
-    """Connect to a cluster, or start Ray on this machine, with its files in a folder, which it opens to everyone."""
-    options: dict[str, Any] = {"address": "local", "include_dashboard": False, "_temp_dir": str(folder / "r")}
-    if workers.address is not None:
-        environment = {"py_modules": list(workers.files)} if workers.files else None
-        options = {"address": workers.address, "runtime_env": environment}
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM)
-    # Ray keeps the command for everyone who can see the cluster
-    command = hide_passwords(ray_utils.get_entrypoint_name())  # type: ignore[no-untyped-call]
-    try:
-        with (
-            _changed(ray_utils, "get_entrypoint_name", lambda: command),
-            _changed(ray_constants, "ENABLE_RAY_CLUSTER", False),  # only this machine can reach it, as on macOS
-        ):
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    except SystemExit:  # raised by Ray's own handler of SIGTERM
-        raise Terminated from None
-    except Exception as error:  # Ray raises errors of any type
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        if workers.address is None:
-            raise LrnasError(f"Ray cannot start on this machine: {reason}; the same command tries again") from None
-        is_refused = isinstance(error, AuthenticationError) or "InvalidAuthToken" in repr(error.__cause__)
-        advice = "set the cluster's token on this machine, see docs/cluster.md" if is_refused else "check --address"
-        raise LrnasError(f"cannot reach a Ray cluster at {workers.address}: {reason}; {advice}") from None
-    finally:
-        if is_main:  # Ray's handlers would end the program with a stack of C++
-            signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
-
-
-@contextmanager
-def _changed(module: ModuleType, name: str, value: object) -> Iterator[None]:
-    """Context in which a variable of Ray has another value: a setting for which Ray has no option."""
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
-def _check_token(address: str) -> None:
-    """Refuse a cluster on which everyone can run code who can reach it."""
-    ask = ray.remote(os.getenv).options(num_cpus=0)
-    mode = ray.get(ask.remote("RAY_AUTH_MODE"))
-    if mode != "token":
-        raise LrnasError(
-            f"a Ray cluster must ask for a token; got {address} with RAY_AUTH_MODE={mode}; set RAY_AUTH_MODE=token and "
-            "the token on all machines, and start Ray again, see docs/cluster.md"
-        )
-
-
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """Context with a temporary folder that only this user can read.
-
-    It is removed at the end. If this program is killed, the next one that makes such a folder removes it: the folder
-    is locked as long as its program lives.
-    """
-    place = Path(get_default_system_temp_dir())  # type: ignore[no-untyped-call]
-    if len(str(place)) > LONGEST_PLACE:
-        place = Path("/tmp")
-    for sign in place.glob(f"{SCRATCH}*/{SIGN}"):  # not every folder with such a name is ours
-        # where a folder is shared by several machines, locks are seen only by the one that has made them
-        if _text(sign) == socket.gethostname() and (lock := _lock(sign.parent)) is not None:
-            _discard(sign.parent)
-            os.close(lock)
-    folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
-    lock = _lock(folder)
-    try:
-        if lock is not None:  # else nobody can know later whether this program lives
-            (folder / SIGN).write_text(socket.gethostname())
-        yield folder
-    finally:
-        _discard(folder)
-        if lock is not None:
-            os.close(lock)
-
-
-def _text(file: Path) -> str:
-    with suppress(OSError, ValueError):
-        return file.read_text()
-    return ""
-
-
-def _discard(folder: Path) -> None:
-    """Remove a temporary folder; its sign last, so that another program can remove what is left."""
-    for part in folder.iterdir():
-        if part.name != SIGN:
-            shutil.rmtree(part, ignore_errors=True)
-    if {part.name for part in folder.iterdir()} <= {SIGN}:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lock(folder: Path) -> int | None:
-    """Lock a folder until the returned descriptor is closed.
-
-    None if another program has locked or removed it, or if it is no folder of this user: nobody else's is removed.
-    """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        if os.fstat(descriptor).st_uid != os.getuid():
-            raise PermissionError
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def worker_location() -> dict[str, str]:

@@ -28,6 +28,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from lrnas._messages import logger
+from lrnas._ray import scratch_folder
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.errors import DataError, LrnasError, Terminated, UnreadableImages, error_line
@@ -41,7 +42,6 @@ from lrnas.searching.ray_cluster import (
     check_mark,
     follow_room,
     marked_folder,
-    scratch_folder,
     worker_location,
 )
 from lrnas.study.folder import trial_folder

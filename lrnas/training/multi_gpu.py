@@ -8,12 +8,11 @@ folder, and a run that has lost its workers continues from it.
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +58,8 @@ def run_on_workers(
         import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchTrainer
+
+        from lrnas._ray import started_ray
     except ImportError:
         raise MissingExtra("--workers", "Ray", "workers") from None
     folder = folder.resolve()
@@ -66,13 +67,8 @@ def run_on_workers(
     (folder / OUTCOME).unlink(missing_ok=True)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as scratch, _watching(folder, report):
         warnings.simplefilter("ignore")  # Ray announces changes of its next version
-        start_ray = not ray.is_initialized()
-        if start_ray:
-            pin_data_folder()
-            ray.init(
-                address=address or "local", log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR
-            )
-        try:
+        pin_data_folder()
+        with nullcontext() if ray.is_initialized() else started_ray(address):
             TorchTrainer(
                 _work,
                 train_loop_config={"job": job, "folder": str(folder), "compile_model": compile_model},
@@ -84,9 +80,6 @@ def run_on_workers(
                     failure_config=FailureConfig(max_failures=3),
                 ),
             ).fit()
-        finally:
-            if start_ray:
-                ray.shutdown()
     outcome = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     if "error" in outcome:
         raise LrnasError(outcome["error"])

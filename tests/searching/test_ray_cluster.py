@@ -5,15 +5,13 @@ import os
 import runpy
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from closed_ports import check_that_only_this_machine_can_connect
 from mps_service import Service
 from small_studies import make_proposals
 
@@ -22,8 +20,6 @@ from lrnas.cli.main import main
 from lrnas.errors import LrnasError
 from lrnas.searching import ray_cluster
 from lrnas.searching.ray_cluster import (
-    SCRATCH,
-    SIGN,
     RayEnded,
     RayLife,
     Workers,
@@ -31,7 +27,6 @@ from lrnas.searching.ray_cluster import (
     marked_folder,
     pick_workers,
     running_ray,
-    scratch_folder,
 )
 from lrnas.training.checkpoint import CheckpointError
 from lrnas.training.gpu_sharing import PIPES
@@ -115,42 +110,6 @@ def test_marks_of_drivers_that_were_killed_are_removed(tmp_path: Path) -> None:
         assert [file.name for file in (tmp_path / "trials").iterdir()] == [mark]
 
 
-def test_scratch_folders_of_programs_that_were_killed_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place, elsewhere = tmp_path / "tmp", tmp_path / "elsewhere" / "file"
-    place.mkdir()
-    monkeypatch.setenv("RAY_TMPDIR", str(place))
-    with scratch_folder() as folder:  # names of sockets would be too long
-        assert folder.parent == Path("/tmp")
-    monkeypatch.setattr(ray_cluster, "LONGEST_PLACE", 1000)
-    program = "import os, signal\nfrom lrnas.searching.ray_cluster import scratch_folder\n"
-    program += "from lrnas.searching import ray_cluster\nray_cluster.LONGEST_PLACE = 1000\n"
-    program += "with scratch_folder():\n    os.kill(os.getpid(), signal.SIGKILL)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
-    (abandoned,) = place.iterdir()
-    elsewhere.parent.mkdir()
-    elsewhere.touch()
-    link, stranger = place / "lrnas_link", place / "lrnas_stranger"
-    results = place / f"{SCRATCH}results"
-    link.symlink_to(elsewhere.parent)
-    other_host = place / f"{SCRATCH}host"
-    for folder in (stranger, results, other_host):
-        folder.mkdir()
-    for folder in (stranger, elsewhere.parent):
-        (folder / SIGN).write_text(socket.gethostname())
-    (other_host / SIGN).write_text("elsewhere")
-    kept = {link, stranger, results, other_host}
-    own = os.fstat
-    monkeypatch.setattr(  # a folder of another user
-        os, "fstat", lambda fd: SimpleNamespace(st_uid=-1) if own(fd).st_ino == stranger.stat().st_ino else own(fd)
-    )
-    with scratch_folder() as one, scratch_folder() as two:
-        assert set(place.iterdir()) == {one, two} | kept and abandoned not in (one, two)
-        assert one.stat().st_mode & 0o777 == 0o700
-    assert set(place.iterdir()) == kept and elsewhere.exists()
-
-
 def test_a_folder_that_cannot_be_written_ends_the_search(tmp_path: Path) -> None:
     (tmp_path / "trials").write_text("in the way")
     with pytest.raises(LrnasError, match=r"cannot write to .*trials: File exists; give another --studies"):
@@ -174,7 +133,7 @@ def test_mps_is_for_trials_that_share_a_gpu_of_this_machine(
         raise LrnasError("no more is needed")
 
     service = Service(tmp_path, monkeypatch)
-    monkeypatch.setattr(ray_cluster, "_start_ray", start)
+    monkeypatch.setattr(ray_cluster, "started_ray", start)
     with pytest.raises(LrnasError, match="no more is needed"):
         running_ray(workers).__enter__()
     assert service.commands() == (["get_server_list", "start", "get_server_list", "quit"] if is_used else [])
@@ -205,19 +164,6 @@ def test_ray_keeps_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LrnasError, match="no more is needed"):
         running_ray(Workers()).__enter__()
     assert kept == ["lrnas search --storage mysql://me:***@host/s"]
-
-
-def check_that_only_this_machine_can_connect() -> None:
-    """Check that the ports of Ray are closed on the address by which other machines reach this one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 1))  # sends nothing
-        address = probe.getsockname()[0]
-    ports = [ray.nodes()[0]["NodeManagerPort"], int(ray.get_runtime_context().gcs_address.rpartition(":")[2])]
-    for port in ports:
-        socket.create_connection(("127.0.0.1", port)).close()
-        if not address.startswith("127."):
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection((address, port))
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import ray
+from closed_ports import check_that_only_this_machine_can_connect
 
 from lrnas.cli.main import main
 from lrnas.data.catalog import ImageSet
@@ -160,7 +162,15 @@ def test_nin_c3_lr_learns_the_digits_in_a_few_epochs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_two_workers_have_the_loss_curve_of_one(thin: Path, tmp_path: Path) -> None:
+def test_two_workers_have_the_loss_curve_of_one(thin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, shutdown = [], ray.shutdown
+
+    def check_and_shutdown() -> None:
+        check_that_only_this_machine_can_connect()
+        closed.append(True)
+        shutdown()
+
+    monkeypatch.setattr(ray, "shutdown", check_and_shutdown)
     alone = thin.rename(tmp_path / "nin.json")  # it has the name of its baseline, so nothing else is trained
     changes = {"epochs": 3, "batch_size": 64}
     curves = []
@@ -170,6 +180,7 @@ def test_two_workers_have_the_loss_curve_of_one(thin: Path, tmp_path: Path) -> N
         record = json.loads((out / "nin-digits-fast-seed0.json").read_text())
         assert (record["status"], record["workers"]) == ("completed", workers)
         curves.append(record)
+    assert closed
     for one, two in zip(curves[0]["curve"], curves[1]["curve"], strict=True):
         assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
         assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-2)

@@ -1,0 +1,49 @@
+"""Temporary folders for Ray's files."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lrnas import _ray
+from lrnas._ray import SCRATCH, SIGN, scratch_folder
+
+
+def test_scratch_folders_of_programs_that_were_killed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, elsewhere = tmp_path / "tmp", tmp_path / "elsewhere" / "file"
+    place.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(place))
+    with scratch_folder() as folder:  # names of sockets would be too long
+        assert folder.parent == Path("/tmp")
+    monkeypatch.setattr(_ray, "LONGEST_PLACE", 1000)
+    program = "import os, signal\nfrom lrnas import _ray\n_ray.LONGEST_PLACE = 1000\n"
+    program += "with _ray.scratch_folder():\n    os.kill(os.getpid(), signal.SIGKILL)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    (abandoned,) = place.iterdir()
+    elsewhere.parent.mkdir()
+    elsewhere.touch()
+    link, stranger = place / "lrnas_link", place / "lrnas_stranger"
+    results = place / f"{SCRATCH}results"
+    link.symlink_to(elsewhere.parent)
+    other_host = place / f"{SCRATCH}host"
+    for folder in (stranger, results, other_host):
+        folder.mkdir()
+    for folder in (stranger, elsewhere.parent):
+        (folder / SIGN).write_text(socket.gethostname())
+    (other_host / SIGN).write_text("elsewhere")
+    kept = {link, stranger, results, other_host}
+    own = os.fstat
+    monkeypatch.setattr(  # a folder of another user
+        os, "fstat", lambda fd: SimpleNamespace(st_uid=-1) if own(fd).st_ino == stranger.stat().st_ino else own(fd)
+    )
+    with scratch_folder() as one, scratch_folder() as two:
+        assert set(place.iterdir()) == {one, two} | kept and abandoned not in (one, two)
+        assert one.stat().st_mode & 0o777 == 0o700
+    assert set(place.iterdir()) == kept and elsewhere.exists()
