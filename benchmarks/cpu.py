@@ -30,7 +30,7 @@ from lrnas import create_model
 from lrnas.layers.accelerate import accelerate
 from lrnas.models.paper import Point, paper_points
 from lrnas.models.plan import make_plan
-from lrnas.profiling.timing import measure
+from lrnas.profiling.timing import OtherWork, measure
 from lrnas.training.provenance import provenance
 
 BAR = 1.3
@@ -95,14 +95,6 @@ def family(points: list[Point], batch: int, compiled: bool, rounds: int, limit: 
     return rows
 
 
-def busy() -> tuple[float, float]:
-    """CPU seconds of all other processes so far, and the time."""
-    fields = Path("/proc/stat").read_text(encoding="utf-8").split()[1:9]
-    idle = int(fields[3]) + int(fields[4])
-    ticks = (sum(map(int, fields)) - idle) / os.sysconf("SC_CLK_TCK")
-    return ticks - time.process_time(), time.perf_counter()
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument(
@@ -128,10 +120,9 @@ def main() -> None:
     for name in args.families or families:
         points = sorted(families[name], key=lambda point: point.name != name)
         for batch in args.batches:
-            before = busy()
+            work = OtherWork()
             rows = family(points, batch, args.compile, args.rounds, args.limit)
-            others = [now - then for now, then in zip(busy(), before, strict=True)]
-            facts = {"threads": args.threads, "waiting": waiting, "cores_others_used": round(others[0] / others[1], 2)}
+            facts = {"threads": args.threads, "waiting": waiting, "cores_others_used": round(work.cores() or 0.0, 2)}
             known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
             known[f"{name}, batch {batch}"] = {"provenance": provenance(seeds=[0], **facts), "rows": rows}
             args.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")

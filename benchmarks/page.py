@@ -4,7 +4,7 @@ Studies of real networks with made-up results are written as pages and opened in
 that `optuna.visualization.plot_pareto_front` makes of the same study. Our page counts as open when the first chart and
 the table can be used, Optuna's when its points are drawn. The ratio of the medians is given, too.
 
-    pip install 'lrnas[browser]' plotly
+    pip install 'lrnas[browser,plotly]'
     python benchmarks/page.py --out results/page_opening.json
 """
 

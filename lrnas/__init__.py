@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lrnas.arch.cost import Cost as Cost
     from lrnas.errors import LrnasError as LrnasError
     from lrnas.exporting.export import Export as Export, export as export
+    from lrnas.exporting.sources import load_model as load_model
     from lrnas.layers.accelerate import accelerate as accelerate, fused as fused
     from lrnas.layers.conv import CompositeConv2d as CompositeConv2d, SeparableConv2d as SeparableConv2d
     from lrnas.layers.init import initialise as initialise
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
         deployed_form as deployed_form,
         make_plan as make_plan,
     )
+    from lrnas.profiling.profile import Profile as Profile, profile as profile
+    from lrnas.reporting.write import WrittenReport as WrittenReport, plot as plot, report as report
     from lrnas.sampling.front_pruner import FrontPruner as FrontPruner
     from lrnas.sampling.front_sampler import FrontSampler as FrontSampler
     from lrnas.searching.estimate import Estimate as Estimate, estimate as estimate
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     )
     from lrnas.study.open import open_study as open_study
     from lrnas.study.retrained import Final as Final, final_front as final_front, read_finals as read_finals
-    from lrnas.study.study import Study as Study, Trial as Trial
+    from lrnas.study.study import Study as Study, Trial as Trial, Trials as Trials
     from lrnas.study.verdicts import Verdict as Verdict, judge as judge
     from lrnas.training.custom import Run as Run
 
@@ -71,12 +74,15 @@ _HOME = {
     "FrontSampler": "sampling.front_sampler",
     "LrnasError": "errors",
     "Outcome": "study.levels",
+    "Profile": "profiling.profile",
     "Run": "training.custom",
     "SearchSpace": "spaces.space",
     "SeparableConv2d": "layers.conv",
     "Study": "study.study",
     "Trial": "study.study",
+    "Trials": "study.study",
     "Verdict": "study.verdicts",
+    "WrittenReport": "reporting.write",
     "accelerate": "layers.accelerate",
     "canonical_id": "models.plan",
     "compare_with_paper": "study.levels",
@@ -92,11 +98,15 @@ _HOME = {
     "get_point": "models.paper",
     "initialise": "layers.init",
     "judge": "study.verdicts",
+    "load_model": "exporting.sources",
     "load_space": "spaces.space",
     "make_plan": "models.plan",
     "open_study": "study.open",
+    "plot": "reporting.write",
+    "profile": "profiling.profile",
     "read_finals": "study.retrained",
     "read_level": "study.levels",
+    "report": "reporting.write",
     "retrain": "searching.retrain",
     "search": "searching.search",
 }

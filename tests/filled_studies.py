@@ -15,6 +15,7 @@ from lrnas.models.plan import canonical_id, deployed_form, has_norms, make_plan
 from lrnas.recipes import get_recipe
 from lrnas.searching.proposals import distributions_of
 from lrnas.spaces.space import SearchSpace, load_space
+from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import check_manifest
 from lrnas.study.objectives import pick_objectives
 from lrnas.study.storage import open_storage
@@ -66,7 +67,7 @@ def fill_study(
         warnings.simplefilter("ignore")  # Optuna warns that journals are experimental
         study.set_metric_names(objectives.split(","))
     study.add_trials(_rows(found, trials, manifest["objectives"], stopped, seed))
-    return Study(name, study, goals, manifest)
+    return Study(name, study, goals, manifest, Whereabouts(str(folder), storage))
 
 
 def _rows(space: SearchSpace, number: int, objectives: list[str], stopped: float, seed: int) -> list[FrozenTrial]:

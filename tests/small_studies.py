@@ -16,6 +16,7 @@ from lrnas.searching.samplers import make_sampler
 from lrnas.spaces.space import load_space
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import Level
+from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import check_manifest
 from lrnas.study.objectives import Limits, pick_objectives
 from lrnas.study.storage import open_storage
@@ -58,7 +59,8 @@ def make_proposals(
         "reference": {"macs": 2e7, "params": 2e6},
     }
     check_manifest(optuna_study, manifest)
-    study = Study("s", optuna_study, goals, manifest)
+    where = Whereabouts() if folder is None else Whereabouts(str(folder.parent))
+    study = Study("s", optuna_study, goals, manifest, where)
     proposals = Proposals(Ledger(study), SPACE, cost, limits or Limits())
     if sampler is not None:
         optuna_study.sampler = make_sampler(sampler, 0, proposals)
@@ -94,7 +96,7 @@ LEVELS = {
 def make_finals(search: Study, results: Mapping[str, Sequence[float]]) -> Study:
     """The finals of a search: networks by name, with made-up accuracies, one per seed; 0 stands for a diverged run."""
     study = open_levels(search, LEVELS, "")["full"]
-    trials = {trial.point: trial for trial in search.trials()}
+    trials = {trial.point: trial for trial in search.trials}
     chosen = []
     for name, accuracies in results.items():
         trial = trials[name]

@@ -29,11 +29,15 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from lrnas._files import read_text
+from lrnas._notebook import NotebookView
 from lrnas.errors import InvalidArchitecture, closest
 
 VERSION = 1
 """Version of the JSON format. Newer versions are refused."""
 MAX_DIVISOR = 64
+SEE = "; see docs/networks.md for the format"
+MAX_PRINTED = 160
+"""Largest number of characters of its JSON that are printed of an architecture."""
 Form = Literal["dense", "composite", "separable"]
 Pool = Literal["max", "avg", "none"]
 
@@ -334,8 +338,8 @@ def scale_width(multiple: float, width: int, divisor: int) -> int:
     return number if multiple > 1 else min(number, width)
 
 
-@dataclass(frozen=True)
-class Architecture:
+@dataclass(frozen=True, repr=False)
+class Architecture(NotebookView):
     """A network: a backbone and the differences from it. A setting of None means: the same as in the backbone.
 
     Args:
@@ -386,6 +390,10 @@ class Architecture:
             check_divisor(self.divisor)
             object.__setattr__(self, "divisor", None if self.divisor == 1 else self.divisor)
 
+    def __repr__(self) -> str:
+        text = self.to_json()
+        return f"Architecture({text if len(text) <= MAX_PRINTED else text[:MAX_PRINTED] + '…'})"
+
     def __hash__(self) -> int:
         return hash((self.backbone, tuple(self.layers.items()), self.pool, self.stem_stride))
 
@@ -433,9 +441,7 @@ class Architecture:
         except InvalidArchitecture:
             raise
         except (ValueError, RecursionError) as error:  # also if a value of many brackets is put into a message
-            raise InvalidArchitecture(
-                f"{where}: not valid JSON: {error}; see docs/networks.md for the format"
-            ) from None
+            raise InvalidArchitecture(f"{where}: not valid JSON: {error}{SEE}") from None
 
     def to_json(self, indent: int | None = None) -> str:
         """The JSON text; `indent` is the number of spaces per level, None for a single line."""
@@ -499,11 +505,10 @@ def _check_one_of(name: str, value: object, known: tuple[object, ...]) -> None:
 def _check_keys(data: object, known: list[str], where: str) -> dict[str, Any]:
     """A copy of a JSON object; raises InvalidArchitecture if it has an unknown key."""
     if not isinstance(data, Mapping):
-        raise InvalidArchitecture(f"{where}: a JSON object is needed; got {data!r}")
+        raise InvalidArchitecture(f"{where}: a JSON object is needed; got {data!r}{SEE}")
     for key in data:
         if key not in known:
-            hint = f"{closest(str(key), known)} (known: {', '.join(known)})"
-            raise InvalidArchitecture(f"{where}: unknown key {key!r}{hint}")
+            raise InvalidArchitecture(f"{where}: unknown key {key!r}{closest(str(key), known)}{SEE}")
     return dict(data)
 
 

@@ -38,9 +38,9 @@ def add_commands(commands: Any) -> None:
     add_settings(export, "data", help=text)
     add_settings(export, "data_dir")
     text = "Rows and columns of an image (default: as trained, or the network's own)"
-    add_option(export, "--input", WHOLE, "PIXELS", text, dest="input_size")
+    add_option(export, "--input", WHOLE, "PIXELS", text)
     text = "Number of classes of a network that is not trained (default: the network's own)"
-    add_option(export, "--classes", WHOLE, "N", text, dest="num_classes")
+    add_option(export, "--classes", WHOLE, "N", text)
 
 
 def _export(options: argparse.Namespace) -> None:

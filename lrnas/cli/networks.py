@@ -41,7 +41,7 @@ def add_commands(commands: Any) -> None:
         "train a network and compare it with the published results",
         "Train a network in full and compare it with the published results, and with the baseline of its family.",
     )
-    reproduce.add_argument("source", metavar="NETWORK", help="As in `lrnas count`, except timm:MODEL.")
+    reproduce.add_argument("source", metavar="NETWORK", help="As in `lrnas count`.")
     text = "Data set, named as in `lrnas search` (default: cifar10 with a GPU, digits without)"
     add_settings(reproduce, "data", help=text)
     add_settings(reproduce, "image_size", "image_memory", "data_dir", "address")

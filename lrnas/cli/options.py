@@ -177,9 +177,8 @@ def open_named(options: argparse.Namespace, name: str | None) -> Study:
         name: Name of the study; None: the only study there is.
     """
     with needs_extra("a study", "search"):
-        from lrnas.study.folder import only_study
         from lrnas.study.open import open_study
-    return call(open_study, options, name=name or call(only_study, options))
+    return call(open_study, options, name=name)
 
 
 def call(function: Callable[..., Result], options: argparse.Namespace, **more: Any) -> Result:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import FILE, add_command, add_option, add_settings, call, needs_extra
 from lrnas.cli.output import make_console, make_table, print_result
-from lrnas.errors import LrnasError, UnknownName
+from lrnas.errors import LrnasError
 from lrnas.searching.settings import TEXT, WHOLE
 
 if TYPE_CHECKING:
-    from lrnas.arch.architecture import Architecture
     from lrnas.profiling.profile import Check, LayerTime, Profile, Profiled
-    from lrnas.study.study import ImageShape
 
-SHAPE = {"input_size": "size", "in_chans": "channels", "num_classes": "classes"}
-"""Arguments of `profile` for the shape of images and the number of classes, and the options that set them."""
+BUSY = 0.2
+"""Number of CPU cores used by other programs above which times should be measured again."""
 
 
 def add_commands(commands: Any) -> None:
@@ -34,15 +33,15 @@ def add_commands(commands: Any) -> None:
     add_option(profile, "--device", TEXT, "NAME", "Measure on cpu, cuda or cuda:N (default: cuda if there is a GPU)")
     add_option(profile, "--batch", WHOLE, "N", "Measure batches of N images (default: 128 on a GPU, 8 on a CPU)")
     text = "Rows and columns of images (default: the study's, or the paper's)"
-    add_option(profile, "--size", WHOLE, "PIXELS", text, dest="input_size")
-    add_option(profile, "--channels", WHOLE, "N", "Channels of images (default: the study's, or 3)", dest="in_chans")
+    add_option(profile, "--size", WHOLE, "PIXELS", text)
+    add_option(profile, "--channels", WHOLE, "N", "Channels of images (default: the study's, or 3)")
     text = "Number of classes (default: the study's, or the paper's)"
-    add_option(profile, "--classes", WHOLE, "N", text, dest="num_classes")
+    add_option(profile, "--classes", WHOLE, "N", text)
     text = "Number format: bf16, fp16 or fp32 (default: bf16 on a GPU, fp32 on a CPU)"
     add_option(profile, "--dtype", TEXT, "NAME", text)
     add_option(profile, "--threads", WHOLE, "N", "Use N threads of a CPU (default: as many as PyTorch uses)")
     text = "Compile all networks with torch.compile, the baselines too."
-    profile.add_argument("--compile", action="store_true", dest="compile_networks", help=text)
+    profile.add_argument("--compile", action="store_true", help=text)
     text = "Compare all networks with this one (default: each with the dense network of its family)"
     add_option(profile, "--baseline", TEXT, "NETWORK", text)
     profile.add_argument("--no-training", action="store_false", dest="training", help="Measure forward passes only.")
@@ -70,46 +69,10 @@ def _profile(options: argparse.Namespace) -> None:
         return
     from lrnas.profiling.profile import profile
 
-    found = [_find(source, options) for source in (*options.sources, *filter(None, [options.baseline]))]
-    _take_shape([shape for _, _, shape in found if shape is not None], options)
-    networks = [(name, network) for name, network, _ in found]
-    result = call(
-        profile,
-        options,
-        networks=networks[: len(options.sources)],
-        baseline=networks[-1] if options.baseline else None,
-    )
+    result = call(profile, options, networks=options.sources)
     if options.plot is not None:
         plot_times(result, options.plot)
     print_result(options, result.to_dict, lambda: _print_profile(result))
-
-
-def _find(source: str, options: argparse.Namespace) -> tuple[str, Architecture, ImageShape | None]:
-    """A network by name or file, or one of a study, with the shape of its images."""
-    from lrnas.models.summary import read_source
-    from lrnas.study.references import check_no_study, find_network
-
-    if (found := find_network(source, options.studies, options.storage)) is not None:
-        return found.name, found.trial.architecture, found.study.image_shape
-    try:
-        return *read_source(source), None
-    except UnknownName:
-        check_no_study(source, options.studies, options.storage)
-        raise
-
-
-def _take_shape(shapes: list[ImageShape], options: argparse.Namespace) -> None:
-    """Set options that are not given to the shape of the studies' images, which must be the same for all studies."""
-    for (name, option), field in zip(SHAPE.items(), ("size", "channels", "num_classes"), strict=True):
-        found = {getattr(shape, field) for shape in shapes}
-        if getattr(options, name) is not None or not found:
-            continue
-        if len(found) > 1:
-            raise LrnasError(
-                f"networks of studies are measured as they were trained; got studies of {option} "
-                f"{' and '.join(map(str, sorted(found)))}; give --{option}"
-            )
-        setattr(options, name, found.pop())
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -164,6 +127,8 @@ def _sum(layers: list[LayerTime]) -> LayerTime:
 
 
 def _print_profile(result: Profile) -> None:
+    from lrnas.profiling.profile import REPETITIONS
+
     for network in result.networks:
         if network.layers:
             _print_layers(result, network)
@@ -176,7 +141,19 @@ def _print_profile(result: Profile) -> None:
         table.add_row(network.name, *_cells(network, base, trained), "" if base is network else base.name)
     console = make_console()
     console.print(table)
-    console.print("Times are medians over rounds; each round measures all networks. MACs are for one image.")
+    spread = max(network.spread for network in result.networks)
+    console.print(
+        f"Times are medians over rounds that measure all networks, repeated {REPETITIONS} times; repetitions differ "
+        f"from the times shown by at most {spread:.1%}. MACs are for one image."
+    )
+    if any(network.layers for network in result.networks):
+        console.print(
+            "The sum of layers is not the time of the network: each layer is measured alone, again and again, with its "
+            "data in the cache; and timm's models have more than the layers shown."
+        )
+    if result.busy_cores is not None:
+        busy = f"Other programs used {result.busy_cores:.1f} of {os.cpu_count()} CPU cores meanwhile"
+        console.print(f"{busy}{': measure again when they are idle.' if result.busy_cores > BUSY else '.'}")
 
 
 def _print_check(result: Check) -> None:

@@ -11,7 +11,6 @@ from lrnas.cli.output import NARROW, exit_code, make_console, make_table, percen
 from lrnas.searching.settings import FLAG, WHOLE, Kind
 
 if TYPE_CHECKING:
-    from lrnas.study.location import Whereabouts
     from lrnas.study.retrained import Retrained
     from lrnas.study.study import Study
     from lrnas.study.verdicts import Verdict
@@ -41,7 +40,7 @@ def add_commands(commands: Any) -> None:
     add_option(retrain, "--seeds", WHOLE, "N", "Train each network N times, with different random seeds", 3)
     add_settings(retrain, "recipe", default="full")
     add_settings(retrain, "epochs", help="Train for N epochs (default: the recipe's)")
-    text = "Data set of the search; required if its images are read from files (default: as in the search)"
+    text = "Data set of the search, if its images were moved (default: where the search read them)"
     add_settings(retrain, "data", help=text)
     add_settings(retrain, "set", help=CHANGE_HELP)
     add_settings(retrain, "image_memory", "data_dir", "studies", "storage", *WORKERS)
@@ -56,36 +55,27 @@ def _retrain(options: argparse.Namespace) -> int:
         import scipy  # noqa: F401  # for the verdicts, after all training
 
         from lrnas.study.open import open_study
-    from lrnas.study.location import Whereabouts
     from lrnas.study.retrained import read_retrained
     from lrnas.study.verdicts import judge
 
-    where = Whereabouts(options.studies, options.storage)
-    is_shown_only = "@" in options.study
-    if is_shown_only:
+    if "@" in options.study:
         study = call(open_study, options, name=options.study, allow_retraining=True)
     else:
         from lrnas.searching.retrain import retrain
 
-        workers = {name: getattr(options, name) for name in WORKERS}
-        front = options.front or not options.trials
-        retraining = call(retrain, options, name=options.study, front=front, changes=options.set, **workers)
-        study = retraining.study
+        study = call(retrain, options, front=options.front or not options.trials)
     retrained = read_retrained(study)
     assert retrained is not None
-    left = retrained.left if is_shown_only else retraining.left()
-    again = f"`{where.command('retrain', retrained.study)}` with its options" if is_shown_only else "the same command"
     verdicts = judge(retrained.finals)
-    remark = f"{left}; {again} continues them" if left else ""
     print_result(
         options,
-        lambda: _as_data(study, retrained, verdicts, left),
-        lambda: _print_finals(study, retrained, verdicts, remark, where),
+        lambda: _as_data(study, retrained, verdicts),
+        lambda: _print_finals(study, retrained, verdicts),
     )
     return exit_code(study.interrupted)
 
 
-def _as_data(study: Study, retrained: Retrained, verdicts: list[Verdict], left: int) -> dict[str, Any]:
+def _as_data(study: Study, retrained: Retrained, verdicts: list[Verdict]) -> dict[str, Any]:
     from lrnas.study.retrained import final_front
     from lrnas.study.verdicts import TEST
 
@@ -93,7 +83,7 @@ def _as_data(study: Study, retrained: Retrained, verdicts: list[Verdict], left: 
         "retraining": study.name,
         "manifest": study.manifest,
         "counts": study.counts(),
-        "left": left,
+        "left": retrained.left,
         "networks": [final.to_dict() for final in retrained.finals],
         "final_front": [final.identity for final in final_front(retrained.finals)],
         "test": TEST,
@@ -101,16 +91,17 @@ def _as_data(study: Study, retrained: Retrained, verdicts: list[Verdict], left: 
     }
 
 
-def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict], left: str, where: Whereabouts) -> None:
-    """Print the tested networks and the verdicts; `left` says what is not trained yet, or is empty."""
+def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict]) -> None:
+    """Print the runs that are not done, the tested networks and the verdicts."""
     from lrnas.study.manifest import data_name
     from lrnas.study.retrained import front_marks
     from lrnas.study.verdicts import TEST
 
     console = make_console()
     manifest, finals = study.manifest, retrained.finals
-    if left:
-        console.print(f"Runs that are not done: {left}.", soft_wrap=True)
+    if retrained.left:
+        again = f"`{study.where.command('retrain', retrained.study)}` with its options"
+        console.print(f"Runs that are not done: {retrained.left}; {again} continues them.", soft_wrap=True)
     for final in finals:
         if final.failed:
             console.print(f"{final.name}: runs that failed: {final.failed}, the last one: {final.reason or 'unknown'}")
@@ -152,6 +143,6 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict], l
     if verdicts:
         console.print(f"Test: {TEST}.")
     if ":" not in study.name:  # else NAME:NETWORK would be ambiguous
-        source = shlex.quote(f"{study.name}:NETWORK") + where.options()
+        source = shlex.quote(f"{study.name}:NETWORK") + study.where.options()
         which = "the first seed of NETWORK; for another seed, give the number of its run"
         console.print(f"Weights: lrnas export {source} ({which})", soft_wrap=True)

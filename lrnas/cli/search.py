@@ -95,8 +95,6 @@ def _search(options: argparse.Namespace) -> int:
         found = estimate(settings)
         print_result(options, found.to_dict, lambda: print_estimate(found))
         return 0
-    from lrnas.study.location import Whereabouts
-
     study = search(settings)
     level = _pick_level(study)
     print_result(options, lambda: _front_as_data(study, level), lambda: _print_front(study, level))
@@ -104,7 +102,7 @@ def _search(options: argparse.Namespace) -> int:
     if not options.json:
         spent = study.spent()
         more = f" with a budget above {spent}" if spent >= settings.budget else ""
-        again = Whereabouts(settings.studies, settings.storage).command("front", study.name)
+        again = study.where.command("front", study.name)
         console = make_console()
         console.print(f"Written: {', '.join(map(str, files))}")
         console.print(f"Look again: {again}", soft_wrap=True)
@@ -135,13 +133,27 @@ def _studies(options: argparse.Namespace) -> None:
 
 
 def _print_studies(studies: list[dict[str, Any]], folder: str) -> None:
-    columns = ("trained", "stopped", "on the front", "best", "disk")
-    table = make_table(f"Studies in {folder}", ["study", "space", "data"], columns)
+    console = make_console()
+    is_narrow = console.width < NARROW
+    texts = ["study"] if is_narrow else ["study", "space", "data"]
+    columns = (
+        ["trained", "front", "best", "disk"] if is_narrow else ["trained", "stopped", "on the front", "best", "disk"]
+    )
+    table = make_table(f"Studies in {folder}", texts, columns)
     for row in studies:
-        counts = (str(row[key]) for key in ("completed", "stopped", "front"))
-        sizes = (percent(row["best"]), file_size(row["bytes"]))
-        table.add_row(row["study"], row["space"], row["data_name"], *counts, *sizes)
-    make_console().print(table)
+        cells = {
+            "study": row["study"],
+            "space": row["space"],
+            "data": row["data_name"],
+            "trained": str(row["completed"]),
+            "stopped": str(row["stopped"]),
+            "on the front": str(row["front"]),
+            "front": str(row["front"]),
+            "best": percent(row["best"]),
+            "disk": file_size(row["bytes"]),
+        }
+        table.add_row(*(cells[column] for column in (*texts, *columns)))
+    console.print(table)
 
 
 def _delete(options: argparse.Namespace) -> None:
@@ -222,21 +234,21 @@ def _front_as_data(study: Study, level: str) -> dict[str, Any]:
         return {
             "study": study.name,
             "level": level,
-            "manifest": study.manifest,
             "front": [final.to_dict() for final in final_front(finals)],
             "paper": [final.to_dict() for final in finals if final.point is not None],
             "networks": [final.to_dict() for final in finals],
             "outcomes": [outcome.to_dict() for outcome in compare_with_paper(finals)],
+            "manifest": study.manifest,
         }
     summary = study.summary()
     return {
         "study": study.name,
         "level": level,
-        "manifest": study.manifest,
-        "counts": summary.counts,
-        "hypervolume": summary.hypervolume,
         "front": [_as_data(study, trial) for trial in summary.front],
         "paper": [_as_data(study, trial) for trial in _paper_trials(study, summary.trials)],
+        "counts": summary.counts,
+        "hypervolume": summary.hypervolume,
+        "manifest": study.manifest,
     }
 
 
@@ -265,7 +277,7 @@ def _print_front(study: Study, level: str) -> None:
     paper = _paper_trials(study, summary.trials)
     full = [trial for trial in summary.trials if trial.status == "completed"]
     whole = next((trial for trial in full if trial.point and trial.point == study.baseline), None)
-    dense = whole.macs if whole else _baseline_macs(study)
+    dense = whole.macs if whole else study.dense_macs
     latency = study.manifest.get("latency")
     is_narrow = console.width < NARROW
     columns = ["trial", "accuracy", "MACs"] + ["share"] * (not (is_narrow and latency))
@@ -304,7 +316,7 @@ def _print_level(study: Study, level: str) -> None:
     if not finals:
         console.print(f"{study.name} has no network trained at level {level} yet.")
         return
-    dense = _baseline_macs(study)
+    dense = study.dense_macs
     is_narrow = console.width < NARROW
     columns = ["trial", "accuracy", "n", "promised", "MACs", "share"]
     columns += ["parameters"] * (not is_narrow or "params" in study.costs) + ["latency"] * ("latency" in study.costs)
@@ -332,19 +344,6 @@ def _print_level(study: Study, level: str) -> None:
     )
     for outcome in compare_with_paper(finals) if level == FULL else ():
         console.print(str(outcome))
-
-
-def _baseline_macs(study: Study) -> int | None:
-    """Multiply-accumulates of the network that others are compared with; None if the study has no such network."""
-    from lrnas.arch.architecture import Architecture
-    from lrnas.models.plan import make_plan
-
-    named = study.manifest["space"]["points"] | study.manifest["space"]["seeds"]
-    if study.baseline is None:
-        return None
-    shape = study.image_shape
-    network = Architecture.from_dict(named[study.baseline])
-    return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False, deployed=True).cost.macs
 
 
 def _front_table(study: Study) -> pd.DataFrame:

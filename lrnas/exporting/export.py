@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,9 @@ from lrnas.exporting.sample_inputs import Inputs, find_data, find_inputs
 from lrnas.exporting.sources import ExportError, Source, find_source
 from lrnas.profiling.timing import find_device, measure, num_threads
 from lrnas.training.provenance import hardware
+
+if TYPE_CHECKING:
+    from lrnas.study.study import Trial
 
 Format = Literal["timm", "onnx", "torch-export"]
 SUFFIX = {"timm": "", "onnx": ".onnx", "torch-export": ".pt2"}
@@ -94,7 +97,7 @@ class Export:
 
 
 def export(
-    source: str,
+    source: str | Path | Trial,
     format: Format = "timm",  # noqa: A002  # the option's name
     *,
     out: str | Path | None = None,
@@ -104,8 +107,8 @@ def export(
     threads: int | None = None,
     data: str | None = None,
     data_dir: str | Path | None = None,
-    input_size: int | None = None,
-    num_classes: int | None = None,
+    input: int | None = None,  # noqa: A002  # the option's name
+    classes: int | None = None,
     architecture: str | Path | None = None,
     studies: str | Path = "studies",
     storage: str | None = None,
@@ -115,7 +118,7 @@ def export(
     """Write a network for use elsewhere, and check what was written against the network.
 
     Args:
-        source: A checkpoint (folder or file), STUDY:TRIAL, a named network, FILE.json or timm:MODEL.
+        source: A trial, a checkpoint (folder or file), STUDY:TRIAL, a named network, FILE.json or timm:MODEL.
         format: "timm" (a folder), "onnx" or "torch-export" (a file each).
         out: Folder or file to write; None for one in `exports/`.
         fuse: Fold batch norms, and replace every mixed-shape layer by its fastest form, found by measurement.
@@ -124,8 +127,8 @@ def export(
         threads: CPU threads for the measurements; None for PyTorch's number, or for one if that is faster.
         data: Data set whose images are used for the check; None for the one that the network was trained on.
         data_dir: Folder of the data sets; None for the default one.
-        input_size: Rows and columns of an image; None for the size in training or, if unknown, the backbone's size.
-        num_classes: Number of classes of a network with random weights; None for that of the data or the backbone.
+        input: Rows and columns of an image; None for the size in training or, if unknown, the backbone's size.
+        classes: Number of classes of a network with random weights; None for that of the data or the backbone.
         architecture: JSON file with the architecture, for a file of weights that does not contain it.
         studies: Folder of the studies, for STUDY:TRIAL.
         storage: URL of the studies' database, if they are not in that folder.
@@ -140,7 +143,7 @@ def export(
     """
     if format not in get_args(Format):
         raise UnknownName("format", str(format), get_args(Format))
-    counts = {"batch": batch, "number of threads": threads, "input": input_size, "number of classes": num_classes}
+    counts = {"batch": batch, "number of threads": threads, "input": input, "number of classes": classes}
     for what, value in counts.items():
         if value is not None and value < 1:
             raise ExportError(f"the {what} must be at least 1; got {value}; give a larger number")
@@ -157,9 +160,9 @@ def export(
     place = _find_place(out, found.name + "-fused" * fuse, format, force)
     if found.weights is None:
         note(f"{found.name} has {found.origin}")
-    data_set, message = find_data(found, data, data_dir, input_size)
+    data_set, message = find_data(found, data, data_dir, input)
     note(message)
-    model, inputs = _prepare(found, data_set, num_classes, data_dir, input_size)
+    model, inputs = _prepare(found, data_set, classes, data_dir, input)
     if data_set is not None and inputs.mean is None:
         note("images were whitened in training, which is not part of the network: whiten its inputs in the same way")
     expected = _outputs(model, inputs.images)

@@ -7,6 +7,7 @@ never downloads anything. Otherwise they are random, with mean 0 and standard de
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,11 @@ def find_data(
     trained_on = identity.get("data")
     if not trained_on:
         return None, ""
+    if (there := identity.get("images") or "").startswith("folder:"):  # others may be downloaded
+        with suppress(DataError):  # they were moved, or are on another machine
+            found = load_set(there, data_dir, min_size=smallest, image_size=size or identity["image_size"])
+            if found.identity == trained_on:
+                return found, ""
     if trained_on not in SETS:
         unknown = "" if identity.get("classes") else ", and the names of the classes are not written"
         shown = identity.get("data_name") or trained_on

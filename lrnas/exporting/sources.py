@@ -1,4 +1,4 @@
-"""Networks to export: a checkpoint, a trial of a study, or a named network with random weights."""
+"""Networks with their weights: a checkpoint, a trial of a study, or a named network with random weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +22,9 @@ from lrnas.models.plan import TIMM
 from lrnas.models.summary import read_source
 from lrnas.study.references import StudyNetwork, check_no_study, find_network
 from lrnas.training.checkpoint import RECORD, load_checkpoint, load_tensors
+
+if TYPE_CHECKING:
+    from lrnas.study.study import Trial
 
 RANDOM = "random weights, not trained"
 
@@ -75,8 +78,33 @@ class Source:
         return model, channels
 
 
+def load_model(
+    source: str | Path | Trial,
+    *,
+    architecture: str | Path | None = None,
+    studies: str | Path = "studies",
+    storage: str | None = None,
+) -> nn.Module:
+    """Load a trained network, for use or for further training in Python.
+
+    Args:
+        source: A trial; a checkpoint (folder or file); STUDY:TRIAL, where TRIAL is a number, the name of a network, or
+            best; or STUDY@RECIPE:NETWORK for a retrained network.
+        architecture: JSON file with the architecture, for a file of weights that does not contain it.
+        studies: Folder that holds the studies, for STUDY:TRIAL.
+        storage: Database URL, or journal:FILE, that holds the study; None for the file in its folder.
+
+    Returns:
+        The network with its weights, in evaluation mode on the CPU.
+    """
+    found = find_source(source, architecture=architecture, studies=studies, storage=storage)
+    if found.weights is None:
+        raise ExportError(f"a trained network is needed; got {found.name}, which is not; use lrnas.create_model")
+    return found.create_model()[0]
+
+
 def find_source(
-    source: str,
+    source: str | Path | Trial,
     *,
     architecture: str | Path | None = None,
     studies: str | Path = "studies",
@@ -86,7 +114,7 @@ def find_source(
     """Find a network and its weights.
 
     Args:
-        source: A checkpoint (folder or file), STUDY:TRIAL, a named network, FILE.json or timm:MODEL.
+        source: A trial, a checkpoint (folder or file), STUDY:TRIAL, a named network, FILE.json or timm:MODEL.
         architecture: JSON file with the architecture, for a file of weights that does not contain it.
         studies: Folder of the studies.
         storage: URL of the studies' database, if they are not in that folder.
@@ -96,7 +124,9 @@ def find_source(
         The network.
     """
     given = None if architecture is None else Architecture.load(architecture)
-    path = Path(source)
+    if not isinstance(source, str | Path):
+        return _from_study(StudyNetwork(source.study, source), source.study.where.studies, fresh)
+    path, source = Path(source), str(source)
     if len(source) < 1000 and path.exists():
         return _from_path(path, given, fresh)
     if given is not None:
@@ -179,14 +209,14 @@ def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool) -> Source
     trials = trials_folder(studies, study.name)
     folder = trial_folder(trials, trial.number)
     keys = ("data", "image_size", "recipe", DATA_NAME, CLASSES)
-    identity = {key: study.manifest[key] for key in keys if key in study.manifest}
+    identity = {key: study.manifest[key] for key in keys if key in study.manifest} | {"images": study.images}
     if (folder / RECORD).exists():
         source = _from_checkpoint(folder, trial.architecture)
         known = {key: value for key, value in source.identity.items() if value is not None}
         return dataclasses.replace(source, name=label, identity={**identity, **known})
     if fresh:
         return Source(label, trial.architecture, RANDOM, identity=identity)
-    there = [str(other.number) for other in study.trials() if (trial_folder(trials, other.number) / RECORD).exists()]
+    there = [str(other.number) for other in study.trials if (trial_folder(trials, other.number) / RECORD).exists()]
     where = f"; weights exist for {', '.join(there[:12])}{', …' * (len(there) > 12)}" if there else ""
     raise ExportError(
         f"the weights of trial {trial.number} of {study.name}, which is {trial.status}, were not kept: {folder} exists "

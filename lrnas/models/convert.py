@@ -20,6 +20,7 @@ from timm.layers import Conv2dSame
 from torch import nn
 from torch.nn.utils import parametrize
 
+from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Allocation, Filters, Mix
 from lrnas.errors import ConversionError, closest
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d, make_conv
@@ -30,7 +31,7 @@ LOW_RANK = Allocation.composite(vertical=0.5, horizontal=0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(NotebookView):
     """The result of `convert`."""
 
     model: nn.Module
@@ -39,6 +40,9 @@ class Conversion:
     """The new filters, by path."""
     left: dict[str, str]
     """The reason why a convolution was not replaced, by path."""
+
+    def __repr__(self) -> str:
+        return f"<Conversion: {len(self.replaced)} convolutions replaced, {len(self.left)} left as they were>"
 
     def __str__(self) -> str:
         lines = [f"{len(self.replaced)} convolutions replaced, {len(self.left)} left as they were"]

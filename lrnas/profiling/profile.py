@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -21,13 +21,25 @@ import torch
 from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import Step
-from lrnas.errors import LrnasError, error_line
+from lrnas.errors import LrnasError, UnknownName, error_line
 from lrnas.models.paper import family_table, named_networks
 from lrnas.models.plan import built_id, make_plan, native_input_size, native_num_classes, resolve_backbone
+from lrnas.models.summary import read_source
 from lrnas.profiling.latency_table import DTYPES, REFERENCES, Conditions, Latency, LatencyTable
 from lrnas.profiling.step_modules import Setting, layer_call, network_call, steps_of
-from lrnas.profiling.timing import Call, find_device, measure, num_threads
+from lrnas.profiling.timing import Call, OtherWork, find_device, measure, num_threads
 from lrnas.spaces.space import load_space
+from lrnas.study.references import check_no_study, find_network
+
+if TYPE_CHECKING:
+    from lrnas.study.study import ImageShape, Trial
+
+Named: TypeAlias = "str | Trial | Architecture | tuple[str, Architecture]"
+"""A network that can be measured."""
+
+
+REPETITIONS = 3
+"""How often whole networks are measured, each time as a median over rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,8 @@ class Profiled:
     training: float | None
     """Time of a step of SGD; None if it was not measured."""
     layers: list[LayerTime]
+    spread: float = 0.0
+    """Largest difference of a repetition from these times, as a share of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,11 @@ class Profile:
     conditions: Conditions
     compiled: bool
     networks: list[Profiled]
+    busy_cores: float | None = None
+    """Number of CPU cores that other programs used on average during the measurements; None if unknown."""
+
+    def __repr__(self) -> str:
+        return f"<Profile of {', '.join(network.name for network in self.networks)} on {self.conditions}>"
 
     def baseline(self, network: Profiled) -> Profiled:
         """The network that a network is compared with."""
@@ -83,7 +102,7 @@ class Profile:
     def to_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
         return {
-            "conditions": {**self.conditions.to_dict(), "compiled": self.compiled},
+            "conditions": {**self.conditions.to_dict(), "compiled": self.compiled, "busy_cores": self.busy_cores},
             "networks": [
                 {
                     "name": network.name,
@@ -91,6 +110,7 @@ class Profile:
                     "baseline": network.baseline,
                     "input": network.input_size,
                     **_numbers(network),
+                    "spread": network.spread,
                     "share": self.shares(network),
                     "layers": [
                         {"name": layer.name, "filters": layer.filters, **_numbers(layer)} for layer in network.layers
@@ -120,69 +140,127 @@ def baseline_of(architecture: Architecture) -> tuple[str, Architecture]:
 
 
 def profile(
-    networks: Sequence[tuple[str, Architecture]],
+    networks: Named | Sequence[Named],
     *,
     device: str | None = None,
     batch: int | None = None,
-    input_size: int | None = None,
-    in_chans: int | None = None,
-    num_classes: int | None = None,
+    size: int | None = None,
+    channels: int | None = None,
+    classes: int | None = None,
     dtype: str | None = None,
     threads: int | None = None,
-    compile_networks: bool = False,
-    baseline: tuple[str, Architecture] | None = None,
+    compile: bool = False,  # noqa: A002  # the option's name
+    baseline: Named | None = None,
     training: bool = True,
     layers: bool = True,
+    studies: str | Path = "studies",
+    storage: str | None = None,
 ) -> Profile:
-    """Measure networks, and the baseline of each, on a device of this machine.
+    """Measure the time of networks and their layers, and of the baseline of each, on a device of this machine.
 
     Args:
-        networks: Names and architectures.
+        networks: One network or several: a trial, an architecture, a pair of a name and an architecture, or text: a
+            name from `lrnas models`, a backbone, an architecture FILE.json, timm:MODEL or STUDY:TRIAL.
         device: cpu, cuda or cuda:N; None for the GPU if there is one.
         batch: Images in a batch; None for 128 on a GPU and 8 on a CPU.
-        input_size: Rows and columns of the images; None for the size in the paper.
-        in_chans: Channels of the images; None for 3.
-        num_classes: Number of classes; None for the number in the paper.
+        size: Rows and columns of the images; None for the study's or the paper's.
+        channels: Channels of the images; None for the study's, or 3.
+        classes: Number of classes; None for the study's or the paper's.
         dtype: bf16, fp16 or fp32; None for bf16 on a GPU and fp32 on a CPU.
         threads: CPU threads; None for PyTorch's number.
-        compile_networks: Use torch.compile for networks, baselines and layers.
-        baseline: Name and architecture to compare all networks with; None for the baseline of each network's family.
+        compile: Use torch.compile for networks, baselines and layers.
+        baseline: Network to compare all others with; None for the dense network of each one's family.
         training: Measure training steps too.
         layers: Measure single layers too.
+        studies: Folder that holds the studies, for STUDY:TRIAL.
+        storage: Database URL, or journal:FILE, that holds the study; None for the file in its folder.
 
     Returns:
         The times of all networks and baselines.
     """
+    several = networks if isinstance(networks, Sequence) and not _is_one(networks) else [networks]
+    found = [_find(network, studies, storage) for network in several]
+    wanted = None if baseline is None else _find(baseline, studies, storage)
+    found_shapes = [each.shape for each in (*found, wanted) if each is not None and each.shape is not None]
+    size = _common("size", size, [shape.size for shape in found_shapes])
+    channels = _common("channels", channels, [shape.channels for shape in found_shapes]) or 3
+    classes = _common("classes", classes, [shape.num_classes for shape in found_shapes])
     place = find_device(device)
     batch = (128 if place.type == "cuda" else 8) if batch is None else batch
     conditions = Conditions.here(place, batch, dtype, threads)
-    setting = Setting(place, DTYPES[conditions.dtype], batch, compile_networks)
-    channels = in_chans or 3
-    rows = _with_baselines(networks, baseline)
+    setting = Setting(place, DTYPES[conditions.dtype], batch, compile)
+    rows = _with_baselines([each[:2] for each in found], None if wanted is None else wanted[:2])
     shapes: list[tuple[Architecture, int, int, int]] = []
     for _, network, _ in rows:
         backbone = resolve_backbone(network)[0]
-        size, classes = input_size or native_input_size(backbone), num_classes or native_num_classes(backbone)
-        shapes.append((network, size, classes, channels))
+        shape = (size or native_input_size(backbone), classes or native_num_classes(backbone), channels)
+        shapes.append((network, *shape))
     costs = [make_plan(*shape, check_fit=False).cost for shape in shapes]
     logger.info(f"measuring {len(rows)} networks on {conditions}")
 
-    def time_networks(is_training: bool) -> list[float]:
+    def time_networks(is_training: bool) -> list[tuple[float, float]]:
+        """The median of all repetitions, and the largest difference from it, as a share of it."""
         calls = [network_call(*shape[:3], setting, channels, training=is_training) for shape in shapes]
-        return _milliseconds(calls, place)
+        repeated = np.array([_milliseconds(calls, place) for _ in range(REPETITIONS)])
+        medians = np.median(repeated, axis=0)
+        return list(zip(medians.tolist(), (np.abs(repeated - medians).max(axis=0) / medians).tolist(), strict=True))
+
+    others = OtherWork()
 
     # torch.compile's own limit on compilations of one kind of module is lower than the number of layers
     many_compilations = torch._dynamo.config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000)
     with num_threads(conditions.threads), _explained_errors(), many_compilations:
         forward = time_networks(False)
-        trained = time_networks(True) if training else [None] * len(rows)
+        trained = time_networks(True) if training else [(None, 0.0)] * len(rows)
         steps = [steps_of(*shape) if layers else [] for shape in shapes]
         times = _time_layers(steps, setting, training)
-    measured = [
-        Profiled(name, network, base, shapes[i][1], costs[i].macs, forward[i], trained[i], times[i])
-        for i, (name, network, base) in enumerate(rows)
-    ]
-    return Profile(conditions, compile_networks, measured)
+    measured = []
+    for i, (name, network, base) in enumerate(rows):
+        (whole, spread), (step, step_spread) = forward[i], trained[i]
+        known = (name, network, base, shapes[i][1], costs[i].macs, whole, step, times[i], max(spread, step_spread))
+        measured.append(Profiled(*known))
+    return Profile(conditions, compile, measured, others.cores())
+
+
+class _Found(NamedTuple):
+    """A network to measure, and the shape of its study's images; None if it is from no study."""
+
+    name: str
+    network: Architecture
+    shape: ImageShape | None
+
+
+def _is_one(networks: Any) -> bool:
+    """Whether an argument is one network, and not a sequence of networks."""
+    return isinstance(networks, str) or (
+        isinstance(networks, tuple) and len(networks) == 2 and isinstance(networks[1], Architecture)
+    )
+
+
+def _find(source: Any, studies: str | Path, storage: str | None) -> _Found:
+    if isinstance(source, tuple):
+        return _Found(source[0], source[1], None)
+    if isinstance(source, Architecture):
+        return _Found(built_id(source), source, None)
+    if not isinstance(source, str):
+        return _Found(f"{source.study.name}:{source.number}", source.architecture, source.study.image_shape)
+    if (found := find_network(source, studies, storage)) is not None:
+        return _Found(found.name, found.trial.architecture, found.study.image_shape)
+    try:
+        return _Found(*read_source(source), None)
+    except UnknownName:
+        check_no_study(source, studies, storage)
+        raise
+
+
+def _common(option: str, given: int | None, found: Sequence[int]) -> int | None:
+    """A number that is given, else that of the studies' images, which must be the same for all studies."""
+    if given is None and len(numbers := sorted(set(found))) > 1:
+        raise LrnasError(
+            f"networks of studies are measured as they were trained; got studies of {option} "
+            f"{' and '.join(map(str, numbers))}; give --{option}"
+        )
+    return given if given is not None or not found else found[0]
 
 
 def _with_baselines(
@@ -288,9 +366,9 @@ def check_table(
     number: int = 12,
     device: str | None = None,
     batch: int | None = None,
-    input_size: int | None = None,
-    in_chans: int | None = None,
-    num_classes: int | None = None,
+    size: int | None = None,
+    channels: int | None = None,
+    classes: int | None = None,
     dtype: str | None = None,
     threads: int | None = None,
     file: Path,
@@ -303,9 +381,9 @@ def check_table(
         number: Number of networks.
         device: cpu, cuda or cuda:N; None for the GPU if there is one.
         batch: Images in a batch; None for 1.
-        input_size: Rows and columns of the images; None for the size in the paper.
-        in_chans: Channels of the images; None for 3.
-        num_classes: Number of classes; None for 10.
+        size: Rows and columns of the images; None for the size in the paper.
+        channels: Channels of the images; None for 3.
+        classes: Number of classes; None for 10.
         dtype: bf16, fp16 or fp32; None for bf16 on a GPU and fp32 on a CPU.
         threads: CPU threads; None for PyTorch's number.
         file: The file of the table; missing layers are measured and added.
@@ -317,7 +395,7 @@ def check_table(
     found = load_space(space, batch_norm=None if space.startswith("timm:") else True)
     place = find_device(device)
     table = LatencyTable(Conditions.here(place, 1 if batch is None else batch, dtype, threads), file, place)
-    shape = (input_size or native_input_size(found.backbones[0]), num_classes or 10, in_chans or 3)
+    shape = (size or native_input_size(found.backbones[0]), classes or 10, channels or 3)
     latency = Latency(table, *shape)
     networks = latency.some_networks(found, number, seed)
     with _explained_errors():

@@ -12,9 +12,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -46,6 +48,28 @@ def find_device(name: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= (number := torch.cuda.device_count()):
         raise LrnasError(f"this machine has {number} GPUs that PyTorch can use; got {name!r}; choose another device")
     return device
+
+
+class OtherWork:
+    """The work of other programs on this machine's CPU since the object was created."""
+
+    def __init__(self) -> None:
+        self._before = _seconds_of_others(), time.perf_counter()
+
+    def cores(self) -> float | None:
+        """Number of cores that other programs have used on average; None if the system does not tell."""
+        (others, then), now = self._before, _seconds_of_others()
+        return None if others is None or now is None else max(0.0, (now - others) / (time.perf_counter() - then))
+
+
+def _seconds_of_others() -> float | None:
+    """CPU seconds of all other processes so far; None if the system does not tell."""
+    try:
+        fields = [int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    idle = fields[3] + fields[4]
+    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 @contextmanager

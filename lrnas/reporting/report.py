@@ -24,7 +24,6 @@ from lrnas.reporting.retrained_report import Tested, finals_to_dicts
 from lrnas.reporting.suggested_commands import ShellLine, retrain_line, shell_lines
 from lrnas.sampling.pareto import add_to_front, hypervolume
 from lrnas.study.levels import read_level
-from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import StudyError, data_name
 from lrnas.study.objectives import OBJECTIVES, Objective
 from lrnas.study.retrained import Final, Retrained, final_front
@@ -248,7 +247,6 @@ class Report:
 def make_report(
     studies: Sequence[Study],
     *,
-    where: Whereabouts | None = None,
     axis: str | None = None,
     retrained: Sequence[Retrained] = (),
 ) -> Report:
@@ -256,7 +254,6 @@ def make_report(
 
     Args:
         studies: The studies, in the order of the report.
-        where: Where the studies are kept, for suggested commands.
         axis: Cost to show accuracies against: macs, params or latency; None: the first one that is an objective of all
             studies.
         retrained: Networks of these studies that were trained again and tested.
@@ -264,8 +261,7 @@ def make_report(
     Returns:
         The report. Layers and importances are computed when they are first used.
     """
-    where = where or Whereabouts()
-    reports = tuple(_report_study(study, where) for study in studies)
+    reports = tuple(map(_report_study, studies))
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
     baselines = {study.name: study.baseline for study in studies}
     tested = tuple(Tested(each, tuple(judge(each.finals)), baselines.get(each.study)) for each in retrained)
@@ -313,8 +309,8 @@ def _format_value(value: Any) -> str:
     return f"{value:,.0f}" if is_number and value == int(value) else f"{value:.5g}" if is_number else str(value)
 
 
-def _report_study(study: Study, where: Whereabouts) -> StudyReport:
-    summary = study.summary()
+def _report_study(study: Study) -> StudyReport:
+    summary, where = study.summary(), study.where
     manifest = study.manifest
     points = manifest["space"]["points"]
     networks = [

@@ -32,7 +32,7 @@ from lrnas.searching.setup import SearchTraining
 from lrnas.study.folder import begin_anew, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level
-from lrnas.study.manifest import LEVEL, OtherSettings, check_manifest
+from lrnas.study.manifest import LEVEL, OtherSettings, check_manifest, keep_images
 from lrnas.study.objectives import Costs
 from lrnas.study.open import name_metrics
 from lrnas.study.optuna_internals import storage_of
@@ -70,7 +70,8 @@ def open_levels(search: Study, levels: Mapping[str, Level], studies: str | Path)
             stored = begin_anew(stored, error, trials_folder(studies, name), search.objectives)
             pinned = check_manifest(stored, manifest)
         name_metrics(stored, search.objectives)
-        found[level.name] = Study(name, stored, search.objectives, pinned)
+        keep_images(stored, search.images or "")
+        found[level.name] = Study(name, stored, search.objectives, pinned, search.where)
     return found
 
 

@@ -1,6 +1,7 @@
 """Progress of a search or a retraining: events, lines on stderr, and the estimate of the time left.
 
-In a terminal, one live line shows the state, and messages scroll above it. Elsewhere both go to the logger.
+In a terminal, one live line shows the state, and messages scroll above it. In a notebook, the state is a progress bar,
+and messages are lines. Elsewhere both go to the logger.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from lrnas._messages import duration, logger, printable, show_messages
+from lrnas._notebook import LiveBar, in_notebook
 from lrnas.study.manifest import LEVEL, RETRAINS, data_name
 from lrnas.study.throughput import measure_throughput
 from lrnas.training.progress import TimeLeft
@@ -82,6 +84,9 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
             yield SearchEvents()
         finally:
             logger.disabled = before
+    elif in_notebook():
+        show_messages()
+        yield ProgressView(LiveBar("starting"))
     elif not sys.stderr.isatty():
         show_messages()
         yield ProgressView()
@@ -94,12 +99,12 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
 
 
 class ProgressView(SearchEvents):
-    """Shows events in the live line of a terminal, or as messages of the logger where there is none."""
+    """Shows events in the live line of a terminal or a notebook, or as messages of the logger where there is none."""
 
     queue: Queue
     budget: int | None
 
-    def __init__(self, status: Status | None = None) -> None:
+    def __init__(self, status: Status | LiveBar | None = None) -> None:
         self.status = status
         self.start = self.last_update = time.monotonic()
         self.began = datetime.now()
@@ -110,7 +115,7 @@ class ProgressView(SearchEvents):
     def preparing(self, what: str, done: int, total: int) -> None:
         text = f"{what}: {done:,} of {total:,}  {self.time_left.describe(what, done, total)}"
         if self.status is not None:
-            self.status.update(printable(text))
+            self._show(text, done, total)
         elif time.monotonic() - self.last_update > LINE_INTERVAL:
             self.last_update = time.monotonic()
             logger.info(text)
@@ -120,7 +125,7 @@ class ProgressView(SearchEvents):
         study = queue.study
         self.start, self.began = time.monotonic(), datetime.now()
         self.last_update = float("-inf")  # the first trial is shown at once
-        self.work_before = {trial.number: Work(trial.macs, trial.epochs, trial.seconds) for trial in study.trials()}
+        self.work_before = {trial.number: Work(trial.macs, trial.epochs, trial.seconds) for trial in study.trials}
         manifest = study.manifest
         unit = "run" if RETRAINS in manifest else "trial"
         number = f"level {manifest.get(LEVEL)}" if budget is None else f"{budget} {unit}{'s' * (budget != 1)} in all"
@@ -147,9 +152,17 @@ class ProgressView(SearchEvents):
         summary = self.queue.study.summary()  # read once: a study may have thousands of trials
         state, training = self._state(summary, now), self._training(summary.trials)
         if self.status is not None:
-            self.status.update(printable(f"{state}; {training}" if training else state))
+            done = self.queue.spent() - self.queue.running()
+            self._show(f"{state}; {training}" if training else state, done, self.budget)
         elif line := state if change == "ended" else training:
             logger.info(line)
+
+    def _show(self, text: str, done: int, total: int | None) -> None:
+        """Show a text in the live line, with the share that is done if there is a bar."""
+        if isinstance(self.status, LiveBar):
+            self.status.update(printable(text), done, total)
+        elif self.status is not None:
+            self.status.update(printable(text))
 
     def _state(self, summary: Summary, now: float) -> str:
         """Number of trials by outcome, the front so far, images per second, and the time left."""

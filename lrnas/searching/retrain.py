@@ -18,7 +18,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.names import IMAGE_MEMORY, SETS, data_folder, is_in_files, shown_name
-from lrnas.errors import LrnasError
+from lrnas.errors import DataError, LrnasError
 from lrnas.models.plan import has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
 from lrnas.searching.progress import SearchEvents, progress_view
@@ -29,8 +29,7 @@ from lrnas.searching.trials_per_gpu import share_gpus
 from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import read_level
-from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, keep_unreadable, names_of
+from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, keep_images, keep_unreadable, names_of
 from lrnas.study.objectives import RETRAINED
 from lrnas.study.open import name_metrics, open_study
 from lrnas.study.optuna_internals import storage_of
@@ -40,7 +39,7 @@ from lrnas.training.job import Job
 
 
 def retrain(
-    name: str,
+    study: str | Study,
     *,
     trials: Sequence[int] = (),
     front: bool | None = None,
@@ -48,12 +47,12 @@ def retrain(
     seeds: int = 3,
     recipe: str = "full",
     epochs: int | None = None,
-    changes: Mapping[str, Any] | None = None,
+    set: Mapping[str, Any] | None = None,  # noqa: A002  # the option's name
     data: str | None = None,
     data_dir: str | Path | None = None,
     image_memory: float = IMAGE_MEMORY,
-    storage: str | None = None,
     studies: str | Path = "studies",
+    storage: str | None = None,
     cpus_per_trial: float = 1,
     gpus_per_trial: float | None = None,
     concurrency: int | None = None,
@@ -61,13 +60,13 @@ def retrain(
     trial_timeout: float | None = None,
     events: SearchEvents | None = None,
     progress: bool = True,
-) -> Runs:
+) -> Study:
     """Train networks of a search in full, over several seeds, and test them.
 
     The same call continues a retraining that exists; more seeds or other networks extend it.
 
     Args:
-        name: Name of the search.
+        study: The search, or its name.
         trials: Numbers of trials whose networks are trained.
         front: Whether to train the networks on the front, that of the finals if there are any; None: only if no trials
             are given.
@@ -75,12 +74,12 @@ def retrain(
         seeds: Number of runs of each network.
         recipe: `full`, `paper`, `fast` or a TOML file of a recipe.
         epochs: Number of epochs; None: the recipe's.
-        changes: Fields of the recipe to change, by name.
-        data: The data set of the search; required if its images are read from files, such as `folder:PATH`.
+        set: Fields of the recipe to change, by name.
+        data: The data set of the search, if its images were moved; None: where the search read them.
         data_dir: Folder for data sets; None: $LRNAS_DATA or ~/.cache/lrnas.
         image_memory: Largest share of the part of a GPU that a run has, for images from files.
+        studies: Folder of all studies; not needed for a search that is open.
         storage: Database URL or `journal:FILE` of the study; None: the file in the study's folder.
-        studies: Folder of all studies.
         cpus_per_trial: CPUs for each run.
         gpus_per_trial: GPUs for each run; None: with CUDA MPS, the share with which runs train fastest together, as
             measured before the first run; else 0.25; 0 without a GPU.
@@ -91,18 +90,19 @@ def retrain(
         progress: Whether to show messages and progress on stderr.
 
     Returns:
-        The retraining; `lrnas.read_finals` reads its results.
+        The retraining, a study with the name SEARCH@RECIPE; `lrnas.read_finals` reads its results.
     """
     if seeds < 1:
         raise LrnasError(f"the number of seeds must be at least 1; got {seeds}; give 3, for example")
     workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address, timeout=trial_timeout)
-    given = dict(changes or {}) | ({} if epochs is None else {"epochs": epochs})
+    given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
     with progress_view(events, progress) as view:
-        search = open_study(name, storage=storage, studies=studies)
-        where = Whereabouts(str(studies), storage)
-        networks = _choose(search, trials, not trials if front is None else front, points, where)
-        training = _Training(search.manifest, name, data, data_dir, recipe, given, image_memory)
-        retraining, folder = _open(search, training), trials_folder(studies, f"{name}@{training.label}")
+        search = open_study(study, storage=storage, studies=studies)
+        networks = _choose(search, trials, not trials if front is None else front, points)
+        training = _Training(search, data, data_dir, recipe, given, image_memory)
+        retraining = _open(search, training)
+        keep_images(retraining.study.optuna_study, training.named, training.data_dir)
+        folder = trials_folder(search.where.studies, retraining.study.name)
         first = search.manifest["seed"] + 1
         costs = {network.identity: training.cost(network.architecture) for network in networks}
         retraining.enqueue(networks, range(first, first + seeds), costs)
@@ -132,7 +132,7 @@ def retrain(
                 )
             is_over = bool(retraining.study.interrupted) or not retraining.ledger.wait_for_others()
         retraining.end_duplicates()
-    return retraining
+    return retraining.study
 
 
 def _open(search: Study, training: _Training) -> Runs:
@@ -142,15 +142,13 @@ def _open(search: Study, training: _Training) -> Runs:
     advice = "give them, or another name to the recipe's file"
     manifest = check_manifest(optuna_study, training.manifest(search), advice)
     name_metrics(optuna_study, RETRAINED)
-    return Runs(Ledger(Study(name, optuna_study, RETRAINED, manifest)))
+    return Runs(Ledger(Study(name, optuna_study, RETRAINED, manifest, search.where)))
 
 
-def _choose(
-    search: Study, trials: Sequence[int], front: bool, points: bool, where: Whereabouts | None = None
-) -> list[Chosen]:
+def _choose(search: Study, trials: Sequence[int], front: bool, points: bool) -> list[Chosen]:
     """The networks to train, each once, with all its names; the paper's networks first."""
     name, manifest = search.name, search.manifest
-    command = (where or Whereabouts()).command("front", name)
+    command = search.where.command("front", name)
     if manifest.get("trainable") is not None:
         raise StudyError(
             f"only networks that lrnas trained can be retrained, because it knows their test images; {name} was "
@@ -182,9 +180,8 @@ class _Training:
     """Training of the networks: on the data of the search, in the same way as `lrnas reproduce`.
 
     Args:
-        searched: Manifest of the search.
-        name: Name of the search.
-        data: Data set to find the search's images in; None: the one that the manifest names.
+        search: The search.
+        data: Data set to find the search's images in; None: where the search read them.
         data_dir: Folder for data sets.
         recipe: Name or file of the recipe.
         changes: Fields of the recipe to change.
@@ -193,30 +190,35 @@ class _Training:
 
     def __init__(
         self,
-        searched: Mapping[str, Any],
-        name: str,
+        search: Study,
         data: str | None,
         data_dir: str | Path | None,
         recipe: str,
         changes: Mapping[str, Any],
         image_memory: float = IMAGE_MEMORY,
     ) -> None:
+        searched, hint = search.manifest, search.images
         backbones = searched["space"]["choices"]["backbone"]
         self.smallest = max(smallest_input(backbone) for backbone in backbones)
         self.data_dir = None if data_dir is None else str(data_dir)
         self.image_memory = image_memory
-        if data is None and searched["data"] not in SETS:
+        if data is None and hint is None and searched["data"] not in SETS:
             raise StudyError(
-                f"the study {name} does not know where its images, {data_name(searched)}, are; got no --data; give "
-                "the same --data as in the search"
+                f"the study {search.name} does not know where its images, {data_name(searched)}, are; got no --data; "
+                "give the same --data as in the search"
             )
-        self.named = data = data or searched["data"]
-        self.image_size = searched["image_size"] if is_in_files(data) else None
-        self.data = load_set(data, data_dir, min_size=self.smallest, image_size=self.image_size)
+        self.named = name = data or hint or searched["data"]
+        self.image_size = searched["image_size"] if is_in_files(name) else None
+        try:
+            self.data = load_set(name, data_dir, min_size=self.smallest, image_size=self.image_size)
+        except DataError as error:
+            if data is not None or hint is None:
+                raise
+            raise StudyError(f"{search.name} read its images from {hint}, but now: {error}; or give --data") from None
         if self.data.identity != searched["data"]:
             raise StudyError(
                 f"networks must be retrained on the images of their search, {data_name(searched)}; got others, "
-                f"{shown_name(data)}; give the same --data"
+                f"{shown_name(name)}; give the same --data"
             )
         size, number, own_crops = self.data.image_size, len(self.data.train), self.data.own_crops
         norms = has_norms(backbones[0], searched["space"]["batch_norm"])

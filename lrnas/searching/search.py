@@ -38,7 +38,16 @@ from lrnas.study.folder import (
 )
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import SHORT
-from lrnas.study.manifest import OtherSettings, StudyError, has_results, keep_limits, keep_unreadable, read_manifest
+from lrnas.study.location import Whereabouts
+from lrnas.study.manifest import (
+    OtherSettings,
+    StudyError,
+    has_results,
+    keep_images,
+    keep_limits,
+    keep_unreadable,
+    read_manifest,
+)
 from lrnas.study.objectives import Limits
 from lrnas.study.open import name_metrics, open_study
 from lrnas.study.storage import open_storage
@@ -140,12 +149,14 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         if settings.max_latency is not None:
             limits = dataclasses.replace(limits, max_latency=settings.max_latency)
             feasible = find_feasible(space, limits, training.guess, training.cost)
+        keep_images(stored, training.data_name, settings.data_dir)
         keep_unreadable(stored, training.prepare_data(events.preparing))
         if beyond := training.beyond(limits):
             logger.info(f"left out, because they are beyond the limits: {', '.join(beyond)}")
         name_metrics(stored, training.objectives)
         keep_limits(stored, limits.given())
-        study = Study(name, stored, training.objectives, manifest)
+        where = Whereabouts(settings.studies, settings.storage)
+        study = Study(name, stored, training.objectives, manifest, where)
         proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)
         if settings.warm_start is not None:
             other = open_study(settings.warm_start, storage=settings.storage, studies=settings.studies)

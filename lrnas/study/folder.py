@@ -153,7 +153,7 @@ def spare_checkpoints(study: Study, studies: str | Path = "studies", storage: st
     """
     check_folder(study_folder(studies, study.name), storage)
     _refuse_if_running(study.optuna_study, "cleaned")
-    kept = {trial.number for trial in study.trials() if trial.on_front or trial.status in ("running", "waiting")}
+    kept = {trial.number for trial in study.trials if trial.on_front or trial.status in ("running", "waiting")}
     home, found = trials_folder(studies, study.name), []
     with suppress(FileNotFoundError), os.scandir(home) as entries:
         found = [home / entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name.isdigit()]

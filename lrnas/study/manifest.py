@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from lrnas._differences import find_differences, list_differences
 from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
-from lrnas.data.names import is_in_files, shown_name
+from lrnas.data.names import is_in_files, shown_name, with_absolute_paths
 from lrnas.errors import LrnasError
 from lrnas.recipes import Recipe
 from lrnas.study.objectives import RETRAINED, cost_objectives, pick_objectives
@@ -24,6 +24,8 @@ LIMITS = "lrnas:limits"
 """Study attribute that holds the limits on costs, which may change."""
 UNREADABLE = "lrnas:unreadable_images"
 """Study attribute that holds the number of images that could not be read and were left out."""
+IMAGES = "lrnas:images"
+"""Study attribute that holds where the images were last read from, if they are in files: the value of --data."""
 RETRAINS = "retrains"
 """Manifest key of a retraining: the search whose networks it trains. A search has no such key."""
 LEVEL = "level"
@@ -208,6 +210,18 @@ def keep_unreadable(study: optuna.Study, number: int) -> None:
     """Write the number of images that cannot be read and are left out."""
     if study.user_attrs.get(UNREADABLE, 0) != number:
         study.set_user_attr(UNREADABLE, number)
+
+
+def keep_images(study: optuna.Study, data: str, data_dir: str | None = None) -> None:
+    """Write where the images are read from, if they are in files, so that they are found again.
+
+    Args:
+        study: The study.
+        data: Name of the data set, as in --data.
+        data_dir: Folder of the data sets; None for the default one.
+    """
+    if is_in_files(data) and study.user_attrs.get(IMAGES) != (name := with_absolute_paths(data, data_dir)[0]):
+        study.set_user_attr(IMAGES, name)
 
 
 def _show_limits(limits: Mapping[str, float]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import optuna
 
 from lrnas.errors import UnknownName
-from lrnas.study.folder import no_such_study, study_folder, study_names
+from lrnas.study.folder import no_such_study, only_study, study_folder, study_names
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import LEVEL, RETRAINS, StudyError, read_manifest
 from lrnas.study.objectives import RETRAINED, Objective, pick_objectives
@@ -25,19 +25,27 @@ def name_metrics(study: optuna.Study, objectives: Sequence[Objective]) -> None:
 
 
 def open_study(
-    name: str, *, storage: str | None = None, studies: str | Path = "studies", allow_retraining: bool = False
+    name: str | Study | None = None,
+    *,
+    studies: str | Path = "studies",
+    storage: str | None = None,
+    allow_retraining: bool = False,
 ) -> Study:
     """Open a study that exists, to read it.
 
     Args:
-        name: The name of the search; SEARCH@RECIPE for a retraining; SEARCH@longer or SEARCH@finals for a later level.
-        storage: A database URL or `journal:FILE`; by default the file in the study's folder.
+        name: The name of the search; SEARCH@RECIPE for a retraining; SEARCH@longer or SEARCH@finals for a later level;
+            None for the only study there is. A study that is open is returned as it is.
         studies: The folder where studies are kept.
+        storage: A database URL or `journal:FILE`; by default the file in the study's folder.
         allow_retraining: Whether the study may be a retraining or a later level; if not, it is refused.
 
     Returns:
         The study.
     """
+    if isinstance(name, Study):
+        return name
+    name = only_study(studies, storage) if name is None else name
     folder = study_folder(studies, name.partition("@")[0])
     where = Whereabouts(str(studies), storage)
     if storage is None and not (folder / DATABASE).exists():
@@ -62,4 +70,4 @@ def open_study(
             f"this needs a search; got {name}, a later level of one; `{command} --level {manifest[LEVEL]}` shows it"
         )
     objectives = RETRAINED if search is not None else pick_objectives(manifest["objectives"])
-    return Study(name, optuna_study, objectives, manifest)
+    return Study(name, optuna_study, objectives, manifest, where)

@@ -82,7 +82,7 @@ def _find_trial(study: Study, which: str, look: str) -> Trial:
         return study.best()
     if which.isdecimal():
         return _find_number(study, int(which), look)
-    trials = study.trials()
+    trials = study.trials
     named = [trial for trial in trials if which in (trial.point, trial.identity)]
     if not named:
         known = ["best", *(trial.point or trial.identity for trial in trials)]
@@ -123,7 +123,7 @@ def _find_run(study: Study, which: str, look: str) -> Trial:
 
 
 def _find_number(study: Study, number: int, look: str) -> Trial:
-    trials = {trial.number: trial for trial in study.trials()}
+    trials = {trial.number: trial for trial in study.trials}
     if number not in trials:
         found = f"it has {len(trials)}, up to {max(trials)}" if trials else "it has none"
         raise LrnasError(f"{study.name} has no trial {number}; {found}; {look}")

@@ -6,23 +6,33 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
+from lrnas.arch.cost import Cost
 from lrnas.errors import InvalidArchitecture
-from lrnas.models.plan import canonical_id, deployed_form
+from lrnas.models.plan import canonical_id, deployed_form, make_plan
 from lrnas.sampling.pareto import front_indices, hypervolume
-from lrnas.study.manifest import UNREADABLE, StudyError
+from lrnas.study.location import Whereabouts
+from lrnas.study.manifest import IMAGES, UNREADABLE, StudyError, data_name
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
 from lrnas.study.optuna_internals import get_trial
 from lrnas.study.throughput import Throughput, measure_throughput
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import nn
 
+    from lrnas import Export
+
+MAX_PRINTED = 10
+"""Largest number of trials that are printed of a list."""
 METRIC = "metric."
 """Prefix of the trial attributes that hold further metrics, which a user's own training code reports."""
 COLUMNS = (
@@ -32,7 +42,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NotebookView):
     """One network of a study and what is known about it."""
 
     number: int
@@ -63,6 +73,8 @@ class Trial:
     """Why the trial was stopped, refused or lost."""
     values: tuple[float, ...] | None
     """Values of the study's objectives; None unless trained in full."""
+    study: Study = field(compare=False)
+    """The study that the trial belongs to."""
     on_front: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics that a user's own training code reported last."""
@@ -77,6 +89,79 @@ class Trial:
     def architecture(self) -> Architecture:
         """The architecture, parsed from its JSON."""
         return Architecture.from_json(self.description)
+
+    @property
+    def name(self) -> str:
+        """Name in tables and messages: that of a named network, else the canonical id."""
+        return self.point or self.identity
+
+    @property
+    def share(self) -> float | None:
+        """MACs as a share of the dense network's; None if the space has no dense network."""
+        return None if (dense := self.study.dense_macs) is None else self.macs / dense
+
+    def load(self) -> nn.Module:
+        """The network with the weights of this trial, in evaluation mode on the CPU.
+
+        Weights are kept of networks that were trained in full.
+        """
+        from lrnas import load_model
+
+        return load_model(self)
+
+    def export(
+        self,
+        format: Literal["timm", "onnx", "torch-export"] = "timm",  # noqa: A002  # the option's name
+        *,
+        out: str | Path | None = None,
+        fuse: bool = False,
+        device: str | None = None,
+        batch: int = 1,
+        threads: int | None = None,
+        data: str | None = None,
+        data_dir: str | Path | None = None,
+        force: bool = False,
+    ) -> Export:
+        """Write the network for use elsewhere, and check what was written; see `lrnas.export`.
+
+        Args:
+            format: "timm" (a folder), "onnx" or "torch-export" (a file each).
+            out: Folder or file to write; None for one in `exports/`.
+            fuse: Fold batch norms, and replace every mixed-shape layer by its fastest form, found by measurement.
+            device: Where the network will run and is measured: cpu, cuda or cuda:N; None for the GPU if there is one.
+            batch: Images in a batch, for the measurements.
+            threads: CPU threads for the measurements; None for PyTorch's number, or for one if that is faster.
+            data: Data set whose images are used for the check; None for the one that the network was trained on.
+            data_dir: Folder of the data sets; None for the default one.
+            force: Replace existing files.
+
+        Returns:
+            The written files, how to load them, the result of the check, and times.
+        """
+        from lrnas import export
+
+        measured: Any = {"fuse": fuse, "device": device, "batch": batch, "threads": threads}
+        return export(self, format, out=out, data=data, data_dir=data_dir, force=force, **measured)
+
+    def __repr__(self) -> str:
+        accuracy = "" if self.accuracy is None else f", {100 * self.accuracy:.2f} %"
+        front = ", on the front" if self.on_front else ""
+        return f"<Trial {self.number}: {self.name}{accuracy}, {self.macs:,} MACs, {self.status}{front}>"
+
+
+class Trials(list[Trial], NotebookView):
+    """A list of trials that is short when it is printed, and a table in notebooks."""
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Trial: ...
+    @overload
+    def __getitem__(self, index: slice) -> Trials: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Trial | Trials:
+        return Trials(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
+
+    def __repr__(self) -> str:
+        more = [f"… {len(self) - MAX_PRINTED} more"] * (len(self) > MAX_PRINTED)
+        return "[" + ",\n ".join([*map(repr, self[:MAX_PRINTED]), *more]) + "]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +178,9 @@ class ImageShape:
 class Summary:
     """The state of a study at one moment."""
 
-    trials: list[Trial]
+    trials: Trials
     """All trials that have a network, by number."""
-    front: list[Trial]
+    front: Trials
     """The front: fully trained networks that no other one dominates, cheapest first."""
     counts: dict[str, int]
     """Number of trials per status."""
@@ -104,8 +189,8 @@ class Summary:
     named network."""
 
 
-@dataclass
-class Study:
+@dataclass(repr=False, eq=False)
+class Study(NotebookView):
     """A search or a retraining, for reading: trials, counts and the front.
 
     Everything comes from the Optuna study. Finished trials do not change and are parsed once.
@@ -115,6 +200,7 @@ class Study:
         optuna_study: The Optuna study that holds all data.
         objectives: The objectives, in the order of the trials' values.
         manifest: The settings that the study was begun with.
+        where: The folder and the storage that hold the study.
         interrupted: Number of the signal that stopped the driver that returned this study, 2 for Ctrl-C; else 0.
     """
 
@@ -122,8 +208,13 @@ class Study:
     optuna_study: optuna.Study
     objectives: tuple[Objective, ...]
     manifest: dict[str, Any]
+    where: Whereabouts = field(default_factory=Whereabouts)
     interrupted: int = 0
     _finished: dict[int, Trial] = field(default_factory=dict, init=False, repr=False)
+
+    def __repr__(self) -> str:
+        goals = ", ".join(objective.name for objective in self.objectives)
+        return f"<Study {self.name}: {self.manifest['source']} on {data_name(self.manifest)}, {goals}>"
 
     @property
     def costs(self) -> list[str]:
@@ -143,6 +234,20 @@ class Study:
         return space.get("baseline") or next(unchanged, None)
 
     @property
+    def dense_macs(self) -> int | None:
+        """MACs of the baseline, the dense network; None if the space has no such network."""
+        return None if self.dense_cost is None else self.dense_cost.macs
+
+    @cached_property
+    def dense_cost(self) -> Cost | None:
+        """Costs of the baseline, the dense network; None if the space has no such network."""
+        space, shape = self.manifest["space"], self.image_shape
+        if self.baseline is None:
+            return None
+        network = Architecture.from_dict((space["points"] | space["seeds"])[self.baseline])
+        return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False, deployed=True).cost
+
+    @property
     def image_shape(self) -> ImageShape:
         """Size and channels of the images that networks are trained on, and the number of classes."""
         size = self.manifest["recipe"].get("crop") or self.manifest["image_size"]
@@ -152,6 +257,11 @@ class Study:
     def unreadable_images(self) -> int:
         """Number of images that could not be read and were left out when the study was last continued."""
         return int(self.optuna_study.user_attrs.get(UNREADABLE, 0))
+
+    @property
+    def images(self) -> str | None:
+        """Where the images were last read from, as a value of --data; None if they are not in files or not known."""
+        return self.optuna_study.user_attrs.get(IMAGES)
 
     def deployed(self, architecture: Architecture) -> Architecture:
         """The deployed form of a network for the images of this study."""
@@ -172,8 +282,10 @@ class Study:
         minimised = [self.as_costs(trial.values or ()) for trial in full]
         best = front_indices(minimised)
         on_front = {full[i].number for i in best}
-        trials = [dataclasses.replace(trial, on_front=True) if trial.number in on_front else trial for trial in trials]
-        front = sorted((trial for trial in trials if trial.on_front), key=self.cheapest_first)
+        trials = Trials(
+            dataclasses.replace(trial, on_front=True) if trial.number in on_front else trial for trial in trials
+        )
+        front = Trials(sorted((trial for trial in trials if trial.on_front), key=self.cheapest_first))
         volume = hypervolume([minimised[i] for i in best], [1.0] * len(self.objectives))
         return Summary(trials, front, dict(Counter(trial.status for trial in trials)), volume)
 
@@ -181,11 +293,12 @@ class Study:
         """Sort key: the first cost objective, then the number."""
         return getattr(trial, self.costs[0]), trial.number
 
-    def trials(self) -> list[Trial]:
+    @property
+    def trials(self) -> Trials:
         """All trials that have a network, by number; `on_front` marks those on the front."""
         return self.summary().trials
 
-    def front(self) -> list[Trial]:
+    def front(self) -> Trials:
         """The front: fully trained networks that no other one dominates, cheapest first."""
         return self.summary().front
 
@@ -217,7 +330,7 @@ class Study:
         limits = Limits(max_macs=max_macs, max_params=max_params, max_latency=max_latency)
         if max_latency is not None and "latency" not in self.costs:
             raise StudyError(f"{self.name} has no latencies; got max_latency {max_latency:g}; leave it out")
-        fits = [trial for trial in self.trials() if trial.status == "completed" and not limits.excess(trial.costs)]
+        fits = [trial for trial in self.trials if trial.status == "completed" and not limits.excess(trial.costs)]
         if not fits:
             raise StudyError(f"no network of {self.name} that is trained in full is within these limits; raise them")
         return max(fits, key=lambda trial: (trial.accuracy or 0.0, -trial.macs))
@@ -227,7 +340,7 @@ class Study:
         import pandas as pd
 
         names = self.columns
-        rows = [[*(getattr(trial, name) for name in names), trial.description] for trial in self.trials()]
+        rows = [[*(getattr(trial, name) for name in names), trial.description] for trial in self.trials]
         return pd.DataFrame(rows, columns=[*names, "architecture"])
 
     def spent(self) -> int:
@@ -271,14 +384,14 @@ class Study:
 
     def _read(self, trial: FrozenTrial) -> Trial:
         if trial.number not in self._finished:
-            read = _read_trial(trial)
+            read = _read_trial(self, trial)
             if not trial.state.is_finished():
                 return read
             self._finished[trial.number] = read
         return self._finished[trial.number]
 
 
-def _read_trial(trial: FrozenTrial) -> Trial:
+def _read_trial(study: Study, trial: FrozenTrial) -> Trial:
     attributes = trial.user_attrs
     curve = tuple(attributes.get("curve", ()))
     accuracy = attributes.get("accuracy", curve[-1] if curve else None)
@@ -298,5 +411,6 @@ def _read_trial(trial: FrozenTrial) -> Trial:
         seconds=attributes.get("seconds", 0.0),
         reason=attributes.get("reason", ""),
         values=tuple(trial.values) if trial.values is not None else None,
+        study=study,
         metrics={key.removeprefix(METRIC): value for key, value in attributes.items() if key.startswith(METRIC)},
     )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from lrnas._messages import logger, printable
+from lrnas._messages import duration, logger, printable
 from lrnas.data.names import Progress
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def training_view(label: str) -> Iterator[Report]:
         def report(entry: EpochReport) -> None:
             validation = "" if entry.val_accuracy is None else f"validation {100 * entry.val_accuracy:.2f} %  "
             numbers = f"loss {entry.train_loss:.3f}  {validation}{entry.images_per_second:,.0f} images/s"
+            if (seconds := entry.seconds * (entry.epochs - entry.epoch)) and not sys.stderr.isatty():
+                numbers += f"  about {duration(seconds)} left"  # a terminal shows it beside the bar
             show(label, entry.epoch, entry.epochs, numbers)
             if entry.note:
                 logger.warning("%s: %s", label, entry.note)

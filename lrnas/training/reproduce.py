@@ -141,7 +141,7 @@ def reproduce(
     """Train a network in full over several seeds, and compare it with its published accuracy or its baseline.
 
     Args:
-        source: Name of a network, or a JSON file with an architecture.
+        source: Name of a network, a JSON file with an architecture, or timm:MODEL.
         data: Name of the data set (default: cifar10 with a GPU, digits without).
         data_dir: Where data sets are kept (default: $LRNAS_DATA or ~/.cache/lrnas).
         image_size: Rows and columns of images read from files (default: the usual size for the backbone).
@@ -196,6 +196,17 @@ def reproduce(
         for label, network in networks.items()
     }
     base_macs = [*jobs.values()][-1].macs(image_set)
+    record_files = {
+        (label, seed): out / f"{label}-{short_name(image_set.name)}-{Path(recipe).stem}-seed{seed}.json"
+        for label in jobs
+        for seed in range(seeds)
+    }
+    if new := list(dict.fromkeys(label for (label, _), file in record_files.items() if not file.exists())):
+        pixels, epochs = chosen.crop or size, f"{chosen.epochs} epoch{'s' * (chosen.epochs != 1)}"
+        logger.info(
+            f"training {' and '.join(new)} on {number:,} images of {image_set.name}, {pixels}×{pixels} pixels: "
+            f"recipe {Path(recipe).stem}, {epochs} at most, {seeds} seed{'s' * (seeds != 1)}"
+        )
     execution = _Execution(device, workers, address, compile_model)
     with packing_view() as progress:
         image_set.prepare(progress)
@@ -206,7 +217,7 @@ def reproduce(
         accuracies = []
         for seed in range(seeds):
             run = replace(job, seed=seed)
-            file = out / f"{label}-{short_name(image_set.name)}-{Path(recipe).stem}-seed{seed}.json"
+            file = record_files[label, seed]
             files.append(file)
             if file.exists():
                 record = _read_record(file, run.identity(image_set))

@@ -128,6 +128,7 @@ def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
         ("{", "not valid JSON"),
         ('{"backbone": "vgg11", "version": 99}', "got version 99; upgrade lrnas"),
         ('{"backbone": "vgg11", "pooling": "max"}', "unknown key 'pooling'; did you mean pool?"),
+        ('{"a": 1}', "divisor, layers, pool, stem_stride, version; see docs/networks.md for the format"),
         ('{"backbone": "vgg11", "layers": {"conv1_2": {}}}', "has no layer 'conv1_2'; did you mean"),
         (
             '{"backbone": "vgg11", "layers": {"*": {"form": "composite", "shares": {"kx1": 0.5}}}}',

@@ -1,6 +1,7 @@
 """The output of searches: the front, and the paper's networks."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def test_the_table_and_its_data_have_the_same_networks(studies: Path, capsys: py
     table = capsys.readouterr().out
     assert main(["front", "s", "--studies", str(studies), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
+    assert list(shown)[:3] == ["study", "level", "front"] and list(shown)[-1] == "manifest"
     assert [(row["point"], row["on_front"]) for row in shown["paper"]] == [("nin-c3-lr", True), ("nin", False)]
     assert all(row.keys() == shown["front"][0].keys() for row in shown["paper"])
     rows = [line.strip() for line in table.splitlines() if "," in line and "%" in line]
@@ -53,6 +55,18 @@ def test_a_narrow_terminal_shows_what_is_on_the_front(
     rows = [line.rstrip() for line in capsys.readouterr().out.splitlines() if " %" in line]
     assert [row.rsplit("  ", 1)[1] for row in rows] == ["front", "front", "front, paper", "beaten, paper"]
     assert max(map(len, rows)) <= 80
+
+
+def test_a_narrow_terminal_shows_the_names_of_studies(
+    studies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True)
+    for columns, heads in (("60", "study trained front best disk"), ("120", "study space data trained stopped")):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["studies", "--studies", str(studies)]) == 0
+        *_, head, row = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+        assert head.split()[: len(heads.split())] == heads.split() and row.split()[0] == "s"
+        assert len(row.rstrip()) <= int(columns)
 
 
 def test_finals_are_shown_if_there_are_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -350,7 +350,7 @@ def test_where_the_architecture_of_a_checkpoint_is_found(tmp_path: Path) -> None
 
 def test_images_from_files(tmp_path: Path) -> None:
     pictures = write_set(tmp_path / "pictures", {"train": 3, "test": 2}, size=20)
-    result = lrnas.export("nin", out=tmp_path / "out", data=f"folder:{pictures}", input_size=16)
+    result = lrnas.export("nin", out=tmp_path / "out", data=f"folder:{pictures}", input=16)
     assert result.check.images.startswith("3 validation images of folder:") and "16×16" in result.check.images
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["num_classes"] == 3 and config["label_names"] == ["blue", "green", "red"]
@@ -429,7 +429,7 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     assert (code, err) == (0, "")
     assert "small-1: weights after 2 epochs, studies/small/trials/00001" in out and "64 of 64 in the same class" in out
     assert lrnas.export("small:best", out="best").name == "small-1"
-    identity = lrnas.open_study("small").trials()[1].identity
+    identity = lrnas.open_study("small").trials[1].identity
     assert lrnas.export(f"small:{identity}", out="named").name == "small-1"
     code, _, err = run(capsys, "filters", "small")
     assert code == 2 and "did you mean small:best?" in err
@@ -447,6 +447,26 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
         code, out, err = run(capsys, "export", source)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert message in err
+
+
+def test_trials_are_loaded_and_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from another folder than the studies'."""
+    make_study(tmp_path / "studies")
+    monkeypatch.chdir(tmp_path / "studies")
+    trial = lrnas.open_study(studies=tmp_path / "studies").best()
+    assert (trial.number, trial.curve) == (1, (0.9,))
+    model = trial.load()
+    (file,) = (tmp_path / "studies" / "small" / "trials" / "00001").glob("*.safetensors")
+    weights = load_file(file)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, weights[f"model.{name}"])
+    assert not model.training and model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    result = trial.export("torch-export", out=tmp_path / "a.pt2")
+    assert result.name == "small-1" and (tmp_path / "a.pt2").exists()
+    with pytest.raises(lrnas.LrnasError, match="the weights of trial 2 of small, which is completed, were not kept"):
+        trial.study.trials[2].load()
+    with pytest.raises(lrnas.LrnasError, match="a trained network is needed; got nin, which is not; use"):
+        lrnas.load_model("nin")
 
 
 def test_exports_of_a_study_have_class_names(

@@ -71,7 +71,7 @@ def test_killed_finals_continue(tmp_path: Path) -> None:
     assert finals["quarter"].seeds == (1000, 1001) and finals["quarter"].point == "quarter"
     (outcome,) = compare_with_paper(list(finals.values()))
     assert outcome.rival is None or (outcome.rival.promised and str(outcome) in log)
-    assert study.spent() == 3 and all(trial.epochs == 1 for trial in study.trials() if trial.status == "completed")
+    assert study.spent() == 3 and all(trial.epochs == 1 for trial in study.trials if trial.status == "completed")
     assert f"s@finals: level full, {sum(run.state == TrialState.COMPLETE for run in before.values())} done" in log
     assert "s: networks trained at level full" in log and (tmp_path / "studies/s/front.png").stat().st_size > 10_000
     assert (tmp_path / "studies/s/front.csv").read_text().startswith("name,trial,point,identity,mean")

@@ -143,7 +143,7 @@ def train(model, run):
 
 if __name__ == "__main__":
     study = lrnas.search("nin", budget=2, name="s", data="digits", max_macs=1_300_000, trainable=train, finals=0)
-    print(study.manifest["trainable"], [(trial.accuracy, dict(trial.metrics)) for trial in study.trials()[-1:]])
+    print(study.manifest["trainable"], [(trial.accuracy, dict(trial.metrics)) for trial in study.trials[-1:]])
 """)
     code, log = run(folder, sys.executable, "script.py")
     assert code == 0 and "script:train [(0.25, {'outputs': 10.0})]" in log, log

@@ -1,6 +1,11 @@
 """`lrnas profile`: which networks it compares, and its output."""
 
 import json
+import os
+import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +68,7 @@ def test_layers_and_networks_are_compared_with_the_baseline(
     assert low["share"]["forward"] == low["forward_ms"] / base["forward_ms"]
     assert sum(layer["macs"] for layer in low["layers"]) == low["macs"]
     assert all(layer["forward_ms"] > 0 and layer["training_ms"] > 0 for layer in low["layers"])
+    assert all(network["spread"] >= 0 for network in data["networks"])
     conditions = {key: data["conditions"][key] for key in ("device", "dtype", "batch", "threads", "compiled")}
     assert conditions == {"device": "cpu", "dtype": "fp32", "batch": 1, "threads": 1, "compiled": False}
 
@@ -70,8 +76,30 @@ def test_layers_and_networks_are_compared_with_the_baseline(
     out, err = capsys.readouterr()
     assert "nin-c3, layer by layer" in out and "3x1,96 || 1x3,96" in out and "training" not in out
     assert "Whole networks on" in out and "measuring 2 networks" in err
+    assert "repeated 3 times; repetitions differ" in out and "The sum of layers is not the time of the network" in out
+    assert re.search(r"Other programs used \d+\.\d of \d+ CPU cores meanwhile", out) or not Path("/proc/stat").exists()
     rows = [line for line in out.splitlines() if line.startswith("nin-c3 ")]
     assert rows[-1].split()[-1] == "nin-c3-lr"
+
+
+def test_a_profile_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.010, 0.013, 0.009])
+    monkeypatch.setattr(profile, "measure", lambda calls, device: [next(times)] * len(calls))
+    (network,) = profile.profile("nin", layers=False, training=False, size=8, batch=1).networks
+    assert network.forward == 10 and network.spread == pytest.approx(0.3)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system does not tell how busy it is")
+def test_the_work_of_other_programs_is_measured() -> None:
+    others = timing.OtherWork()
+    code = "import time\nwhile time.process_time() < 0.5: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert others.cores() > 0.1
+    own = timing.OtherWork()
+    started = time.process_time()
+    while time.process_time() - started < 0.3:
+        pass
+    assert own.cores() <= os.cpu_count() - 0.1  # this process is not one of the others
 
 
 def test_a_network_from_a_file_and_a_timm_model(

@@ -336,7 +336,7 @@ def test_several_retrainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tested_networks_open_their_cards_in_a_browser(browser: Any, tmp_path: Path) -> None:
     record = fill_study(tmp_path, 12, storage=f"journal:{tmp_path / 'journal'}")
-    found = next(trial for trial in record.trials() if trial.number == FOUND)
+    found = next(trial for trial in record.trials if trial.number == FOUND)
     file = tmp_path / "report.html"
     file.write_text(make_page(make_report([record], retrained=[retrain_by_hand(record)])), encoding="utf-8")
     tab = Tab(browser, file, 1400, 900)
@@ -407,7 +407,7 @@ def test_the_page_shows_the_command_that_tests_networks_in_a_browser(browser: An
     trials = {"it's": 6, "own": 6, "empty": 0}
     records = [fill_study(tmp_path, number, name=name, storage=where) for name, number in trials.items()]
     records[1].manifest["trainable"] = "mine:train"
-    report = make_report(records, where=Whereabouts("my studies"))
+    report = make_report([replace(record, where=Whereabouts("my studies")) for record in records])
     file = tmp_path / "report.html"
     file.write_text(make_page(report), encoding="utf-8")
     tab = Tab(browser, file, 1400, 900)

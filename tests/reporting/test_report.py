@@ -60,7 +60,7 @@ def test_the_history_of_the_front_ends_with_the_current_front(record: Study, rep
     history = report.studies[0].history
     assert [moment.trials for moment in history] == list(range(1, 31))
     assert history[-1].volume == pytest.approx(record.hypervolume())
-    assert history[-1].seconds == pytest.approx(sum(trial.seconds for trial in record.trials()))
+    assert history[-1].seconds == pytest.approx(sum(trial.seconds for trial in record.trials))
     volumes = [moment.volume for moment in history]
     assert volumes == sorted(volumes) and volumes[0] < volumes[-1]
 

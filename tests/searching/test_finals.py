@@ -78,7 +78,7 @@ def test_the_papers_network_is_first_and_what_follows_was_promised() -> None:
     assert outcome.rival is not None and f"measured {100 * outcome.rival.mean:.2f} ±" in str(outcome)
     assert "promised" in str(outcome) and outcome.to_dict()["point"]["name"] == "nin-c3-lr"
     # the search itself is as before: no accuracy of another level is among its trials
-    assert max(trial.accuracy or 0 for trial in proposals.study.trials()) == 0.9
+    assert max(trial.accuracy or 0 for trial in proposals.study.trials) == 0.9
     assert runs.study.best().accuracy == 0.95 and runs.study.manifest["level"] == "full"
     assert ladder.seconds("full") == 9.0 * len(runs.study.optuna_trials())
 
@@ -247,7 +247,7 @@ def test_a_later_level_is_no_search_and_no_retraining(tmp_path: Path) -> None:
     with pytest.raises(
         StudyError, match=r"longer and finals are levels of a search, not recipes .*; got .*finals.toml"
     ):
-        _Training(search.manifest, "s", None, None, str(file), {})
+        _Training(search, None, None, str(file), {})
     # what is retrained and exported is the final front
     chosen = _choose(search, (), True, False)
     assert [network.trial for network in chosen] == [0, 2]  # lr-x0.25 and nin-c3-lr; dense-x0.25 was not trained

@@ -1,12 +1,14 @@
 """Progress of a search outside a terminal, and the estimate of the time left."""
 
 import io
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
 import pytest
 from rich.console import Console
-from small_studies import SPACE, cost, make_finals, make_proposals, make_search
+from small_studies import SPACE, cost, make_finals, make_proposals, make_search, train_some
 
 from lrnas._messages import logger
 from lrnas.searching import progress
@@ -59,6 +61,40 @@ def test_names_in_the_live_line_are_escaped() -> None:
     with Console(file=io.StringIO()).status("starting") as status:
         ProgressView(status).preparing("reading a\x1b[2J", 1, 2)
         assert str(status.status).startswith("reading a\\x1b[2J: 1 of 2")
+
+
+class Display:
+    """Stands for `IPython.display`, which is not installed with the tests: keeps what a cell shows."""
+
+    def __init__(self) -> None:
+        self.shown: list[dict[str, str]] = []
+
+    def display(self, data: dict[str, str], *, raw: bool, display_id: bool) -> "Display":
+        assert raw and display_id
+        self.shown.append(data)
+        return self
+
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.shown[-1] = data
+
+
+def test_a_notebook_has_a_bar_and_keeps_the_first_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Display()
+    shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", shell)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython.display", cell)  # type: ignore[arg-type]
+    monkeypatch.setattr(logger, "handlers", [])
+    proposals = train_some(make_proposals())
+    with progress_view() as view:
+        view.started(proposals, 8)
+        view.changed("ended")
+    (shown,) = cell.shown
+    assert shown["text/html"].startswith('<progress value="4" max="8"></progress> 4/8 trials: 4 in full')
+    assert shown["text/plain"].startswith("4/8 trials: 4 in full")
+    assert capsys.readouterr().err.startswith("s: 8 trials in all, 4 done; training on digits")
 
 
 def test_a_later_level_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:

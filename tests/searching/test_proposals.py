@@ -71,7 +71,7 @@ def test_only_networks_trained_in_full_are_on_the_front() -> None:
     proposals.ledger.report_epoch(stopped.number, [0.99], 1.0)
     proposals.ledger.prune(stopped.number, "stopped", "not competitive")
     assert [trial.number for trial in proposals.study.front()] == [best]
-    assert proposals.study.trials()[stopped.number].curve == (0.99,)
+    assert proposals.study.trials[stopped.number].curve == (0.99,)
     assert proposals.study.counts() == {"completed": 1, "stopped": 1}
     assert proposals.spent() == 2
 
@@ -193,7 +193,7 @@ def test_a_driver_that_lost_its_trial_writes_nothing(tmp_path: Path) -> None:
     one.ledger.release(number)
     two.ledger.complete(number, 0.9)
     one.ledger.prune(number, "stopped", "late")
-    assert [trial.accuracy for trial in two.study.trials()] == [0.9]
+    assert [trial.accuracy for trial in two.study.trials] == [0.9]
 
 
 def test_steps_that_floats_cannot_represent_become_choices() -> None:
@@ -215,7 +215,7 @@ def test_a_lost_trial_may_be_tried_again_and_costs_nothing() -> None:
         assert proposals.ask().number == first.number
     proposals.ledger.lose(first.number, "its worker was lost")
     assert (
-        proposals.study.counts() == {"lost": 1} and proposals.study.trials()[0].reason == "its worker was lost, 3 times"
+        proposals.study.counts() == {"lost": 1} and proposals.study.trials[0].reason == "its worker was lost, 3 times"
     )
     proposals.study.optuna_study.enqueue_trial(proposals.study.optuna_trials()[first.number].params)
     assert canonical_id(proposals.ask().architecture) == canonical_id(first.architecture)
@@ -231,8 +231,8 @@ def test_trials_of_a_dead_driver_are_continued(tmp_path: Path) -> None:
     assert proposals.ledger.release_orphans() == 1 and proposals.spent() == 1
     again = proposals.ask()
     assert (again.number, canonical_id(again.architecture)) == (begun.number, canonical_id(begun.architecture))
-    assert proposals.study.trials()[again.number].curve == (0.5,)
-    assert proposals.spent() == 2 and proposals.study.trials()[finished].status == "completed"
+    assert proposals.study.trials[again.number].curve == (0.5,)
+    assert proposals.spent() == 2 and proposals.study.trials[finished].status == "completed"
 
 
 def test_the_trials_of_a_living_driver_are_left_alone(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_objectives() -> None:
 def test_best_within_limits() -> None:
     proposals = make_proposals()
     numbers = [finish(proposals, accuracy) for accuracy in (0.7, 0.9, 0.8)]
-    trials = {trial.number: trial for trial in proposals.study.trials()}
+    trials = {trial.number: trial for trial in proposals.study.trials}
     assert proposals.study.best().number == numbers[1]
     below = proposals.study.best(max_macs=min(trial.macs for trial in trials.values()))
     assert below.macs == min(trial.macs for trial in trials.values())
@@ -453,7 +453,7 @@ def test_a_proposed_network_is_trained_as_deployed(tmp_path: Path) -> None:
     proposal = proposals.ask()
     plain = Architecture("nin", {"conv1": Allocation(width=0.5)}, batch_norm=True)
     assert proposal.architecture == plain and proposal.costs == cost(plain)
-    assert proposals.study.trials()[0].identity == canonical_id(plain, 8, 1)
+    assert proposals.study.trials[0].identity == canonical_id(plain, 8, 1)
     proposals.study.optuna_study.enqueue_trial(joined | {"conv1.width": 1.0})
     again = proposals.ask()
     assert proposals.study.optuna_trials()[1].user_attrs["status"] == "duplicate"
@@ -467,7 +467,7 @@ def test_a_named_network_is_trained_as_built_and_costs_what_it_costs_deployed(tm
     proposal = proposals.ask()
     plain = Architecture("nin", {"conv1": Allocation(width=0.5)}, batch_norm=True)
     assert (proposal.point, proposal.architecture) == ("joined", named) and proposal.costs == cost(plain)
-    assert proposals.study.trials()[0].identity == canonical_id(plain, 8, 1)
+    assert proposals.study.trials[0].identity == canonical_id(plain, 8, 1)
 
 
 def test_a_deployed_form_outside_the_space_is_taken_over(tmp_path: Path) -> None:
@@ -477,7 +477,7 @@ def test_a_deployed_form_outside_the_space_is_taken_over(tmp_path: Path) -> None
     other.study.optuna_study.enqueue_trial(joined)
     finish(other, 0.9)
     with pytest.raises(OutsideSpace):
-        space.params_of(other.study.trials()[0].architecture)
+        space.params_of(other.study.trials[0].architecture)
     assert own.import_from(other.study) == 1
     assert own.study.optuna_trials()[0].params == joined
     own.study.optuna_study.enqueue_trial(joined)
@@ -599,7 +599,7 @@ def test_latency_is_an_objective_like_others() -> None:
     rejected = proposals.study.optuna_trials((TrialState.PRUNED,))
     assert all("beyond max_latency" in trial.user_attrs["reason"] for trial in rejected)
     assert "latency" in proposals.study.to_pandas() and "latency" not in make_proposals().study.to_pandas()
-    fastest = min(trial.latency for trial in proposals.study.trials() if trial.status == "completed")
+    fastest = min(trial.latency for trial in proposals.study.trials if trial.status == "completed")
     assert proposals.study.best(max_latency=fastest).latency == fastest
     with pytest.raises(StudyError, match="has no latencies"):
         make_proposals().study.best(max_latency=1.0)

@@ -9,11 +9,13 @@ import optuna
 import pytest
 import torch
 from optuna.trial import TrialState
+from PIL import Image
 from retrainings import ask, enqueue, finish, retraining
 from small_studies import SPACE, make_proposals, make_search
 
 from lrnas.cli.main import main
 from lrnas.cli.retrain import _print_finals
+from lrnas.data.catalog import load_set
 from lrnas.models.plan import canonical_id
 from lrnas.searching.progress import ProgressView
 from lrnas.searching.proposals import Queue
@@ -23,8 +25,7 @@ from lrnas.searching.retrain import _choose, _Training
 from lrnas.searching.search import search
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import MOST_LOSSES
-from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import StudyError
+from lrnas.study.manifest import StudyError, keep_images
 from lrnas.study.objectives import InvalidObjectives, UnknownName, pick_objectives
 from lrnas.study.open import open_study
 from lrnas.study.retrained import read_finals, read_retrained, retrained_recipes
@@ -35,7 +36,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def training(study: Study, recipe: str = "fast", **changes: object) -> _Training:
-    return _Training(study.manifest, study.name, None, None, recipe, changes)
+    return _Training(study, None, None, recipe, changes)
 
 
 def test_the_front_and_the_paper_s_networks_are_chosen_once_each() -> None:
@@ -72,7 +73,28 @@ def test_networks_that_cannot_be_retrained() -> None:
     with pytest.raises(StudyError, match="does not know where its images, folder:0123456789abcdef, are"):
         training(study)
     with pytest.raises(StudyError, match="their search, folder:0123456789abcdef; got others, digits; give"):
-        _Training(study.manifest, "s", "digits", None, "fast", {})
+        _Training(study, "digits", None, "fast", {})
+
+
+def test_images_are_found_where_the_search_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part, count in (("train", 4), ("val", 2), ("test", 2)):
+        for kind, colour in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):
+            for number in range(count):
+                file = tmp_path / "photos" / part / kind / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (32, 32), colour).save(file)
+    monkeypatch.setenv("LRNAS_DATA", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    study = make_search()
+    study.manifest |= {"image_size": 32, "data": load_set("folder:photos", image_size=32).identity}
+    keep_images(study.optuna_study, "folder:photos")
+    monkeypatch.chdir("/")
+    assert study.images == f"folder:{tmp_path / 'photos'}"
+    assert training(study, batch_size=2).data.identity == study.manifest["data"]
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    with pytest.raises(StudyError, match=r"s read its images from folder:.*photos, but now: .*; or give --data"):
+        training(study)
+    assert _Training(study, f"folder:{tmp_path / 'moved'}", None, "fast", {"batch_size": 2}).named.endswith("moved")
 
 
 def test_a_recipe_s_changes_are_in_the_name(tmp_path: Path) -> None:
@@ -336,9 +358,9 @@ def test_time_left_is_shown_before_the_first_run_ends() -> None:
     view = ProgressView()
     view.started(mine, 6)
     for _ in range(3):
-        assert view._seconds_left(mine.study.trials(), view.start + 8.0) is None
+        assert view._seconds_left(mine.study.trials, view.start + 8.0) is None
         mine.ledger.report_epoch(ask(mine).number, [0.5] * 4, 8.0)  # three at a time, 2 s per epoch
-    assert view._seconds_left(mine.study.trials(), view.start + 8.0) == pytest.approx((3 * 6 + 3 * 10) * 2 / 3)
+    assert view._seconds_left(mine.study.trials, view.start + 8.0) == pytest.approx((3 * 6 + 3 * 10) * 2 / 3)
 
 
 def test_failures_and_time_left_count_the_runs_that_are_asked_for() -> None:
@@ -412,9 +434,9 @@ def test_the_export_command_is_quoted_for_a_shell(capsys: pytest.CaptureFixture[
     assert retrained is not None
     lines = {"my nets@fast": "lrnas export 'my nets@fast:NETWORK' (", "a[b]@fast": "lrnas export 'a[b]@fast:NETWORK'"}
     for name, line in lines.items():
-        _print_finals(replace(runs.study, name=name), retrained, [], "", Whereabouts())
+        _print_finals(replace(runs.study, name=name), retrained, [])
         assert line in capsys.readouterr().out
-    _print_finals(replace(runs.study, name="a:b@fast"), retrained, [], "", Whereabouts())
+    _print_finals(replace(runs.study, name="a:b@fast"), retrained, [])
     assert "lrnas export" not in capsys.readouterr().out
 
 

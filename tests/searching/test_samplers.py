@@ -50,7 +50,7 @@ def test_it_beats_chance_and_trains_nothing_twice() -> None:
         proposals = make_seeded(sampler)
         train(proposals, number)
         volumes[sampler] = proposals.study.hypervolume()
-        identities = [trial.identity for trial in proposals.study.trials() if trial.status == "completed"]
+        identities = [trial.identity for trial in proposals.study.trials if trial.status == "completed"]
         assert len(set(identities)) == len(identities) == number
     assert volumes["front"] > volumes["random"]
     assert any(trial.point is None for trial in proposals.study.front())
@@ -152,7 +152,7 @@ def test_beat_needs_named_networks() -> None:
 def test_three_objectives() -> None:
     proposals = make_seeded(objectives="accuracy,macs,params")
     train(proposals, len(SPACE.points) + len(SPACE.uniform) + 3)
-    assert any(trial.point is None for trial in proposals.study.trials())
+    assert any(trial.point is None for trial in proposals.study.trials)
 
 
 @pytest.mark.parametrize("objectives", ["accuracy,latency", "accuracy,macs,latency"])
@@ -171,7 +171,7 @@ def test_latency_is_estimated_for_candidates_and_measured_for_proposals(objectiv
     proposals.study.optuna_study.sampler = make_sampler("front", 0, proposals)
     proposals.study.manifest["reference"]["latency"] = 2.0
     train(proposals, 12)
-    full = [trial for trial in proposals.study.trials() if trial.status == "completed"]
+    full = [trial for trial in proposals.study.trials if trial.status == "completed"]
     assert len(full) == 12 and all(trial.latency is not None and trial.latency <= 0.5 for trial in full)
     assert any(trial.point is None for trial in full)
     assert len(measured) < 40  # only the proposed networks, not the hundreds of candidates
@@ -186,7 +186,7 @@ def test_the_same_seed_proposes_the_same() -> None:
     for _ in range(2):
         proposals = make_seeded()
         train(proposals, len(SPACE.points) + len(SPACE.uniform) + 3)
-        found.append([trial.identity for trial in proposals.study.trials()])
+        found.append([trial.identity for trial in proposals.study.trials])
     assert found[0] == found[1]
 
 

@@ -234,7 +234,7 @@ def test_an_impossible_latency_limit_leaves_no_study(
     train(begin(tmp_path, pictures, name="s", data_dir=tmp_path, image_size=8).proposals)
     with pytest.raises(StudyError, match=r"found within max_latency"):
         search("nin", max_latency=1e-6, **limited)
-    assert open_study("s", studies=folder.parent).trials()
+    assert open_study("s", studies=folder.parent).trials
 
 
 def test_a_search_says_which_named_networks_its_limits_leave_out(

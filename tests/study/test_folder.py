@@ -34,7 +34,7 @@ def test_a_study_is_deleted_with_its_retrainings_and_folder(tmp_path: Path, caps
     assert main([*delete, "s@fast", "--json"]) == 0
     gone = tmp_path / "s" / "retrained" / "fast"
     assert json.loads(capsys.readouterr().out) == {"trials": {"s@fast": 0}, "folder": str(gone)}
-    assert not gone.exists() and len(open_study("s", studies=tmp_path).trials()) == 4
+    assert not gone.exists() and len(open_study("s", studies=tmp_path).trials) == 4
     assert main([*delete, "s"]) == 0
     lines = capsys.readouterr().out.splitlines()
     studies = ["Deleted: study s, 4 trials", "Deleted: study s@paper, 0 trials"]
@@ -50,7 +50,7 @@ def test_a_running_study_is_not_deleted(tmp_path: Path) -> None:
     working.ledger.sign()
     with pytest.raises(StudyError, match=r"got s, which process \d+ on .* works on; stop that first"):
         delete_study("s", studies=tmp_path)
-    assert len(open_study("s", studies=tmp_path).trials()) == 4
+    assert len(open_study("s", studies=tmp_path).trials) == 4
     working.ledger.sign_off()
     assert delete_study("s", studies=tmp_path).trials == {"s": 4, "s@fast": 0, "s@paper": 0}
 

@@ -49,7 +49,8 @@ def test_a_training_shows_its_first_and_last_epoch_at_once(caplog: pytest.LogCap
         for epoch in (1, 2, 3):
             show(report(epoch, "out of memory" if epoch == 2 else ""))
     numbers = "loss 1.500  validation 62.50 %  2,000 images/s"
-    assert caplog.messages == [f"nin  epoch 1 of 3  {numbers}", "nin: out of memory", f"nin  epoch 3 of 3  {numbers}"]
+    first = f"nin  epoch 1 of 3  {numbers}  about 2 s left"
+    assert caplog.messages == [first, "nin: out of memory", f"nin  epoch 3 of 3  {numbers}"]
 
 
 def test_a_training_is_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from lrnas.study.retrained import front_marks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from lrnas.reporting.report import Network, Report, StudyReport
     from lrnas.study.retrained import Final
@@ -61,24 +62,23 @@ _Group = tuple[str, str | None, list[_Dot]]
 """Name of a study, its colour (None: blue, and red for the paper's networks), and its networks."""
 
 
-def plot_front(report: Report, path: style.Files) -> None:
+def plot_front(report: Report, path: style.Files) -> Figure:
     """Draw accuracy against cost, with the front ringed and the paper's networks named.
 
-    The paper's networks beyond a limit of the search are marked by their costs. If all studies have networks trained in
-    full over several seeds, these are drawn, with error bars; the short trainings of a single study are shown faintly.
-    Otherwise short trainings are drawn: for one study, networks stopped early are shown in grey and a second cost is
-    shown by colour. If there are several studies, each has its own colour.
+    The costs of the dense network, and of the paper's networks beyond a limit of the search, are marked. If all studies
+    have networks trained in full over several seeds, these are drawn, with error bars; the short trainings of a single
+    study are shown faintly. Otherwise short trainings are drawn: for one study, networks stopped early are shown in
+    grey and a second cost is shown by colour. If there are several studies, each has its own colour.
 
     Args:
         report: Report on one or several studies.
-        path: File or files to write; the suffix of each gives its format.
+        path: File or files to write, or none; the suffix of each gives its format.
     """
     several = len(report.studies) > 1
     cost = report.axis
     shown = _with_colours(report.studies, lambda study: study.full or (not several and study.stopped))
     if all(study.finals for _, study in shown):
-        _plot_final_front(shown, cost, path)
-        return
+        return _plot_final_front(shown, cost, path)
     first = shown[0][1]
     second = next((each for each in first.study.objectives if each.name not in ("accuracy", cost.name)), None)
     groups: list[_Group] = []
@@ -109,11 +109,11 @@ def plot_front(report: Report, path: style.Files) -> None:
         _draw_faintly(axes, first.stopped, full, cost, "stopped early")
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %")
     _draw_networks(axes, groups, ("trained in full", "on the front"), colours)
-    _mark_beyond_limits(axes, [study for _, study in shown], cost)
-    style.save_figure(figure, path)
+    _mark_costs(axes, [study for _, study in shown], cost, groups)
+    return style.save_figure(figure, path)
 
 
-def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objective, path: style.Files) -> None:
+def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objective, path: style.Files) -> Figure:
     """Draw the networks that searches trained in full; never in one line with those trained shortly."""
     several = len(studies) > 1
     groups: list[_Group] = []
@@ -128,8 +128,8 @@ def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objectiv
         _draw_faintly(axes, study.full, ends, cost, "after short training")
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %, mean ± sd over seeds")
     _draw_networks(axes, groups, ("found, trained in full", "front by means"))
-    _mark_beyond_limits(axes, [study for _, study in studies], cost)
-    style.save_figure(figure, path)
+    _mark_costs(axes, [study for _, study in studies], cost, groups)
+    return style.save_figure(figure, path)
 
 
 def _final_dots(finals: Iterable[Final], on_front: Container[str], cost: Objective) -> list[_Dot]:
@@ -146,14 +146,14 @@ def _final_dots(finals: Iterable[Final], on_front: Container[str], cost: Objecti
     ]
 
 
-def plot_finals(report: Report, path: style.Files) -> None:
+def plot_finals(report: Report, path: style.Files) -> Figure:
     """Draw test accuracy against cost of networks trained again: mean and standard deviation over seeds.
 
     Rings mark the front by means, which takes all costs of the search into account, not only the one shown.
 
     Args:
         report: Report with tested networks.
-        path: File or files to write; the suffix of each gives its format.
+        path: File or files to write, or none; the suffix of each gives its format.
     """
     cost = report.axis if report.axis.name != "latency" else report.axes[0]
     colours = dict(zip((study.name for study in report.studies), cycle(PALETTE), strict=False))
@@ -168,15 +168,16 @@ def plot_finals(report: Report, path: style.Files) -> None:
     axes = figure.subplots()
     axes.set(xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds")
     _draw_networks(axes, groups, ("found", "front by means"))
-    style.save_figure(figure, path)
+    _mark_costs(axes, report.studies, cost, groups)
+    return style.save_figure(figure, path)
 
 
-def plot_history(studies: Sequence[StudyReport], path: style.Files) -> None:
+def plot_history(studies: Sequence[StudyReport], path: style.Files) -> Figure:
     """Draw how the front grew: its hypervolume over trials, and over hours of training.
 
     Args:
         studies: Studies to draw, each in its own colour.
-        path: File or files to write; the suffix of each gives its format.
+        path: File or files to write, or none; the suffix of each gives its format.
     """
     figure = style.make_figure(9, 4)
     over_trials, over_time = figure.subplots(1, 2, sharey=True)
@@ -191,15 +192,15 @@ def plot_history(studies: Sequence[StudyReport], path: style.Files) -> None:
     over_trials.legend(loc="lower right", fontsize=8)
     for axes in (over_trials, over_time):
         axes.grid(True, alpha=0.25)
-    style.save_figure(figure, path)
+    return style.save_figure(figure, path)
 
 
-def plot_curves(study: StudyReport, path: style.Files) -> None:
+def plot_curves(study: StudyReport, path: style.Files) -> Figure:
     """Draw the validation accuracy of every network after every epoch, and the rungs of early stopping.
 
     Args:
         study: Study to draw.
-        path: File or files to write; the suffix of each gives its format.
+        path: File or files to write, or none; the suffix of each gives its format.
     """
     trained = [network for network in study.full + study.stopped if network.trial.curve]
     if not trained:
@@ -228,15 +229,15 @@ def plot_curves(study: StudyReport, path: style.Files) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(True, alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
-    style.save_figure(figure, path)
+    return style.save_figure(figure, path)
 
 
-def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> None:
+def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> Figure:
     """Draw the shares of filter shapes in every layer of the networks on the front; a dot marks a join.
 
     Args:
         study: Study to draw.
-        path: File or files to write; the suffix of each gives its format.
+        path: File or files to write, or none; the suffix of each gives its format.
         axis: Cost by which networks are ordered.
     """
     front = sorted(study.front, key=lambda network: network.cost(axis.name) or 0.0)
@@ -269,15 +270,15 @@ def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> N
         fontsize=8,
         title=style.wrap_text(study.name, size[0] - 1, 10),
     )
-    style.save_figure(figure, path)
+    return style.save_figure(figure, path)
 
 
-def plot_importances(study: StudyReport, path: style.Files) -> None:
+def plot_importances(study: StudyReport, path: style.Files) -> Figure:
     """Draw how much each parameter decides whether a network is good in an objective.
 
     Args:
         study: Study to draw.
-        path: File or files to write; the suffix of each gives its format.
+        path: File or files to write, or none; the suffix of each gives its format.
     """
     if not study.importances:
         raise StudyError(f"{study.name} has too few networks trained in full to tell which parameters matter")
@@ -295,7 +296,7 @@ def plot_importances(study: StudyReport, path: style.Files) -> None:
     title = f"{study.name}: {len(study.full)} networks trained in full{shown}"
     axes.set(xlabel="importance (PED-ANOVA), share", title=style.wrap_text(title, 6, 12))
     axes.legend(loc="lower right", fontsize=8)
-    style.save_figure(figure, path)
+    return style.save_figure(figure, path)
 
 
 def find_staircase(positions: Iterable[style.Position]) -> list[style.Position]:
@@ -321,17 +322,24 @@ def _with_colours(
     return shown
 
 
-def _mark_beyond_limits(axes: Axes, studies: Sequence[StudyReport], cost: Objective) -> None:
-    """Mark the costs of the paper's networks that were not trained because they are beyond a limit of the search."""
-    beyond = {
-        network.name: value / cost.unit
-        for study in studies
-        for network in study.networks
-        if network.is_paper and network.trial.status == "limit" and (value := network.cost(cost.name)) is not None
-    }
-    for name, place in beyond.items():
+def _mark_costs(axes: Axes, studies: Sequence[StudyReport], cost: Objective, groups: Sequence[_Group]) -> None:
+    """Mark the costs of the dense network and of the paper's networks beyond a limit, unless they are drawn by name."""
+    named = {dot.paper_name for _, _, dots in groups for dot in dots}
+    marks = {}
+    for study in studies:
+        dense, networks = study.study.dense_cost, {network.name: network for network in study.networks}
+        for name, network in networks.items():
+            if network.is_paper and network.trial.status == "limit":
+                marks[name] = (network.cost(cost.name), "beyond the limit")
+        if (baseline := study.study.baseline) is not None and baseline not in marks:
+            known = networks[baseline].cost(cost.name) if baseline in networks else getattr(dense, cost.name, None)
+            marks[baseline] = (known, "the dense network")
+    for name, (value, remark) in marks.items():
+        if value is None or name in named:
+            continue
+        place = value / cost.unit
         axes.axvline(place, color="0.6", lw=0.8, ls=":", zorder=1)
-        text = style.legend_text(f"{name}, beyond the limit")
+        text = style.legend_text(f"{name}, {remark}")
         above = axes.get_xaxis_transform()  # the legend is below
         axes.text(place, 0.98, text, transform=above, rotation=90, ha="right", va="top", size=8, color="0.4")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ DPI = 150
 """Resolution of PNG files: small letters stay readable in print."""
 COARSE_DPI = 110
 """Resolution of wide figures: 10 inches are as wide as a page of the documentation."""
+NOTEBOOK_DPI = 90
+"""Resolution of figures in notebooks: 7.5 inches are as wide as a cell."""
 SAVE_OPTIONS: Any = {"svg.hashsalt": "lrnas", "svg.fonttype": "none", "pdf.fonttype": 42}
 """Options of Matplotlib that keep text as text and make files reproducible."""
 NO_DATES: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -31,7 +34,7 @@ NO_DATES: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": 
 FOOTER_SIZE = 6.5
 """Font size of footers, in points."""
 Files = Path | Sequence[Path]
-"""One file, or several for the same figure in several formats."""
+"""One file, several for the same figure in several formats, or none."""
 Position = tuple[float, float]
 """x and y in the units of the axes."""
 
@@ -51,9 +54,18 @@ def check_format(name: Path | str) -> str:
     return found
 
 
+class NotebookFigure(Figure):
+    """Figure that notebooks show, whether pyplot is loaded or not."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=NOTEBOOK_DPI)
+        return buffer.getvalue()
+
+
 def make_figure(width: float, height: float, dpi: float = DPI) -> Figure:
     """Empty figure with a width and height in inches. It opens no window and need not be closed."""
-    return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    return NotebookFigure(figsize=(width, height), dpi=dpi, layout="constrained")
 
 
 def figure_of(axes: Axes) -> Figure:
@@ -87,8 +99,8 @@ def settle_layout(figure: Figure) -> None:
         figure.set_layout_engine("none")
 
 
-def save_figure(figure: Figure, path: Files) -> None:
-    """Write a figure to one or several files; the same numbers give the same bytes."""
+def save_figure(figure: Figure, path: Files) -> Figure:
+    """Write a figure to files, and return it; the same numbers give the same bytes."""
     files = [path] if isinstance(path, Path) else path
     formats = [check_format(file) for file in files]
     settle_layout(figure)
@@ -98,6 +110,7 @@ def save_figure(figure: Figure, path: Files) -> None:
                 figure.savefig(part, format=name, metadata=NO_DATES[name])
         except OSError as error:
             raise LrnasError(f"cannot write {file}: {error.strerror or error}; give another file") from None
+    return figure
 
 
 def escape_text(text: str) -> str:

@@ -11,6 +11,7 @@ from filled_studies import fill_study
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.markers import MarkerStyle
+from matplotlib.text import Annotation
 from optuna.trial import create_trial
 from PIL import Image
 from retrainings import some_finals
@@ -72,7 +73,7 @@ def rings_of(axes: Axes) -> list[PathCollection]:
 
 def with_trials(record: Study, change: Callable[[Trial], Trial | None]) -> Study:
     """The same study with other results; None leaves a trial out."""
-    found = [(row, change(_read_trial(row))) for row in record.optuna_study.get_trials(deepcopy=False)]
+    found = [(row, change(_read_trial(record, row))) for row in record.optuna_study.get_trials(deepcopy=False)]
     study = optuna.create_study(directions=record.optuna_study.directions)
     for row, trial in ((row, trial) for row, trial in found if trial is not None):
         facts = {"status": trial.status, "accuracy": trial.accuracy, "macs": trial.macs, "point": trial.point}
@@ -104,6 +105,19 @@ def test_the_papers_networks_beyond_a_limit_are_marked(tmp_path: Path, monkeypat
     assert axes.get_xlim()[1] > max(marks.values())
 
 
+@pytest.mark.parametrize("axis", ["macs", "params"])
+def test_the_cost_of_the_dense_network_is_marked(axis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the search has not trained it, at either level."""
+    short, full = make_search(), make_search()
+    make_finals(full, {"nin-c3-lr": (0.95, 0.96)})
+    for search in (short, full):
+        report = make_report([search], axis=axis)
+        axes, *_ = all_drawn_by(monkeypatch, lambda report=report: plot_front(report, tmp_path / "front.svg"))
+        (mark,) = (text for text in axes.texts if "the dense network" in text.get_text())
+        assert mark.get_text() == "nin, the dense network"
+        assert mark.get_position()[0] == pytest.approx(cost(SPACE.points["nin"])[axis] / report.axis.unit)
+
+
 def test_finals_and_short_trainings_are_never_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search = make_search()
     make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.91,), "dense-x0.5": (0.88, 0.89)})
@@ -121,7 +135,7 @@ def test_finals_and_short_trainings_are_never_in_one_line(tmp_path: Path, monkey
     other = make_search()
     mixed = make_report([search, other])
     axes = drawn_by(monkeypatch, lambda: plot_front(mixed, tmp_path / "both.png"))
-    assert max(float(line.get_ydata().max()) for line in axes.lines if len(line.get_ydata())) == 90.0  # short, both
+    assert max(max(line.get_ydata()) for line in axes.lines if len(line.get_ydata())) == 90.0  # short, both
 
 
 @pytest.mark.parametrize("reach", ["all", "some", "none"])
@@ -130,8 +144,8 @@ def test_the_legend_lists_only_what_is_visible(
 ) -> None:
     """Stopped networks far below the others are outside the axes; a note gives their number."""
     record = records[1]
-    stopped = [trial.number for trial in record.trials() if trial.status == "stopped"]
-    best = max(trial.accuracy or 0 for trial in record.trials() if trial.status == "completed")
+    stopped = [trial.number for trial in record.trials if trial.status == "stopped"]
+    best = max(trial.accuracy or 0 for trial in record.trials if trial.status == "completed")
     near = {"all": stopped, "some": stopped[:1], "none": []}[reach]
 
     def change(trial: Trial) -> Trial:
@@ -204,7 +218,7 @@ def test_the_fronts_of_several_studies_are_ringed(
 def test_the_line_of_a_front_of_one_network_ends_at_the_highest_cost(
     records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = sorted((trial.macs, trial.number) for trial in records[0].trials())
+    full = sorted((trial.macs, trial.number) for trial in records[0].trials)
     (least, first), (most, _) = full[0], full[-1]
 
     def change(trial: Trial) -> Trial:
@@ -216,7 +230,8 @@ def test_the_line_of_a_front_of_one_network_ends_at_the_highest_cost(
     assert line.get_xdata() == pytest.approx([least / 1e6, most / 1e6]) and list(line.get_ydata()) == [90, 90]
     alone = with_trials(records[0], lambda trial: change(trial) if trial.number == first else None)
     axes = drawn_by(monkeypatch, lambda: plot_front(make_report([alone]), file))  # one network has no line at all
-    assert not axes.lines and "best for the cost shown" not in legend_of(axes)
+    (mark,) = axes.lines  # the cost of the dense network
+    assert mark.get_linestyle() == ":" and "best for the cost shown" not in legend_of(axes)
 
 
 @pytest.mark.slow
@@ -255,7 +270,8 @@ def test_every_retrained_network_has_its_own_mark_and_name(
     axes = drawn_by(monkeypatch, lambda: plot_finals(two, tmp_path / "finals.svg"))
     tested = [final for final in first.finals if final.accuracies]
     places = [(final.macs / 1e6, share * final.mean) for share in (100, 50) for final in tested]
-    assert [tuple(note.xy) for note in sorted(axes.texts, key=lambda note: (-note.xy[1] // 60, note.xy[0]))] == [
+    notes = [text for text in axes.texts if isinstance(text, Annotation)]
+    assert [tuple(note.xy) for note in sorted(notes, key=lambda note: (-note.xy[1] // 60, note.xy[0]))] == [
         pytest.approx(place) for place in places
     ]
     bars = [bar for container in axes.containers for bar in container.lines[2][0].get_segments()]
@@ -307,7 +323,7 @@ def test_a_study_has_one_colour_in_all_figures(
     assert colours == [list(PALETTE[1:13]), list(PALETTE[1:13]), list(PALETTE[2:13])]
     assert len(set(PALETTE)) == 20
     alone = drawn_by(monkeypatch, lambda: plot_finals(replace(many, tested=many.tested[:1]), file))
-    assert {line.get_color() for line in alone.lines} == {PALETTE[2]}
+    assert {line.get_color() for line in alone.lines if line.get_linestyle() != ":"} == {PALETTE[2]}
 
 
 def test_the_papers_networks_look_different_in_every_study(

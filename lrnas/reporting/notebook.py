@@ -1,0 +1,187 @@
+"""Studies, trials, networks and conversions as HTML, for notebooks.
+
+`as_html` is called by the method `_repr_html_` of these objects. Texts and lines take the colour of the page, so that
+they can be read on dark pages too.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from functools import singledispatch
+from html import escape
+from typing import Any
+
+from lrnas.arch.architecture import Architecture
+from lrnas.models.plan import native_input_size, native_num_classes, resolve_backbone
+from lrnas.reporting.layer_view import SHADES, Layer, kind_of, lay_out
+from lrnas.study.levels import read_level
+from lrnas.study.manifest import data_name
+from lrnas.study.retrained import Final, final_front
+from lrnas.study.study import ImageShape, Study, Trial, Trials
+
+MAX_ROWS = 60
+"""Largest number of rows of a table."""
+BAR = 260
+"""Width of the bar of the widest layer, in pixels."""
+ROW = 18
+"""Height of a layer in a picture, in pixels."""
+
+
+@singledispatch
+def as_html(shown: Any) -> str:
+    """An object as HTML."""
+    from lrnas.models.convert import Conversion  # loads torch
+
+    assert isinstance(shown, Conversion), type(shown)
+    replaced = [(path, str(mix), "replaced") for path, mix in shown.replaced.items()]
+    left = [(path, "", f"left: {reason}") for path, reason in shown.left.items()]
+    title = f"{len(replaced)} convolutions replaced, {len(left)} left as they were"
+    return _title(title) + _table(("layer", "new filters", ""), replaced + left)
+
+
+@as_html.register
+def _(study: Study) -> str:
+    summary = study.summary()
+    counts = ", ".join(f"{number} {status}" for status, number in summary.counts.items()) or "none yet"
+    goals = ", ".join(objective.name for objective in study.objectives)
+    about = f"{study.manifest['source']} on {data_name(study.manifest)}, {goals}; trials: {counts}"
+    finals = final_front([final for final in read_level(study) if final.accuracies]) if "@" not in study.name else []
+    table = _finals_table(study, finals) if finals else as_html(summary.front)
+    level = "trained in full, mean ± standard deviation over n seeds" if finals else "after the training of the search"
+    text = f"The front, {level}; accuracy on validation images." if finals or summary.front else "No front yet."
+    return f"{_title(study.name)}<p>{escape(about)}</p>{_picture(study)}<p>{text}</p>{table}"
+
+
+@as_html.register
+def _(trials: Trials) -> str:
+    names = trials[0].study.columns if trials else []
+    head = ["trial", "network", "accuracy", "MACs", "share", "parameters"] + ["latency"] * ("latency" in names)
+    rows = []
+    for trial in trials[:MAX_ROWS]:
+        latency = [] if "latency" not in names else ["–" if trial.latency is None else f"{trial.latency:.3f} ms"]
+        numbers = (str(trial.number), trial.name, _percent(trial.accuracy), *_costs(trial), *latency)
+        rows.append([*numbers, "on the front" if trial.on_front else trial.status])
+    more = f"<p>… {len(trials) - MAX_ROWS} more</p>" if len(trials) > MAX_ROWS else ""
+    return _table([*head, ""], rows) + more
+
+
+@as_html.register
+def _(trial: Trial) -> str:
+    macs, share, params = _costs(trial)
+    facts = [
+        f"{_percent(trial.accuracy)} on validation images after {trial.epochs} epoch{'s' * (trial.epochs != 1)}",
+        f"{macs} MACs ({share} of the dense network's), {params} parameters",
+        f"{trial.status}{', on the front' if trial.on_front else ''}{f': {trial.reason}' if trial.reason else ''}",
+    ]
+    title = f"{trial.study.name}, trial {trial.number}: {trial.name}"
+    picture = _layers_picture(lay_out(trial.architecture, trial.study.image_shape))
+    return f"{_title(title)}<p>{'<br>'.join(map(escape, facts))}</p>{_curve(trial.curve)}{picture}"
+
+
+@as_html.register
+def _(architecture: Architecture) -> str:
+    backbone = resolve_backbone(architecture)[0]
+    shape = ImageShape(native_input_size(backbone), 3, native_num_classes(backbone))
+    layers = lay_out(architecture, shape)
+    macs = sum(layer.macs for layer in layers)
+    about = f"{macs:,} MACs as deployed, for images of {shape.size}×{shape.size} pixels"
+    return f"{_title(architecture.backbone)}<p>{about}</p>{_layers_picture(layers)}"
+
+
+def _finals_table(study: Study, finals: Sequence[Final]) -> str:
+    rows = []
+    for final in finals:
+        spread = "" if final.deviation is None else f" ± {100 * final.deviation:.2f}"
+        accuracy = f"{100 * final.mean:.2f}{spread} %"
+        share = "–" if study.dense_macs is None else f"{final.macs / study.dense_macs:.3f}"
+        trial = "–" if final.trial is None else str(final.trial)
+        numbers = (str(len(final.accuracies)), f"{final.macs:,}", share, f"{final.params:,}")
+        rows.append((trial, final.name, accuracy, *numbers))
+    return _table(("trial", "network", "accuracy", "n", "MACs", "share", "parameters"), rows)
+
+
+def _costs(trial: Trial) -> tuple[str, str, str]:
+    """MACs, their share of the dense network's, and parameters."""
+    return f"{trial.macs:,}", "–" if trial.share is None else f"{trial.share:.3f}", f"{trial.params:,}"
+
+
+def _percent(accuracy: float | None) -> str:
+    return "–" if accuracy is None else f"{100 * accuracy:.2f} %"
+
+
+def _title(text: str) -> str:
+    return f"<p><b>{escape(text)}</b></p>"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    first = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table>" if lines else ""
+
+
+def _picture(study: Study) -> str:
+    """The figure of the front, if there is one and matplotlib is installed."""
+    from lrnas.errors import LrnasError
+    from lrnas.reporting.write import plot
+
+    try:
+        figure: Any = plot(study)
+    except LrnasError:
+        return ""
+    return f'<img alt="accuracy against cost" src="data:image/png;base64,{_encode(figure._repr_png_())}">'
+
+
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _curve(curve: Sequence[float]) -> str:
+    """A small picture of the accuracy after each epoch; empty for fewer than two epochs."""
+    if len(curve) < 2:
+        return ""
+    low, high = min(curve), max(curve)
+    height, step = 40, BAR / (len(curve) - 1)
+    points = " ".join(
+        f"{step * i:.1f},{height - (height - 4) * (value - low) / (high - low or 1) - 2:.1f}"
+        for i, value in enumerate(curve)
+    )
+    line = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
+    text = f"accuracy by epoch, from {_percent(low)} to {_percent(high)}"
+    return f'<svg width="{BAR}" height="{height}">{line}</svg><p>{text}</p>'
+
+
+def _layers_picture(layers: Sequence[Layer]) -> str:
+    """A bar for each layer, as long as it has filters, in the colours of their shapes."""
+    widest = max((sum(group.num for group in layer.groups) for layer in layers), default=1) or 1
+    name_width = 7 * max((len(layer.name) for layer in layers), default=0) + 8
+    parts, kinds = [], set[str]()
+    for i, layer in enumerate(layers):
+        top, left = i * ROW, float(name_width)
+        parts.append(_text(0, top, layer.name))
+        for group in layer.groups:
+            width, kind = BAR * group.num / widest, kind_of(group, layer.kernel)
+            kinds.add(kind)
+            box = f'x="{left:.1f}" y="{top + 2}" width="{width:.1f}" height="{ROW - 4}" fill="{SHADES[kind]}"'
+            parts.append(f"<rect {box}><title>{group.shape}, {group.num} filters</title></rect>")
+            left += width
+        parts.append(_text(left + 6, top, f"{_describe(layer)}{layer.macs:,} MACs"))
+    shades = [(kind, shade) for kind, shade in SHADES.items() if kind in kinds]
+    for i, (kind, shade) in enumerate(shades):
+        top, left = len(layers) * ROW + 4, name_width + 60 * i
+        parts.append(f'<rect x="{left}" y="{top + 3}" width="10" height="10" fill="{shade}"/>')
+        parts.append(_text(left + 14, top, kind.replace("x", "×")))
+    size = f'width="{name_width + BAR + 330}" height="{(len(layers) + 1) * ROW + 8}"'
+    style = 'font-family="sans-serif" font-size="11" fill="currentColor"'
+    return f"<svg {size} {style}>{''.join(parts)}</svg>"
+
+
+def _describe(layer: Layer) -> str:
+    groups = " ‖ ".join(f"{group.num} {group.shape.replace('x', '×')}" for group in layer.groups)
+    second = f", then {layer.second.num} {layer.second.shape.replace('x', '×')}" if layer.second is not None else ""
+    return f"{groups}{second}; " if groups else ""
+
+
+def _text(x: float, top: float, text: str) -> str:
+    return f'<text x="{x:.0f}" y="{top + ROW - 5:.0f}">{escape(text)}</text>'

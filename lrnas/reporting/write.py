@@ -1,0 +1,159 @@
+"""`report` and `plot`: studies as a page with figures, and as single figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from lrnas._files import write_atomically
+from lrnas._messages import logger
+from lrnas.errors import LrnasError, MissingExtra, UnknownName
+from lrnas.reporting.html import make_page
+from lrnas.reporting.report import Report, make_report
+from lrnas.study.open import open_study
+from lrnas.study.retrained import read_retrained
+from lrnas.study.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Picture = Literal["pareto", "history", "allocation", "curves"]
+PICTURES = get_args(Picture)
+FORMS = ("png", "svg")
+"""Formats of the figures of a report."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReport:
+    """The files of a report."""
+
+    page: Path
+    """The HTML page."""
+    figures: tuple[Path, ...]
+    """The figures beside it; none without matplotlib."""
+    contents: Report = field(repr=False)
+    """What the page shows."""
+    studies: tuple[Study, ...]
+
+
+def report(
+    study: str | Study | Sequence[str | Study] | None = None,
+    *,
+    out: str | Path | None = None,
+    axis: str | None = None,
+    studies: str | Path = "studies",
+    storage: str | None = None,
+) -> WrittenReport:
+    """Write studies as one self-contained HTML page, and the figures as PNG and SVG.
+
+    Args:
+        study: A study or its name, or several, which are drawn together; None for the only study there is.
+        out: Folder for the page and the figures; None for `report` in the study's folder.
+        axis: Cost on the axis: macs, params or latency; None for the first cost objective of the studies.
+        studies: Folder that holds the studies, for those given by name.
+        storage: Database URL, or journal:FILE, that holds the studies; None for the files in their folders.
+
+    Returns:
+        The written files.
+    """
+    names = [study] if study is None or isinstance(study, str | Study) else study
+    opened = [open_study(name, studies=studies, storage=storage) for name in dict.fromkeys(names)]
+    contents = _make_report(opened, axis)
+    folder = Path(opened[0].where.studies, opened[0].name, "-".join(["report", *(each.name for each in opened[1:])]))
+    folder = folder if out is None else Path(out)
+    page = _write_page(contents, folder)
+    return WrittenReport(page, tuple(_write_figures(contents, folder)), contents, tuple(opened))
+
+
+def plot(
+    study: str | Study | None = None,
+    picture: Picture = "pareto",
+    *,
+    out: str | Path | None = None,
+    axis: str | None = None,
+    studies: str | Path = "studies",
+    storage: str | None = None,
+) -> Figure:
+    """Draw one figure of a study.
+
+    Args:
+        study: The study or its name; None for the only study there is.
+        picture: "pareto" (accuracy against cost), "history" (growth of the front), "allocation" (filter shapes of the
+            networks on the front) or "curves" (accuracy by epoch).
+        out: File to write: .pdf, .png or .svg; None to write none.
+        axis: Cost on the axis: macs, params or latency; None for the first cost objective of the study.
+        studies: Folder that holds the studies, for a study given by name.
+        storage: Database URL, or journal:FILE, that holds the study; None for the file in its folder.
+
+    Returns:
+        The figure of Matplotlib, which notebooks show.
+    """
+    try:
+        from lrnas.reporting.figures import report_plots as figures
+        from lrnas.reporting.figures.style import check_format
+    except ImportError as error:
+        raise MissingExtra("a figure", error.name, "plot") from None
+    if picture not in PICTURES:
+        raise UnknownName("picture", str(picture), PICTURES)
+    files = [] if out is None else [Path(out)]
+    for file in files:
+        check_format(file)
+    contents = _make_report([open_study(study, studies=studies, storage=storage)], axis)
+    shown = contents.studies[0]
+    if picture == "pareto" and not shown.full:
+        raise LrnasError(f"{shown.name} has no network trained in full yet; let the search run, then try again")
+    draw: dict[str, Callable[[], Figure]] = {
+        "pareto": lambda: figures.plot_front(contents, files),
+        "history": lambda: figures.plot_history([shown], files),
+        "allocation": lambda: figures.plot_allocation(shown, files, contents.axis),
+        "curves": lambda: figures.plot_curves(shown, files),
+    }
+    return draw[picture]()
+
+
+def _make_report(studies: list[Study], axis: str | None) -> Report:
+    retrained = [found for study in studies if (found := read_retrained(study)) is not None]
+    return make_report(studies, axis=axis, retrained=retrained)
+
+
+def _write_page(contents: Report, folder: Path) -> Path:
+    file = folder / "report.html"
+    text = make_page(contents)
+    try:
+        with write_atomically(file) as part:
+            part.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LrnasError(f"cannot write to {folder}: {error.strerror or error}; give another --out") from None
+    return file
+
+
+def _write_figures(contents: Report, folder: Path) -> list[Path]:
+    """Write every figure that has something to show; returns the files."""
+    try:
+        from lrnas.reporting.figures import report_plots as figures
+    except ImportError as error:
+        logger.warning(f"no figures without {error.name}; pip install 'lrnas[plot]'")
+        return []
+    draw: dict[str, Callable[[list[Path]], object]] = {}
+    if any(study.full for study in contents.studies):
+        draw["front"] = partial(figures.plot_front, contents)
+        draw["history"] = partial(figures.plot_history, contents.studies)
+    if any(one.finals for one in contents.tested):
+        draw["finals"] = partial(figures.plot_finals, contents)
+    for study in contents.studies:
+        ending = f"-{study.name}" if len(contents.studies) > 1 else ""
+        if any(network.layers for network in study.front):
+            draw[f"allocation{ending}"] = partial(figures.plot_allocation, study, axis=contents.axis)
+        if any(network.trial.curve for network in study.full):
+            draw[f"curves{ending}"] = partial(figures.plot_curves, study)
+        if study.importances:
+            draw[f"importances{ending}"] = partial(figures.plot_importances, study)
+    files = []
+    for name, picture in draw.items():
+        forms = [folder / f"{name}.{form}" for form in FORMS]
+        picture(forms)
+        files += forms
+    return files

@@ -1,0 +1,108 @@
+"""Studies, trials, networks and conversions in notebooks, and their short texts."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import timm
+from filled_studies import fill_study
+from small_studies import make_finals, make_search
+
+import lrnas
+from lrnas.study.study import MAX_PRINTED, Study
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    folder = tmp_path_factory.mktemp("studies")
+    return fill_study(folder, 16, storage=f"journal:{folder / 'journal'}")
+
+
+class Cells(HTMLParser):
+    """Collects the texts of table cells, by row, and checks that tags are closed."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in ("img", "br"):
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def test_texts_are_short(study: Study) -> None:
+    assert repr(study) == "<Study s: nin on cifar10, accuracy, macs>"
+    trials = study.trials
+    assert len(trials) == 16 > MAX_PRINTED and isinstance(trials[:3], lrnas.Trials)
+    lines = repr(trials).splitlines()
+    assert len(lines) == MAX_PRINTED + 1 and lines[-1] == f" … {16 - MAX_PRINTED} more]"
+    assert repr(trials[0]).startswith("<Trial 0: nin, ") and "222,486,528 MACs, completed" in repr(trials[0])
+    assert max(map(len, lines)) < 120
+    assert len(repr(trials[-1].architecture)) < 200
+    small = lrnas.Architecture("nin", batch_norm=True)
+    assert repr(small) == 'Architecture({"version": 1, "backbone": "nin", "batch_norm": true, "layers": {}})'
+
+
+def test_a_study_shows_its_front(study: Study) -> None:
+    html = study._repr_html_()
+    front = study.front()
+    rows = Cells(html).rows[1:]
+    assert [row[0] for row in rows] == [str(trial.number) for trial in front]
+    assert [row[4] for row in rows] == [f"{trial.share:.3f}" for trial in front] and study.dense_macs == 222_486_528
+    assert html.count("data:image/png;base64,") == 1
+
+
+def test_a_study_with_finals_shows_them() -> None:
+    search = make_search()
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.91,)})
+    rows = Cells(search._repr_html_()).rows
+    assert rows[0][2:4] == ["accuracy", "n"]
+    assert [row[1:4] for row in rows[1:]] == [["lr-x0.25", "91.00 %", "1"], ["nin-c3-lr", "95.50 ± 0.71 %", "2"]]
+
+
+def test_an_empty_study_has_no_picture(tmp_path: Path) -> None:
+    study = fill_study(tmp_path, 0, storage=f"journal:{tmp_path / 'journal'}")
+    assert "No front yet." in study._repr_html_() and "<img" not in study._repr_html_()
+    assert study.trials._repr_html_() == "" and repr(study.trials) == "[]"
+
+
+def test_a_trial_shows_its_layers_and_curve(study: Study) -> None:
+    trial = next(trial for trial in study.trials if trial.point == "nin-c3-lr")
+    html = trial._repr_html_()
+    Cells(html)
+    assert f"{trial.macs:,} MACs (0.539 of the dense network" in html
+    assert "96 3×1 ‖ 96 1×3" in html and "<polyline" in html
+
+
+def test_names_are_escaped(study: Study) -> None:
+    trial = replace(study.trials[0], point="<script>")
+    assert "<script>" not in trial._repr_html_() and "&lt;script&gt;" in lrnas.Trials([trial])._repr_html_()
+
+
+def test_an_architecture_and_a_conversion() -> None:
+    html = lrnas.get_point("vgg-gmp-lr-join").architecture._repr_html_()
+    Cells(html)
+    assert "256 3×1 ‖ 256 1×3, then 512 1×1" in html and "images of 224×224 pixels" in html
+    conversion = lrnas.convert(timm.create_model("resnet10t"))
+    assert repr(conversion).startswith("<Conversion: ") and len(repr(conversion)) < 80
+    rows = Cells(conversion._repr_html_()).rows[1:]
+    assert len(rows) == len(conversion.replaced) + len(conversion.left)
+    assert rows[-1][-1].startswith("left: ")
