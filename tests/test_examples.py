@@ -1,10 +1,13 @@
-"""The scripts in examples/ run as they are."""
+"""The scripts and the notebook in examples/ run as they are."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from notebooks import run_notebook
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ARGUMENTS = {
@@ -34,3 +37,27 @@ def test_example(name: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert PRINTED[name] in done.stdout
+
+
+def test_the_notebook_is_executed() -> None:
+    """Its outputs are complete, and name no folder of the machine that made them."""
+    text = (EXAMPLES / "first_search.ipynb").read_text(encoding="utf-8")
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert all(cell["outputs"] for cell in cells) and str(Path.home()) not in text and "/tmp" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.examples
+def test_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell shows results of the same kinds as those that are stored."""
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((EXAMPLES / "first_search.ipynb").read_text(encoding="utf-8"))
+    stored = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [_kinds(outputs) for outputs in run_notebook(notebook)] == [_kinds(outputs) for outputs in stored]
+
+
+def _kinds(outputs: list[dict[str, Any]]) -> set[str]:
+    """Types of data that a cell shows; messages are not among them."""
+    return {kind for output in outputs for kind in output.get("data", {})}
