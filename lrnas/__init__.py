@@ -150,13 +150,13 @@ class _AfterTimm(importlib.abc.MetaPathFinder):
 
         def run_and_register(module: ModuleType) -> None:
             run(module)
-            importlib.import_module("lrnas.models.timm_registry")
+            importlib.import_module("lrnas.models.lrnas")
 
         spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
         return spec
 
 
 if "timm" in sys.modules:
-    importlib.import_module("lrnas.models.timm_registry")
+    importlib.import_module("lrnas.models.lrnas")
 else:
     sys.meta_path.insert(0, _AfterTimm())

@@ -45,7 +45,8 @@ class Conversion(NotebookView):
         return f"<Conversion: {len(self.replaced)} convolutions replaced, {len(self.left)} left as they were>"
 
     def __str__(self) -> str:
-        lines = [f"{len(self.replaced)} convolutions replaced, {len(self.left)} left as they were"]
+        begin = ", which begin with random weights" if self.replaced else ""
+        lines = [f"{len(self.replaced)} convolutions replaced{begin}, {len(self.left)} left as they were"]
         lines += [f"  {path}: {mix}" for path, mix in self.replaced.items()]
         lines += [f"  {path}: left, {reason}" for path, reason in self.left.items()]
         return "\n".join(lines)
@@ -66,7 +67,8 @@ def convert(
     Args:
         model: Any model with `torch.nn.Conv2d` layers.
         allocation: The filters of every k×k convolution, or a dict from paths to allocations, in which "*" stands for
-            all other paths. Each replacement must have as many output channels as the original.
+            all other paths. Each replacement must have as many output channels as the original. A convolution that
+            cuts its input into patches, with a stride as large as its kernel, is replaced only if its path is given.
         init: The rule for the new weights; see `initialise`.
         divisor: Filter counts are multiples of this number, as in `Architecture`.
 
@@ -94,6 +96,8 @@ def convert(
         chosen = by_path.get(path, by_path.get("*"))
         if chosen is None:
             left[path] = "no allocation is given for it"
+        elif path not in by_path and cuts_patches(conv):
+            left[path] = "it cuts its input into patches (give its path to replace it)"
         elif (mix := mix_at(path, conv, chosen, divisor)) == own_mix(conv):
             left[path] = "its allocation is the same as before"
         else:
@@ -164,6 +168,11 @@ def reason_to_leave(module: nn.Module) -> str | None:
     if type(module) not in (nn.Conv2d, Conv2dSame):
         return f"{type(module).__name__} does more than convolve"
     return None
+
+
+def cuts_patches(conv: nn.Conv2d) -> bool:
+    """Whether the windows of a convolution do not overlap: filters of one row or column would not see most pixels."""
+    return conv.stride == conv.kernel_size
 
 
 def own_mix(conv: nn.Conv2d) -> Mix:

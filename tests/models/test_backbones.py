@@ -34,7 +34,7 @@ def test_stages_are_those_of_timm() -> None:
 
 
 def test_all_are_registered_and_none_shadows_timm() -> None:
-    assert set(NAMES) <= set(timm.list_models())
+    assert {*NAMES, "lrnas"} <= set(timm.list_models(module="lrnas"))
     code = "import timm; print(*timm.list_models())"
     without_us = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(NAMES) & set(without_us.stdout.split())
@@ -46,7 +46,7 @@ def test_all_are_registered_and_none_shadows_timm() -> None:
         "import lrnas, timm",
         "import timm, lrnas",
         "import lrnas, importlib.util; importlib.util.find_spec('timm')",
-        "import lrnas.models.timm_registry, importlib; importlib.reload(lrnas.models.timm_registry)",
+        "import lrnas.models.lrnas, importlib; importlib.reload(lrnas.models.lrnas)",
     ],
 )
 def test_registration_works_in_any_order_of_imports(order: str) -> None:

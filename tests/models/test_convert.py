@@ -119,7 +119,7 @@ def test_what_cannot_be_replaced_is_left_and_listed_with_the_reason() -> None:
         "normed": "its weight is parametrised",
     }
     text = str(report)
-    assert text.startswith("2 convolutions replaced, 6 left as they were")
+    assert text.startswith("2 convolutions replaced, which begin with random weights, 6 left as they were")
     assert "  dense: 3x1,4 || 1x3,4" in text and "  up: left, it is transposed" in text
 
 
@@ -249,3 +249,13 @@ def test_the_plan_of_a_separable_layer_folds_where_the_module_does(
     for values in layer.parameters():
         nn.init.ones_(values)
     assert halves_fold(conv) == (reason_to_keep(layer) == "")
+
+
+def test_patches_are_cut_as_before_unless_their_path_is_given() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Conv2d(8, 8, 3, padding=1))
+
+    report = convert(model())
+    assert list(report.replaced) == ["1"]
+    assert report.left == {"0": "it cuts its input into patches (give its path to replace it)"}
+    assert list(convert(model(), {"0": HALF, "*": HALF}).replaced) == ["0", "1"]

@@ -5,6 +5,8 @@ are registered as `vgg16_gmp` and so on, and with batch norm as `vgg16_bn_gmp`. 
 registered. Any other network can be built as the model `lrnas`, with its architecture as a JSON file or as data:
 
     timm.create_model("lrnas", architecture="my_network.json", num_classes=10)
+
+`timm.list_models(module="lrnas")` lists them all: timm goes by the name of this file.
 """
 
 from __future__ import annotations
