@@ -74,9 +74,7 @@ def registered_name(architecture: Architecture) -> str | None:
         return None
     wanted = built_id(architecture)
     names = (name.replace("-", "_") for name, network in named_networks().items() if built_id(network) == wanted)
-    ours = (
-        name for name in names if is_model(name) and model_entrypoint(name).__module__ == "lrnas.models.lrnas"
-    )
+    ours = (name for name in names if is_model(name) and model_entrypoint(name).__module__ == "lrnas.models.lrnas")
     return next(ours, None)
 
 
