@@ -34,6 +34,8 @@ LIVE_INTERVAL = 5.0
 """Minimum seconds between updates of the live line."""
 LINE_INTERVAL = 20.0
 """Minimum seconds between lines about running trials, outside a terminal."""
+VIEW_SHARE = 0.05
+"""Largest share of the time that is spent on the view; if trials end too fast for that, not every end is shown."""
 MAX_NAMED_TRIALS = 3
 """Largest number of running trials that are named; the others are only counted."""
 MIN_NETWORKS = 3
@@ -89,13 +91,17 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
         yield ProgressView(LiveBar("starting"))
     elif not sys.stderr.isatty():
         show_messages()
-        yield ProgressView()
+        view = ProgressView()
+        yield view
+        view.show_rest()
     else:
         from rich.console import Console
 
         show_messages()  # rich puts what is written to stderr above the live line
         with Console(stderr=True, highlight=False).status("starting") as status:
-            yield ProgressView(status)
+            view = ProgressView(status)
+            yield view
+            view.show_rest()
 
 
 class ProgressView(SearchEvents):
@@ -107,6 +113,10 @@ class ProgressView(SearchEvents):
     def __init__(self, status: Status | LiveBar | None = None) -> None:
         self.status = status
         self.start = self.last_update = time.monotonic()
+        self.next_end = float("-inf")
+        """When the end of a trial may be shown again."""
+        self.has_rest = False
+        """Whether a trial has ended since the last time that an end was shown."""
         self.began = datetime.now()
         self.work_before: dict[int, Work] = {}
         """Training that each trial, by number, had before this search started."""
@@ -121,6 +131,7 @@ class ProgressView(SearchEvents):
             logger.info(text)
 
     def started(self, queue: Queue, budget: int | None, dense_macs: int | None = None) -> None:
+        self.show_rest()
         self.queue, self.budget = queue, budget
         study = queue.study
         self.start, self.began = time.monotonic(), datetime.now()
@@ -143,12 +154,25 @@ class ProgressView(SearchEvents):
             f"{data_name(manifest)}, images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{stops}"
         )
 
+    def show_rest(self) -> None:
+        """Show the last state, unless it is shown."""
+        if self.has_rest:
+            self.next_end = float("-inf")
+            self.changed("ended")
+
     def changed(self, change: Change) -> None:
         now = time.monotonic()
         interval = LINE_INTERVAL if self.status is None else LIVE_INTERVAL
-        if change != "ended" and now - self.last_update < interval:
+        if change == "ended":
+            self.has_rest = now < self.next_end
+        if self.has_rest or (change != "ended" and now - self.last_update < interval):
             return
         self.last_update = now
+        self._show(change, now)
+        if change == "ended":
+            self.next_end = time.monotonic() + (time.monotonic() - now) / VIEW_SHARE
+
+    def _show(self, change: Change, now: float) -> None:
         summary = self.queue.study.summary()  # read once: a study may have thousands of trials
         state, training = self._state(summary, now), self._training(summary.trials)
         if self.status is not None:

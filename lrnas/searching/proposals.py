@@ -31,6 +31,7 @@ from lrnas.spaces.space import SearchSpace
 from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import FREE, StudyError
 from lrnas.study.objectives import Costs, Limits
+from lrnas.study.optuna_internals import LAST_ATTRIBUTE
 from lrnas.study.study import Study, Summary
 
 MOST_REJECTIONS = 300
@@ -235,7 +236,7 @@ class Proposals(Queue):
                     excess = self.limits.excess(costs)
                     facts |= {"architecture": architecture.to_json(), "id": identity, **costs}
                     facts |= {} if excess else {"trained": True}
-                    facts["params"] = facts.pop("params")  # last: a trial with "params" has all other attributes, too
+                    facts[LAST_ATTRIBUTE] = facts.pop(LAST_ATTRIBUTE)
                 self.ledger.write(trial.number, facts)
             if fault:
                 self.ledger.end(trial.number, TrialState.PRUNED, "faulty", fault)

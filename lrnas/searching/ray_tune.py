@@ -45,7 +45,7 @@ from lrnas.searching.ray_cluster import (
     worker_location,
 )
 from lrnas.study.folder import trial_folder
-from lrnas.study.ledger import MOST_LOSSES
+from lrnas.study.ledger import MOST_LOSSES, training_facts
 from lrnas.study.manifest import StudyError
 from lrnas.study.study import METRIC
 from lrnas.training.checkpoint import (
@@ -301,6 +301,8 @@ class _StudySearcher(Searcher):
     test: bool
     running: dict[str, int] = field(default_factory=dict, init=False)
     """Trial numbers in the study, by Tune's id."""
+    first_facts: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    """Attributes of trials that are written together with the first report of their workers, by Tune's id."""
     stop_reasons: dict[str, str] = field(default_factory=dict, init=False)
     """Why the scheduler stopped a trial, by Tune's id."""
     end_reason: str = field(default="", init=False)
@@ -346,7 +348,7 @@ class _StudySearcher(Searcher):
         job = self.make_job(proposal)
         folder = trial_folder(self.folder, proposal.number).resolve()
         self.running[trial_id] = proposal.number
-        self.ledger.note(proposal.number, seed=job.seed, **self.facts)
+        self.first_facts[trial_id] = {"seed": job.seed, **self.facts}
         self.notify("started")
         return {"task": Task(job, folder, self.workers, self.mark, self.test)}
 
@@ -355,7 +357,8 @@ class _StudySearcher(Searcher):
         """Record a report of a worker: where it trains, one more epoch, or the outcome."""
         self.last_reports[trial_id] = time.monotonic()
         if trial_id in self.running and "node" in result:
-            self.ledger.note(self.running[trial_id], hardware=result["hardware"], node=result["node"])
+            facts = {"hardware": result["hardware"], "node": result["node"], **self.first_facts.pop(trial_id, {})}
+            self.ledger.note(self.running[trial_id], **facts)
             if "remark" in result:
                 logger.warning(f"trial {self.running[trial_id]}: {result['remark']}")
         elif "reason" in result:
@@ -368,11 +371,7 @@ class _StudySearcher(Searcher):
             self.notify("epoch")
 
     def _record_epoch(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        nested = "metrics/"  # Tune's prefix for the entries of a mapping
-        facts = {METRIC + k.removeprefix(nested): value for k, value in result.items() if k.startswith(nested)}
-        digits = {"images_per_second": 1, "images": 0, "gpu_busy": 3}
-        facts |= {name: round(result[name], number) for name, number in digits.items() if name in result}
-        self.ledger.report_epoch(self.running[trial_id], result["curve"], result["seconds"], **facts)
+        self.ledger.report_epoch(self.running[trial_id], result["curve"], result["seconds"], **_metrics(result))
 
     @_guarded
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
@@ -383,9 +382,10 @@ class _StudySearcher(Searcher):
         self.last_reports.pop(trial_id, None)
         result = result or {}
         status = result.get("status")
-        if "curve" in result:
-            self._record_epoch(trial_id, result)
         number = self.running.pop(trial_id)
+        facts = self.first_facts.pop(trial_id, {})
+        if "curve" in result:
+            facts |= training_facts(result["curve"], result["seconds"]) | _metrics(result)
         if status == "unreadable":  # the search ends; the trial waits until the images are repaired
             self.ledger.release(number)
             raise UnreadableImages(result["reason"])
@@ -396,20 +396,20 @@ class _StudySearcher(Searcher):
         if not is_lost:
             self.losses_in_a_row = 0
         if is_lost:
+            self.ledger.note(number, **facts)
             reason = result.get("reason") or self.last_reasons.pop(trial_id, "its worker was lost")
             self._lose(number, reason, counts=status != "unwritable")
         elif trial_id in self.stop_reasons:
-            self._prune(number, "stopped", self.stop_reasons.pop(trial_id))
+            self._prune(number, "stopped", self.stop_reasons.pop(trial_id), facts)
         elif status == "completed":
-            if self.test:
-                self.ledger.note(number, test_loss=result["test_loss"])
-            self.ledger.complete(number, result["test_accuracy"] if self.test else result["curve"][-1])
+            facts |= {"test_loss": result["test_loss"]} if self.test else {}
+            self.ledger.complete(number, result["test_accuracy"] if self.test else result["curve"][-1], **facts)
         elif status == "diverged":
-            self._prune(number, "diverged", "the loss became infinite")
+            self._prune(number, "diverged", "the loss became infinite", facts)
         elif status == "faulty" and self.queue.retries_faulty:
             self._lose(number, result["reason"])
         elif status == "faulty":
-            self._prune(number, "faulty", result["reason"])
+            self._prune(number, "faulty", result["reason"], facts)
         else:  # Tune was stopped while the trial ran
             self.ledger.release(number)
         self.notify("ended")
@@ -434,15 +434,23 @@ class _StudySearcher(Searcher):
             self.end_reason = f"{self.losses_in_a_row} trials in a row were lost, the last one: {reason}"
             self.broken = True
 
-    def _prune(self, number: int, status: str, reason: str) -> None:
+    def _prune(self, number: int, status: str, reason: str, facts: Mapping[str, Any]) -> None:
         """End a trial that nobody will continue, and remove its checkpoint."""
         if status != "stopped":
             logger.warning(f"trial {number} ends without a result ({status}: {reason})")
-        self.ledger.prune(number, status, reason)
+        self.ledger.prune(number, status, reason, **facts)
         shutil.rmtree(trial_folder(self.folder, number), ignore_errors=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Searcher, ()  # Tune pickles it into a file that nobody reads: the study is the only state
+
+
+def _metrics(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of a trial for a report of its worker, except those of `training_facts`."""
+    nested = "metrics/"  # Tune's prefix for the entries of a mapping
+    facts = {METRIC + k.removeprefix(nested): value for k, value in result.items() if k.startswith(nested)}
+    digits = {"images_per_second": 1, "images": 0, "gpu_busy": 3}
+    return facts | {name: round(result[name], number) for name, number in digits.items() if name in result}
 
 
 class _Watch(Callback):

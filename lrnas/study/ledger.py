@@ -88,38 +88,40 @@ class Ledger:
             seconds: Training time so far.
             **facts: Further attributes of the trial.
         """
-        self.note(number, curve=list(accuracies), epochs=len(accuracies), seconds=round(seconds, 3), **facts)
+        self.note(number, **training_facts(accuracies, seconds), **facts)
         self.sign()
 
     def note(self, number: int, **facts: Any) -> None:
         """Write attributes of a trial."""
-        if self._is_mine(number):
+        if facts and self._is_mine(number):
             self.write(number, facts)
 
-    def complete(self, number: int, accuracy: float) -> None:
+    def complete(self, number: int, accuracy: float, **facts: Any) -> None:
         """End a trial that was trained in full.
 
         Args:
             number: The trial.
             accuracy: Its validation accuracy in a search, its test accuracy in a retraining.
+            **facts: Further attributes of the trial.
         """
         if not self._is_mine(number):
             return
         known = self.study.optuna_trial(number).user_attrs
         values = [accuracy if item.maximise else float(known[item.name]) for item in self.study.objectives]
-        facts = {item.name: accuracy for item in self.study.objectives if item.maximise}
+        facts |= {item.name: accuracy for item in self.study.objectives if item.maximise}
         self.end(number, TrialState.COMPLETE, "completed", "", values, **facts)
 
-    def prune(self, number: int, status: str, reason: str) -> None:
+    def prune(self, number: int, status: str, reason: str, **facts: Any) -> None:
         """End a trial because of its network.
 
         Args:
             number: The trial.
             status: One of stopped, diverged and faulty.
             reason: Why, in words.
+            **facts: Further attributes of the trial.
         """
         if self._is_mine(number):
-            self.end(number, TrialState.PRUNED, status, reason)
+            self.end(number, TrialState.PRUNED, status, reason, **facts)
 
     def lose(self, number: int, reason: str) -> None:
         """Put back a trial that failed through no fault of its network; end it if that happened `MOST_LOSSES` times."""
@@ -260,6 +262,16 @@ class Ledger:
         """Write that this driver is done."""
         _signed_off.add(self.driver)
         self.study.optuna_study.set_user_attr(DRIVER + self.driver, 0.0)
+
+
+def training_facts(accuracies: Sequence[float], seconds: float) -> dict[str, Any]:
+    """Attributes of a trial for the epochs that it was trained.
+
+    Args:
+        accuracies: Validation accuracy after each epoch so far.
+        seconds: Training time so far.
+    """
+    return {"curve": list(accuracies), "epochs": len(accuracies), "seconds": round(seconds, 3)}
 
 
 def living_drivers(optuna_study: optuna.Study, watch: bool = False) -> set[str]:

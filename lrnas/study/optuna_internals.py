@@ -5,7 +5,8 @@ tests/study/test_optuna_internals.py lists these names, and fails when Optuna ch
 Optuna has no public way to the storage of a study, to a trial by its number, or to the cache in front of a database.
 Its database storage is also slow with many trials: it makes an object for every parameter and attribute of every trial,
 and writes every parameter of a new trial in a transaction of its own. `BulkStorage` reads plain rows, ten thousand
-trials in seconds, and can write all that belongs to a new trial in one transaction.
+trials in seconds, and can write all that belongs to a new trial in one transaction. Optuna also reads all trials in
+training whenever it reads any; `BulkStorage` reads only those that have changed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import functools
 import gc
 import json
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,6 +35,10 @@ from sqlalchemy.orm import Session
 Write = Callable[[Session], None]
 MAX_LISTED = 500
 """Largest number of trials that one query lists by their ids; databases have a limit."""
+LAST_ATTRIBUTE = "params"
+"""The attribute of a trial that is written last: a trial that has it has all that other drivers look for."""
+MAX_AGE = 1.0
+"""Seconds after which the attributes of a trial in training are read again, if another driver may have changed them."""
 
 _read_distribution = functools.lru_cache(maxsize=1024)(json_to_distribution)
 
@@ -76,6 +83,22 @@ def database_of(study: optuna.Study) -> BulkStorage | None:
     return database if isinstance(database, BulkStorage) else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A trial that was not finished when it was read."""
+
+    trial: FrozenTrial
+    started: datetime | None
+    """When it was started, as the database has it."""
+    read: float
+    """When it was read."""
+
+    def is_valid(self, state: TrialState, started: datetime | None, now: float) -> bool:
+        """Whether the trial need not be read again, given what the database says about it now."""
+        is_same = self.trial.state == state and self.started == started
+        return is_same and now - self.read < MAX_AGE and LAST_ATTRIBUTE in self.trial.user_attrs
+
+
 class BulkStorage(RDBStorage):
     """Database storage that reads trials fast, and writes parameters and attributes of a trial together.
 
@@ -85,6 +108,8 @@ class BulkStorage(RDBStorage):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._held = threading.local()
+        self._unfinished: dict[int, _Kept] = {}
+        """Trials that were not finished when they were last read, by id."""
 
     # --- writing
 
@@ -95,7 +120,7 @@ class BulkStorage(RDBStorage):
         It collects parameters and calls of `set_trial_user_attrs`. Until the end nobody can read them. After an error
         or a crash, none of them is written.
         """
-        held: list[Write] = []
+        held: list[tuple[int, Write]] = []
         self._held.writes = held
         try:
             yield
@@ -115,7 +140,15 @@ class BulkStorage(RDBStorage):
             session.execute(delete(table).where(table.c.trial_id == trial_id, table.c.key.in_(attributes)))
             session.execute(insert(table), rows)
 
-        self._write_or_hold(set_all)
+        self._write_or_hold(trial_id, set_all)
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        with self._changing([trial_id]):
+            super().set_trial_user_attr(trial_id, key, value)
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        with self._changing([trial_id]):
+            super().set_trial_system_attr(trial_id, key, value)
 
     def _set_trial_param(
         self,
@@ -126,23 +159,37 @@ class BulkStorage(RDBStorage):
         previous_distribution: BaseDistribution | None,
     ) -> None:
         self._write_or_hold(
+            trial_id,
             lambda session: self._set_trial_param_without_commit(
                 session, trial_id, param_name, param_value_internal, distribution, previous_distribution
-            )
+            ),
         )
 
-    def _write_or_hold(self, write: Write) -> None:
-        held: list[Write] | None = getattr(self._held, "writes", None)
+    def _write_or_hold(self, trial_id: int, write: Write) -> None:
+        held: list[tuple[int, Write]] | None = getattr(self._held, "writes", None)
         if held is None:
-            self.write([write])
+            self.write([(trial_id, write)])
         else:
-            held.append(write)
+            held.append((trial_id, write))
 
-    def write(self, writes: Sequence[Write]) -> None:
-        """Carry out changes in one transaction; repeating them is safe."""
-        with _create_scoped_session(self.scoped_session, True) as session, session.no_autoflush:
-            for write in writes:
+    def write(self, writes: Sequence[tuple[int, Write]]) -> None:
+        """Carry out changes of trials, given with their ids, in one transaction; repeating them is safe."""
+        with (
+            self._changing([trial_id for trial_id, _ in writes]),
+            _create_scoped_session(self.scoped_session, True) as session,
+            session.no_autoflush,
+        ):
+            for _, write in writes:
                 write(session)
+
+    @contextmanager
+    def _changing(self, trial_ids: Iterable[int]) -> Iterator[None]:
+        """Context in which trials are changed; later they are read again."""
+        try:
+            yield
+        finally:
+            for trial_id in trial_ids:
+                self._unfinished.pop(trial_id, None)
 
     def create_trial(self, study_id: int, template: FrozenTrial | None) -> FrozenTrial:
         """Create a trial: an empty one, or a copy of the template."""
@@ -154,13 +201,16 @@ class BulkStorage(RDBStorage):
     # --- reading
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        found = self._read(models.TrialModel.__table__.c.trial_id == trial_id)
+        found = self._read(models.TrialModel.__table__.c.trial_id == trial_id, {})
         if not found:
             raise KeyError(models.NOT_FOUND_MSG)
         return found[0]
 
     def read_trials(self, study_id: int, after: int = -1, listed: Collection[int] = ()) -> list[FrozenTrial]:
         """Trials of a study, by number.
+
+        Attributes of trials in training that other drivers have written may be `MAX_AGE` seconds old, except those of
+        trials without `LAST_ATTRIBUTE`. States, and what this process has written, are those of now.
 
         Args:
             study_id: The study.
@@ -172,7 +222,8 @@ class BulkStorage(RDBStorage):
         if after > -1:
             also = trial.trial_id.in_(listed) if len(listed) <= MAX_LISTED else trial.trial_id >= min(listed)
             which &= or_(trial.trial_id > after, also)
-        return [found for found in self._read(which) if found._trial_id > after or found._trial_id in listed]
+        found = self._read(which, self._unfinished)
+        return [trial for trial in found if trial._trial_id > after or trial._trial_id in listed]
 
     def _get_trials(
         self,
@@ -184,62 +235,91 @@ class BulkStorage(RDBStorage):
         found = self.read_trials(study_id, trial_id_greater_than, included_trial_ids)
         return [trial for trial in found if states is None or trial.state in states]
 
-    def _read(self, which: Any) -> list[FrozenTrial]:
-        """Trials for which a condition holds, by id."""
-        trial = models.TrialModel.__table__.c
+    def _read(self, which: Any, unfinished: dict[int, _Kept]) -> list[FrozenTrial]:
+        """Trials for which a condition holds, by id.
+
+        Args:
+            which: The condition.
+            unfinished: Trials that need not be read again as long as they are valid; updated here.
+        """
+        trial, now = models.TrialModel.__table__.c, time.monotonic()
         with _create_scoped_session(self.scoped_session) as session, without_collecting():
             # trials first: all values and attributes of a finished trial were written before its state
             columns = trial.trial_id, trial.number, trial.state, trial.datetime_start, trial.datetime_complete
             heads = session.execute(select(*columns).where(which).order_by(trial.trial_id)).all()
-            mine = select(trial.trial_id).where(which)
-
-            def rows(model: Any, *names: str) -> Any:
-                """Rows that belong to these trials, in the order they were written."""
-                table = model.__table__
-                columns = (table.c[name] for name in ("trial_id", *names))
-                return session.execute(
-                    select(*columns).where(table.c.trial_id.in_(mine)).order_by(*table.primary_key.columns)
-                ).all()
-
-            params: dict[int, dict[str, Any]] = defaultdict(dict)
-            distributions: dict[int, dict[str, BaseDistribution]] = defaultdict(dict)
-            for owner, name, value, text in rows(
-                models.TrialParamModel, "param_name", "param_value", "distribution_json"
-            ):
-                distributions[owner][name] = distribution = _read_distribution(text)
-                params[owner][name] = distribution.to_external_repr(value)
-
-            model: Any = models.TrialValueModel
-            values: dict[int, dict[int, float]] = defaultdict(dict)
-            for owner, objective, value, kind in rows(model, "objective", "value", "value_type"):
-                values[owner][objective] = model.stored_repr_to_value(value, kind)
-
-            attributes: list[dict[int, dict[str, Any]]] = []
-            for model in (models.TrialUserAttributeModel, models.TrialSystemAttributeModel):
-                attributes.append(defaultdict(dict))
-                texts = rows(model, "key", "value_json")
-                read = json.loads(f"[{','.join(text for _, _, text in texts)}]")  # one by one takes twice as long
-                for (owner, key, _), value in zip(texts, read, strict=True):
-                    attributes[-1][owner][key] = value
-            user, system = attributes
-
-            return [
-                FrozenTrial(
-                    number=head.number,
-                    state=head.state,
-                    value=None,
-                    values=[values[head.trial_id][i] for i in sorted(values[head.trial_id])] or None,
-                    datetime_start=_local(head.datetime_start),
-                    datetime_complete=_local(head.datetime_complete),
-                    params=params[head.trial_id],
-                    distributions=distributions[head.trial_id],
-                    user_attrs=user[head.trial_id],
-                    system_attrs=system[head.trial_id],
-                    intermediate_values={},  # lrnas has none: accuracies per epoch are an attribute
-                    trial_id=head.trial_id,
-                )
+            kept = {head.trial_id: unfinished.get(head.trial_id) for head in heads}
+            found = {i: one.trial for i, one in kept.items() if one is not None}
+            changed = [
+                head
                 for head in heads
+                if (one := kept[head.trial_id]) is None or not one.is_valid(head.state, head.datetime_start, now)
             ]
+            if changed:
+                ids = [head.trial_id for head in changed]
+                found |= self._read_whole(
+                    session, changed, trial.trial_id.in_(ids) if len(ids) <= MAX_LISTED else which
+                )
+        for head in changed:
+            unfinished.pop(head.trial_id, None)
+            if not head.state.is_finished():
+                unfinished[head.trial_id] = _Kept(found[head.trial_id], head.datetime_start, now)
+        return [found[head.trial_id] for head in heads]
+
+    def _read_whole(self, session: Session, heads: Sequence[Any], which: Any) -> dict[int, FrozenTrial]:
+        """Trials with parameters, values and attributes, by id.
+
+        Args:
+            session: The session.
+            heads: Rows of the trials.
+            which: Condition that holds for these trials, and perhaps for others.
+        """
+        mine = select(models.TrialModel.__table__.c.trial_id).where(which)
+
+        def rows(model: Any, *names: str) -> Any:
+            """Rows that belong to these trials, in the order they were written."""
+            table = model.__table__
+            columns = (table.c[name] for name in ("trial_id", *names))
+            return session.execute(
+                select(*columns).where(table.c.trial_id.in_(mine)).order_by(*table.primary_key.columns)
+            ).all()
+
+        params: dict[int, dict[str, Any]] = defaultdict(dict)
+        distributions: dict[int, dict[str, BaseDistribution]] = defaultdict(dict)
+        for owner, name, value, text in rows(models.TrialParamModel, "param_name", "param_value", "distribution_json"):
+            distributions[owner][name] = distribution = _read_distribution(text)
+            params[owner][name] = distribution.to_external_repr(value)
+
+        model: Any = models.TrialValueModel
+        values: dict[int, dict[int, float]] = defaultdict(dict)
+        for owner, objective, value, kind in rows(model, "objective", "value", "value_type"):
+            values[owner][objective] = model.stored_repr_to_value(value, kind)
+
+        attributes: list[dict[int, dict[str, Any]]] = []
+        for model in (models.TrialUserAttributeModel, models.TrialSystemAttributeModel):
+            attributes.append(defaultdict(dict))
+            texts = rows(model, "key", "value_json")
+            read = json.loads(f"[{','.join(text for _, _, text in texts)}]")  # one by one takes twice as long
+            for (owner, key, _), value in zip(texts, read, strict=True):
+                attributes[-1][owner][key] = value
+        user, system = attributes
+
+        return {
+            head.trial_id: FrozenTrial(
+                number=head.number,
+                state=head.state,
+                value=None,
+                values=[values[head.trial_id][i] for i in sorted(values[head.trial_id])] or None,
+                datetime_start=_local(head.datetime_start),
+                datetime_complete=_local(head.datetime_complete),
+                params=params[head.trial_id],
+                distributions=distributions[head.trial_id],
+                user_attrs=user[head.trial_id],
+                system_attrs=system[head.trial_id],
+                intermediate_values={},  # lrnas has none: accuracies per epoch are an attribute
+                trial_id=head.trial_id,
+            )
+            for head in heads
+        }
 
 
 @contextmanager

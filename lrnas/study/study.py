@@ -22,7 +22,7 @@ from lrnas.sampling.pareto import front_indices, hypervolume
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import IMAGES, UNREADABLE, StudyError, data_name
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
-from lrnas.study.optuna_internals import get_trial
+from lrnas.study.optuna_internals import LAST_ATTRIBUTE, get_trial
 from lrnas.study.throughput import Throughput, measure_throughput
 
 if TYPE_CHECKING:
@@ -276,8 +276,8 @@ class Study(NotebookView):
 
     def summary(self) -> Summary:
         """Trials, front, counts and hypervolume, from one reading of the storage."""
-        # "params" is written last: another driver may be in the middle of writing a trial
-        trials = [self._read(trial) for trial in self.optuna_trials() if "params" in trial.user_attrs]
+        # another driver may be in the middle of writing a trial
+        trials = [self._read(trial) for trial in self.optuna_trials() if LAST_ATTRIBUTE in trial.user_attrs]
         full = [trial for trial in trials if trial.status == "completed" and trial.values is not None]
         minimised = [self.as_costs(trial.values or ()) for trial in full]
         best = front_indices(minimised)

@@ -339,6 +339,7 @@ def test_progress_counts_the_runs_that_are_asked_for(caplog: pytest.LogCaptureFi
 
     def shown() -> str:
         view.changed("ended")
+        view.show_rest()
         return caplog.messages[-1]
 
     assert shown() == "0/2 runs: 0 running"
