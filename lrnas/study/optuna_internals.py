@@ -107,6 +107,8 @@ class BulkStorage(RDBStorage):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.reads_params = True
+        """Whether trials have their parameters. Reading them takes half the time of reading all."""
         self._held = threading.local()
         self._unfinished: dict[int, _Kept] = {}
         """Trials that were not finished when they were last read, by id."""
@@ -285,7 +287,8 @@ class BulkStorage(RDBStorage):
 
         params: dict[int, dict[str, Any]] = defaultdict(dict)
         distributions: dict[int, dict[str, BaseDistribution]] = defaultdict(dict)
-        for owner, name, value, text in rows(models.TrialParamModel, "param_name", "param_value", "distribution_json"):
+        columns = ("param_name", "param_value", "distribution_json")
+        for owner, name, value, text in rows(models.TrialParamModel, *columns) if self.reads_params else ():
             distributions[owner][name] = distribution = _read_distribution(text)
             params[owner][name] = distribution.to_external_repr(value)
 
