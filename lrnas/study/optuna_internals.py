@@ -11,20 +11,26 @@ training whenever it reads any; `BulkStorage` reads only those that have changed
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, json_to_distribution
+from optuna.distributions import (
+    BaseDistribution,
+    check_distribution_compatibility,
+    distribution_to_json,
+    json_to_distribution,
+)
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
@@ -32,7 +38,6 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import delete, insert, or_, select
 from sqlalchemy.orm import Session
 
-Write = Callable[[Session], None]
 MAX_LISTED = 500
 """Largest number of trials that one query lists by their ids; databases have a limit."""
 LAST_ATTRIBUTE = "params"
@@ -41,6 +46,7 @@ MAX_AGE = 1.0
 """Seconds after which the attributes of a trial in training are read again, if another driver may have changed them."""
 
 _read_distribution = functools.lru_cache(maxsize=1024)(json_to_distribution)
+_write_distribution = functools.lru_cache(maxsize=1024)(distribution_to_json)
 
 
 def storage_of(study: optuna.Study) -> BaseStorage:
@@ -84,6 +90,18 @@ def database_of(study: optuna.Study) -> BulkStorage | None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Change:
+    """A change of a trial."""
+
+    trial_id: int
+    write: Callable[[Session], None]
+    attributes: dict[str, Any] | None = None
+    """The attributes that are set, if nothing else is changed."""
+    params: list[dict[str, Any]] | None = None
+    """Rows of parameters that are inserted, if nothing else is changed; more can be added."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Kept:
     """A trial that was not finished when it was read."""
 
@@ -92,6 +110,12 @@ class _Kept:
     """When it was started, as the database has it."""
     read: float
     """When it was read."""
+
+    def changed(self, attributes: Mapping[str, Any]) -> _Kept:
+        """The same with other attributes."""
+        trial = copy.copy(self.trial)
+        trial.user_attrs = {**trial.user_attrs, **attributes}
+        return replace(self, trial=trial)
 
     def is_valid(self, state: TrialState, started: datetime | None, now: float) -> bool:
         """Whether the trial need not be read again, given what the database says about it now."""
@@ -122,35 +146,35 @@ class BulkStorage(RDBStorage):
         It collects parameters and calls of `set_trial_user_attrs`. Until the end nobody can read them. After an error
         or a crash, none of them is written.
         """
-        held: list[tuple[int, Write]] = []
-        self._held.writes = held
+        held: list[_Change] = []
+        self._held.changes = held
         try:
             yield
         finally:
-            self._held.writes = None
+            self._held.changes = None
         if held:
             self.write(held)
 
     def set_trial_user_attrs(self, trial_id: int, attributes: Mapping[str, Any]) -> None:
         """Set several attributes of a trial in one transaction."""
         table = models.TrialUserAttributeModel.__table__
-        rows = [{"trial_id": trial_id, "key": key, "value_json": json.dumps(attributes[key])} for key in attributes]
+        texts = {key: json.dumps(value) for key, value in attributes.items()}
+        rows = [{"trial_id": trial_id, "key": key, "value_json": text} for key, text in texts.items()]
 
         def set_all(session: Session) -> None:
-            trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session)
-            self.check_trial_is_updatable(trial_id, trial.state)
+            self._check_updatable(session, trial_id)
             session.execute(delete(table).where(table.c.trial_id == trial_id, table.c.key.in_(attributes)))
             session.execute(insert(table), rows)
 
-        self._write_or_hold(trial_id, set_all)
+        self._write_or_hold(_Change(trial_id, set_all, {key: json.loads(text) for key, text in texts.items()}))
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        with self._changing([trial_id]):
-            super().set_trial_user_attr(trial_id, key, value)
+        self._unfinished.pop(trial_id, None)
+        super().set_trial_user_attr(trial_id, key, value)
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        with self._changing([trial_id]):
-            super().set_trial_system_attr(trial_id, key, value)
+        self._unfinished.pop(trial_id, None)
+        super().set_trial_system_attr(trial_id, key, value)
 
     def _set_trial_param(
         self,
@@ -160,38 +184,58 @@ class BulkStorage(RDBStorage):
         distribution: BaseDistribution,
         previous_distribution: BaseDistribution | None,
     ) -> None:
-        self._write_or_hold(
-            trial_id,
-            lambda session: self._set_trial_param_without_commit(
-                session, trial_id, param_name, param_value_internal, distribution, previous_distribution
-            ),
-        )
+        if previous_distribution is None:  # the first trial that this process knows: Optuna looks for another one
+            write = functools.partial(
+                self._set_trial_param_without_commit,
+                trial_id=trial_id,
+                param_name=param_name,
+                param_value_internal=param_value_internal,
+                distribution=distribution,
+            )
+            self._write_or_hold(_Change(trial_id, write))
+            return
+        check_distribution_compatibility(previous_distribution, distribution)
+        text = _write_distribution(distribution)
+        row = {"trial_id": trial_id, "param_name": param_name, "param_value": param_value_internal}
+        rows = [row | {"distribution_json": text}]
+        held: list[_Change] | None = getattr(self._held, "changes", None)
+        if held and held[-1].trial_id == trial_id and held[-1].params is not None:
+            held[-1].params.extend(rows)
+            return
 
-    def _write_or_hold(self, trial_id: int, write: Write) -> None:
-        held: list[tuple[int, Write]] | None = getattr(self._held, "writes", None)
+        def set_all(session: Session) -> None:
+            self._check_updatable(session, trial_id)
+            session.execute(insert(models.TrialParamModel.__table__), rows)
+
+        self._write_or_hold(_Change(trial_id, set_all, params=rows))
+
+    def _check_updatable(self, session: Session, trial_id: int) -> None:
+        trial = models.TrialModel.__table__.c
+        state = session.execute(select(trial.state).where(trial.trial_id == trial_id)).scalar_one_or_none()
+        if state is None:
+            raise KeyError(models.NOT_FOUND_MSG)
+        self.check_trial_is_updatable(trial_id, state)
+
+    def _write_or_hold(self, change: _Change) -> None:
+        held: list[_Change] | None = getattr(self._held, "changes", None)
         if held is None:
-            self.write([(trial_id, write)])
+            self.write([change])
         else:
-            held.append((trial_id, write))
+            held.append(change)
 
-    def write(self, writes: Sequence[tuple[int, Write]]) -> None:
-        """Carry out changes of trials, given with their ids, in one transaction; repeating them is safe."""
-        with (
-            self._changing([trial_id for trial_id, _ in writes]),
-            _create_scoped_session(self.scoped_session, True) as session,
-            session.no_autoflush,
-        ):
-            for _, write in writes:
-                write(session)
-
-    @contextmanager
-    def _changing(self, trial_ids: Iterable[int]) -> Iterator[None]:
-        """Context in which trials are changed; later they are read again."""
-        try:
-            yield
-        finally:
-            for trial_id in trial_ids:
-                self._unfinished.pop(trial_id, None)
+    def write(self, changes: Sequence[_Change]) -> None:
+        """Carry out changes in one transaction; repeating them is safe."""
+        kept = {change.trial_id: self._unfinished.pop(change.trial_id, None) for change in changes}
+        with _create_scoped_session(self.scoped_session, True) as session, session.no_autoflush:
+            for change in changes:
+                change.write(session)
+        # what was written need not be read
+        for trial_id, one in kept.items():
+            mine = [change.attributes for change in changes if change.trial_id == trial_id]
+            if one is not None and None not in mine:
+                self._unfinished[trial_id] = one.changed(
+                    {k: v for own in mine if own is not None for k, v in own.items()}
+                )
 
     def create_trial(self, study_id: int, template: FrozenTrial | None) -> FrozenTrial:
         """Create a trial: an empty one, or a copy of the template."""
@@ -203,7 +247,7 @@ class BulkStorage(RDBStorage):
     # --- reading
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        found = self._read(models.TrialModel.__table__.c.trial_id == trial_id, {})
+        found = self._read(models.TrialModel.__table__.c.trial_id == trial_id)
         if not found:
             raise KeyError(models.NOT_FOUND_MSG)
         return found[0]
@@ -224,7 +268,7 @@ class BulkStorage(RDBStorage):
         if after > -1:
             also = trial.trial_id.in_(listed) if len(listed) <= MAX_LISTED else trial.trial_id >= min(listed)
             which &= or_(trial.trial_id > after, also)
-        found = self._read(which, self._unfinished)
+        found = self._read(which)
         return [trial for trial in found if trial._trial_id > after or trial._trial_id in listed]
 
     def _get_trials(
@@ -237,13 +281,9 @@ class BulkStorage(RDBStorage):
         found = self.read_trials(study_id, trial_id_greater_than, included_trial_ids)
         return [trial for trial in found if states is None or trial.state in states]
 
-    def _read(self, which: Any, unfinished: dict[int, _Kept]) -> list[FrozenTrial]:
-        """Trials for which a condition holds, by id.
-
-        Args:
-            which: The condition.
-            unfinished: Trials that need not be read again as long as they are valid; updated here.
-        """
+    def _read(self, which: Any) -> list[FrozenTrial]:
+        """Trials for which a condition holds, by id."""
+        unfinished = self._unfinished
         trial, now = models.TrialModel.__table__.c, time.monotonic()
         with _create_scoped_session(self.scoped_session) as session, without_collecting():
             # trials first: all values and attributes of a finished trial were written before its state

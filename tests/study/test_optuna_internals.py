@@ -30,7 +30,6 @@ SIGNATURES = {
     RDBStorage._set_trial_param_without_commit: (
         "self session trial_id param_name param_value_internal distribution previous_distribution"
     ),
-    models.TrialModel.find_or_raise_by_id: "trial_id session for_update",
     models.TrialValueModel.stored_repr_to_value: "value float_type",
 }
 """Functions that are called or overridden, with their parameters."""
