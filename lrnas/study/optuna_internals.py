@@ -110,6 +110,8 @@ class _Kept:
     """When it was started, as the database has it."""
     read: float
     """When it was read."""
+    settled: float
+    """From when on it need not be read again: after it was taken, its driver writes its own name."""
 
     def changed(self, attributes: Mapping[str, Any]) -> _Kept:
         """The same with other attributes."""
@@ -120,7 +122,8 @@ class _Kept:
     def is_valid(self, state: TrialState, started: datetime | None, now: float) -> bool:
         """Whether the trial need not be read again, given what the database says about it now."""
         is_same = self.trial.state == state and self.started == started
-        return is_same and now - self.read < MAX_AGE and LAST_ATTRIBUTE in self.trial.user_attrs
+        is_current = self.settled <= now < self.read + MAX_AGE
+        return is_same and is_current and LAST_ATTRIBUTE in self.trial.user_attrs
 
 
 class BulkStorage(RDBStorage):
@@ -304,7 +307,13 @@ class BulkStorage(RDBStorage):
         for head in changed:
             unfinished.pop(head.trial_id, None)
             if not head.state.is_finished():
-                unfinished[head.trial_id] = _Kept(found[head.trial_id], head.datetime_start, now)
+                before = kept[head.trial_id]
+                is_taken = before is not None and (before.trial.state, before.started) != (
+                    head.state,
+                    head.datetime_start,
+                )
+                settled = now + MAX_AGE if is_taken else now if before is None else before.settled
+                unfinished[head.trial_id] = _Kept(found[head.trial_id], head.datetime_start, now, settled)
         return [found[head.trial_id] for head in heads]
 
     def _read_whole(self, session: Session, heads: Sequence[Any], which: Any) -> dict[int, FrozenTrial]:
