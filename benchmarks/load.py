@@ -20,6 +20,7 @@ import math
 import os
 import random
 import resource
+import secrets
 import statistics
 import subprocess
 import sys
@@ -125,14 +126,15 @@ def measure_search(options: argparse.Namespace) -> dict[str, Any]:
 def forked_workers(folder: Path) -> Iterator[dict[str, str]]:
     """Context with the environment of drivers whose workers are copies of one process, see forking/sitecustomize.py."""
     place, address = Path(__file__).parent / "forking", folder / "forks"
-    server = subprocess.Popen([sys.executable, place / "sitecustomize.py", address])
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # Ray reads it when it is imported
+    server = subprocess.Popen([sys.executable, place / "sitecustomize.py", address], env=os.environ | secret)
     try:
         while not address.exists():
             if server.poll() is not None:
                 sys.exit("the server for workers ended")
             time.sleep(0.1)
         paths = [str(place), *filter(None, [os.environ.get("PYTHONPATH")])]
-        yield os.environ | {"LOAD_FORKS": str(address), "PYTHONPATH": os.pathsep.join(paths)}
+        yield os.environ | secret | {"LOAD_FORKS": str(address), "PYTHONPATH": os.pathsep.join(paths)}
     finally:
         server.kill()
         server.wait()

@@ -88,7 +88,9 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
             logger.disabled = before
     elif in_notebook():
         show_messages()
-        yield ProgressView(LiveBar("starting"))
+        view = ProgressView(LiveBar("starting"))
+        yield view
+        view.show_rest()
     elif not sys.stderr.isatty():
         show_messages()
         view = ProgressView()
@@ -163,22 +165,22 @@ class ProgressView(SearchEvents):
     def changed(self, change: Change) -> None:
         now = time.monotonic()
         interval = LINE_INTERVAL if self.status is None else LIVE_INTERVAL
-        if change == "ended":
-            self.has_rest = now < self.next_end
-        if self.has_rest or (change != "ended" and now - self.last_update < interval):
+        is_end = change == "ended" or self.has_rest
+        self.has_rest = is_end and now < self.next_end
+        if self.has_rest or (not is_end and now - self.last_update < interval):
             return
         self.last_update = now
-        self._show(change, now)
-        if change == "ended":
+        self._show_state(is_end, now)
+        if is_end:
             self.next_end = time.monotonic() + (time.monotonic() - now) / VIEW_SHARE
 
-    def _show(self, change: Change, now: float) -> None:
+    def _show_state(self, is_end: bool, now: float) -> None:
         summary = self.queue.study.summary()  # read once: a study may have thousands of trials
         state, training = self._state(summary, now), self._training(summary.trials)
         if self.status is not None:
             done = self.queue.spent() - self.queue.running()
             self._show(f"{state}; {training}" if training else state, done, self.budget)
-        elif line := state if change == "ended" else training:
+        elif line := state if is_end else training:
             logger.info(line)
 
     def _show(self, text: str, done: int, total: int | None) -> None:
