@@ -85,6 +85,10 @@ class Export:
     notes: list[str] = field(default_factory=list)
     """Messages for the user; they were also logged."""
 
+    def __repr__(self) -> str:
+        checked = f"{self.check.same_class} of {self.check.number} images in the same class"
+        return f"<Export of {self.name} as {self.format}: {', '.join(map(str, self.files))}; {checked}>"
+
     def to_dict(self) -> dict[str, Any]:
         """All results, for JSON."""
         plain = ("name", "format", "origin", "load", "also", "seconds", "device", "batch", "threads", "notes")

@@ -136,6 +136,11 @@ class Estimate:
     """Bytes on the disk by purpose: checkpoints, study, pack."""
     remarks: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        runs = sum(level.runs for level in self.levels)
+        times = [f"{duration(time)}{f' on {number} GPU' if number else ''}" for number, time in self.seconds.items()]
+        return f"<Estimate of {self.study}: {runs} trainings, about {' or '.join(times)}>"
+
     def to_dict(self) -> dict[str, Any]:
         """The estimate as JSON values."""
         return asdict(self)

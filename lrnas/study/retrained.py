@@ -84,6 +84,11 @@ class Final(OverSeeds):
         """Name for tables and messages."""
         return self.point or self.known_as or self.identity
 
+    def __repr__(self) -> str:
+        spread = "" if self.deviation is None else f" ± {100 * self.deviation:.2f}"
+        accuracy = f"{100 * self.mean:.2f}{spread} %, n {len(self.accuracies)}" if self.accuracies else "no run done"
+        return f"<Final {self.name}: {accuracy}, {self.macs:,} MACs>"
+
     @property
     def ended(self) -> int:
         """Number of runs that were tested or diverged."""

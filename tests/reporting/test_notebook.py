@@ -73,6 +73,7 @@ def test_a_study_shows_its_front(study: Study) -> None:
 def test_a_study_with_finals_shows_them() -> None:
     search = make_search()
     make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.91,)})
+    assert repr(lrnas.read_level(search)[-1]) == "<Final nin-c3-lr: 95.50 ± 0.71 %, n 2, 7,417,344 MACs>"
     rows = Cells(search._repr_html_()).rows
     assert rows[0][2:4] == ["accuracy", "n"]
     assert [row[1:4] for row in rows[1:]] == [["lr-x0.25", "91.00 %", "1"], ["nin-c3-lr", "95.50 ± 0.71 %", "2"]]

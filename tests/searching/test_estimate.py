@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pictures import write_set
@@ -12,7 +13,7 @@ from lrnas.data.cache import without_writing
 from lrnas.errors import DataError, LrnasError
 from lrnas.recipes import Recipe
 from lrnas.searching import estimate as dry_run, trials_per_gpu
-from lrnas.searching.estimate import _Machine, _makespan, _plan, _spread, _Trial
+from lrnas.searching.estimate import Estimate, _Machine, _makespan, _plan, _spread, _Trial
 from lrnas.searching.search import prepare_search
 from lrnas.searching.settings import SearchSettings
 from lrnas.searching.trials_per_gpu import FILE, measure_or_read
@@ -122,6 +123,13 @@ def test_what_a_dry_run_cannot_know_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a dry run needs CIFAR-10"), without_writing():
         prepare_search(SearchSettings(space="nin", budget=2, data="cifar10", data_dir=str(tmp_path)))
     assert not list(tmp_path.iterdir())
+
+
+def test_an_estimate_is_short_when_it_is_printed() -> None:
+    found = SimpleNamespace(study="s", levels=[SimpleNamespace(runs=5), SimpleNamespace(runs=2)], seconds={0: 61.0})
+    assert Estimate.__repr__(found) == "<Estimate of s: 7 trainings, about 1 min 1 s>"  # type: ignore[arg-type]
+    found.seconds = {1: 61.0, 8: 9.0}
+    assert Estimate.__repr__(found).endswith("about 1 min 1 s on 1 GPU or 9 s on 8 GPU>")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
