@@ -477,7 +477,8 @@ class _Watch(Callback):
         self.ray_life.check()
         if workers.address is not None:
             searcher.workers = follow_room(workers)
-        for trial_id, last in list(searcher.last_reports.items()):
+        for trial_id in searcher.running:
+            last = searcher.last_reports.get(trial_id, now)  # a trial may wait for a worker for any time
             if workers.timeout is not None and now - last > workers.timeout:
                 searcher.last_reasons[trial_id] = f"no epoch within {workers.timeout:g} s"
                 searcher.last_reports.pop(trial_id)

@@ -2,11 +2,10 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-from aftermath import check_log, finish
+from aftermath import check_log, finish, signalled
 from optuna.trial import FrozenTrial
 from searches import SMALL, Search, commands, descendants, in_training, trials, wait_for
 from servers import Node, running_head
@@ -60,13 +59,7 @@ def test_a_cluster_that_grows_and_falls_apart(tmp_path: Path, scratch: Path) -> 
 
 def test_a_worker_between_two_trainings_and_then_ray_are_killed(tmp_path: Path, scratch: Path) -> None:
     budget = 4
-    program = [
-        sys.executable,
-        str(Path(__file__).with_name("signalled.py")),
-        IDLE_WORKER,
-        "2",
-        str(int(signal.SIGKILL)),
-    ]
+    program = signalled(IDLE_WORKER, 2, signal.SIGKILL)
     search = Search(tmp_path, "--budget", str(budget), *SMALL, "--concurrency", "1", program=program)
     search.wait_for(LOST)
     wait_for(tmp_path, in_training, search)
