@@ -1,7 +1,7 @@
 """How fast is a search whose trials take no time, and how fast are commands that read a study of 20,000 networks?
 
-    python benchmarks/load.py search --trials 10000 --concurrency 64 --forked --out results/load_search.json
-    python benchmarks/load.py search --trials 2000 --concurrency 16 --drivers 4 --forked --out results/load_drivers.json
+    python benchmarks/load.py search --trials 10000 --concurrency 16 --out results/load_search.json
+    python benchmarks/load.py search --trials 2000 --concurrency 16 --drivers 4 --out results/load_drivers.json
     python benchmarks/load.py read --trials 20000 --out results/load_read.json
 
 `search` runs the command `lrnas search`, with Ray, Optuna's storage and workers, and a training function that only
@@ -20,14 +20,12 @@ import math
 import os
 import random
 import resource
-import secrets
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,10 +87,9 @@ def measure_search(options: argparse.Namespace) -> dict[str, Any]:
             *("--concurrency", str(options.concurrency), "--cpus-per-trial", str(options.cpus), "--finals", "0"),
             *(("--storage", storage) if storage else ()),
         ]
-        environment = stack.enter_context(forked_workers(folder)) if options.forked else None
         with (folder / "log.txt").open("w") as log:
             drivers = [
-                subprocess.Popen(command, cwd=Path(__file__).parent, stdout=log, stderr=log, env=environment)
+                subprocess.Popen(command, cwd=Path(__file__).parent, stdout=log, stderr=log)
                 for _ in range(options.drivers)
             ]
             samples = watch(drivers)
@@ -112,7 +109,6 @@ def measure_search(options: argparse.Namespace) -> dict[str, Any]:
         "drivers": options.drivers,
         "storage": "SQLite" if storage is None else "PostgreSQL, without fsync",
         "sampler": options.sampler,
-        "forked_workers": options.forked,
         "states": dict(Counter(row.state.name for row in rows)),
         "networks_trained_twice": sum(number - 1 for number in networks.values()),
         "epochs": sum(row.user_attrs.get("epochs", 0) for row in rows),
@@ -120,24 +116,6 @@ def measure_search(options: argparse.Namespace) -> dict[str, Any]:
         "bytes_of_database": size,
         **rates([row.datetime_complete for row in ended if row.datetime_complete], samples),
     }
-
-
-@contextlib.contextmanager
-def forked_workers(folder: Path) -> Iterator[dict[str, str]]:
-    """Context with the environment of drivers whose workers are copies of one process, see forking/sitecustomize.py."""
-    place, address = Path(__file__).parent / "forking", folder / "forks"
-    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # Ray reads it when it is imported
-    server = subprocess.Popen([sys.executable, place / "sitecustomize.py", address], env=os.environ | secret)
-    try:
-        while not address.exists():
-            if server.poll() is not None:
-                sys.exit("the server for workers ended")
-            time.sleep(0.1)
-        paths = [str(place), *filter(None, [os.environ.get("PYTHONPATH")])]
-        yield os.environ | secret | {"LOAD_FORKS": str(address), "PYTHONPATH": os.pathsep.join(paths)}
-    finally:
-        server.kill()
-        server.wait()
 
 
 def watch(drivers: list[subprocess.Popen[bytes]]) -> list[tuple[datetime, float, float]]:
@@ -283,7 +261,6 @@ def main() -> None:
     parser.add_argument("--cpus", type=float, default=0.03, help="CPUs per trial, as Ray counts them")
     parser.add_argument("--drivers", type=int, default=1)
     parser.add_argument("--sampler", default="random")
-    parser.add_argument("--forked", action="store_true", help="start workers as copies of one process, to save memory")
     parser.add_argument("--repeats", type=int, default=3, help="of commands that read a study")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

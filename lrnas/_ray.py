@@ -48,7 +48,11 @@ def started_ray(address: str | None = None, files: Sequence[str] = ()) -> Iterat
                 _check_token(address)
             yield
         finally:
-            ray.shutdown()
+            try:
+                ray.shutdown()
+            except KeyboardInterrupt:  # Ray must end all the same: it would go on writing to its folder
+                ray.shutdown()
+                raise
 
 
 def _start(address: str | None, files: Sequence[str], folder: Path) -> None:
