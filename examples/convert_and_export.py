@@ -47,8 +47,8 @@ def main() -> None:
         str(options.out / "weights.safetensors"),
         "onnx",
         architecture=description,
-        input_size=SIZE,
-        num_classes=CLASSES,
+        input=SIZE,
+        classes=CLASSES,
         out=options.out / "model.onnx",
         force=True,
     )

@@ -270,9 +270,12 @@ def marked_folder(folder: Path, ledger: Ledger) -> Iterator[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         mark.touch()
-        living = living_drivers(ledger.study.optuna_study, watch=True)
-        for other in folder.glob(f"{MARK}*"):
-            if other != mark and other.name.removeprefix(MARK) not in living:
+        others = [other for other in folder.glob(f"{MARK}*") if other != mark]
+        living = living_drivers(
+            ledger.study.optuna_study, watch=True
+        )  # second: a driver signs before it leaves its file
+        for other in others:
+            if other.name.removeprefix(MARK) not in living:
                 other.unlink(missing_ok=True)
     except OSError as error:
         raise LrnasError(f"cannot write to {folder}: {error.strerror}; give another --studies") from None

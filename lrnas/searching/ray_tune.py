@@ -349,6 +349,8 @@ class _StudySearcher(Searcher):
         folder = trial_folder(self.folder, proposal.number).resolve()
         self.running[trial_id] = proposal.number
         self.first_facts[trial_id] = {"seed": job.seed, **self.facts}
+        with suppress(OSError):  # a driver that took this one for dead may have removed it
+            (self.folder / self.mark).touch()
         self.notify("started")
         return {"task": Task(job, folder, self.workers, self.mark, self.test)}
 

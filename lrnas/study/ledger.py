@@ -253,6 +253,7 @@ class Ledger:
     def sign(self) -> None:
         """Write a sign of life, unless the last one is only seconds old."""
         _signed.add(self.driver)
+        _signed_off.discard(self.driver)
         now = time.monotonic()  # the clock may be set back
         if now - self._last_sign > GONE_AFTER / 6:
             self._last_sign = now
@@ -261,6 +262,7 @@ class Ledger:
     def sign_off(self) -> None:
         """Write that this driver is done."""
         _signed_off.add(self.driver)
+        self._last_sign = float("-inf")
         self.study.optuna_study.set_user_attr(DRIVER + self.driver, 0.0)
 
 

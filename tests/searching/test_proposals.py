@@ -622,3 +622,12 @@ def test_a_study_keeps_the_values_measured_at_its_start(tmp_path: Path) -> None:
     assert check_manifest(proposals.study.optuna_study, again) == timed
     with pytest.raises(StudyError, match=r"latency.batch was 1, now 8"):
         check_manifest(proposals.study.optuna_study, {**again, "latency": {**conditions, "batch": 8}})
+
+
+def test_a_driver_that_begins_again_is_alive(tmp_path: Path) -> None:
+    one, two = make_proposals(tmp_path), make_proposals(tmp_path)
+    for _ in range(2):
+        with one.ledger.alive():
+            one.ask()
+            assert two.ledger.release_orphans() == 0
+        assert two.ledger.release_orphans() == 1
