@@ -4,7 +4,8 @@ import contextlib
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,9 @@ def wait_for_results(search: Search, storage: str | Path, number: int) -> None:
 
 
 @contextlib.contextmanager
-def is_stopped(server: Postgres) -> Iterator[None]:
-    server.stop()
-    try:
-        yield
-    finally:
-        server.start()
-
-
-@contextlib.contextmanager
-def is_killed(server: Postgres) -> Iterator[None]:
-    server.kill()
+def is_down(end: Callable[[Postgres], None], server: Postgres) -> Iterator[None]:
+    """The server is ended in this way, and started again later."""
+    end(server)
     try:
         yield
     finally:
@@ -83,7 +76,8 @@ def test_a_server_fails_again_and_again(tmp_path: Path, scratch: Path) -> None:
     with running_postgres() as server:
         url = server.create("s")
         search = Search(tmp_path, "--budget", str(BUDGET), *SMALL, "--storage", url)
-        for number, fault in enumerate((is_stopped, is_killed, has_no_connection_left), 1):
+        faults = (partial(is_down, Postgres.stop), partial(is_down, Postgres.kill), has_no_connection_left)
+        for number, fault in enumerate(faults, 1):
             wait_for_results(search, url, number)
             with fault(server):
                 search.wait_for(AWAY, number)
