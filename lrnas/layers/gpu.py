@@ -91,11 +91,8 @@ class _AnyBatchNorm(nn.BatchNorm2d):
         return self.training and usable(x) and x.shape[1] == self.num_features and x.numel() > x.shape[1]
 
     def compute(self, x: Tensor, relu: bool) -> Tensor:
-        out, mean, var = ops.batch_norm(x, self.weight, self.bias, self.eps, relu)
-        for running, new in ((self.running_mean, mean), (self.running_var, var)):
-            cast(Tensor, running).lerp_(new, cast(float, self.momentum))
-        cast(Tensor, self.num_batches_tracked).add_(1)
-        return out
+        running = cast(tuple[Tensor, Tensor, Tensor], (self.running_mean, self.running_var, self.num_batches_tracked))
+        return ops.batch_norm(x, self.weight, self.bias, running, cast(float, self.momentum), self.eps, relu)
 
 
 class _BatchNorm2d(_AnyBatchNorm):

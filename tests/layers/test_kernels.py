@@ -84,25 +84,26 @@ def test_convolution(
 
 
 @pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize(("number", "channels", "height", "width"), [(3, 70, 9, 11), (2, 1, 3, 2), (83, 7, 10, 10)])
+@pytest.mark.parametrize(
+    ("number", "channels", "height", "width"), [(3, 70, 9, 11), (2, 1, 3, 2), (83, 7, 10, 10), (2, 300, 2, 3)]
+)
 def test_batch_norm(number: int, channels: int, height: int, width: int, relu: bool) -> None:
     x = random(number, channels, height, width) * 3 + 100  # far from zero, where sums of squares lose precision
     weight, bias = random(channels, seed=1) + 2, random(channels, seed=2)
     running = torch.zeros(channels, device=DEVICE), torch.ones(channels, device=DEVICE)
-    moved = [tensor.clone() for tensor in running]
+    mean, variance = (tensor.clone() for tensor in running)
+    batches = torch.tensor(7, device=DEVICE)
 
     def ours(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        out, mean, var = ops.batch_norm(x, weight, bias, 1e-5, relu)
-        for tensor, value in zip(moved, (mean, var), strict=True):
-            tensor.lerp_(value, 0.1)
-        return out
+        return ops.batch_norm(x, weight, bias, (mean, variance, batches), 0.1, 1e-5, relu)
 
     def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         out = F.batch_norm(x, *running, weight, bias, True, 0.1, 1e-5)
         return out.relu() if relu else out
 
     assert_same(gradients(ours, x, weight, bias), gradients(plain, x, weight, bias), 1e-4)
-    assert_same(moved, list(running))
+    assert_same([mean, variance], list(running))
+    assert batches == 8
 
 
 WINDOWS = [(3, 2, 0, True), (2, 2, 0, False), (3, 1, 1, False), (3, 2, 1, True), (5, 3, 2, False), (2, 3, 0, True)]

@@ -143,10 +143,30 @@ def _norm_autograd(ctx: Any, grad: Tensor | None, statistics: None) -> tuple[Ten
 _batch_norm.register_autograd(_norm_autograd, setup_context=_norm_setup)
 
 
-def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm in training with an optional ReLU; returns the output, and mean and unbiased variance per channel."""
+@custom_op("lrnas::track", mutates_args=("mean", "variance", "number"))
+def _track(statistics: Tensor, mean: Tensor, variance: Tensor, number: Tensor, momentum: float) -> None:
+    rows.track(statistics, mean, variance, number, momentum)
+
+
+@_track.register_fake
+def _(statistics: Tensor, mean: Tensor, variance: Tensor, number: Tensor, momentum: float) -> None:
+    return None
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running: tuple[Tensor, Tensor, Tensor],
+    momentum: float,
+    eps: float,
+    relu: bool,
+) -> Tensor:
+    """Batch norm in training with an optional ReLU. It updates `running`: mean, variance and number of batches."""
     out, statistics = _batch_norm(x, weight, bias, eps, relu)
-    return out, statistics[0], statistics[2]
+    _track(statistics, *running, momentum)
+    result: Tensor = out
+    return result
 
 
 # --- pools

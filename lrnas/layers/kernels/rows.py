@@ -237,6 +237,29 @@ def norm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool
 
 
 @triton.jit
+def _track_kernel(
+    statistics_ptr, mean_ptr, variance_ptr, number_ptr, num_cols, momentum, BLOCK: tl.constexpr
+):  # fmt: skip
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = cols < num_cols
+    mean = tl.load(mean_ptr + cols, mask=here, other=0.0)
+    variance = tl.load(variance_ptr + cols, mask=here, other=0.0)
+    new_mean = tl.load(statistics_ptr + cols, mask=here, other=0.0)
+    new_variance = tl.load(statistics_ptr + 2 * num_cols + cols, mask=here, other=0.0)
+    tl.store(mean_ptr + cols, mean + momentum * (new_mean - mean), mask=here)
+    tl.store(variance_ptr + cols, variance + momentum * (new_variance - variance), mask=here)
+    if tl.program_id(0) == 0:
+        tl.store(number_ptr, tl.load(number_ptr) + 1)
+
+
+def track(statistics: Tensor, mean: Tensor, variance: Tensor, number: Tensor, momentum: float) -> None:
+    """Update the running statistics of a batch norm, and its number of batches, with the result of `norm_forward`."""
+    block = 256
+    grid = (triton.cdiv(len(mean), block),)
+    _track_kernel[grid](statistics, mean, variance, number, len(mean), momentum, block)
+
+
+@triton.jit
 def _load_normed(grad_ptr, x_ptr, at, inside, mean, scale, bias, RELU: tl.constexpr):
     """A block of the gradient, masked by the ReLU after the norm (if any), and the input minus its mean."""
     grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
