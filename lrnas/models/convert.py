@@ -10,10 +10,11 @@ Convolutions that cannot be replaced are kept and listed with the reason.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import torch
 from timm.layers import Conv2dSame
@@ -25,6 +26,7 @@ from lrnas.arch.architecture import Allocation, Filters, Mix
 from lrnas.errors import ConversionError, closest
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d, make_conv
 from lrnas.layers.init import Rule, initialise
+from lrnas.models.pretrained import approximate, read_images
 
 LOW_RANK = Allocation.composite(vertical=0.5, horizontal=0.5)
 """Half k×1, half 1×k filters: the basic layer of the paper."""
@@ -40,26 +42,34 @@ class Conversion(NotebookView):
     """The new filters, by path."""
     left: dict[str, str]
     """The reason why a convolution was not replaced, by path."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """With `init="pretrained"`: the squared error of a new layer's output, as a share of the output's own square, by
+    path. Without calibration images, this is the error for white noise."""
 
     def __repr__(self) -> str:
         return f"<Conversion: {len(self.replaced)} convolutions replaced, {len(self.left)} left as they were>"
 
     def __str__(self) -> str:
-        begin = ", which begin with random weights" if self.replaced else ""
+        start = "approximate the old ones" if self.errors else "begin with random weights"
+        begin = f", which {start}" if self.replaced else ""
         lines = [f"{len(self.replaced)} convolutions replaced{begin}, {len(self.left)} left as they were"]
-        lines += [f"  {path}: {mix}" for path, mix in self.replaced.items()]
+        lines += [f"  {path}: {mix}{self._error(path)}" for path, mix in self.replaced.items()]
         lines += [f"  {path}: left, {reason}" for path, reason in self.left.items()]
         return "\n".join(lines)
+
+    def _error(self, path: str) -> str:
+        return f", error {self.errors[path]:.3f}" if path in self.errors else ""
 
 
 def convert(
     model: nn.Module,
     allocation: Allocation | Mapping[str, Allocation] = LOW_RANK,
     *,
-    init: Rule = "composite",
+    init: Rule | Literal["pretrained"] = "composite",
+    calibration: Iterable[Any] = (),
     divisor: int = 1,
 ) -> Conversion:
-    """Replace the k×k convolutions of a model by mixed-shape ones, in place, with new random weights.
+    """Replace the k×k convolutions of a model by mixed-shape ones, in place, with new weights.
 
     All new weights can be trained, even if the old weights were frozen. Methods of a model that read the weight of a
     convolution directly, such as timm's re-parameterisation of RepVGG, do not work after the conversion.
@@ -69,15 +79,20 @@ def convert(
         allocation: The filters of every k×k convolution, or a dict from paths to allocations, in which "*" stands for
             all other paths. Each replacement must have as many output channels as the original. A convolution that
             cuts its input into patches, with a stride as large as its kernel, is replaced only if its path is given.
-        init: The rule for the new weights; see `initialise`.
+        init: The rule for the new weights: "pretrained" to approximate the old weights, or a rule for random weights;
+            see `initialise`.
+        calibration: Some batches of training images for `init="pretrained"`, as the model gets them in training; about
+            1,000 images in batches of at least 64. The outputs of new layers are then fitted to those of the old layers
+            for these images, and the statistics of batch norms are measured again. A batch may also be a tuple that
+            begins with the images, as from a data loader.
         divisor: Filter counts are multiples of this number, as in `Architecture`.
 
     Returns:
         The model, and which convolutions were replaced or left as they were.
 
     Raises:
-        ConversionError: If a path is not a k×k convolution, or if a replacement changes the number of outputs. The
-            model is then unchanged.
+        ConversionError: If a path is not a k×k convolution, or if a replacement changes the number of outputs, or if
+            the calibration images do not fit. The model is then unchanged.
 
     Example:
         >>> import lrnas, timm
@@ -102,10 +117,32 @@ def convert(
             left[path] = "its allocation is the same as before"
         else:
             replaced[path] = mix
+    images = _check_start(model, init, calibration)
+    teacher = copy.deepcopy(model).eval() if images else None
+    if teacher is not None:
+        with torch.no_grad():
+            teacher(images[0])  # if the images do not fit, this fails before the model has changed
     for path, mix in replaced.items():  # after all checks, so that an error leaves the model unchanged
         model = replace_conv(model, path, mix)
-        initialise(model.get_submodule(path), init)
-    return Conversion(model, replaced, left)
+        initialise(model.get_submodule(path), "composite" if init == "pretrained" else init)
+    errors = {}
+    if init == "pretrained":
+        errors = approximate(model, {path: convs[path] for path in replaced}, teacher, images)
+    return Conversion(model, replaced, left, errors)
+
+
+def _check_start(model: nn.Module, init: str, calibration: Iterable[Any]) -> list[torch.Tensor]:
+    """Check the arguments of `convert` about weights; returns the calibration images."""
+    rules = ("pretrained", *get_args(Rule))
+    if init not in rules:
+        raise ConversionError(f"init must be one of {', '.join(rules)}; got {init!r}; choose one")
+    if init == "pretrained":
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise ConversionError('init="pretrained" needs weights; got a model on the meta device; load weights first')
+        return read_images(calibration, model)
+    if list(calibration):
+        raise ConversionError(f'calibration needs init="pretrained"; got init={init!r}; leave calibration out')
+    return []
 
 
 def find_convs(model: nn.Module) -> tuple[dict[str, nn.Conv2d], dict[str, str]]:
