@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,9 @@ EPOCHS = (0, 1, 5)
 ALLOCATIONS = {
     "half": Allocation.composite(vertical=3 / 8, horizontal=3 / 8, square=1 / 4),
     "third": Allocation.composite(vertical=1 / 2, horizontal=1 / 2),
-    "fifth": Allocation.composite(vertical=1 / 2, horizontal=1 / 2, width=1 / 2, join=1),
+    "quarter": Allocation.composite(vertical=1 / 2, horizontal=1 / 2, width=1 / 2, join=1),
 }
-"""Named after their share of the MACs of a k×k convolution with k = 3 and as many outputs as inputs."""
+"""Named after their share of the MACs of VGG-11 and ResNet-18."""
 NETWORKS = {
     "nin": Architecture("nin", batch_norm=True),
     "vgg11": Architecture("vgg11", pool="max", classifier="linear", batch_norm=True),
@@ -53,7 +54,7 @@ NETWORKS = {
 }
 STARTS = ("calibrated", "pretrained", "random", "scratch")
 NUM_IMAGES = 45_000
-NUM_CALIBRATION = 1024
+NUM_CALIBRATION = 2048
 
 Job = dict[str, Any]
 NAMES = ("network", "start", "allocation", "epochs", "lr", "seed", "images", "pretraining")
@@ -62,6 +63,8 @@ NAMES = ("network", "start", "allocation", "epochs", "lr", "seed", "images", "pr
 
 def make_network(name: str) -> Any:
     """A dense network for images of 32×32 pixels, with random weights, and the path of its first convolution."""
+    from lrnas.models.convert import find_convs
+
     architecture = NETWORKS[name]
     if architecture is not None:
         model = lrnas.create_model(architecture, num_classes=10)
@@ -71,8 +74,7 @@ def make_network(name: str) -> Any:
 
         model = timm.create_model(name, num_classes=10)
         model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
-    convs, _ = lrnas.models.convert.find_convs(model)
-    return model, next(iter(convs))
+    return model, next(iter(find_convs(model)[0]))
 
 
 def load_data(args: argparse.Namespace) -> Any:
@@ -110,7 +112,6 @@ def _run(job: Job) -> Job:
     from lrnas.models.count import count_model
     from lrnas.training.loop import evaluate, move_model, train
 
-    started = time.perf_counter()
     torch.manual_seed(job["seed"])
     model, first = make_network(job["network"])
     dense = count_model(model, DATA.image_size).macs
@@ -119,17 +120,19 @@ def _run(job: Job) -> Job:
     if len(DATA.train) < 32 * recipe.batch_size:
         recipe = recipe.changed({"batch_size": max(2, len(DATA.train) // 32)})
     if job["start"] not in ("dense", "scratch"):
-        model.load_state_dict(torch.load(weights_file(ARGS, job), weights_only=True))
+        while not weights_file(ARGS, job).exists():  # another process makes them
+            time.sleep(0.5)
+        model.load_state_dict(torch.load(weights_file(ARGS, job), "cpu", weights_only=True))
+    started = time.perf_counter()
     move_model(model, device)
     found: Job = {}
     if job["start"] != "dense":
-        convert_started = time.perf_counter()
         allocations = {"*": ALLOCATIONS[job["allocation"]], first: Allocation()}
         near = job["start"] in ("calibrated", "pretrained")
         images = calibration_images(recipe, device) if job["start"] == "calibrated" else []
         report = lrnas.convert(model, allocations, init="pretrained" if near else "composite", calibration=images)
         found["errors"] = {path: round(error, 4) for path, error in report.errors.items()}
-        found["convert_seconds"] = round(time.perf_counter() - convert_started, 2)
+        found["convert_seconds"] = round(time.perf_counter() - started, 2)
     found["share_of_macs"] = round(count_model(model, DATA.image_size).macs / dense, 4)
     if job["epochs"]:
         result = train(model, DATA, recipe, seed=job["seed"], device=device)
@@ -156,24 +159,26 @@ def weights_file(args: argparse.Namespace, job: Job) -> Path:
     return args.weights / f"{job['network']}-{job['seed']}-{args.images}-{args.pretraining}.pt"
 
 
-def make_jobs(args: argparse.Namespace) -> tuple[list[Job], list[Job]]:
-    """The jobs that need no weights, and those that need the weights of a dense network; most important first."""
-    first, then = [], []
+def make_jobs(args: argparse.Namespace) -> list[Job]:
+    """All jobs, in an order in which the weights of dense networks are made before they are needed."""
+    jobs: list[Job] = []
     for seed in args.seeds:
         for network in args.networks:
             own = {"network": network, "seed": seed, "images": args.images, "pretraining": args.pretraining}
-            first.append({**own, "start": "dense", "allocation": None, "epochs": args.pretraining, "lr": LR})
-            for start in STARTS:
-                for allocation in ALLOCATIONS:
-                    for epochs in EPOCHS if start != "scratch" else EPOCHS[1:]:
-                        for lr in LRS if epochs else (None,):
-                            job = {**own, "start": start, "allocation": allocation, "epochs": epochs, "lr": lr}
-                            (first if start == "scratch" else then).append(job)
-            long = {"start": "scratch", "epochs": args.pretraining + max(EPOCHS), "lr": LR}
-            then += [{**own, **long, "allocation": allocation} for allocation in ALLOCATIONS]
-    first.sort(key=lambda job: (job["seed"], -job["epochs"]))  # long ones first: they decide when the others can begin
-    then.sort(key=lambda job: (job["seed"], job["start"] == "scratch"))
-    return first, then
+            jobs.append({**own, "start": "dense", "allocation": None, "epochs": args.pretraining, "lr": LR})
+            for start, allocation in product(STARTS, ALLOCATIONS):
+                own |= {"start": start, "allocation": allocation}
+                if start == "scratch":
+                    jobs.append({**own, "epochs": args.pretraining + max(EPOCHS), "lr": LR})
+                else:
+                    jobs.append({**own, "epochs": 0, "lr": None})
+                jobs += [{**own, "epochs": epochs, "lr": lr} for epochs, lr in product(EPOCHS[1:], LRS)]
+    # dense networks first, because others wait for them; then the rest that needs no weights, long trainings first
+    needs_weights = ("calibrated", "pretrained", "random")
+    return sorted(
+        jobs,
+        key=lambda job: (job["seed"], job["start"] != "dense", job["start"] in needs_weights, -job["epochs"]),
+    )
 
 
 def key_of(job: Job) -> str:
@@ -217,7 +222,7 @@ def summary(rows: list[Job]) -> str:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["nin", "resnet18"])
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["vgg11", "resnet18"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--pretraining", type=int, default=20, help="epochs of the dense networks (default: 20)")
     parser.add_argument("--processes", type=int, default=8, help="trainings at the same time (default: 8)")
@@ -229,23 +234,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "pretrained.json")
     args = parser.parse_args()
     rows: list[Job] = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out.exists() else []
+    known = {key_of(row) for row in rows}
+    jobs = [job for job in make_jobs(args) if key_of(job) not in known or lacks_weights(args, job)]
+    print(f"{len(jobs)} jobs to do", flush=True)
     with shared_gpus() if args.device == "cuda" else nullcontext("no GPU is used") as reason:
-        for jobs in make_jobs(args):
-            known = {key_of(row) for row in rows}
-            todo = [job for job in jobs if key_of(job) not in known or lacks_weights(args, job)]
-            print(f"{len(jobs)} jobs, {len(todo)} to do", flush=True)
-            for result in run_all(args, todo) if todo else ():
-                name = ", ".join(str(result[part]) for part in NAMES)
-                if "failed" in result:
-                    print(f"failed: {name}\n{result['failed']}", file=sys.stderr)
-                    continue
-                rows = [row for row in rows if key_of(row) != key_of(result)] + [result]
-                facts = provenance(processes=args.processes, mps=not reason, recipe=RECIPE.to_dict(), seeds=args.seeds)
-                write_result(args.out, facts, rows=rows)
-                found = f"{100 * result['test']:.2f} %, {result['seconds']} s"
-                print(f"{time.time() - START:5.0f} s: {name}: {found}", flush=True)
-            if time.time() > START + args.seconds:
-                break
+        facts = {"processes": args.processes, "mps": not reason, "recipe": RECIPE.to_dict()}
+        for result in run_all(args, jobs):
+            name = ", ".join(str(result[part]) for part in NAMES)
+            if "failed" in result:
+                print(f"failed: {name}\n{result['failed']}", file=sys.stderr)
+                continue
+            rows = [row for row in rows if key_of(row) != key_of(result)] + [result]
+            write_result(args.out, provenance(**facts), rows=rows)
+            found = f"{100 * result['test']:.2f} %, {result['seconds']} s"
+            print(f"{time.time() - START:5.0f} s: {name}: {found}", flush=True)
     print(summary(rows))
 
 

@@ -239,8 +239,8 @@ class _Layer:
         around = WindowConv2d(1, 1, self.window, _size(conv), 1, padding, _pair(conv.dilation), device="meta").margins
         x = F.pad(x, (*around[1], *around[0]))
         values = F.unfold(x, self.window, _pair(conv.dilation), 0, _pair(conv.stride))
-        values = values.unflatten(1, (conv.in_channels, -1))[:, :, self.taps]
-        return values.flatten(1, 2).transpose(1, 2).flatten(0, 1)
+        seen: Tensor = values.unflatten(1, (conv.in_channels, -1))[:, :, self.taps]
+        return seen.flatten(1, 2).transpose(1, 2).flatten(0, 1)
 
     def with_noise(self, sums: _Moments) -> _Moments:
         """The means, with a little white noise added to patches. The moments are central if a bias can shift y."""
@@ -279,7 +279,7 @@ class _Layer:
         for group, seen in zip(groups, self.seen, strict=True):
             rows = slice(start, start := start + group.out_channels)
             values = _solve(moments.xx[seen][:, seen], moments.yx[rows, seen])
-            group.weight.copy_(values.view_as(group.weight))
+            group.weight.copy_(values.reshape(group.weight.shape))
             found[rows, seen] = values
         return found
 
@@ -307,7 +307,7 @@ class _Layer:
         for group, seen, part, basis in zip(groups, self.seen, parts, bases, strict=True):
             filters, mixing = _balanced(basis.T @ part[:, seen], basis)
             # if these are fewer than the group has, the others keep their random weights, and the join ignores them
-            group.weight[: len(filters)] = filters.to(group.weight.dtype).view(-1, *group.weight.shape[1:])
+            group.weight[: len(filters)] = filters.to(group.weight.dtype).reshape(-1, *group.weight.shape[1:])
             new.join.weight[:, start : start + len(filters), 0, 0] = mixing.to(group.weight.dtype)
             start += group.out_channels
             if group.bias is not None:
@@ -318,22 +318,22 @@ class _Layer:
         (rows, columns), channels, outputs = self.window, self.conv.in_channels, self.conv.out_channels
         # inputs by row: [row, channel and column]
         order = torch.arange(channels * rows * columns).view(channels, rows, columns).transpose(0, 1).flatten()
-        xx = moments.xx[order][:, order].view(rows, channels * columns, rows, channels * columns)
-        yx = moments.yx[:, order].view(outputs, rows, channels * columns)
-        full = _solve(moments.xx, moments.yx)[:, order].view(outputs * rows, channels * columns)
+        xx = moments.xx[order][:, order].reshape(rows, channels * columns, rows, channels * columns)
+        yx = moments.yx[:, order].reshape(outputs, rows, channels * columns)
+        full = _solve(moments.xx, moments.yx)[:, order].reshape(outputs * rows, channels * columns)
         one_row = xx.diagonal(dim1=0, dim2=2).sum(-1)
         across = _largest(full @ one_row @ full.T, new.middle).T @ full  # [middle, channel and column]
         middle = len(across)
         within = torch.einsum("mp,ipjq,nq->minj", across, xx, across).reshape(middle * rows, middle * rows)
-        down = _solve(within, torch.einsum("oip,mp->omi", yx, across).flatten(1)).view(outputs, middle, rows)
+        down = _solve(within, torch.einsum("oip,mp->omi", yx, across).flatten(1)).reshape(outputs, middle, rows)
         filters, mixing = _balanced(across, down.transpose(1, 2).flatten(0, 1))
         first, second = new.halves()
         second.weight.zero_()
-        first.weight[:middle] = filters.to(first.weight.dtype).view(middle, channels, 1, columns)
-        second.weight[:, :middle, :, 0] = mixing.view(outputs, rows, middle).transpose(1, 2).to(first.weight.dtype)
+        first.weight[:middle] = filters.to(first.weight.dtype).reshape(middle, channels, 1, columns)
+        second.weight[:, :middle, :, 0] = mixing.reshape(outputs, rows, middle).transpose(1, 2).to(first.weight.dtype)
         if first.bias is not None:
             first.bias.zero_()
-        found = torch.einsum("omi,mcj->ocij", down, across.view(middle, channels, columns))
+        found = torch.einsum("omi,mcj->ocij", down, across.reshape(middle, channels, columns))
         return found.flatten(1)
 
 
@@ -363,7 +363,8 @@ def _largest(matrix: Tensor, number: int) -> Tensor:
     """The eigenvectors of a symmetric matrix with the largest eigenvalues, as columns; at most as many as its rank."""
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     rank = int((values > 1e-10 * values[-1]).sum())
-    return vectors[:, -min(number, max(1, rank)) :]
+    largest: Tensor = vectors[:, -min(number, max(1, rank)) :]
+    return largest
 
 
 def _balanced(filters: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor]:
