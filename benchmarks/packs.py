@@ -142,6 +142,8 @@ class OtherBatches(DataSet):
         self.train, self.val, self._test = data.train, data.val, data.test()
         self.next_batch = next_batch
 
+    num_bytes = 0
+
     def joined(self) -> DataSet:
         raise NotImplementedError
 

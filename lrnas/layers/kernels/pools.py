@@ -14,9 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from lrnas.layers.kernels.epilogue import first_largest
+from lrnas.layers.kernels.layer import unit
 from lrnas.layers.kernels.rows import empty_map
 
 BLOCK_POSITIONS, BLOCK_COLS, NUM_WARPS = 32, 32, 4
+_SIZES = ["number", "channel_units", "height", "width", "out_height", "out_width"]
+"""Arguments for which Triton does not specialise a kernel, so that new values need no compilation."""
 
 
 class Window(NamedTuple):
@@ -66,12 +69,13 @@ def _window_area(row, col, height, width, SIZE: tl.constexpr, STRIDE: tl.constex
     return ((bottom - top) * (right - left)).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _forward_kernel(
-    x_ptr, out_ptr, winner_ptr, number, channels, height, width, out_height, out_width,
-    SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, MAX: tl.constexpr, COUNT_PADDING: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    x_ptr, out_ptr, winner_ptr, number, channel_units, height, width, out_height, out_width,
+    UNIT: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, MAX: tl.constexpr,
+    COUNT_PADDING: tl.constexpr, BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
+    channels = channel_units * UNIT
     image, row, col, channel, here = _block(number, channels, out_height, out_width, BLOCK, BLOCK_COLS)
     if MAX:
         result = tl.full((BLOCK, BLOCK_COLS), float("-inf"), tl.float32)
@@ -98,12 +102,13 @@ def _forward_kernel(
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _backward_kernel(
-    grad_ptr, winner_ptr, out_ptr, number, channels, height, width, out_height, out_width,
-    SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, MAX: tl.constexpr, COUNT_PADDING: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    grad_ptr, winner_ptr, out_ptr, number, channel_units, height, width, out_height, out_width,
+    UNIT: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, MAX: tl.constexpr,
+    COUNT_PADDING: tl.constexpr, BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
+    channels = channel_units * UNIT
     image, row, col, channel, here = _block(number, channels, height, width, BLOCK, BLOCK_COLS)
     result = tl.zeros((BLOCK, BLOCK_COLS), tl.float32)
     for i in tl.static_range((SIZE + STRIDE - 1) // STRIDE):
@@ -132,8 +137,8 @@ def _forward(x: Tensor, window: Window, ceil_mode: bool, is_max: bool, count_pad
     out = empty_map(x, channels, out_height, out_width)
     winner = empty_map(x, channels, out_height, out_width, torch.uint8) if is_max else out
     _forward_kernel[_grid(out)](
-        x, out, winner, number, channels, height, width, out_height, out_width, *window, is_max, count_padding,
-        BLOCK_POSITIONS, BLOCK_COLS, num_warps=NUM_WARPS,
+        x, out, winner, number, channels // unit(channels), height, width, out_height, out_width,
+        unit(channels), *window, is_max, count_padding, BLOCK_POSITIONS, BLOCK_COLS, num_warps=NUM_WARPS,
     )  # fmt: skip
     return out, winner
 
@@ -145,8 +150,9 @@ def _backward(
     number, channels, out_height, out_width = grad.shape
     out = empty_map(grad, channels, height, width)
     _backward_kernel[_grid(out)](
-        grad, grad if winner is None else winner, out, number, channels, height, width, out_height, out_width,
-        *window, winner is not None, count_padding, BLOCK_POSITIONS, BLOCK_COLS, num_warps=NUM_WARPS,
+        grad, grad if winner is None else winner, out, number, channels // unit(channels), height, width,
+        out_height, out_width, unit(channels), *window, winner is not None, count_padding,
+        BLOCK_POSITIONS, BLOCK_COLS, num_warps=NUM_WARPS,
     )  # fmt: skip
     return out
 

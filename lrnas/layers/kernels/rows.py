@@ -19,7 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lrnas.layers.kernels.layer import unit
+
 BLOCK_ROWS, BLOCK_COLS, NUM_WARPS = 32, 64, 4
+UNROLL = 4
+"""Number of blocks whose loads are under way at once in the forward kernels; more made backward kernels slower."""
+_SIZES = ["num_rows", "col_units", "rows_per_program", "height", "width", "full_height", "full_width"]
+"""Arguments for which Triton does not specialise a kernel, so that new values need no compilation."""
 PARTIALS = 256
 """Largest number of programs along the rows, so that their partial sums fit into one block."""
 
@@ -74,11 +80,12 @@ def _load_masked(grad_ptr, out_ptr, at, inside, RELU: tl.constexpr):
     return grad
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _bias_kernel(
-    grad_ptr, out_ptr, masked_ptr, sums_ptr, num_rows, num_cols, rows_per_program,
-    RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    grad_ptr, out_ptr, masked_ptr, sums_ptr, num_rows, col_units, rows_per_program,
+    UNIT: tl.constexpr, RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
+    num_cols = col_units * UNIT
     program, first, cols = _program(rows_per_program, BLOCK_COLS)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for start in range(0, rows_per_program, BLOCK_ROWS):
@@ -97,18 +104,19 @@ def bias_backward(grad: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
     masked = grad if out is None else torch.empty_like(grad)
     sums = torch.empty(grid[0], num_cols, dtype=torch.float32, device=grad.device)
     _bias_kernel[grid](
-        grad, grad if out is None else out, masked, sums, num_rows, num_cols, rows_per_program,
-        out is not None, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS,
+        grad, grad if out is None else out, masked, sums, num_rows, num_cols // unit(num_cols), rows_per_program,
+        unit(num_cols), out is not None, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS,
     )  # fmt: skip
     return masked, sums.sum(0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _unpool_kernel(
-    grad_ptr, out_ptr, winner_ptr, full_ptr, sums_ptr, num_rows, num_cols, rows_per_program,
+    grad_ptr, out_ptr, winner_ptr, full_ptr, sums_ptr, num_rows, col_units, rows_per_program,
     height, width, full_height, full_width,
-    RELU: tl.constexpr, POOL: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    UNIT: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
+    num_cols = col_units * UNIT
     program, first, cols = _program(rows_per_program, BLOCK_COLS)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for start in range(0, rows_per_program, BLOCK_ROWS):
@@ -141,23 +149,24 @@ def unpool(
     full = (torch.empty if covered else torch.zeros)(num_full, num_cols, dtype=grad.dtype, device=grad.device)
     sums = torch.empty(grid[0], num_cols, dtype=torch.float32, device=grad.device)
     _unpool_kernel[grid](
-        grad, grad if out is None else out, winner, full, sums, num_rows, num_cols, rows_per_program,
-        *size, *full_size, out is not None, pool, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS,
+        grad, grad if out is None else out, winner, full, sums, num_rows, num_cols // unit(num_cols), rows_per_program,
+        *size, *full_size, unit(num_cols), out is not None, pool, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS,
     )  # fmt: skip
     return full, sums.sum(0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _statistics_kernel(
-    x_ptr, means_ptr, squares_ptr, num_rows, num_cols, rows_per_program,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    x_ptr, means_ptr, squares_ptr, num_rows, col_units, rows_per_program,
+    UNIT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Mean and sum of squared deviations of a program's rows, relative to the first row to avoid cancellation."""
+    num_cols = col_units * UNIT
     program, first, cols = _program(rows_per_program, BLOCK_COLS)
     origin = tl.load(x_ptr + first.to(tl.int64) * num_cols + cols, mask=cols < num_cols, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     squares = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
-    for start in range(0, rows_per_program, BLOCK_ROWS):
+    for start in tl.range(0, rows_per_program, BLOCK_ROWS, loop_unroll_factor=UNROLL):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         apart = tl.where(inside, x - origin[None, :], 0.0)
@@ -205,14 +214,15 @@ def _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols):
     return mean[None, :], rstd[None, :], scale[None, :], bias[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _scale_kernel(
-    x_ptr, statistics_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, num_cols, rows_per_program,
-    RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    x_ptr, statistics_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, col_units, rows_per_program,
+    UNIT: tl.constexpr, RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
+    num_cols = col_units * UNIT
     _, first, cols = _program(rows_per_program, BLOCK_COLS)
     mean, _, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
-    for start in range(0, rows_per_program, BLOCK_ROWS):
+    for start in tl.range(0, rows_per_program, BLOCK_ROWS, loop_unroll_factor=UNROLL):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
         out = (tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) - mean) * scale + bias
         if RELU:
@@ -226,13 +236,15 @@ def norm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool
     grid, rows_per_program = _grid(num_rows, num_cols)
     means, squares = torch.empty(2, grid[0], num_cols, dtype=torch.float32, device=x.device)
     statistics = torch.empty(3, num_cols, dtype=torch.float32, device=x.device)
-    sizes = (num_rows, num_cols, rows_per_program)
-    _statistics_kernel[grid](x, means, squares, *sizes, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS)
+    sizes = (num_rows, num_cols // unit(num_cols), rows_per_program, unit(num_cols))
+    _statistics_kernel[grid](x, means, squares, *sizes, BLOCK_ROWS, BLOCK_COLS, UNROLL, num_warps=NUM_WARPS)
     _finish_statistics_kernel[(triton.cdiv(num_cols, 16),)](
-        means, squares, statistics, *sizes, grid[0], eps, PARTIALS, 16
+        means, squares, statistics, num_rows, num_cols, rows_per_program, grid[0], eps, PARTIALS, 16
     )
     out = torch.empty_like(x)
-    _scale_kernel[grid](x, statistics, weight, bias, out, *sizes, relu, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS)
+    _scale_kernel[grid](
+        x, statistics, weight, bias, out, *sizes, relu, BLOCK_ROWS, BLOCK_COLS, UNROLL, num_warps=NUM_WARPS
+    )
     return out, statistics
 
 
@@ -269,13 +281,14 @@ def _load_normed(grad_ptr, x_ptr, at, inside, mean, scale, bias, RELU: tl.conste
     return grad, apart
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _norm_sums_kernel(
     grad_ptr, x_ptr, statistics_ptr, weight_ptr, bias_ptr, sums_ptr,
-    num_rows, num_cols, rows_per_program,
-    RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    num_rows, col_units, rows_per_program,
+    UNIT: tl.constexpr, RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     """Sums over a program's rows: of the gradient, and of the gradient times the normalised input."""
+    num_cols = col_units * UNIT
     program, first, cols = _program(rows_per_program, BLOCK_COLS)
     here = cols < num_cols
     mean, rstd, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
@@ -291,12 +304,13 @@ def _norm_sums_kernel(
     tl.store(sums_ptr + at_partial + num_cols, tl.sum(total, 0), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _norm_backward_kernel(
     grad_ptr, x_ptr, statistics_ptr, weight_ptr, bias_ptr, sums_ptr, out_ptr,
-    num_rows, num_cols, rows_per_program,
-    RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    num_rows, col_units, rows_per_program,
+    UNIT: tl.constexpr, RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
+    num_cols = col_units * UNIT
     _, first, cols = _program(rows_per_program, BLOCK_COLS)
     here = cols < num_cols
     mean, rstd, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
@@ -316,7 +330,7 @@ def norm_backward(
     num_rows, num_cols = x.shape
     grid, rows_per_program = _grid(num_rows, num_cols)
     partial = torch.empty(grid[0], 2, num_cols, dtype=torch.float32, device=x.device)
-    sizes = (num_rows, num_cols, rows_per_program)
+    sizes = (num_rows, num_cols // unit(num_cols), rows_per_program, unit(num_cols))
     _norm_sums_kernel[grid](
         grad, x, statistics, weight, bias, partial, *sizes, relu, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS
     )
