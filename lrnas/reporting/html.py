@@ -7,12 +7,16 @@ import gzip
 import html
 import json
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from lrnas import __version__
+from lrnas.reporting.headline import Headline, best_few, make_headlines
 from lrnas.reporting.layer_view import SHADES
 from lrnas.reporting.report import PALETTE, Report
+from lrnas.study.manifest import data_name
 from lrnas.study.optuna_internals import without_collecting
 
 ASSETS = Path(__file__).parent / "assets"
@@ -29,11 +33,15 @@ def make_page(report: Report) -> str:
     Args:
         report: The report to show.
     """
+    headlines = make_headlines(report)
     with without_collecting():  # a page of thousands of trials has millions of objects, and all of them are needed
         data, texts = split_texts(report.to_dict())
+    for study, shown, headline in zip(report.studies, data["studies"], headlines, strict=True):
+        shown |= {"best": best_few(study, report.axis.name), "headline": headline and headline.trial}
     parts = {
         "TITLE": html.escape(report.title),
-        "SUBTITLE": html.escape(f"Made by lrnas {__version__}, {report.made}"),
+        "HEADLINES": "\n    ".join(_tell(dict(zip((study.name for study in report.studies), headlines, strict=True)))),
+        "SUBTITLE": html.escape(f"{_subject(report)}. Made by lrnas {__version__}, {report.made}."),
         "STYLE": _asset("page.css"),
         "DATA": "\n".join(map(pack, [data | {"shades": SHADES, "palette": PALETTE}, *texts])),
         "PLOTLY": _asset("plotly-basic.min.js"),
@@ -79,6 +87,26 @@ def pack(data: object) -> str:
         finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
         text = json.dumps(finite, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+
+
+def _tell(headlines: Mapping[str, Headline | None]) -> Iterator[str]:
+    """The result of each study in one sentence, with a link to the card of its network."""
+    for study, headline in headlines.items():
+        if headline is None:
+            continue
+        name, whose, part = html.escape(headline.network), "", ""
+        if len(headlines) > 1:
+            whose, part = f"{html.escape(study)}: ", quote(study, safe="!'()*") + "/"  # as `encodeURIComponent`
+        if headline.trial is not None:
+            name = f'<a href="#{html.escape(part)}trial-{headline.trial}">{name}</a>'
+        claim, rest = html.escape(headline.claim), html.escape(headline.rest)
+        yield f'<p class="headline">{whose}<b>{claim}</b> ({name}){rest}</p>'
+
+
+def _subject(report: Report) -> str:
+    """The spaces that were searched, and the data."""
+    manifests = [study.study.manifest for study in report.studies]
+    return "; ".join(dict.fromkeys(f"Search of {each['source']} on {data_name(each)}" for each in manifests))
 
 
 def _asset(name: str) -> str:

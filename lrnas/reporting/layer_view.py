@@ -11,8 +11,8 @@ from lrnas.arch.architecture import Architecture, Filters
 from lrnas.models.plan import make_plan
 from lrnas.study.study import ImageShape
 
-SHADES = {"kx1": "#3b78c4", "1xk": "#e0862c", "kxk": "#9a4fb0", "1x1": "#a9a9a9", "other": "#4d9c6a"}
-"""Colours of the kinds of filters in all pictures."""
+SHADES = {"kx1": "#159a94", "1xk": "#e0862c", "kxk": "#9a4fb0", "1x1": "#cdb98a", "other": "#7a5a48"}
+"""Colours of the kinds of filters in all pictures; they have no other meaning there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,17 @@ class Layer:
         """Whether a search can give its filters other shapes."""
         return (self.kernel or 1) > 1
 
-    def shares(self) -> dict[str, float]:
-        """Share of each kind of filter in the layer; in a separable layer, both halves count."""
-        filters = [*self.groups, *([self.second] if self.second is not None and self.join is None else [])]
-        total = sum(group.num for group in filters)
-        found = dict.fromkeys(SHADES, 0.0)
-        for group in filters:
-            found[kind_of(group, self.kernel)] += group.num / total
-        return {kind: share for kind, share in found.items() if share}
+    def counts(self) -> dict[str, int]:
+        """Number of filters of each kind; in a separable layer, both halves count, and a join never does."""
+        found = dict.fromkeys(SHADES, 0)
+        for group in [*self.groups, *([self.second] if self.second is not None and self.join is None else [])]:
+            found[kind_of(group, self.kernel)] += group.num
+        return {kind: number for kind, number in found.items() if number}
+
+    @property
+    def num_filters(self) -> int:
+        """Number of filters, its width."""
+        return sum(self.counts().values())
 
     def to_dict(self) -> dict[str, Any]:
         return {

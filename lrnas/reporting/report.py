@@ -35,10 +35,30 @@ MAX_DIFFERENCES = 4
 MIN_NETWORKS = 20
 """Number of networks trained in full that importances need: the best tenth of 20 is two networks."""
 PALETTE = (
-    *("#2a7fd0", "#e07b2c", "#2f9e62", "#b35cc4", "#c8a415", "#d1495b", "#3aa6b0", "#8a6d5a", "#6900ff", "#006900"),
-    *("#ff00ff", "#ff78b4", "#96a5ff", "#694b96", "#006978", "#4bc300", "#9600c3", "#f00fa5", "#b40078", "#0f4bd2"),
+    *("#2a7fd0", "#d1495b", "#2f9e62", "#c8a415", "#ff78b4", "#6900ff", "#006900", "#ff00ff", "#96a5ff", "#4bc300"),
+    *("#9600c3", "#f00fa5", "#b40078", "#0f4bd2", "#e07b2c", "#b35cc4", "#3aa6b0", "#8a6d5a", "#694b96", "#006978"),
 )
-"""Colours of studies, by their place in a report. Each differs clearly from those before it, also on dark pages."""
+"""Colours of studies, by their place in a report. Each differs clearly from those before it, also on dark pages; the
+first 14 differ clearly from the colours of filters."""
+STATUSES = {
+    "completed": "trained",
+    "stopped": "stopped early",
+    "diverged": "diverged",
+    "faulty": "failed",
+    "limit": "not trained: beyond a limit",
+    "duplicate": "not trained: known already",
+    "lost": "lost",
+    "running": "in training",
+    "waiting": "waits",
+}
+"""Words for the status of a trial."""
+LIMITS = {
+    "max_macs": "more MACs than the limit",
+    "min_macs": "fewer MACs than the limit",
+    "max_params": "more parameters than the limit",
+    "max_latency": "slower than the limit",
+}
+"""Words for the limits that a network is beyond."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +80,16 @@ class Network:
 
     @property
     def name(self) -> str:
-        return self.trial.point or self.trial.identity
+        """Its own name, or `trial 74`."""
+        return self.trial.title
+
+    @property
+    def status(self) -> str:
+        """Status in words; of a network beyond limits, with these limits."""
+        beyond = [words for name, words in LIMITS.items() if name in self.trial.reason]
+        if self.trial.status == "limit" and beyond:
+            return f"not trained: {', '.join(beyond)}"
+        return STATUSES[self.trial.status]
 
     @property
     def is_full(self) -> bool:
@@ -90,6 +119,8 @@ class Network:
         return {
             **{name: getattr(trial, name) for name in (*COLUMNS, "reason")},
             **{name: getattr(self, name) for name in ("name", "is_paper", "is_full", "is_partial", "macs_as_built")},
+            "share": trial.share,
+            "status_words": self.status,
             "curve": [round(value, 5) for value in trial.curve],
             "metrics": dict(trial.metrics),
             "layers": [layer.to_dict() for layer in self.layers],
@@ -160,9 +191,16 @@ class StudyReport:
         ]
         return sorted(found, key=lambda network: self.study.cheapest_first(network.trial))
 
+    @cached_property
+    def dense_layers(self) -> tuple[Layer, ...]:
+        """Layers of the dense network; empty if the space has none."""
+        network = self.study.dense_network
+        return () if network is None else lay_out(network, self.study.image_shape)
+
     def to_dict(self) -> dict[str, Any]:
-        manifest = self.study.manifest
+        manifest, dense = self.study.manifest, self.study.dense_cost
         attributes = [trial.user_attrs for trial in self.study.optuna_trials()]
+        on_front = {network.trial.number for network in self.front}
         return {
             "name": self.name,
             "space": manifest["source"],
@@ -173,10 +211,12 @@ class StudyReport:
             "hardware": sorted({known["hardware"] for known in attributes if "hardware" in known}),
             "counts": self.summary.counts,
             "hypervolume": self.summary.hypervolume,
-            "networks": [network.to_dict() for network in self.networks],
+            "networks": [each.to_dict() | {"on_front": each.trial.number in on_front} for each in self.networks],
+            "dense": dense and {"name": self.study.baseline, "macs": dense.macs, "params": dense.params},
+            "dense_widths": {layer.name: layer.num_filters for layer in self.dense_layers if layer.groups},
             "history": [[moment.trials, round(moment.seconds, 3), round(moment.volume, 6)] for moment in self.history],
             "importances": self.importances,
-            "finals": finals_to_dicts(self.finals),
+            "finals": finals_to_dicts(self.finals, self.study.dense_macs),
             "retrain": None if self.retrain is None else [self.retrain.title, self.retrain.line],
         }
 
@@ -238,9 +278,9 @@ class Report:
             "axes": [{"name": axis.name, "label": axis.label, "unit": axis.unit} for axis in self.axes],
             "remarks": self.remarks(),
             "studies": [study.to_dict() for study in self.studies],
+            "statuses": STATUSES,
             "tested": [tested.to_dict() for tested in self.tested],
             "test": TEST,
-            "fewest": MIN_NETWORKS,
         }
 
 
@@ -263,8 +303,8 @@ def make_report(
     """
     reports = tuple(map(_report_study, studies))
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
-    baselines = {study.name: study.baseline for study in studies}
-    tested = tuple(Tested(each, tuple(judge(each.finals)), baselines.get(each.study)) for each in retrained)
+    dense = {study.name: study.dense_macs for study in studies}
+    tested = tuple(Tested(each, tuple(judge(each.finals)), dense.get(each.study)) for each in retrained)
     return Report(reports, OBJECTIVES[_pick_axis(studies, axis)], tested, made)
 
 

@@ -18,8 +18,8 @@ class Tested:
 
     retrained: Retrained
     verdicts: tuple[Verdict, ...]
-    baseline: str | None = None
-    """Name of the network whose multiply-accumulates are 100 %."""
+    dense_macs: int | None = None
+    """Multiply-accumulates of the dense network."""
 
     @property
     def finals(self) -> list[Final]:
@@ -51,32 +51,32 @@ class Tested:
             "headline": self.headline,
             "left": self.retrained.left,
             "costs": list(dict.fromkeys(name for final in finals for name in final.known_costs)),
-            "finals": finals_to_dicts(finals, self.baseline),
+            "finals": finals_to_dicts(finals, self.dense_macs),
             "verdicts": [_verdict_to_dict(verdict) for verdict in self.verdicts],
         }
 
 
-def finals_to_dicts(finals: Sequence[Final], baseline: str | None = None) -> list[dict[str, Any]]:
+def finals_to_dicts(finals: Sequence[Final], dense_macs: int | None) -> list[dict[str, Any]]:
     """Networks with their numbers over seeds, for the page.
 
     Args:
         finals: Networks of one retraining or level.
-        baseline: Name of the network whose multiply-accumulates are 100 %.
+        dense_macs: Multiply-accumulates of the dense network; None if there is none.
     """
     marks = front_marks(finals)
-    macs = next((final.macs for final in finals if final.name == baseline), None)
-    return [_final_to_dict(final, macs, marks.get(final.identity)) for final in finals]
+    return [_final_to_dict(final, dense_macs, marks.get(final.identity)) for final in finals]
 
 
-def _final_to_dict(final: Final, baseline_macs: int | None, mark: str | None) -> dict[str, Any]:
-    names = ("name", "trial", "macs", "params", "latency", "recipe", "deviation", "promised")
+def _final_to_dict(final: Final, dense_macs: int | None, mark: str | None) -> dict[str, Any]:
+    names = ("trial", "macs", "params", "latency", "recipe", "deviation", "promised")
     further = ("diverged", "failed", "open", "reason")
     return {
         **{name: getattr(final, name) for name in (*names, *further)},
         **{name: list(getattr(final, name)) for name in ("seeds", "accuracies", "runs")},
+        "name": final.title,
         "is_paper": final.point is not None,
         "mark": mark,
-        "share": None if baseline_macs is None else final.macs / baseline_macs,
+        "share": None if dense_macs is None else final.macs / dense_macs,
         "mean": final.mean if math.isfinite(final.mean) else None,
     }
 
@@ -89,7 +89,7 @@ def _verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
     return {
         **{name: getattr(verdict, name) for name in ("point", "kind", "share", "difference")},
         "sentence": str(verdict),
-        "rival": None if rival is None else rival.name,
+        "rival": None if rival is None else rival.title,
         "trial": None if rival is None else rival.trial,
         "interval": None if verdict.interval is None else list(verdict.interval),
         "p": verdict.shown_p,

@@ -56,7 +56,7 @@ class Outcome:
             mean, deviation = self.rival.promised
             promised = f"promised {100 * mean:.2f} ± {100 * deviation:.2f} %, "
         share = self.rival.macs / self.point.macs
-        return f"{own}; {self.rival.name} at {share:.3f} of its MACs: {promised}measured {_measured(self.rival)}."
+        return f"{own}; {self.rival.title} at {share:.3f} of its MACs: {promised}measured {_measured(self.rival)}."
 
     def to_dict(self) -> dict[str, Any]:
         return {"point": self.point.to_dict(), "rival": None if self.rival is None else self.rival.to_dict()}

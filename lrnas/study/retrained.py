@@ -84,6 +84,11 @@ class Final(OverSeeds):
         """Name for tables and messages."""
         return self.point or self.known_as or self.identity
 
+    @property
+    def title(self) -> str:
+        """Name in sentences and pictures: its own, else `trial 74`; of a network without a trial, the identity."""
+        return self.point or self.known_as or (self.identity if self.trial is None else f"trial {self.trial}")
+
     def __repr__(self) -> str:
         spread = "" if self.deviation is None else f" ± {100 * self.deviation:.2f}"
         accuracy = f"{100 * self.mean:.2f}{spread} %, n {len(self.accuracies)}" if self.accuracies else "no run done"

@@ -96,6 +96,11 @@ class Trial(NotebookView):
         return self.point or self.identity
 
     @property
+    def title(self) -> str:
+        """Name in sentences and pictures: that of a named network, else `trial 74`."""
+        return self.point or f"trial {self.number}"
+
+    @property
     def share(self) -> float | None:
         """MACs as a share of the dense network's; None if the space has no dense network."""
         return None if (dense := self.study.dense_macs) is None else self.macs / dense
@@ -238,13 +243,20 @@ class Study(NotebookView):
         """MACs of the baseline, the dense network; None if the space has no such network."""
         return None if self.dense_cost is None else self.dense_cost.macs
 
-    @cached_property
-    def dense_cost(self) -> Cost | None:
-        """Costs of the baseline, the dense network; None if the space has no such network."""
-        space, shape = self.manifest["space"], self.image_shape
+    @property
+    def dense_network(self) -> Architecture | None:
+        """The baseline, the dense network; None if the space has no such network."""
+        space = self.manifest["space"]
         if self.baseline is None:
             return None
-        network = Architecture.from_dict((space["points"] | space["seeds"])[self.baseline])
+        return Architecture.from_dict((space["points"] | space["seeds"])[self.baseline])
+
+    @cached_property
+    def dense_cost(self) -> Cost | None:
+        """Costs of the dense network; None if the space has no such network."""
+        network, shape = self.dense_network, self.image_shape
+        if network is None:
+            return None
         return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False, deployed=True).cost
 
     @property

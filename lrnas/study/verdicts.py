@@ -83,9 +83,10 @@ class Verdict:
             numbers.append(f"95 % interval {100 * low:+.2f} to {100 * high:+.2f}")
         if told := self._p_in_words():
             numbers.append(told)
-        number = "" if self.rival.trial is None else f", trial {self.rival.trial},"
+        is_named = self.rival.known_as is not None and self.rival.trial is not None
+        number = f", trial {self.rival.trial}," if is_named else ""
         shares = " and ".join(f"{share:.3f} of its {WORDS[name]}" for name, share in self.shares.items())
-        rival = f"{self.rival.name}{number} at {shares}"
+        rival = f"{self.rival.title}{number} at {shares}"
         links = {
             "dominated": f"dominated by {rival}",
             "matched": f"matched by {rival}, {self.why()}",
@@ -119,7 +120,7 @@ class Verdict:
             if self.rival.known_as is not None:
                 told.append(f"{self.rival.known_as} is a uniform network, with which every search begins")
             if self.rival.diverged:
-                told.append(f"{self.rival.diverged} of the {self.rival.ended} runs of {self.rival.name} diverged")
+                told.append(f"{self.rival.diverged} of the {self.rival.ended} runs of {self.rival.title} diverged")
             waiting = self.untested - self.gone
             others = [f"{waiting} not tested"] if waiting else []
             others += [f"{self.gone} diverged in every run"] if self.gone else []

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from PIL import Image
 from retrainings import FOUND, retrain_by_hand, some_finals
 from small_studies import make_finals, make_search
 
-from lrnas.reporting.html import make_page, pack
+from lrnas.reporting.html import ASSETS, make_page, pack
+from lrnas.reporting.layer_view import SHADES
 from lrnas.reporting.report import PALETTE, Report, make_report
 from lrnas.study.location import Whereabouts
 
@@ -60,6 +62,36 @@ def test_names_do_not_become_markup(tmp_path: Path) -> None:
     assert EVIL not in page and "&lt;img src=x" in page
     assert page.count("</script>") == 3
     assert read_data(page)["studies"][0]["name"] == EVIL
+
+
+def test_the_headline_is_at_the_top_and_links_to_a_card(tmp_path: Path) -> None:
+    head = write_page(tmp_path, 8, ("s", "a 'b'")).read_text(encoding="utf-8").partition("</header>")[0]
+    lines = re.findall(r'<p class="headline">(.*)</p>', head)
+    assert [line.partition(":")[0] for line in lines] == ["s", "a &#x27;b&#x27;"]
+    assert "; nin has 74.88 %. Validation images, one seed." in lines[0]
+    assert '(<a href="#s/trial-' in lines[0] and '(<a href="#a%20&#x27;b&#x27;/trial-' in lines[1]
+
+
+def lab(colour: str) -> np.ndarray:
+    """A colour as CIELAB coordinates, in which distances are differences that people see."""
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [((part + 0.055) / 1.055) ** 2.4 if part > 0.04045 else part / 12.92 for part in (red, green, blue)]
+    white = (0.9505, 1.0, 1.089)
+    x, y, z = np.cbrt(
+        np.matmul([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]], linear) / white
+    )
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_a_colour_has_one_meaning() -> None:
+    style = (ASSETS / "page.css").read_text(encoding="utf-8")
+    found = {name: re.findall(rf"--{name}: (#\w+)", style) for name in ("found", "paper", "muted", "ink")}
+    assert all(len(set(shades)) == 2 for shades in found.values())  # light and dark
+    for i in range(2):
+        meanings = [*SHADES.values(), *(shades[i] for shades in found.values())]
+        distances = [np.linalg.norm(lab(a) - lab(b)) for a, b in combinations(meanings, 2)]
+        assert min(distances) > 20
+    assert min(np.linalg.norm(lab(a) - lab(b)) for a in PALETTE[:14] for b in SHADES.values()) > 20
 
 
 def test_finals_are_data_of_the_page() -> None:
@@ -118,12 +150,8 @@ class Tab:
             self.complaints.append(request.url)
 
     def see_all(self) -> None:
-        """Scroll to the end and back, so that all charts are drawn."""
-        height = self.page.evaluate("document.documentElement.scrollHeight")
-        for y in range(0, height + 1500, 300):
-            self.page.evaluate(f"scrollTo(0, {y})")
-            self.page.wait_for_timeout(50)
-        self.page.evaluate("scrollTo(0, 0)")
+        """Wait until all charts are drawn, for which nobody has to scroll."""
+        self.page.wait_for_selector("html[data-drawn=yes]")
 
     def wait_for(self, what: str) -> None:
         """Wait until an expression is true; Playwright's own way is blocked by the page's security policy."""
@@ -159,8 +187,11 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     x, y = tab.move_to(tab.points().last)  # the last of the paper's networks
     told = page.locator("#front .hoverlayer").text_content()
     assert "nin-c3-lr" in told and "conv1: 3×1 96 | 1×3 96" in told
+    assert "120 M MACs (0.539 of nin)" in told
     page.mouse.click(x, y)
-    assert page.locator("#card-title").inner_text() == "nin-c3-lr"
+    page.wait_for_selector("#card[open]")
+    assert page.locator("#card-title").inner_text() == "nin-c3-lr (trial 2)"
+    assert "share of nin's MACs\n0.539" in page.locator("#card .facts").inner_text()
     network = next(network for network in networks if network["point"] == "nin-c3-lr")
     rows = page.locator("#card tbody tr")
     assert rows.count() == len(network["layers"])
@@ -174,9 +205,17 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     tab.see_all()
     for chart in ("finals", "history", "allocation", "curves"):
         assert page.locator(f"#{chart} .main-svg").count(), chart
-    full = sum(network["is_full"] for network in networks)
-    assert not page.locator("#importances").is_visible()
-    assert f"Not shown: {full} networks are trained in full" in page.locator("#importances-note").inner_text()
+    assert not page.locator("#importances-section").is_visible()  # too few networks
+    names = page.locator("main h2").all_inner_texts()
+    assert names == ["Which network?", "Is it really better?", "What is it made of?", "How did the search go?"]
+    outside = page.evaluate("byId('front').data[0].y.filter((y) => y < byId('front').layout.yaxis.range[0]).length")
+    few = f"Not shown: {outside} of {sum(network['is_partial'] for network in networks)} networks stopped early"
+    assert outside and few in page.locator("#front-what").inner_text()
+    (study,) = read_data(file.read_text(encoding="utf-8"))["studies"]
+    best = [network for network in networks if network["number"] in study["best"]]
+    labels = set(page.locator("#front .annotation-text").all_text_contents())
+    assert {network["name"] for network in best} <= labels
+    assert page.locator("#best tbody tr").count() == len(best) + 1  # and the dense network
     assert page.locator("#finals .points path").count() == 3 + 1  # and a ring
     assert page.locator("#finals .errorbar path.yerror").count() == 2  # one seed has no deviation
     assert (
@@ -227,9 +266,12 @@ def test_the_table_in_a_browser(browser: Any, tmp_path: Path) -> None:
         found = list(csv.DictReader(stream))
     assert {row["study"] for row in found} == {"one", EVIL} and len(found) == len(front)
     assert all(json.loads(row["architecture"])["backbone"].startswith("nin") for row in found)
-    rows.first.locator("button").focus()
+    assert page.locator(".scroll[data-more]", has=page.locator("#trials")).count() == 1  # it can be scrolled
+    page.evaluate("byId('trials').parentElement.scrollTo(1e4, 0)")
+    page.wait_for_selector(".scroll[data-wide]:not([data-more]) > #trials")
+    rows.first.locator("a").focus()
     page.keyboard.press("Enter")
-    assert page.locator("#card").is_visible()
+    page.wait_for_selector("#card[open]")
     assert tab.complaints == []
 
 
@@ -303,17 +345,48 @@ def test_tables_and_cards_on_paper(browser: Any, tmp_path: Path) -> None:
     tab = Tab(browser, file, 1400, 900)
     page = tab.page
     texts, pictures = printed(tab, tmp_path / "page.pdf", format="A4")
-    assert "hardware" in texts[0] and all(picture[:, -int(MARGIN) :].min() == 255 for picture in pictures)
+    assert any("hardware" in text for text in texts) and all(
+        picture[:, -int(MARGIN) :].min() == 255 for picture in pictures
+    )
     assert any("study shown below" in text for text in texts)
-    page.locator("#trials button.link").first.click()
+    page.locator("#trials a").first.click()
+    page.wait_for_selector("#card[open]")
     texts, _ = printed(tab, tmp_path / "card.pdf", format="A4")
-    assert texts[0].startswith(f"{networks[0]['name']}\n") and not any("All trials" in text for text in texts)
+    assert texts[0].startswith(f"{networks[0]['name']} (trial 0)\n") and not any("All trials" in text for text in texts)
     words = {word for text in texts for word in text.split()}
     assert {layer["name"] for layer in networks[0]["layers"]} | {"epoch"} <= words
     assert "Copy" not in words and page.locator("#card").is_visible()
     tab.wait_for("byId('card-curve')._fullLayout.width === byId('card-curve').clientWidth")
     assert page.locator("#card-curve").bounding_box()["width"] > 800
     assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_a_card_has_an_address_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    tab = Tab(browser, write_page(tmp_path, 8, ("one", "it's #2")), 1400, 900)
+    page, bare = tab.page, tab.page.url
+
+    def title() -> str | None:
+        return page.locator("#card-title").inner_text() if page.locator("#card[open]").count() else None
+
+    page.goto(f"{bare}#it's%20%232/trial-4")
+    page.wait_for_selector("#card[open]")
+    assert title() == "dense-x0.25 (trial 4)" and "it's #2" in page.locator("#card .facts").inner_text()
+    page.get_by_role("button", name="Copy link").click()
+    assert page.evaluate("navigator.clipboard.readText()") == f"{bare}#it's%20%232/trial-4"
+    page.keyboard.press("Escape")
+    tab.wait_for(f"location.href === {json.dumps(bare)}")
+    page.locator("header a").first.click()
+    page.wait_for_selector("#card[open]")
+    assert re.search(r"#one/trial-\d$", page.url)
+    page.go_back()
+    page.wait_for_selector("#card", state="hidden")
+    page.reload()
+    page.wait_for_selector("html[data-drawn=yes]")
+    assert title() is None
+    page.goto(f"{bare}#trial-99")  # there is no such trial
+    page.wait_for_selector("html[data-drawn=yes]")
+    assert title() is None and tab.complaints == []
 
 
 @pytest.mark.slow
@@ -326,7 +399,7 @@ def test_several_retrainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert page.evaluate(f"{steps}.map((trace) => trace.line.color)") == list(PALETTE[:2])  # a staircase each
     rings = "byId('finals').data.filter((trace) => trace.marker?.size === 17 && trace.meta !== 'key')"
     assert page.evaluate(f"{rings}.map((trace) => trace.x.length)") == [1, 1]
-    assert page.locator("#verdicts tbody tr").first.inner_text().startswith("one@paper")
+    assert page.locator("#verdicts tbody tr").first.inner_text().startswith(f"{EVIL}\tone@paper")
     assert "one@paper, on cifar10: 3 of 4 networks tested" in page.locator("#summary p").first.inner_text()
     legend = page.locator("#finals .legend").text_content()
     assert all(name in legend for name in ("best for the cost shown", "front by means", f"{EVIL}@paper, the paper's"))
@@ -346,32 +419,29 @@ def test_tested_networks_open_their_cards_in_a_browser(browser: Any, tmp_path: P
         page.locator("#summary b").first.inner_text()
         == "Of 3 networks of the paper: 1 dominated, 1 matched, 1 unknown."
     )
-    assert lines.last.inner_text().startswith(
-        f"nin: dominated by {found.identity}, trial {FOUND}, at 0.031 of its MACs"
-    )
-    assert page.locator("#summary").bounding_box()["y"] < page.locator("#front").bounding_box()["y"]
+    assert lines.last.inner_text().startswith(f"nin: dominated by trial {FOUND} at 0.031 of its MACs")
+    assert page.locator("#summary").bounding_box()["y"] > page.locator("#front").bounding_box()["y"]
     assert "validation accuracy, one seed" in page.locator("#studies th", has_text="best").inner_text()
     tab.see_all()
 
     def card() -> list[str]:
-        assert page.locator("#card").is_visible()
+        page.wait_for_selector("#card[open]")
         told = [page.locator("#card-title").inner_text(), page.locator("#card .facts").inner_text()]
         page.keyboard.press("Escape")
         return told
 
-    lines.last.locator("button").click()
+    lines.last.locator("a").click()
     title, facts = card()
-    assert title == found.point and "94.70 ± 0.10 %, 3 seeds (s@paper)" in facts.replace("\n", " ")
-    page.locator("#verdicts tbody tr").first.locator("button").first.click()
+    assert title == f"{found.point} (trial {FOUND})" and "94.70 ± 0.10 %, 3 seeds (s@paper)" in facts.replace("\n", " ")
+    page.locator("#verdicts tbody tr").first.locator("a").first.click()
     title, facts = card()
-    assert title == "nin-c3-lr" and "93.00 %, 1 seed, 1 diverged, 2 failed, 3 open (s@paper)" in facts
+    assert title == "nin-c3-lr (trial 2)" and "93.00 %, 1 seed, 1 diverged, 2 failed, 3 open (s@paper)" in facts
     assert page.locator("#verdicts th").first.inner_text() == "the paper's"
     row = page.locator("#verdicts tbody tr").last.locator("td").all_inner_texts()
-    assert row[:5] == ["nin", "dominated", found.identity, "0.031", "+4.20"] and "nin:" not in row[-1]
+    assert row[:5] == ["nin", "dominated", f"trial {FOUND}", "0.031", "+4.20"] and "nin:" not in row[-1]
 
     names = page.locator("#finals-table th").all_inner_texts()
     assert names[1:] == [
-        "trial",
         "MACs",
         "share",
         "parameters",
@@ -384,16 +454,16 @@ def test_tested_networks_open_their_cards_in_a_browser(browser: Any, tmp_path: P
         "note",
     ]
     rows = [row.locator("td").all_inner_texts() for row in page.locator("#finals-table tbody tr").all()]
-    assert [row[5] for row in rows] == ["94.70 ± 0.10 %", "–", "93.00 %", "94.50 ± 0.71 %", "90.50 ± 0.50 %"]
-    assert rows[2][6:] == ["1", "20", "1", "2", "3", "the paper's, last error: out of memory"]
-    assert rows[0][6:8] == ["3", "70, 71, 72"] and rows[0][-1] == "front"
+    assert [row[4] for row in rows] == ["94.70 ± 0.10 %", "–", "93.00 %", "94.50 ± 0.71 %", "90.50 ± 0.50 %"]
+    assert rows[2][5:] == ["1", "20", "1", "2", "3", "the paper's, last error: out of memory"]
+    assert rows[0][5:7] == ["3", "70, 71, 72"] and rows[0][-1] == "front"
     note = page.locator("#finals-note").inner_text()
     assert "numbers for lrnas export STUDY@RECIPE:RUN" in note and "by chance" not in note
 
     x, y = tab.move_to(page.locator("#finals .points path").first, "finals")
     assert f"trial {FOUND}, s@paper" in page.locator("#finals .hoverlayer").text_content()
     page.mouse.click(x, y)
-    assert card()[0] == found.point
+    assert card()[0] == f"{found.point} (trial {FOUND})"
     symbols = page.evaluate("document.getElementById('finals').data.map((trace) => trace.marker?.symbol)")
     assert symbols == [None, "circle", "diamond", "diamond-open", "circle-open"]  # one seed is hollow; and rings
     for chart in ("front", "finals", "history", "allocation", "curves"):
@@ -454,11 +524,8 @@ def test_rings_and_line_show_two_fronts_in_a_browser(browser: Any, tmp_path: Pat
     tab.see_all()
     full = sum(network.is_full for network in networks)
     note = page.locator("#importances-note").inner_text()
-    assert note.startswith(f"From {full} networks trained in full. 20 of 22 parameters are shown")
-    assert (
-        page.locator("#importances .main-svg").count()
-        and "best tenth" in page.locator("#importances-what").inner_text()
-    )
+    assert note.startswith(f"From {full} trained networks. 20 of 22 parameters are shown")
+    assert page.locator("#importances .main-svg").count()
     assert tab.complaints == []
 
 
@@ -617,6 +684,7 @@ def test_many_points_are_painted_as_one_element(browser: Any, tmp_path: Path) ->
     page.wait_for_selector("#front .hoverlayer .hovertext")
     assert best["name"] in page.locator("#front .hoverlayer").text_content()
     page.mouse.click(corner["x"] + x, corner["y"] + y)
+    page.wait_for_selector("#card[open]")
     assert page.locator("#card-title").inner_text() == best["name"]
     assert page.locator("#card .line code").first.inner_text() == best["lines"][0][1]
     page.keyboard.press("Escape")
@@ -650,6 +718,8 @@ def test_an_empty_study_in_a_browser(browser: Any, tmp_path: Path) -> None:
     tab = Tab(browser, write_page(tmp_path, 0), 1400, 900)
     assert "no network trained in full yet" in tab.page.locator("#remarks").inner_text()
     tab.see_all()
+    sections = tab.page.locator("main section:visible")
+    assert sections.count() == 1 and sections.locator("#studies").count() == 1  # empty sections are left out
     assert tab.complaints == []
 
 

@@ -17,19 +17,19 @@ def test_costs_of_layers_add_up_to_the_network(name: str) -> None:
     assert (sum(layer.macs for layer in layers), sum(layer.params for layer in layers)) == (cost.macs, cost.params)
     assert not any(layer.name.endswith(".norm") for layer in layers)
     for layer in layers:
-        assert not layer.groups or sum(layer.shares().values()) == pytest.approx(1)
+        assert layer.num_filters == sum(layer.counts().values()) and bool(layer.num_filters) == bool(layer.groups)
 
 
-def test_shares_and_joins() -> None:
+def test_numbers_of_filters_and_joins() -> None:
     mixed = Allocation(
         "composite", (FilterGroup("kx1", 0.25), FilterGroup("1xk", 0.25), FilterGroup("kxk", 0.5)), join=1
     )
     odd = Allocation("composite", (FilterGroup("3x3", 0.5), FilterGroup("kxk", 0.5)))
     network = Architecture("nin", {"conv1": odd, "conv2": mixed, "conv3": Allocation("separable")})
     layers = {layer.name: layer for layer in lay_out(network, ImageShape(32, 3, 10))}
-    assert layers["conv2"].shares() == {"kx1": 0.25, "1xk": 0.25, "kxk": 0.5} and layers["conv2"].join == 192
-    assert layers["conv1"].shares() == {"kxk": 0.5, "other": 0.5} and layers["conv1"].join is None
-    assert layers["conv3"].shares() == {"kx1": 0.5, "1xk": 0.5} and layers["conv3"].join is None
+    assert layers["conv2"].counts() == {"kx1": 48, "1xk": 48, "kxk": 96} and layers["conv2"].join == 192
+    assert layers["conv1"].counts() == {"kxk": 96, "other": 96} and layers["conv1"].join is None
+    assert layers["conv3"].counts() == {"kx1": 192, "1xk": 192} and layers["conv3"].join is None
     assert layers["conv3"].is_varied and not layers["cccp1"].is_varied
     assert layers["conv2"].to_dict()["groups"] == [[5, 1, 48, "kx1"], [1, 5, 48, "1xk"], [5, 5, 96, "kxk"]]
 

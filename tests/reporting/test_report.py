@@ -10,11 +10,12 @@ import pytest
 from filled_studies import fill_study
 from optuna.distributions import IntDistribution
 from retrainings import some_finals
-from small_studies import make_search
+from small_studies import make_finals, make_search
 
 from lrnas.reporting.html import pack
-from lrnas.reporting.report import Report, make_report
+from lrnas.reporting.report import LIMITS, Report, make_report
 from lrnas.study.manifest import StudyError, keep_unreadable
+from lrnas.study.objectives import Limits
 from lrnas.study.study import Study
 from lrnas.study.verdicts import judge
 
@@ -187,6 +188,37 @@ def test_a_remark_lists_differences_between_retrainings(record: Study) -> None:
     (remark,) = remarks(data="ef56+cd34")  # folders of one name
     assert "(s@mine: data photos (ab12+cd34); t@mine: data photos (ef56+cd34))" in remark
     assert remarks(data_name="pictures") == []  # the same images, in a folder of another name
+
+
+def test_networks_are_named_by_trial_and_have_their_share_of_the_dense_networks_macs(report: Report) -> None:
+    (study,) = report.to_dict()["studies"]
+    dense = study["dense"]
+    assert dense["name"] == "nin" and study["dense_widths"]["conv1"] == 192
+    for network in study["networks"]:
+        assert network["name"] == (network["point"] or f"trial {network['number']}")
+        assert network["share"] == network["macs"] / dense["macs"]
+    assert next(network for network in study["networks"] if network["name"] == "nin")["share"] == 1
+
+
+def test_the_status_of_a_network_is_told_in_words(report: Report) -> None:
+    network = report.studies[0].networks[0]
+
+    def told(status: str, reason: str = "") -> str:
+        return replace(network, trial=replace(network.trial, status=status, reason=reason)).status
+
+    assert told("completed") == "trained" and told("stopped", "at rung 3") == "stopped early"
+    assert told("limit", "beyond max_macs") == "not trained: more MACs than the limit"
+    both = "not trained: fewer MACs than the limit, more parameters than the limit"
+    assert told("limit", "beyond max_params, min_macs") == both
+    limits = Limits(max_macs=1, min_macs=3, max_params=1, max_latency=1)
+    assert set(limits.excess({"macs": 2, "params": 2, "latency": 2})) == set(LIMITS)  # there are words for each limit
+
+
+def test_the_front_of_a_report_is_that_of_the_finals() -> None:
+    search = make_search()
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.97,)})
+    (study,) = make_report([search]).to_dict()["studies"]
+    assert [network["name"] for network in study["networks"] if network["on_front"]] == ["lr-x0.25"]
 
 
 def test_layers_and_importances_are_computed_only_when_used(record: Study, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ from lrnas.study.verdicts import judge
 @pytest.fixture(scope="module")
 def again(tmp_path_factory: pytest.TempPathFactory) -> tested.Tested:
     folder: Path = tmp_path_factory.mktemp("studies")
-    retrained = retrain_by_hand(fill_study(folder, 12, storage=f"journal:{folder / 'journal'}"))
-    return tested.Tested(retrained, tuple(judge(retrained.finals)), "nin")
+    study = fill_study(folder, 12, storage=f"journal:{folder / 'journal'}")
+    retrained = retrain_by_hand(study)
+    return tested.Tested(retrained, tuple(judge(retrained.finals)), study.dense_macs)
 
 
 def test_every_network_has_the_numbers_that_the_terminal_shows(again: tested.Tested) -> None:
@@ -30,7 +31,7 @@ def test_every_network_has_the_numbers_that_the_terminal_shows(again: tested.Tes
     assert {final["trial"]: final["mark"] for final in finals.values() if final["mark"]} == {FOUND: "front"}
     assert [finals[name]["runs"] for name in ("nin", "nin-c3-lr", "other")] == [[0, 1, 2], [20], []]
     assert finals["other"]["mean"] is None and finals["other"]["trial"] is None
-    without = replace(again, baseline=None).to_dict()["finals"]
+    without = replace(again, dense_macs=None).to_dict()["finals"]
     assert {final["share"] for final in without} == {None}
 
 
@@ -39,7 +40,8 @@ def test_verdicts_come_as_sentences_and_in_parts(again: tested.Tested) -> None:
     assert data["headline"] == "Of 3 networks of the paper: 1 dominated, 1 matched, 1 unknown."
     verdicts = {verdict["point"]: verdict for verdict in data["verdicts"]}
     nin = verdicts["nin"]
-    assert (nin["kind"], nin["trial"]) == ("dominated", FOUND) and nin["difference"] == pytest.approx(0.042)
+    assert (nin["kind"], nin["rival"], nin["trial"]) == ("dominated", f"trial {FOUND}", FOUND)
+    assert nin["difference"] == pytest.approx(0.042)
     assert nin["interval"][0] < 0.042 < nin["interval"][1] and 0 < nin["p"] < 0.05
     matched = verdicts["nin-c3"]
     assert matched["p"] is None and matched["note"].startswith("as far as 2 runs tell; of the networks that cost no")

@@ -33,7 +33,7 @@ def test_dominated_by_the_cheapest_that_is_better_beyond_noise() -> None:
     # 2.776 * sqrt(2 * 0.01² / 3) on either side
     assert found.interval == pytest.approx((0.05 - 0.02267, 0.05 + 0.02267), abs=2e-5)
     assert str(found) == (
-        "paper-net: dominated by cheap, trial 7, at 0.200 of its MACs: +5.00 points, 95 % interval +2.73 to +7.27, "
+        "paper-net: dominated by trial 7 at 0.200 of its MACs: +5.00 points, 95 % interval +2.73 to +7.27, "
         "corrected p = 0.002, of 2 compared."
     )
 

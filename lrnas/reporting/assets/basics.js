@@ -80,11 +80,39 @@ async function readPart(number) {
   return new Response(stream).json();
 }
 
-/** Read the first part: everything the page needs at once. */
+/** Read the first part: everything the page needs at once. Every network knows its study, its place and its results after full training. */
 async function readData() {
   const data = await readPart(0);
-  data.studies.flatMap((study) => study.networks).forEach((network, place) => { network.place = place; });
+  let place = 0;
+  for (const study of data.studies) {
+    const finals = new Map(study.finals.map((final) => [final.trial, final]));
+    for (const network of study.networks) Object.assign(network, { study, place: place++, final: finals.get(network.number) });
+  }
   return data;
+}
+
+/** Name of a network, with its trial if it has a name of its own. */
+const titleOf = ({ name, number }) => (name === `trial ${number}` ? name : `${name} (trial ${number})`);
+
+/** Address of the card of a network on this page. */
+const addressOf = ({ study, number }) => `#${page.data.studies.length > 1 ? encodeURIComponent(study.name) + "/" : ""}trial-${number}`;
+
+/** The network whose card has an address; undefined if there is none. */
+function networkAt(address) {
+  const [, name, number] = /^#(?:(.*)\/)?trial-(\d+)$/.exec(address) ?? [];
+  const studies = page.data.studies.filter((study) => name === undefined || encodeURIComponent(study.name) === name);
+  return studies.flatMap((study) => study.networks).find((network) => network.number === Number(number));
+}
+
+/** A link to the card of a network. */
+const cardLink = (network, text = titleOf(network)) => make("a", { href: addressOf(network) }, text);
+
+const formatShare = (share) => (share == null ? "–" : share.toFixed(3));
+
+/** Costs of a network or final in words, with the share of the dense network's MACs. */
+function describeCosts(study, { macs, share, params, latency }) {
+  const part = share == null ? "" : ` (${formatShare(share)} of ${study.dense.name})`;
+  return `${shortNumber(macs)} MACs${part}, ${shortNumber(params)} parameters${latency == null ? "" : `, ${latency.toFixed(3)} ms`}`;
 }
 
 const texts = new Map();

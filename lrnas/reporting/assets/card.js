@@ -1,18 +1,32 @@
+/** Show the card that the address of the page asks for; without one, close the card. */
+function followAddress() {
+  const network = networkAt(location.hash);
+  if (network) openCard(network);
+  else if (byId("card").open) byId("card").close();
+}
+
+/** After a card is closed, the address is that of the page again. */
+function forgetAddress() {
+  if (networkAt(location.hash)) history.replaceState(null, "", location.href.split("#")[0]);
+}
+
 /** Open the card of a network: its facts, layers, training curve and shell commands. */
-function openCard(study, network) {
-  const card = byId("card");
+function openCard(network) {
+  const card = byId("card"), { study } = network;
   page.card = { study, network };
-  const close = make("button", { type: "button", "aria-label": "close", onclick: () => card.close() }, "✕");
-  const title = make("h2", { id: "card-title" }, network.name);
-  const parts = [make("div", { class: "card-head" }, title, close), cardFacts(study, network)];
+  const close = make("button", { type: "button", "aria-label": "close", autofocus: true, onclick: () => card.close() }, "✕");
+  const copy = make("button", { type: "button", title: "copy the address of this card", onclick: () => copyText(location.href.split("#")[0] + addressOf(network), copy) }, "Copy link");
+  const title = make("h2", { id: "card-title" }, titleOf(network));
+  const parts = [make("div", { class: "card-head" }, title, make("div", {}, copy, " ", close)), cardFacts(study, network)];
   const layers = layersOf(network);
-  if (layers.length) parts.push(make("h3", {}, isFolded(network) ? "Layers, as deployed" : "Layers"), cardLegend(), cardLayers(network, layers));
-  if (network.curve.length) parts.push(make("h3", {}, "Validation accuracy by epoch"), make("div", { id: "card-curve", class: "small", role: "img", "aria-label": `Validation accuracy after each of ${network.curve.length} epochs, at the end ${percent(network.accuracy)}` }));
+  if (layers.length) parts.push(make("h4", {}, isFolded(network) ? "Layers, as deployed" : "Layers"), cardLegend(), cardLayers(network, layers));
+  if (network.curve.length) parts.push(make("h4", {}, "Validation accuracy by epoch"), make("div", { id: "card-curve", class: "small", role: "img", "aria-label": `Validation accuracy after each of ${network.curve.length} epochs, at the end ${percent(network.accuracy)}` }));
   const again = make("div", {});
   textsOf(network).then(({ lines }) => again.append(...lines.map(([title, line]) => cardLine(title, line))));
-  card.replaceChildren(...parts, make("h3", {}, "Commands"), again);
+  card.replaceChildren(...parts, make("h4", {}, "Commands"), again);
   if (!card.open) card.showModal();
   card.scrollTop = 0;
+  watchScrolling(card);
   drawCardAgain();
 }
 
@@ -26,11 +40,13 @@ const isFolded = (network) => network.macs_as_built !== network.macs;
 
 function cardFacts(study, network) {
   const facts = [
-    ["study", study.name], ["trial", network.number], ["status", network.status + (network.on_front ? ", on the front" : "")],
-    ["validation accuracy", percent(network.accuracy)], ...testsOf(study, network), ["MACs", whole(network.macs)],
+    ...(hasSeveral() ? [["study", study.name]] : []), ["status", network.status_words + (network.on_front ? ", on the front" : "")],
+    ...(network.final ? [["validation accuracy, in full", describeRuns(network.final)]] : []),
+    ["validation accuracy" + (network.final ? ", short" : ""), percent(network.accuracy)], ...testsOf(study, network), ["MACs", whole(network.macs)],
+    ...(network.share == null ? [] : [[`share of ${study.dense.name}'s MACs`, formatShare(network.share)]]),
     ...(isFolded(network) ? [["MACs as built", whole(network.macs_as_built)]] : []), ["parameters", whole(network.params)],
     ...(network.latency == null ? [] : [["latency", network.latency.toFixed(3) + " ms"]]),
-    ["epochs", network.epochs], ["training", duration(network.seconds)], ["id", network.identity],
+    ["epochs", network.epochs], ["training", duration(network.seconds)],
     ...Object.entries(network.metrics), ...(network.reason ? [["reason", network.reason]] : []),
   ];
   return make("dl", { class: "facts" }, ...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, String(value)))));
@@ -76,7 +92,7 @@ function cardLine(title, line) {
 
 function drawCardCurve(study, network) {
   const trace = { type: "scatter", mode: "lines+markers", x: network.curve.map((_, i) => i + 1), y: network.curve.map((value) => 100 * value),
-    line: { color: colour("--found") }, hovertemplate: "%{y:.2f} % after %{x}<extra></extra>" };
+    line: { color: studyColour(page.data.studies.indexOf(study), network.is_paper) }, hovertemplate: "%{y:.2f} % after %{x}<extra></extra>" };
   Plotly.newPlot("card-curve", [trace], makeLayout({ ...sizeOnPaper(byId("card-curve")),
     xaxis: { title: { text: "epoch" }, ...epochTicks(study.epochs), range: [0.8, Math.max(study.epochs, network.curve.length) + 0.2] }, yaxis: { title: { text: "%" } },
     shapes: study.rungs.map((rung) => ({ type: "line", x0: rung, x1: rung, yref: "paper", y0: 0, y1: 1, line: { color: colour("--muted"), dash: "dot", width: 1 } })),

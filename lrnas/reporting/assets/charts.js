@@ -5,6 +5,8 @@ const MOST_IN_ALLOCATION = 60;
 const MOST_PARAMETERS = 20;
 const MOST_ELEMENTS = 300;
 const MOST_LAYERS = 14;
+// hatches of the bars of importances, one for each objective, since colours have other meanings; the first bars are solid
+const HATCHES = ["", "", "/", "."];
 // largest height of a chart on paper in pixels: a sheet also has a heading and some lines of text
 const MOST_ON_PAPER = 820;
 // positions of a name, the preferred one first. [a, b, c]: the centre of the name is right of its point by a half widths of the name
@@ -46,13 +48,16 @@ function draw(id, label, traces, layout) {
     });
     element.on("plotly_click", (event) => {
       const network = event.points[0].customdata;
-      if (Array.isArray(network)) openCard(page.data.studies[network[0]], page.data.studies[network[0]].networks[network[1]]);
+      if (Array.isArray(network)) location.hash = addressOf(page.data.studies[network[0]].networks[network[1]]);
     });
   }
 }
 
 const shadeOf = (i) => page.data.palette[i % page.data.palette.length];
-const studyColour = (i) => (page.data.studies.length > 1 ? shadeOf(i) : colour("--found"));
+const hasSeveral = () => page.data.studies.length > 1;
+/** Colour of the networks that a study found, and of the paper's networks in it; that of its front. */
+const studyColour = (i, isPaper = false) => (hasSeveral() ? shadeOf(i) : colour(isPaper ? "--paper" : "--found"));
+const frontColour = (i) => (hasSeveral() ? shadeOf(i) : colour("--ink"));
 const objectiveLabel = (name) => ({ macs: "MACs", params: "parameters" })[name] ?? name;
 const currentAxis = () => page.data.axes.find((axis) => axis.name === page.axis);
 
@@ -79,7 +84,7 @@ function staircase(places) {
 
 /** Legend entry that explains lines or rings; unlike the entries of studies, it cannot be clicked. */
 const legendKey = (name, look) => ({ type: "scatter", name, x: [null], y: [null], hoverinfo: "skip", meta: "key", legendrank: 1001, ...look });
-const legendLine = (name) => legendKey(name, { mode: "lines", line: { color: colour("--muted"), width: 1.6 } });
+const legendLine = (name) => legendKey(name, { mode: "lines", line: { color: colour("--ink"), width: 1.2 } });
 
 /** A layer in words, computed once for all networks that have it. */
 function describeLayer(layer) {
@@ -88,16 +93,16 @@ function describeLayer(layer) {
   return layer.words;
 }
 
-function describe(study, network) {
+function describe(network) {
   const layers = shapesOf(network).filter((layer) => layer.kernel > 1);
   const shown = layers.slice(0, MOST_LAYERS).map(describeLayer);
   if (layers.length > MOST_LAYERS) shown.push(`… ${layers.length - MOST_LAYERS} more`);
-  const latency = network.latency == null ? "" : `, ${network.latency.toFixed(3)} ms`;
-  return [
-    `<b>${plain(network.name)}</b>, trial ${network.number} of ${plain(study.name)}`,
-    `${percent(network.accuracy)} after ${network.epochs} epochs`,
-    `${shortNumber(network.macs)} MACs, ${shortNumber(network.params)} parameters${latency}`, ...shown,
-  ].join("<br>");
+  const accuracy = [`${percent(network.accuracy)} after ${network.epochs} epochs`];
+  if (network.final) {
+    const { promised } = network.final;
+    accuracy.unshift(`${describeRuns(network.final)}, in full${promised == null ? "" : `; promised: ${(100 * promised[0]).toFixed(2)} ± ${(100 * promised[1]).toFixed(2)} %`}`);
+  }
+  return [`<b>${plain(titleOf(network))}</b>${hasSeveral() ? ` of ${plain(network.study.name)}` : ""}`, ...accuracy, describeCosts(network.study, network), ...shown].join("<br>");
 }
 
 function placesOf(study, studyNumber, wanted) {
@@ -114,21 +119,18 @@ function placesOf(study, studyNumber, wanted) {
 /** Places of the networks that a search trained in full, by their mean accuracy over seeds. */
 function finalPlaces(study, studyNumber) {
   const axis = currentAxis();
-  return study.finals.flatMap((final) => {
-    const i = study.networks.findIndex((network) => network.number === final.trial);
-    if (i < 0 || final[axis.name] == null) return [];
-    const network = { ...study.networks[i], on_front: Boolean(final.mark) };
-    const promised = final.promised == null ? "" : `<br>promised: ${(100 * final.promised[0]).toFixed(2)} ± ${(100 * final.promised[1]).toFixed(2)} %`;
-    const text = `<b>${plain(final.name)}</b>, trial ${final.trial}<br>${describeRuns(final)}${promised}<br>${shortNumber(final.macs)} MACs, ${shortNumber(final.params)} parameters`;
-    return [{ x: final[axis.name] / axis.unit, y: 100 * final.mean, bar: final.deviation == null ? NaN : 100 * final.deviation, network, key: [studyNumber, i], text }];
+  return study.networks.flatMap((network, i) => {
+    const { final } = network;
+    if (!final || final[axis.name] == null) return [];
+    return [{ x: final[axis.name] / axis.unit, y: 100 * final.mean, bar: final.deviation == null ? NaN : 100 * final.deviation, network, key: [studyNumber, i] }];
   });
 }
 
-function pointTrace(study, places, name, marker, more = {}) {
+function pointTrace(places, name, marker, more = {}) {
   const bars = places.some((p) => p.bar) ? { error_y: { type: "data", array: places.map((p) => p.bar), color: marker.color, thickness: 1.2, width: 4 } } : {};
   return {
     type: "scatter", mode: "markers", name, x: places.map((p) => p.x), y: places.map((p) => p.y), marker,
-    customdata: places.map((p) => p.key), text: places.map((p) => p.text ?? describe(study, p.network)),
+    customdata: places.map((p) => p.key), text: places.map((p) => describe(p.network)),
     hovertemplate: "%{text}<extra></extra>", ...bars, ...more,
   };
 }
@@ -166,18 +168,40 @@ function savePicture(element) {
   return Plotly.downloadImage({ data, layout: element.layout }, { format: "png", width, height, filename: element.id });
 }
 
-/** Ranges of both axes: networks trained in full fill the chart, with their error bars. */
-function frontRanges(full, partial) {
+/** Ranges of both axes: networks trained in full fill the chart, with their error bars; other networks, and marked costs, only widen it. */
+function frontRanges(full, partial, costs = []) {
   const all = full.length ? full : partial;
-  const xs = [...full, ...partial].map((p) => p.x);
   const ys = all.flatMap((p) => [p.y - (p.bar || 0), p.y + (p.bar || 0)]);
-  const [low, high] = [Math.min(...xs), Math.max(...xs)];
   const isLog = page.scale === "log";
-  const [from, to] = isLog ? [Math.log10(low), Math.log10(high)] : [0, high];
-  const gap = 0.06 * (to - from) + (isLog ? 0.02 : 0);
   const [bottom, top] = [Math.min(...ys), Math.max(...ys)];
   const margin = 0.1 * (top - bottom) + 0.3;
-  return { x: [isLog ? from - gap : 0, to + gap], y: [bottom - margin, Math.min(top + margin, 101)] };
+  const y = [bottom - margin, Math.min(top + margin, 101)];
+  const xs = [...full.map((p) => p.x), ...partial.filter((p) => isBetween(p.y, y)).map((p) => p.x), ...costs];
+  const [low, high] = [Math.min(...xs), Math.max(...xs)];
+  const [from, to] = isLog ? [Math.log10(low), Math.log10(high)] : [0, high];
+  const gap = 0.06 * (to - from) + (isLog ? 0.02 : 0);
+  return { x: [isLog ? from - gap : 0, to + gap], y };
+}
+
+const isBetween = (value, [low, high]) => value >= low && value <= high;
+
+/** Costs to mark in a picture: those of dense networks, and of the paper's networks beyond a limit, unless they are drawn by name. */
+function markedCosts(studies, axis, drawn) {
+  const marks = new Map();
+  for (const { dense, networks } of studies) {
+    for (const network of networks) if (network.is_paper && network.status === "limit") marks.set(network.name, [network[axis.name], "beyond the limit"]);
+    if (dense && !marks.has(dense.name)) marks.set(dense.name, [dense[axis.name], "the dense network"]);
+  }
+  return [...marks].filter(([name, [value]]) => value != null && !drawn.has(name)).map(([name, [value, remark]]) => ({ x: value / axis.unit, text: `${name}, ${remark}` }));
+}
+
+/** Dotted lines at marked costs, and their names, as parts of a layout. */
+function costMarks(marks) {
+  const at = (x) => (page.scale === "log" ? Math.log10(x) : x);
+  return {
+    shapes: marks.map(({ x }) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, layer: "below", line: { color: colour("--muted"), dash: "dot", width: 1 } })),
+    annotations: marks.map(({ x, text }) => ({ x: at(x), y: 1, yref: "paper", text: plain(text), textangle: -90, xanchor: "right", yanchor: "top", showarrow: false, font: { size: 11.5, color: colour("--muted") } })),
+  };
 }
 
 function drawFront() {
@@ -196,22 +220,22 @@ function drawFront() {
     const group = { legendgroup: String(i), showlegend: false };
     if (partial.length && page.showPartial) {
       const shown = several ? group : {};
-      traces.push(asDots(pointTrace(study, partial, faint, { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown)));
+      traces.push(asDots(pointTrace(partial, faint, { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown)));
     }
     traces.push({ type: "scatter", mode: "lines", name: "best for the cost shown", legendrank: 1001, x: steps.map((p) => p.x), y: steps.map((p) => p.y),
-      line: { shape: "hv", color: studyColour(i), width: 1.6 }, hoverinfo: "skip", ...(several ? group : {}) });
+      line: { shape: "hv", color: frontColour(i), width: 1.2 }, hoverinfo: "skip", ...(several ? group : {}) });
     const found = full.filter((p) => !p.network.is_paper);
     const paper = full.filter((p) => p.network.is_paper);
     // one style for all points of a trace: Plotly draws this several times faster than one style per point
     const marker = { color: studyColour(i), size: 8 };
-    traces.push(asDots(pointTrace(study, found.filter((p) => !p.network.on_front), name, marker, { legendgroup: String(i) })));
+    traces.push(asDots(pointTrace(found.filter((p) => !p.network.on_front), name, marker, { legendgroup: String(i) })));
     const line = { color: colour("--ink"), width: 1.3 };
-    traces.push(pointTrace(study, found.filter((p) => p.network.on_front), "on the front", { ...marker, size: 10, line }, several ? group : {}));
-    const diamond = { symbol: "diamond", size: 11, color: several ? studyColour(i) : colour("--paper") };
+    traces.push(pointTrace(found.filter((p) => p.network.on_front), "on the front", { ...marker, size: 10, line }, several ? group : {}));
+    const diamond = { symbol: "diamond", size: 11, color: studyColour(i, true) };
     const [on, off] = [paper.filter((p) => p.network.on_front), paper.filter((p) => !p.network.on_front)];
     const shown = several ? group : { legendgroup: "paper" };
-    if (off.length) traces.push(pointTrace(study, off, "the paper's", diamond, shown));
-    if (on.length) traces.push(pointTrace(study, on, "the paper's", { ...diamond, line }, { ...shown, showlegend: !several && !off.length }));
+    if (off.length) traces.push(pointTrace(off, "the paper's", diamond, shown));
+    if (on.length) traces.push(pointTrace(on, "the paper's", { ...diamond, line }, { ...shown, showlegend: !several && !off.length }));
     every.full.push(...full); every.partial.push(...partial); every.paper.push(...paper);
   });
   const isEmpty = !every.full.length && !every.partial.length;
@@ -225,19 +249,28 @@ function drawFront() {
     ? "Validation accuracy after full training, mean and standard deviation over seeds. Faint: all networks after the short training of the search, one seed."
     : "Validation accuracy in the search, one seed. Solid: trained in full. Faint: stopped early, with the last accuracy.";
   byId("front-objectives").textContent = [...new Set(studies.map((study) => study.objectives.map(objectiveLabel).join(", ")))].join("; ");
-  const ranges = frontRanges(every.full, page.showPartial || !every.full.length ? every.partial : []);
+  const marks = markedCosts(studies, currentAxis(), new Set(every.paper.map((p) => p.network.name)));
+  const shown = page.showPartial || !every.full.length ? every.partial : [];
+  const ranges = frontRanges(every.full, shown, marks.map((mark) => mark.x));
+  const outside = page.showPartial ? every.partial.filter((p) => !isBetween(p.y, ranges.y)).length : 0;
+  byId("front-outside").textContent = outside ? `Not shown: ${whole(outside)} of ${whole(every.partial.length)} networks ${faint}, whose accuracies are outside the axis.` : "";
   const named = [...new Map(every.paper.map((p) => [several ? p.network.name + p.x + p.y : p.network.name, p])).values()];
+  const fewOf = ({ best }) => new Set(several ? [] : best);
+  const isHeadline = (network) => network.number === network.study.headline;
+  const few = every.full.filter((p) => !p.network.is_paper && (isHeadline(p.network) || fewOf(p.network.study).has(p.network.number)));
   const best = Math.max(...[...every.full, ...every.partial].map((p) => p.y));
   const label = `Validation accuracy against ${currentAxis().label}: ${every.full.length} networks trained in full, ${every.partial.length} ${faint}, ` +
     `at best ${best.toFixed(2)} %. The table of all trials has the numbers.`;
   draw("front", label, traces, {
     xaxis: { title: { text: currentAxis().label }, type: page.scale, range: ranges.x, ...costTicks("front", ranges.x) },
     yaxis: { title: { text: "validation accuracy, %" }, range: ranges.y },
-    annotations: nameNotes("front", named.map((p) => ({ x: p.x, y: p.y, text: p.network.name })), every.full.filter((p) => !p.network.is_paper), ranges),
+    shapes: costMarks(marks).shapes,
+    annotations: [...costMarks(marks).annotations, ...nameNotes("front", [...named, ...few].map((p) => ({ x: p.x, y: p.y, bar: p.bar, text: p.network.name, canMiss: !p.network.is_paper && !isHeadline(p.network) })),
+      every.full.filter((p) => !p.network.is_paper && !few.includes(p)), ranges)],
   });
 }
 
-/** Annotations with names beside points. They do not overlap and, if there is room, they do not hide points or error bars. */
+/** Annotations with names beside points. They do not overlap and, if there is room, they do not hide points or error bars. Names that can be missed are left out where there is no room. */
 function nameNotes(id, places, others, ranges) {
   const element = byId(id);
   const [width, height] = [element.clientWidth - 80, element.clientHeight - 90];
@@ -251,7 +284,7 @@ function nameNotes(id, places, others, ranges) {
   const taken = places.map(boxOf);
   const points = others.map(boxOf);
   const notes = [];
-  for (const place of [...places].sort((a, b) => b.x - a.x)) {
+  for (const place of [...places].sort((a, b) => Boolean(a.canMiss) - Boolean(b.canMiss) || b.x - a.x)) {
     const [x, y] = at(place);
     const half = 3.4 * place.text.length + 3;
     const boxes = NOTE_PLACES.map(([across, dx, dy]) => [across * half + dx, dy]).map(([dx, dy]) => ({ dx, dy, box: [x + dx - half, y + dy - 8, x + dx + half, y + dy + 8] }))
@@ -259,6 +292,7 @@ function nameNotes(id, places, others, ranges) {
     const isFree = (box, some) => !some.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3]);
     const free = boxes.filter(({ box }) => isFree(box, taken));
     const chosen = free.find(({ box }) => isFree(box, points)) ?? free[0];
+    if (!chosen && place.canMiss) continue;
     if (chosen) taken.push(chosen.box);
     const [ax, ay] = chosen ? [chosen.dx, chosen.dy] : [0, -17];
     notes.push({ x: isLog ? Math.log10(place.x) : place.x, y: place.y, text: plain(place.text), ax, ay,
@@ -272,6 +306,7 @@ function drawHistory() {
   const some = page.data.studies.filter((study) => study.history.length);
   byId("history-section").hidden = !some.length;
   if (!some.length) return;
+  byId("history-level").textContent = some.some((study) => study.finals.length) ? " after the short training of the search" : "";
   const overTime = page.historyAxis === "seconds";
   const longest = Math.max(...some.map((study) => study.history.at(-1)[1]));
   const [unit, name] = longest > 7200 ? [3600, "hours"] : longest > 120 ? [60, "minutes"] : [1, "seconds"];
@@ -280,7 +315,7 @@ function drawHistory() {
   draw("history", label, some.map((study) => ({
     type: "scatter", mode: "lines", name: plain(study.name), showlegend: some.length > 1,
     x: study.history.map(([trials, seconds]) => (overTime ? seconds / unit : trials)), y: study.history.map((moment) => moment[2]),
-    line: { shape: "hv", color: studyColour(page.data.studies.indexOf(study)) }, hovertemplate: "%{y:.4f}<extra>%{x}</extra>",
+    line: { shape: "hv", color: frontColour(page.data.studies.indexOf(study)) }, hovertemplate: "%{y:.4f}<extra>%{x}</extra>",
   })), {
     xaxis: { title: { text: overTime ? `training time, ${name}` : "finished trials" } },
     yaxis: { title: { text: "hypervolume" } },
@@ -295,21 +330,23 @@ function drawCurves() {
   const groups = new Map();
   study.networks.forEach((network, i) => {
     if (!network.curve.length || !(network.is_full || network.is_partial)) return;
-    const name = network.on_front ? "on the front" : network.is_full ? "trained in full" : `stopped after ${network.epochs}`;
+    const name = !network.is_full ? `stopped after ${network.epochs}` : network.is_paper ? "the paper's" : network.on_front ? "on the front" : "not stopped";
     if (!groups.has(name)) groups.set(name, { x: [], y: [], customdata: [], text: [] });
     const group = groups.get(name);
     network.curve.forEach((value, epoch) => {
-      group.x.push(epoch + 1); group.y.push(100 * value); group.customdata.push([page.study, i]); group.text.push(plain(network.name));
+      group.x.push(epoch + 1); group.y.push(100 * value); group.customdata.push([page.study, i]); group.text.push(plain(titleOf(network)));
     });
     group.x.push(null); group.y.push(null); group.customdata.push(null); group.text.push("");
   });
   byId("curves-section").hidden = !groups.size;
   if (!groups.size) return;
   const stopped = [...groups.keys()].filter((name) => name.startsWith("stopped")).sort((a, b) => a.length - b.length || (a < b ? -1 : 1));
-  const order = [...stopped, "trained in full", "on the front"].filter((name) => groups.has(name));
+  const order = [...stopped, "not stopped", "on the front", "the paper's"].filter((name) => groups.has(name));
+  byId("curves-what").hidden = !study.rungs.length;
   const styleOf = (name) => {
-    if (name === "on the front") return { color: colour("--paper"), width: 1.6, opacity: 1 };
-    if (name === "trained in full") return { color: colour("--found"), width: 1, opacity: 0.7 };
+    if (name === "on the front") return { color: colour("--ink"), width: 1.4, opacity: 1 };
+    if (name === "the paper's") return { color: studyColour(page.study, true), width: 1.6, dash: "dash", opacity: 1 };
+    if (name === "not stopped") return { color: studyColour(page.study), width: 1, opacity: 0.5 };
     const shade = 0.35 + 0.3 * (stopped.indexOf(name) / Math.max(1, stopped.length));
     return { color: colour("--muted"), width: 0.8, opacity: shade };
   };
@@ -327,30 +364,19 @@ function drawCurves() {
 function drawImportances() {
   const { importances, networks } = page.data.studies[page.study];
   const goals = Object.keys(importances);
+  byId("importances-section").hidden = !goals.length;
+  if (!goals.length) return;
   const full = networks.filter((network) => network.is_full).length;
-  byId("importances").hidden = byId("importances-what").hidden = !goals.length;
-  if (!goals.length) {
-    byId("importances-note").textContent = full < page.data.fewest
-      ? `Not shown: ${full} networks are trained in full; importances need at least ${page.data.fewest}.`
-      : `Not shown: the best of the ${full} networks trained in full do not differ from the others in any parameter.`;
-    return;
-  }
   const every = Object.keys(importances[goals[0]]);
   const names = every.slice(0, MOST_PARAMETERS).reverse();
-  byId("importances-note").textContent = `From ${full} networks trained in full.` +
+  byId("importances-note").textContent = `From ${full} trained networks.` +
     (names.length < every.length ? ` ${names.length} of ${every.length} parameters are shown: those with the highest importance in any objective.` : "");
   byId("importances").style.height = `${Math.max(220, 22 * names.length + 90)}px`;
   const first = every.slice(0, 3).join(", ");
   draw("importances", `Importances of parameters for ${goals.join(" and ")}: the first are ${first}.`, goals.map((goal, i) => ({
-    type: "bar", orientation: "h", name: goal, y: names.map(plain), x: names.map((name) => importances[goal][name]),
-    marker: { color: shadeOf(i) }, hovertemplate: "%{y}: %{x:.3f}<extra>%{fullData.name}</extra>",
+    type: "bar", orientation: "h", name: objectiveLabel(goal), y: names.map(plain), x: names.map((name) => importances[goal][name]),
+    marker: { color: colour(i ? "--panel" : "--ink"), line: { color: colour("--ink"), width: 1 }, pattern: { shape: HATCHES[i], fgcolor: colour("--ink"), size: 5 } }, hovertemplate: "%{y}: %{x:.3f}<extra>%{fullData.name}</extra>",
   })), { barmode: "group", xaxis: { title: { text: "importance" } }, yaxis: { type: "category", automargin: true } });
-}
-
-/** Numbers of the trials whose networks are on the front: that of the finals if there are any. */
-function frontNumbers(study) {
-  if (study.finals.length) return new Set(study.finals.filter((final) => final.mark).map((final) => final.trial));
-  return new Set(study.networks.filter((network) => network.on_front).map((network) => network.number));
 }
 
 function spreadOut(list, number) {
@@ -358,66 +384,78 @@ function spreadOut(list, number) {
   return Array.from({ length: number }, (_, i) => list[Math.round(i * (list.length - 1) / (number - 1))]);
 }
 
-/** Names of the layers whose filters a search can change, in an order that agrees with all networks; if several orders do, numbers in the names decide. */
-function variedLayers(networks) {
-  const before = new Map();
+/** The groups of filters of a layer; for a separable layer, both halves. */
+function filtersOf(layer) {
+  return layer.second && layer.join == null ? [...layer.groups, layer.second] : layer.groups;
+}
+
+/** Number of filters of a layer, its width; with a kind, of this kind only. */
+const widthOf = (layer, kind = null) => filtersOf(layer).filter((group) => kind == null || group[3] === kind).reduce((sum, group) => sum + group[2], 0);
+
+/** Layers that differ in shapes or widths between networks or from the dense network, as [name, widths], in an order that agrees with all networks; if several orders do, numbers in the names decide. */
+function variedLayers(networks, denseWidths) {
+  const before = new Map(), widths = new Map(), isMixed = new Set();
   for (const { network } of networks) {
-    const names = shapesOf(network).filter((layer) => layer.kernel > 1).map((layer) => layer.name);
-    names.forEach((name, i) => before.set(name, new Set([...(before.get(name) ?? []), ...names.slice(0, i)])));
+    const layers = shapesOf(network).filter((layer) => layer.groups.length);
+    layers.forEach(({ name }, i) => before.set(name, new Set([...(before.get(name) ?? []), ...layers.slice(0, i).map((layer) => layer.name)])));
+    for (const layer of layers) {
+      widths.set(layer.name, (widths.get(layer.name) ?? new Set(layer.name in denseWidths ? [denseWidths[layer.name]] : [])).add(widthOf(layer)));
+      if (layer.kernel > 1) isMixed.add(layer.name);
+    }
   }
   const found = [];
   while (before.size) {
     const left = [...before.keys()], free = left.filter((name) => !before.get(name).size);
     const [next] = (free.length ? free : left).sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
-    found.push(next);
+    if (isMixed.has(next) || widths.get(next).size > 1) found.push({ name: next, most: Math.max(...widths.get(next)), size: isMixed.has(next) ? 1 : 0.6 });
     before.delete(next);
     for (const others of before.values()) others.delete(next);
   }
   return found;
 }
 
-/** The groups of filters of a layer; for a separable layer, both halves. */
-function filtersOf(layer) {
-  return layer.second && layer.join == null ? [...layer.groups, layer.second] : layer.groups;
-}
-
 function drawAllocation() {
   const study = page.data.studies[page.study];
-  const onFront = frontNumbers(study);
-  const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => onFront.has(p.network.number) && p.network.layers.shapes.length);
+  const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => p.network.on_front && p.network.layers.shapes.length);
   const axis = all.every((p) => p.network[page.axis] != null) ? currentAxis() : page.data.axes[0];
   all.sort((a, b) => a.network[axis.name] - b.network[axis.name]);
   const front = spreadOut(all, MOST_IN_ALLOCATION);
-  const layers = variedLayers(front);
+  const layers = variedLayers(front, study.dense_widths);
   byId("allocation-section").hidden = !layers.length;
   if (!layers.length) return;
-  byId("allocation-note").textContent = front.length < all.length ? `${front.length} of ${all.length} networks are shown.` : "";
-  byId("allocation").style.height = `${Math.min(62 * layers.length + 130, onPaper ? MOST_ON_PAPER : Infinity)}px`;
+  const isDense = layers.some(({ name }) => name in study.dense_widths);
+  const isJoined = front.some((p) => shapesOf(p.network).some((layer) => layer.join != null));
+  byId("allocation-note").textContent = (isDense ? `Dotted: the width in ${study.dense.name}.` : "") + (isJoined ? " A dot above a bar: a 1×1 join follows." : "") +
+    (front.length < all.length ? ` ${front.length} of ${all.length} networks are shown.` : "");
+  const size = layers.reduce((sum, layer) => sum + layer.size, 0);
+  byId("allocation").style.height = `${Math.min(64 * size + 130, onPaper ? MOST_ON_PAPER : Infinity)}px`;
   const traces = [];
-  const layout = { barmode: "stack", bargap: 0.12, annotations: [], margin: { l: 7 * Math.max(...layers.map((name) => name.length)) + 12, r: 8, t: 34, b: 70 } };
-  const step = 1 / layers.length;
-  layers.forEach((name, row) => {
+  const layout = { barmode: "stack", bargap: 0.12, annotations: [], shapes: [], margin: { l: 7 * Math.max(...layers.map(({ name }) => name.length)) + 12, r: 44, t: 34, b: 70 } };
+  let top = 1;
+  layers.forEach(({ name, most, size: own }, row) => {
     const suffix = row ? String(row + 1) : "";
-    layout["yaxis" + suffix] = { domain: [1 - (row + 1) * step + 0.14 * step, 1 - row * step], range: [0, 1.25], showticklabels: false,
+    const step = own / size, dense = study.dense_widths[name];
+    layout["yaxis" + suffix] = { domain: [Math.max(0, top - 0.86 * step), top], range: [0, 1.25 * most], side: "right", tickvals: [dense ?? most], tickfont: { size: 11 },
       showgrid: false, zeroline: false, fixedrange: true };
+    top -= step;
+    if (dense) layout.shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, yref: "y" + suffix, y0: dense, y1: dense, line: { color: colour("--muted"), dash: "dot", width: 1 } });
     layout.annotations.push({ text: plain(name), xref: "paper", yref: "y" + suffix + " domain", x: 0, y: 0.4, xanchor: "right", xshift: -6, showarrow: false, font: { size: 11.5 } });
     const found = front.map((p) => shapesOf(p.network).find((layer) => layer.name === name));
     for (const kind of Object.keys(page.data.shades)) {
-      const numbers = found.map((layer) => (layer ? filtersOf(layer).filter((group) => group[3] === kind).reduce((sum, group) => sum + group[2], 0) : 0));
+      const numbers = found.map((layer) => (layer ? widthOf(layer, kind) : 0));
       if (!numbers.some(Boolean)) continue;
-      const totals = found.map((layer) => (layer ? filtersOf(layer).reduce((sum, group) => sum + group[2], 0) : 1));
       traces.push({ type: "bar", name: formatShape(kind), legendgroup: kind, showlegend: !traces.some((trace) => trace.legendgroup === kind), yaxis: "y" + suffix,
-        x: front.map((_, i) => i), y: numbers.map((number, i) => number / totals[i]), marker: { color: page.data.shades[kind] }, customdata: front.map((p) => p.key),
-        text: front.map((p, i) => `<b>${plain(p.network.name)}</b>, trial ${p.network.number}, ${percent(p.network.accuracy)}<br>${plain(name)}: ${numbers[i]} of ${totals[i]} filters are ${formatShape(kind)}`),
+        x: front.map((_, i) => i), y: numbers, marker: { color: page.data.shades[kind] }, customdata: front.map((p) => p.key),
+        text: front.map((p, i) => `<b>${plain(titleOf(p.network))}</b>, ${percent(p.network.final?.mean ?? p.network.accuracy)}<br>${found[i] ? describeLayer(found[i]) : ""}`),
         textposition: "none", hovertemplate: "%{text}<extra></extra>" });
     }
     const joined = front.map((p, i) => [i, found[i]]).filter(([, layer]) => layer && layer.join != null);
     if (joined.length) {
       traces.push({ type: "scatter", mode: "markers", name: "join", legendgroup: "join", showlegend: !traces.some((trace) => trace.legendgroup === "join"), yaxis: "y" + suffix,
-        x: joined.map(([i]) => i), y: joined.map(() => 1.13), marker: { color: colour("--ink"), size: 5 }, text: joined.map(([, layer]) => `${layer.join} channels`), hovertemplate: "join: %{text}<extra></extra>" });
+        x: joined.map(([i]) => i), y: joined.map(([, layer]) => widthOf(layer) + 0.13 * most), marker: { color: colour("--ink"), size: 5 }, text: joined.map(([, layer]) => `${layer.join} channels`), hovertemplate: "join: %{text}<extra></extra>" });
     }
   });
   layout.xaxis = { title: { text: axis.label }, anchor: "y" + (layers.length > 1 ? layers.length : ""), tickangle: -90, showgrid: false,
     tickvals: front.map((_, i) => i), ticktext: front.map((p) => Number((p.network[axis.name] / axis.unit).toPrecision(3))), range: [-0.6, front.length - 0.4] };
-  draw("allocation", `Shares of filters by shape in ${layers.length} layers of ${front.length} networks on the front of ${study.name}; a network's card has the numbers.`, traces, layout);
+  draw("allocation", `Numbers of filters by shape in ${layers.length} layers of ${front.length} networks on the front of ${study.name}; a network's card has the numbers.`, traces, layout);
 }

@@ -3,43 +3,50 @@ const page = { data: null, axis: "macs", scale: "log", showPartial: true, histor
 
 const CHARTS = { front: drawFront, finals: drawFinals, history: drawHistory, allocation: drawAllocation, curves: drawCurves, importances: drawImportances };
 
-/** Draw charts again, except charts that have not been on the screen yet. */
+/** Draw charts again, except charts that have not been drawn yet. */
 function drawCharts(names = Object.keys(CHARTS)) {
   for (const name of names) if (page.seen.has(name)) CHARTS[name]();
 }
 
-/** Draw all charts again, including charts that have not been on the screen yet. */
+/** Draw all charts again, including charts that have not been drawn yet. */
 function showAll() {
   for (const name of Object.keys(CHARTS)) page.seen.add(name);
   drawCharts();
 }
 
-/** Draw every chart when it comes near the screen, so that a page of thousands of trials opens quickly. */
-function watchCharts() {
-  const observer = new IntersectionObserver((entries) => {
-    for (const { isIntersecting, target } of entries) if (isIntersecting) show(target.dataset.chart);
-  }, { rootMargin: "300px" });
-  const show = (name) => {
-    observer.unobserve(byId(`${name}-section`));
-    if (page.seen.has(name)) return;
-    page.seen.add(name);
-    CHARTS[name]();
-  };
-  show("front");
-  for (const name of Object.keys(CHARTS)) byId(`${name}-section`).dataset.chart = name;
-  // show the first chart before drawing the next one
-  requestAnimationFrame(() => setTimeout(() => {
-    for (const name of Object.keys(CHARTS)) if (!page.seen.has(name)) observer.observe(byId(`${name}-section`));
-  }));
+/** Draw the charts one after the other, so that a page of thousands of trials can be used as soon as the first one is drawn. */
+function drawInTurn() {
+  const next = Object.keys(CHARTS).find((name) => !page.seen.has(name));
+  if (!next) {
+    document.documentElement.dataset.drawn = "yes";
+    return;
+  }
+  page.seen.add(next);
+  CHARTS[next]();
+  requestAnimationFrame(() => setTimeout(drawInTurn));
+}
+
+/** Tell the style sheet which tables are wider than the screen, and which have more columns to the right. */
+function watchScrolling(root) {
+  for (const place of root.querySelectorAll(".scroll")) {
+    const mark = () => {
+      place.toggleAttribute("data-wide", place.scrollWidth > place.clientWidth + 1);
+      place.toggleAttribute("data-more", place.scrollLeft + place.clientWidth < place.scrollWidth - 1);
+    };
+    const observer = new ResizeObserver(mark);
+    observer.observe(place);
+    if (place.firstElementChild) observer.observe(place.firstElementChild);
+    place.addEventListener("scroll", mark, { passive: true });
+  }
 }
 
 function drawOverview() {
   const { studies, remarks, tested } = page.data;
-  byId("finals-section").hidden = !tested.length;
+  byId("finals-section").hidden = !tested.some((one) => one.finals.length);
   byId("front-section").hidden = !studies.some((study) => study.networks.some((network) => network.is_full || network.is_partial));
   drawSummary();
   byId("remarks").replaceChildren(...remarks.map((remark) => make("p", { class: "remark" }, remark)));
-  const names = ["study", "space", "data", "epochs", "in full", "stopped", "on the front", "best", "hypervolume", "training", "hardware"];
+  const names = ["study", "space", "data", "epochs", "trained", "stopped early", "on the front", "best", "hypervolume", "training", "hardware"];
   const isText = new Set(["study", "space", "data", "hardware"]);
   const head = make("tr", {}, ...names.map((name) => make("th", { class: isText.has(name) ? "" : "number", scope: "col" }, name,
     ...(name === "best" ? [make("span", { class: "unit" }, studies.some((study) => study.finals.length) ? "validation accuracy, finals: mean" : "validation accuracy, one seed")] : []))));
@@ -48,11 +55,35 @@ function drawOverview() {
     const reached = study.finals.length ? study.finals.map((final) => final.mean) : full.map((network) => network.accuracy);
     const best = reached.length ? Math.max(...reached) : null;
     const seconds = study.history.length ? study.history.at(-1)[1] : 0;
-    const values = [study.name, study.space, study.data, study.epochs, full.length, study.counts.stopped ?? 0, frontNumbers(study).size,
+    const values = [study.name, study.space, study.data, study.epochs, full.length, study.counts.stopped ?? 0, study.networks.filter((network) => network.on_front).length,
       percent(best), study.hypervolume.toFixed(4), duration(seconds), study.hardware.join("; ") || "–"];
     return make("tr", {}, ...values.map((value, i) => make("td", { class: isText.has(names[i]) ? "" : "number" }, String(value))));
   });
   byId("studies").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
+  drawBest();
+}
+
+/** Draw the table of the best few networks of every study, with its dense network. */
+function drawBest() {
+  const { studies, axes } = page.data;
+  const isTimed = axes.some((axis) => axis.name === "latency");
+  const hasSeeds = studies.some((study) => study.finals.length);
+  const accuracyOf = ({ final, accuracy, is_full }) => [final ? testAccuracy(final) : is_full ? percent(accuracy) : "not trained", ...(hasSeeds ? [final ? String(final.accuracies.length) : "–"] : [])];
+  const rowOf = (study, title, network) => [title, ...(hasSeveral() ? [study.name] : []), ...accuracyOf(network), formatShare(network.share), whole(network.macs), whole(network.params),
+    ...(isTimed ? [network.latency == null ? "–" : `${network.latency.toFixed(3)} ms`] : [])];
+  const rows = studies.flatMap((study) => {
+    const own = study.networks.find((network) => network.name === study.dense?.name);
+    const best = study.networks.filter((network) => study.best.includes(network.number) && network !== own).sort((a, b) => b.macs - a.macs);
+    const dense = !best.length || !study.dense ? [] : [own ? rowOf(study, cardLink(own, `${titleOf(own)}, dense`), own) : rowOf(study, `${study.dense.name}, dense`, { share: 1, ...study.dense })];
+    return [...dense, ...best.map((network) => rowOf(study, cardLink(network), network))];
+  });
+  byId("best-section").hidden = !rows.length;
+  const names = [...new Set(studies.filter((study) => study.dense).map((study) => study.dense.name))];
+  const whose = names.length === 1 ? names[0] : names.length ? "the dense network" : "the most expensive one";
+  fillTable("best", ["network", ...(hasSeveral() ? ["study"] : []), "#accuracy", ...(hasSeeds ? ["#n"] : []), "#share", "#MACs", "#parameters", ...(isTimed ? ["#latency"] : [])], rows);
+  const isWhole = studies.every((study) => study.networks.every((network) => !network.on_front || study.best.includes(network.number)));
+  byId("best-what").textContent = (isWhole ? "The networks on the front. " : `The most accurate networks that cost at most as much as ${whose}, or a half, a quarter, an eighth or a sixteenth of it. `) +
+    `Accuracy on validation images${hasSeeds ? ", mean ± standard deviation over n seeds" : ", one seed"}.${names.length ? ` Share: MACs relative to ${whose}.` : ""}`;
 }
 
 function setUpControls() {
@@ -69,6 +100,8 @@ function setUpControls() {
     page.study = Number(value);
     drawCharts(["allocation", "curves", "importances"]);
   });
+  addEventListener("hashchange", followAddress);
+  byId("card").addEventListener("close", forgetAddress);
   byId("card").addEventListener("click", (event) => { if (event.target === byId("card")) byId("card").close(); });
 }
 
@@ -89,11 +122,13 @@ async function start() {
   setUpControls();
   setUpTheme();
   setUpTable();
-  watchCharts();
+  watchScrolling(document);
+  drawInTurn();
   setUpPrint();
   let waiting = 0;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => drawCharts(["front", "finals"]), 250); });
   document.documentElement.dataset.ready = "yes";
+  followAddress();
 }
 
 start().catch((error) => {

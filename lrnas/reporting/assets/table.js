@@ -5,20 +5,21 @@ const table = { column: "number", down: false, rows: [], shown: AT_A_TIME };
 function tableColumns() {
   const { studies } = page.data;
   const hasLatency = page.data.axes.some((axis) => axis.name === "latency");
+  const hasFinals = studies.some((study) => study.finals.length);
   return [
-    ...(studies.length > 1 ? [["study", "study", String]] : []),
-    ["number", "trial", String], ["name", "network", null], ["status", "status", String],
-    ["accuracy", "accuracy", percent], ["macs", "MACs", whole], ["params", "parameters", whole],
+    ["number", "network", null], ...(hasSeveral() ? [["study", "study", String]] : []), ["status_words", "status", String],
+    ["accuracy", hasFinals ? "accuracy, short" : "accuracy", percent], ...(hasFinals ? [["final", "accuracy, in full", percent]] : []),
+    ["macs", "MACs", whole], ["share", "share", formatShare], ["params", "parameters", whole],
     ...(hasLatency ? [["latency", "latency, ms", (value) => (value == null ? "–" : value.toFixed(3))]] : []),
     ["epochs", "epochs", String], ["seconds", "seconds", (value) => value.toFixed(1)],
     ["on_front", "front", (value) => (value ? "yes" : "")],
   ];
 }
 
-const NUMBERS = new Set(["number", "accuracy", "macs", "params", "latency", "epochs", "seconds"]);
+const NUMBERS = new Set(["accuracy", "final", "macs", "share", "params", "latency", "epochs", "seconds"]);
 
 function valueOf(row, column) {
-  return column === "study" ? row.study.name : row.network[column];
+  return column === "study" ? row.study.name : column === "final" ? row.network.final?.mean : row.network[column];
 }
 
 function chooseRows() {
@@ -47,8 +48,7 @@ function drawTable() {
   }));
   const rows = table.rows.slice(0, table.shown).map(({ study, network }) => make("tr", {}, ...columns.map(([field, , show]) => {
     const attributes = { class: NUMBERS.has(field) ? "number" : "" };
-    if (field !== "name") return make("td", attributes, show(valueOf({ study, network }, field)));
-    return make("td", {}, make("button", { type: "button", class: "link", onclick: () => openCard(study, network) }, network.name));
+    return make("td", attributes, field === "number" ? cardLink(network) : show(valueOf({ study, network }, field)));
   })));
   byId("trials").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
   const all = page.data.studies.reduce((sum, study) => sum + study.networks.length, 0);
@@ -58,7 +58,7 @@ function drawTable() {
 }
 
 function sortBy(field) {
-  table.down = field === table.column ? !table.down : field === "accuracy" || field === "on_front";
+  table.down = field === table.column ? !table.down : ["accuracy", "final", "on_front"].includes(field);
   table.column = field;
   drawTable();
   byId("trials").querySelector(`button[data-field="${field}"]`).focus();
@@ -66,7 +66,7 @@ function sortBy(field) {
 
 /** The rows of the table as CSV. */
 async function tableAsCsv() {
-  const fields = ["study", "number", "status", "point", "identity", "accuracy", "macs", "params", "latency", "epochs", "seconds", "on_front", "architecture"];
+  const fields = ["study", "number", "status", "point", "identity", "accuracy", "macs", "share", "params", "latency", "epochs", "seconds", "on_front", "architecture"];
   const quote = (value) => (/[",\n\r]/.test(value) ? `"${value.replace(/"/g, '""')}"` : value);
   const lines = await Promise.all(table.rows.map(async (row) => {
     const { architecture } = await textsOf(row.network);
@@ -83,10 +83,11 @@ async function downloadCsv() {
 
 function setUpTable() {
   const statuses = [...new Set(page.data.studies.flatMap((study) => study.networks.map((network) => network.status)))].sort();
-  fillSelect(byId("status"), [["", "all"], ...statuses.map((status) => [status, status])], "", drawTable);
+  fillSelect(byId("status"), [["", "all"], ...statuses.map((status) => [status, page.data.statuses[status]])], "", drawTable);
   byId("find").addEventListener("input", () => { table.shown = AT_A_TIME; drawTable(); });
   byId("only-front").addEventListener("change", drawTable);
   byId("download").addEventListener("click", downloadCsv);
   byId("more").addEventListener("click", () => { table.shown += 10 * AT_A_TIME; drawTable(); });
+  byId("trials-section").hidden = !statuses.length;
   drawTable();
 }

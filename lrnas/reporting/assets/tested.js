@@ -9,10 +9,12 @@ function placeOfTrial(studyName, number) {
 function trialLink(studyName, number, name) {
   const place = placeOfTrial(studyName, number);
   if (!place) return name;
-  const study = page.data.studies[place[0]];
-  return make("button", { type: "button", class: "link", onclick: () => openCard(study, study.networks[place[1]]) }, name);
+  return cardLink(page.data.studies[place[0]].networks[place[1]], name);
 }
 
+/** Name of a network trained again, with its trial if it has a name of its own. */
+const finalTitle = ({ name, trial }) => (trial == null ? name : titleOf({ name, number: trial }));
+const studyOf = (one) => page.data.studies.find((study) => study.name === one.study);
 const spread = (final) => (final.deviation == null ? "" : ` ± ${(100 * final.deviation).toFixed(2)}`);
 const testAccuracy = (final) => (final.mean == null ? "–" : `${(100 * final.mean).toFixed(2)}${spread(final)} %`);
 
@@ -44,7 +46,7 @@ function drawSummary() {
     else parts.push(make("p", {}, make("b", {}, `No network${whose} is tested.`), " The study uses a custom training function, which reports no test accuracy."));
   }
   if (tested.some((one) => one.verdicts.length)) {
-    parts.push(make("p", { class: "muted" }, "Verdicts are based on test accuracy over seeds, after training again in full. The first chart below shows what the search used: validation accuracy."));
+    parts.push(make("p", { class: "muted" }, "Verdicts are based on test accuracy over seeds, after training again in full. The first chart of this page shows what the search used: validation accuracy."));
   }
   byId("summary-section").hidden = !parts.length;
   byId("summary").replaceChildren(...parts);
@@ -85,12 +87,11 @@ function drawFinalsChart() {
       type: "scatter", mode: "markers", name: several ? `${plain(one.name)}, ${name}` : name, x: some.map((p) => p.x), y: some.map((p) => p.y), marker,
       error_y: { type: "data", array: some.map((p) => p.bar), color: marker.color, thickness: 1.2, width: 4 },
       customdata: some.map(({ final }) => placeOfTrial(one.study, final.trial)), legendgroup: name, ...group,
-      text: some.map(({ final }) => `<b>${plain(final.name)}</b>, ${final.trial == null ? "" : `trial ${final.trial}, `}${plain(one.name)}<br>${describeRuns(final)}<br>` +
-        `${shortNumber(final.macs)} MACs, ${shortNumber(final.params)} parameters`),
+      text: some.map(({ final }) => `<b>${plain(finalTitle(final))}</b>, ${plain(one.name)}<br>${describeRuns(final)}<br>${describeCosts(studyOf(one), final)}`),
       hovertemplate: "%{text}<extra></extra>",
     });
     traces.push({ type: "scatter", mode: "lines", name: "best for the cost shown", legendrank: 1001, x: steps.map((p) => p.x), y: steps.map((p) => p.y), showlegend: !several,
-      line: { shape: "hv", color: isShaded ? shade : colour("--muted"), width: 1.4 }, hoverinfo: "skip", ...group });
+      line: { shape: "hv", color: isShaded ? shade : colour("--ink"), width: 1.2 }, hoverinfo: "skip", ...group });
     for (const isPaper of [false, true]) {
       const some = places.filter((p) => p.final.is_paper === isPaper);
       const marker = { color: isShaded ? shade : colour(isPaper ? "--paper" : "--found"), size: isPaper ? 10 : 9 };
@@ -109,11 +110,14 @@ function drawFinalsChart() {
   if (!every.length) return;
   if (several) traces.push(legendLine("best for the cost shown"), legendKey("front by means", ring));
   byId("finals-costs").textContent = [...new Set(tested.map((one) => ["test accuracy", ...one.costs.map(objectiveLabel)].join(", ")))].join("; ");
-  const ranges = frontRanges(every, []);
+  const marks = markedCosts(page.data.studies, axis, new Set(every.filter((p) => p.final.is_paper).map((p) => p.final.name)));
+  const ranges = frontRanges(every, [], marks.map((mark) => mark.x));
   draw("finals", `Test accuracy against ${axis.label} of ${every.length} networks, mean and standard deviation over seeds. The table below has the numbers.`, traces, {
     xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x, ...costTicks("finals", ranges.x) },
     yaxis: { title: { text: "test accuracy, %" }, range: ranges.y },
-    annotations: nameNotes("finals", every.filter((p) => p.final.is_paper).map((p) => ({ ...p, text: p.final.name })), every.filter((p) => !p.final.is_paper), ranges),
+    shapes: costMarks(marks).shapes,
+    annotations: [...costMarks(marks).annotations, ...nameNotes("finals", every.filter((p) => p.final.is_paper || p.final.mark).map((p) => ({ ...p, text: p.final.name, canMiss: !p.final.is_paper })),
+      every.filter((p) => !p.final.is_paper && !p.final.mark), ranges)],
   });
 }
 
@@ -131,13 +135,13 @@ function drawVerdicts() {
   const points = (value) => (value == null ? "–" : (value < 0 ? "−" : "+") + Math.abs(100 * value).toFixed(2));
   const rows = tested.flatMap((one) => one.verdicts.map((verdict) => {
     const own = one.finals.find((final) => final.is_paper && final.name === verdict.point);
-    return [...(several ? [one.name] : []), trialLink(one.study, own?.trial, verdict.point), verdict.kind,
-      verdict.rival == null ? "–" : trialLink(one.study, verdict.trial, verdict.rival), verdict.share == null ? "–" : verdict.share.toFixed(3),
+    return [trialLink(one.study, own?.trial, verdict.point), ...(several ? [one.name] : []), verdict.kind,
+      verdict.rival == null ? "–" : trialLink(one.study, verdict.trial, verdict.rival), formatShare(verdict.share),
       points(verdict.difference), verdict.interval == null ? "–" : verdict.interval.map(points).join(" to "),
       verdict.p == null ? "–" : verdict.p < 0.001 ? "< 0.001" : verdict.p.toFixed(3), verdict.note];
   }));
   byId("verdicts-part").hidden = !rows.length;
-  fillTable("verdicts", [...(several ? ["retraining"] : []), "the paper's", "verdict", "network found", "#share of its MACs", "#difference, points", "#95 % interval", "#p", "note"], rows);
+  fillTable("verdicts", ["the paper's", ...(several ? ["retraining"] : []), "verdict", "network found", "#share of its MACs", "#difference, points", "#95 % interval", "#p", "note"], rows);
   byId("verdict-test").textContent = `The test: ${page.data.test}.`;
 }
 
@@ -149,11 +153,11 @@ function drawFinalsTable() {
   const further = ["diverged", "failed", "open"].filter((name) => finals.some(({ final }) => final[name]));
   const rows = finals.map(({ one, final }) => {
     const notes = [final.mark, final.is_paper && "the paper's", final.reason && `last error: ${final.reason}`].filter(Boolean);
-    return [...(several ? [one.name] : []), trialLink(one.study, final.trial, final.name), final.trial == null ? "–" : String(final.trial), whole(final.macs),
-      final.share == null ? "–" : final.share.toFixed(3), whole(final.params), testAccuracy(final), String(final.accuracies.length), final.runs.join(", "),
+    return [trialLink(one.study, final.trial, finalTitle(final)), ...(several ? [one.name] : []), whole(final.macs), formatShare(final.share), whole(final.params),
+       testAccuracy(final), String(final.accuracies.length), final.runs.join(", "),
       ...further.map((name) => String(final[name])), notes.join(", ")];
   });
-  fillTable("finals-table", [...(several ? ["retraining"] : []), "network", "#trial", "#MACs", "#share", "#parameters", "#test accuracy", "#n", "#runs", ...further.map((name) => `#${name}`), "note"], rows);
+  fillTable("finals-table", ["network", ...(several ? ["retraining"] : []), "#MACs", "#share", "#parameters", "#test accuracy", "#n", "#runs", ...further.map((name) => `#${name}`), "note"], rows);
   byId("finals-note").textContent = "Share: MACs relative to the dense network. Test accuracy: mean ± standard deviation over n seeds. Runs: numbers for lrnas export STUDY@RECIPE:RUN." +
     (further.length ? " Runs that diverged, failed or are open do not count in n." : "") + " The front is computed from these means and ignores the noise between seeds." +
     (finals.some(({ final }) => final.mark === "front by fewer runs") ? " A network with fewer runs than others may be on the front, or not, by chance: train it with as many seeds." : "");

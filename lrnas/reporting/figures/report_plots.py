@@ -13,10 +13,11 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from lrnas.reporting.figures import style
 from lrnas.reporting.figures.labels import add_legend, name_positions
+from lrnas.reporting.headline import best_few
 from lrnas.reporting.layer_view import SHADES, merge_orders
 from lrnas.reporting.report import PALETTE
 from lrnas.study.manifest import StudyError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from lrnas.reporting.layer_view import Layer
     from lrnas.reporting.report import Network, Report, StudyReport
     from lrnas.study.retrained import Final
 
@@ -40,6 +42,8 @@ LAYERS = {"o": 3.0, "D": 4.0}
 """Order of drawing (zorder): the paper's networks are above the others."""
 MAX_NETWORKS = 60
 """Largest number of networks in a figure of their layers; if there are more, some are left out evenly."""
+HATCHES = ("", "", "///", "...")
+"""Hatches of the bars of importances, one for each objective, since colours have other meanings."""
 MAX_PARAMETERS = 20
 """Largest number of parameters in a figure of importances."""
 
@@ -52,6 +56,8 @@ class _Dot:
     paper_name: str | None
     """Name of a network of the paper; None for a network that was found."""
     on_front: bool
+    label: str | None = None
+    """Name of a network that was found, if the figure has it."""
     deviation: float | None = None
     """Standard deviation of the accuracy in percent; None if unknown."""
     second_cost: float = 0.0
@@ -63,7 +69,7 @@ _Group = tuple[str, str | None, list[_Dot]]
 
 
 def plot_front(report: Report, path: style.Files) -> Figure:
-    """Draw accuracy against cost, with the front ringed and the paper's networks named.
+    """Draw accuracy against cost, with the front ringed, and the paper's networks and the best few of one study named.
 
     The costs of the dense network, and of the paper's networks beyond a limit of the search, are marked. If all studies
     have networks trained in full over several seeds, these are drawn, with error bars; the short trainings of a single
@@ -81,6 +87,7 @@ def plot_front(report: Report, path: style.Files) -> Figure:
         return _plot_final_front(shown, cost, path)
     first = shown[0][1]
     second = next((each for each in first.study.objectives if each.name not in ("accuracy", cost.name)), None)
+    few = [] if several else best_few(first, cost.name)
     groups: list[_Group] = []
     for colour, study in shown:
         dots = [
@@ -88,6 +95,7 @@ def plot_front(report: Report, path: style.Files) -> Figure:
                 (value / cost.unit, 100 * (network.trial.accuracy or 0.0)),
                 network.name if network.is_paper else None,
                 network.trial.on_front,
+                network.name if network.trial.number in few else None,
                 second_cost=0.0 if second is None else (network.cost(second.name) or 0.0) / second.unit,
             )
             for network in study.full
@@ -118,7 +126,8 @@ def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objectiv
     several = len(studies) > 1
     groups: list[_Group] = []
     for colour, study in studies:
-        dots = _final_dots(study.finals, set(front_marks(study.finals)), cost)
+        few = [] if several else best_few(study, cost.name)
+        dots = _final_dots(study.finals, set(front_marks(study.finals)), cost, few)
         groups.append((study.name, colour if several else None, dots))
     figure = style.make_figure(*FRONT_SIZE)
     axes = figure.subplots()
@@ -132,13 +141,16 @@ def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objectiv
     return style.save_figure(figure, path)
 
 
-def _final_dots(finals: Iterable[Final], on_front: Container[str], cost: Objective) -> list[_Dot]:
+def _final_dots(
+    finals: Iterable[Final], on_front: Container[str], cost: Objective, few: Container[int | None]
+) -> list[_Dot]:
     """Networks with means over seeds, as dots; without those whose cost is unknown."""
     return [
         _Dot(
             (value / cost.unit, 100 * final.mean),
             final.point,
             final.identity in on_front,
+            final.title if final.trial in few else None,
             None if final.deviation is None else 100 * final.deviation,
         )
         for final in finals
@@ -159,7 +171,8 @@ def plot_finals(report: Report, path: style.Files) -> Figure:
     colours = dict(zip((study.name for study in report.studies), cycle(PALETTE), strict=False))
     groups: list[_Group] = []
     for tested in report.tested:
-        dots = _final_dots(tested.finals, tested.marks, cost)
+        few = [final.trial for final in tested.finals if final.identity in tested.marks]
+        dots = _final_dots(tested.finals, tested.marks, cost, few if len(report.tested) == 1 else [])
         if dots:
             groups.append((tested.retrained.name, colours[tested.retrained.study] if len(colours) > 1 else None, dots))
     if not groups:
@@ -205,12 +218,15 @@ def plot_curves(study: StudyReport, path: style.Files) -> Figure:
     trained = [network for network in study.full + study.stopped if network.trial.curve]
     if not trained:
         raise StudyError(f"{study.name} has no training curve to show; let the search run until a network is trained")
+    front = {network.name for network in study.front}
+    special = front | {network.name for network in trained if network.is_paper}
     figure = style.make_figure(7, 4.5)
     axes = figure.subplots()
     for label, colour, width, some in (
         ("stopped early", "0.75", 0.7, [one for one in trained if not one.is_full]),
-        ("trained in full", "tab:blue", 0.9, [one for one in trained if one.is_full and not one.trial.on_front]),
-        ("on the front", "tab:red", 1.4, [one for one in trained if one.trial.on_front]),
+        ("not stopped", "tab:blue", 0.9, [one for one in trained if one.is_full and one.name not in special]),
+        ("on the front", "0.15", 1.4, [one for one in trained if one.name in front and not one.is_paper]),
+        ("the paper's", "tab:red", 1.4, [one for one in trained if one.is_full and one.is_paper]),
     ):
         if not some:
             continue
@@ -233,7 +249,10 @@ def plot_curves(study: StudyReport, path: style.Files) -> Figure:
 
 
 def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> Figure:
-    """Draw the shares of filter shapes in every layer of the networks on the front; a dot marks a join.
+    """Draw the numbers of filters of each shape in the layers of the networks on the front.
+
+    Layers are drawn that have filters larger than 1×1, or a width that is not the same everywhere. A dotted line is the
+    width in the dense network; a dot marks a join.
 
     Args:
         study: Study to draw.
@@ -245,16 +264,17 @@ def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> F
         raise StudyError(f"{study.name} has no front to show; let the search run until a network is trained in full")
     number = min(len(front), MAX_NETWORKS)  # evenly along the front, with both ends
     shown = [front[round(i * (len(front) - 1) / max(number - 1, 1))] for i in range(number)]
-    layers = merge_orders([layer.name for layer in network.layers if layer.is_varied] for network in shown)
+    layers = _varied_layers(shown, study.dense_layers)
     if not layers:
-        raise StudyError(f"the networks of {study.name} have no layer with k×k filters; there is nothing to show")
+        raise StudyError(f"the networks of {study.name} have no layer that differs; there is nothing to show")
     columns = 1 if len(layers) <= 10 else 2
     rows = -(-len(layers) // columns)
     size = (min(columns * max(5.0, 0.32 * len(shown) + 2), 16.0), 0.75 * rows + 1.6)
     figure = style.make_figure(*size)
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    panels = figure.subplots(rows, columns, sharex=True, squeeze=False)
+    widths = {layer.name: layer.num_filters for layer in study.dense_layers if layer.groups}
     for panel, name in zip(panels.T.flat, layers, strict=False):
-        _draw_layer(panel, shown, name)
+        _draw_layer(panel, shown, name, widths.get(name))
     for panel in list(panels.T.flat)[len(layers) :]:
         panel.set_axis_off()
     costs = [style.number_text((network.cost(axis.name) or 0) / axis.unit) for network in shown]
@@ -262,11 +282,18 @@ def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> F
         panel.set_xticks(range(len(shown)), costs, rotation=90, fontsize=7)
     thinned = "" if len(shown) == len(front) else f" ({len(shown)} of {len(front)} networks)"
     figure.supxlabel(f"{axis.label}, along the front{thinned}", fontsize=9)
+    used = {kind for network in shown for layer in network.layers if layer.name in layers for kind in layer.counts()}
+    keys: dict[str, Any] = {
+        kind.replace("x", "×"): Patch(color=shade) for kind, shade in SHADES.items() if kind in used
+    }
+    keys["join"] = Line2D([], [], marker="o", ls="", color="k", ms=3)
+    if widths:
+        keys[f"width in {study.study.baseline}"] = Line2D([], [], color="0.5", lw=0.8, ls=":")
     figure.legend(
-        [*(Patch(color=SHADES[kind]) for kind in SHADES), Line2D([], [], marker="o", ls="", color="k", ms=3)],
-        [*(kind.replace("x", "×") for kind in SHADES), "join"],
+        list(keys.values()),
+        list(keys),
         loc="outside upper center",
-        ncols=6,
+        ncols=4 if size[0] < 7 else 7,
         fontsize=8,
         title=style.wrap_text(study.name, size[0] - 1, 10),
     )
@@ -288,9 +315,10 @@ def plot_importances(study: StudyReport, path: style.Files) -> Figure:
     figure = style.make_figure(7, 0.26 * len(names) + 1.4)
     axes = figure.subplots()
     height = 0.8 / len(study.importances)
-    for i, (colour, (goal, values)) in enumerate(zip(cycle(PALETTE), study.importances.items(), strict=False)):
+    for i, (goal, values) in enumerate(study.importances.items()):
+        look: dict[str, Any] = {"color": "white" if i else "0.15", "edgecolor": "0.15", "hatch": HATCHES[i]}
         centres = [place - i * height + 0.4 - height / 2 for place in range(len(names))]
-        axes.barh(centres, [values.get(name, 0.0) for name in names], height, color=colour, label=goal)
+        axes.barh(centres, [values.get(name, 0.0) for name in names], height, **look, label=goal)
     axes.set_yticks(range(len(names)), [style.escape_text(name) for name in names], fontsize=8)
     axes.set_ylim(-0.6, len(names) - 0.4)
     title = f"{study.name}: {len(study.full)} networks trained in full{shown}"
@@ -408,15 +436,16 @@ def _draw_networks(
             x, y = zip(*rings, strict=True)
             axes.scatter(x, y, **place, facecolors="none", edgecolors="0.15", linewidths=1.2, label=front)
             front = ""  # one entry in the legend
-    named = [(dot.paper_name, dot.position) for _, _, dots in groups for dot in dots if dot.paper_name is not None]
+    every = [dot for _, _, dots in groups for dot in dots]
+    named = [(name, dot.position) for dot in every if (name := dot.paper_name or dot.label) is not None]
     steps = [find_staircase(dot.position for dot in dots) for _, _, dots in groups]
     if colours is None:  # else two costs are shown, and there is no staircase
         for (name, colour, _), corners in zip(groups, steps, strict=True):
             if corners and (several or len(corners) > 1):
-                look = {"color": colour or "tab:blue", "lw": 1.2, "zorder": 2}
+                look = {"color": colour or "0.15", "lw": 1.2, "zorder": 2}
                 label = style.legend_text(name) if several else BEST
                 axes.step(*zip(*corners, strict=True), where="post", **look, label=label)
-    if several and named:
+    if several and any(dot.paper_name is not None for dot in every):
         axes.plot([], [], "D", color="0.4", label="the paper's")
     if several and any(len(corners) > 1 for corners in steps):
         axes.plot([], [], color="0.5", lw=1.2, label=BEST)
@@ -430,19 +459,30 @@ def _draw_networks(
     name_positions(axes, named)
 
 
-def _draw_layer(panel: Axes, networks: Sequence[Network], name: str) -> None:
-    """Draw the shares of filter shapes in the layer with a given name, one bar for each network."""
+def _varied_layers(networks: Sequence[Network], dense: Sequence[Layer]) -> list[str]:
+    """Names of the layers that can have mixed shapes, or whose widths differ between networks or from the dense one."""
+    orders = [[layer.name for layer in network.layers if layer.groups] for network in networks]
+    widths: dict[str, set[int]] = {}
+    for layer in [*dense, *(layer for network in networks for layer in network.layers)]:
+        widths.setdefault(layer.name, set()).update([0, layer.num_filters] if layer.is_varied else [layer.num_filters])
+    return [name for name in merge_orders(orders) if len(widths[name]) > 1]
+
+
+def _draw_layer(panel: Axes, networks: Sequence[Network], name: str, dense: int | None) -> None:
+    """Draw the filters of the layer with a given name, by shape, one bar for each network; dotted: the dense width."""
     layers = [next((layer for layer in network.layers if layer.name == name), None) for network in networks]
-    floor = [0.0] * len(networks)
+    floor = [0] * len(networks)
     for kind in SHADES:
-        shares = [0.0 if layer is None else layer.shares().get(kind, 0.0) for layer in layers]
-        panel.bar(range(len(networks)), shares, 0.9, floor, color=SHADES[kind])
-        floor = [low + share for low, share in zip(floor, shares, strict=True)]
+        numbers = [0 if layer is None else layer.counts().get(kind, 0) for layer in layers]
+        panel.bar(range(len(networks)), numbers, 0.9, floor, color=SHADES[kind])
+        floor = [low + number for low, number in zip(floor, numbers, strict=True)]
+    most = max(*floor, dense or 0)
     joined = [i for i, layer in enumerate(layers) if layer is not None and layer.join is not None]
-    panel.plot(joined, [1.12] * len(joined), "o", color="k", ms=3)
-    panel.set_ylim(0, 1.25)
-    panel.set_yticks([0, 1])
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    panel.plot(joined, [floor[i] + 0.12 * most for i in joined], "o", color="k", ms=3)
+    if dense is not None:
+        panel.axhline(dense, color="0.5", lw=0.8, ls=":")
+    panel.set_ylim(0, 1.25 * most)
+    panel.set_yticks([0, most if dense is None else dense])
     panel.tick_params(labelsize=7)
     panel.set_ylabel(style.escape_text(name), rotation=0, ha="right", va="center", fontsize=8)
     panel.spines[["top", "right"]].set_visible(False)

@@ -27,6 +27,7 @@ from lrnas.reporting.figures.report_plots import (
     plot_importances,
 )
 from lrnas.reporting.figures.style import Files, save_figure
+from lrnas.reporting.headline import best_few
 from lrnas.reporting.report import PALETTE, Report, make_report
 from lrnas.study.objectives import Limits
 from lrnas.study.study import Study, Trial, _read_trial
@@ -182,7 +183,31 @@ def test_the_legend_does_not_list_missing_curves(
     study = report.studies[0]
     assert all(network.is_full for network in study.networks)
     axes = drawn_by(monkeypatch, lambda: plot_curves(replace(study, rungs=()), tmp_path / "curves.svg"))
-    assert legend_of(axes) == ["trained in full", "on the front"]
+    assert legend_of(axes) == ["not stopped", "on the front", "the paper's"]
+
+
+def test_layers_are_drawn_with_their_widths(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = report.studies[0]
+    axes = all_drawn_by(monkeypatch, lambda: plot_allocation(study, tmp_path / "layers.svg", report.axis))
+    panels = {panel.get_ylabel(): panel for panel in axes if panel.axison}
+    assert {"conv1", "cccp1", "conv3"} <= set(panels)  # 1×1 layers have widths too
+    front = sorted(study.front, key=lambda network: network.trial.macs)
+    for name in ("conv1", "cccp1"):
+        layers = [next(layer for layer in network.layers if layer.name == name) for network in front]
+        tops = [0.0] * len(front)
+        for bar in panels[name].patches:
+            tops[round(bar.get_x() + 0.45)] += bar.get_height()
+        assert tops == [layer.num_filters for layer in layers]
+    (dense,) = (line for line in panels["conv1"].lines if line.get_linestyle() == ":")
+    assert set(dense.get_ydata()) == {192}
+
+
+def test_the_best_few_are_named(records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = make_report(records[:1])
+    axes = drawn_by(monkeypatch, lambda: plot_front(report, tmp_path / "front.svg"))
+    (study,) = report.studies
+    few = {network.name for network in study.networks if network.trial.number in best_few(study, "macs")}
+    assert len(few) > 2 and few <= {text.get_text() for text in axes.texts}
 
 
 @pytest.mark.parametrize("axis", ["macs", "params"])

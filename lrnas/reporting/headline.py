@@ -1,0 +1,179 @@
+"""The result of a study in one sentence, and its best few networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lrnas.reporting.report import Report, StudyReport
+from lrnas.reporting.retrained_report import Tested
+from lrnas.study.retrained import Final
+from lrnas.study.verdicts import WORDS
+
+LIMITS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+"""Shares of the dense network's cost; the most accurate network within each of them is one of the best few."""
+NOISE = {
+    "dominated": " The difference is larger than the noise between seeds.",
+    "matched": " The difference is within the noise between seeds.",
+    "not reached": " The difference is larger than the noise between seeds.",
+    "unknown": " The noise between seeds is not known.",
+}
+"""What a verdict says about the difference between two networks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The result of a study in one sentence: `claim` (`network`)`rest`."""
+
+    claim: str
+    """Accuracy and cost of a network."""
+    network: str
+    trial: int | None
+    """Its number in the search."""
+    rest: str
+    """The dense network beside it, and the images and seeds."""
+
+    def __str__(self) -> str:
+        return f"{self.claim} ({self.network}){self.rest}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A network with its accuracy after one kind of training."""
+
+    title: str
+    trial: int | None
+    is_paper: bool
+    accuracy: float
+    deviation: float | None
+    seeds: int
+    costs: Mapping[str, float | None]
+
+    @property
+    def percent(self) -> str:
+        spread = "" if self.deviation is None else f" ± {100 * self.deviation:.2f}"
+        return f"{100 * self.accuracy:.2f}{spread} %"
+
+
+def make_headlines(report: Report) -> list[Headline | None]:
+    """The result of each study of a report, see `make_headline`.
+
+    Args:
+        report: The report.
+    """
+    tested = {each.retrained.study: each for each in report.tested}
+    return [make_headline(study, report.axis.name, tested.get(study.name)) for study in report.studies]
+
+
+def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -> Headline | None:
+    """The result of a study in one sentence; None if no network is trained in full.
+
+    It names the cheapest network found that is at least as accurate as the dense network; if there is none, the most
+    accurate one that costs less. After tests, it names the network of the verdict on the dense network.
+
+    Args:
+        study: The study.
+        cost: Name of the cost to compare; if it is not known for both networks, MACs are compared.
+        tested: Networks of this study that were trained again and tested, which then count instead.
+    """
+    finals = [] if tested is None else tested.finals
+    entries = list(map(_from_final, finals)) if finals else _entries(study)
+    dense = study.study.baseline
+    own = next((entry for entry in entries if entry.title == dense), None)
+    others = [entry for entry in entries if entry is not own]
+    others = [entry for entry in others if not entry.is_paper] or others
+    if not others:
+        return None
+    dense_costs = _dense_costs(study) if own is None else own.costs
+    if dense_costs.get(cost) is None or any(entry.costs[cost] is None for entry in others):
+        cost = "macs"
+    limit = dense_costs.get(cost)
+    verdict = None if tested is None else next((each for each in tested.verdicts if each.point == dense), None)
+    rival = None if verdict is None else verdict.rival
+    best = _from_final(rival) if rival is not None else _pick(others, own, cost, limit)
+    images = "Test images" if finals else "Validation images"
+    number = len(others)
+    among = "the only network" if number == 1 else f"the most accurate of {number} networks"
+    value = best.costs[cost]
+    if limit is None or value is None:
+        size = "" if value is None else f" with {value:,.0f} {WORDS[cost]}"
+        return Headline(f"{best.percent}{size}", best.title, best.trial, f", {among}. {images}, {_seeds(best)}.")
+    share = value / limit
+    claim = f"{best.percent} at {share:.3f}" if share < 0.1 else f"{best.percent} at {share:.2f}"
+    claim = f"{claim} of {dense}'s {WORDS.get(cost, cost)}"
+    if own is None:
+        rest = f", {among}; {dense} itself was not trained. {images}, {_seeds(best)}."
+    else:
+        noise = "" if verdict is None or rival is None else NOISE[verdict.kind]
+        rest = f"; {dense} has {own.percent}. {images}, {_seeds(best, own)}.{noise}"
+    return Headline(claim, best.title, best.trial, rest)
+
+
+def best_few(study: StudyReport, cost: str) -> list[int]:
+    """The trials of a small front, or of the most accurate networks within `LIMITS` of the dense network's cost.
+
+    Args:
+        study: The study.
+        cost: Name of the cost.
+
+    Returns:
+        Numbers of different trials. Without a dense network, shares are those of the most expensive network.
+    """
+    if len(study.front) <= len(LIMITS):
+        return [network.trial.number for network in study.front]
+    entries = [(value, entry) for entry in _entries(study) if (value := entry.costs[cost]) is not None]
+    whole = _dense_costs(study).get(cost) or max((value for value, _ in entries), default=0.0)
+    found: dict[int, None] = {}
+    for share in LIMITS:
+        within = [(entry.accuracy, -value, entry.trial) for value, entry in entries if value <= share * whole]
+        if within and (trial := max(within)[2]) is not None:
+            found[trial] = None
+    return list(found)
+
+
+def _entries(study: StudyReport) -> list[_Entry]:
+    """Networks of a study that are trained in full, over several seeds if there are any."""
+    if study.finals:
+        return list(map(_from_final, study.finals))
+    return [
+        _Entry(network.name, network.trial.number, network.is_paper, network.trial.accuracy or 0.0, None, 1, costs)
+        for network in study.full
+        for costs in [{name: network.cost(name) for name in ("macs", "params", "latency")}]
+    ]
+
+
+def _from_final(final: Final) -> _Entry:
+    costs = {"macs": final.macs, "params": final.params, "latency": final.latency}
+    is_paper = final.point is not None
+    return _Entry(final.title, final.trial, is_paper, final.mean, final.deviation, len(final.accuracies), costs)
+
+
+def _dense_costs(study: StudyReport) -> dict[str, float | None]:
+    """Costs of the dense network; a latency is known only if it is one of the trials."""
+    dense = study.study.dense_cost
+    latencies = [network.cost("latency") for network in study.networks if network.name == study.study.baseline]
+    known = {"latency": latencies[0] if latencies else None}
+    return {} if dense is None else {"macs": dense.macs, "params": dense.params, **known}
+
+
+def _pick(entries: Sequence[_Entry], own: _Entry | None, cost: str, limit: float | None) -> _Entry:
+    """The cheapest network that is as accurate as the dense one; if there is none, the most accurate cheaper one."""
+
+    def price(entry: _Entry) -> float:
+        value = entry.costs[cost]
+        return 0.0 if value is None else value
+
+    cheaper = entries if limit is None else [entry for entry in entries if price(entry) < limit] or entries
+    as_good = [] if own is None else [entry for entry in cheaper if entry.accuracy >= own.accuracy]
+    if as_good:
+        return min(as_good, key=lambda entry: (price(entry), -entry.accuracy))
+    return max(cheaper, key=lambda entry: (entry.accuracy, -price(entry)))
+
+
+def _seeds(*entries: _Entry) -> str:
+    """Numbers of seeds in words."""
+    numbers = sorted({entry.seeds for entry in entries})
+    if numbers == [1]:
+        return "one seed"
+    each = " each" if len(entries) > 1 and len(numbers) == 1 else ""
+    return f"{' and '.join(map(str, numbers))} seeds{each}"

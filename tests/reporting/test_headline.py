@@ -1,0 +1,118 @@
+"""The result of a study in one sentence, and the best few networks."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from filled_studies import fill_study
+from retrainings import FOUND, retrain_by_hand
+from small_studies import SPACE, cost, make_finals, make_proposals, make_search, train_some
+
+from lrnas.reporting.headline import LIMITS, best_few, make_headline, make_headlines
+from lrnas.reporting.report import StudyReport, make_report
+from lrnas.study.study import Study
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    folder: Path = tmp_path_factory.mktemp("studies")
+    return fill_study(folder, 30, storage=f"journal:{folder / 'journal'}", stopped=0.0)
+
+
+@pytest.fixture(scope="module")
+def study(record: Study) -> StudyReport:
+    return make_report([record]).studies[0]
+
+
+def with_accuracies(study: StudyReport, accuracies: dict[str, float], others: float) -> StudyReport:
+    """The study with made-up accuracies of networks, by name."""
+    networks = tuple(
+        replace(one, trial=replace(one.trial, accuracy=accuracies.get(one.name, others))) for one in study.networks
+    )
+    return replace(study, networks=networks)
+
+
+def test_the_cheapest_network_that_is_as_accurate_as_the_dense_one(study: StudyReport) -> None:
+    found = {one.name: one for one in study.networks if not one.is_paper}
+    cheap, dear, *_ = sorted(found, key=lambda name: found[name].trial.macs)
+    changed = with_accuracies(study, {"nin": 0.9815, cheap: 0.9861, dear: 0.99}, others=0.5)
+    headline = make_headline(changed, "macs")
+    share = found[cheap].trial.share
+    assert headline is not None and share is not None and share < 0.1
+    told = f"98.61 % at {share:.3f} of nin's MACs ({cheap}); nin has 98.15 %. Validation images, one seed."
+    assert str(headline) == told and headline.trial == found[cheap].trial.number
+
+
+def test_the_most_accurate_cheaper_network_if_none_is_as_accurate(study: StudyReport) -> None:
+    dense = study.study.dense_macs
+    assert dense is not None
+    found = {one.name: one for one in study.networks if not one.is_paper}
+    dear = max(found, key=lambda name: found[name].trial.macs)
+    half = min(found, key=lambda name: abs(found[name].trial.macs - dense / 2))
+    changed = with_accuracies(study, {"nin": 0.98, half: 0.97, "nin-c3": 0.975, dear: 0.979}, others=0.5)
+    networks = tuple(
+        replace(one, trial=replace(one.trial, macs=2 * dense)) if one.name == dear else one for one in changed.networks
+    )
+    changed = replace(changed, networks=networks)
+    headline = make_headline(changed, "macs")  # not the paper's nin-c3, and not a more expensive one
+    assert headline is not None and headline.network == half and headline.rest.startswith("; nin has 98.00 %.")
+    assert "of nin's parameters (trial" in str(make_headline(changed, "params"))
+    assert str(make_headline(changed, "latency")) == str(headline)  # latencies are not known
+
+
+def test_a_dense_network_that_was_not_trained() -> None:
+    (study,) = make_report([make_search()]).studies
+    share = study.networks[1].trial.macs / cost(SPACE.points["nin"])["macs"]
+    told = f"80.00 % at {share:.3f} of nin's MACs (dense-x0.25), the most accurate of 3 networks; "
+    assert str(make_headline(study, "macs")) == f"{told}nin itself was not trained. Validation images, one seed."
+    (empty,) = make_report([make_proposals().study]).studies
+    assert make_headline(empty, "macs") is None and best_few(empty, "macs") == []
+
+
+def test_a_space_without_a_dense_network() -> None:
+    search = train_some(make_proposals()).study
+    space = search.manifest["space"] | {"baseline": None, "seeds": {}}
+    search.manifest["space"] = space
+    (study,) = make_report([search]).studies
+    macs = study.networks[1].trial.macs
+    told = f"80.00 % with {macs:,} MACs (dense-x0.25), the most accurate of 3 networks. Validation images, one seed."
+    assert str(make_headline(study, "macs")) == told
+    assert study.networks[1].to_dict()["share"] is None and study.to_dict()["dense"] is None
+
+
+def test_finals_count_instead_of_short_trainings() -> None:
+    search = make_search()
+    make_finals(search, {"dense-x0.25": (0.95, 0.96), "dense-x0.5": (0.97,)})
+    (study,) = make_report([search]).studies
+    share = study.networks[3].trial.macs / cost(SPACE.points["nin"])["macs"]
+    told = f"97.00 % at {share:.2f} of nin's MACs (dense-x0.5), the most accurate of 2 networks; "
+    assert str(make_headline(study, "macs")) == f"{told}nin itself was not trained. Validation images, one seed."
+    assert best_few(study, "macs") == [1, 3]  # all of a small front, cheapest first
+
+
+def test_tests_count_most_and_say_whether_the_difference_is_noise(record: Study) -> None:
+    retrained = retrain_by_hand(record)
+    report = make_report([record], retrained=[retrained])
+    (headline,) = make_headlines(report)
+    assert headline is not None and headline.trial == FOUND
+    told = "94.70 ± 0.10 % at 0.031 of nin's MACs (trial 7); nin has 90.50 ± 0.50 %. Test images, 3 seeds each."
+    assert str(headline) == f"{told} The difference is larger than the noise between seeds."
+    near = tuple(
+        replace(final, accuracies=(0.90, 0.91)) if final.trial == FOUND and final.accuracies else final
+        for final in retrained.finals
+    )
+    (headline,) = make_headlines(make_report([record], retrained=[replace(retrained, finals=near)]))
+    assert str(headline).endswith("Test images, 2 and 3 seeds. The difference is within the noise between seeds.")
+
+
+def test_the_best_few_are_the_most_accurate_within_shares_of_the_dense_network(study: StudyReport) -> None:
+    assert len(study.front) > len(LIMITS)
+    dense = study.study.dense_macs
+    assert dense is not None
+    best = []
+    for share in LIMITS:
+        within = [one.trial for one in study.networks if one.trial.macs <= share * dense]
+        best += [max(within, key=lambda trial: trial.accuracy or 0.0).number] if within else []
+    assert best_few(study, "macs") == list(dict.fromkeys(best)) and 2 < len(set(best)) <= len(LIMITS)
+    front = {network.trial.number for network in study.front}
+    assert set(best) <= front
