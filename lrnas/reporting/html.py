@@ -37,7 +37,9 @@ def make_page(report: Report) -> str:
     with without_collecting():  # a page of thousands of trials has millions of objects, and all of them are needed
         data, texts = split_texts(report.to_dict())
     for study, shown, headline in zip(report.studies, data["studies"], headlines, strict=True):
-        shown |= {"best": best_few(study, report.axis.name), "headline": headline and headline.trial}
+        trial = headline and headline.trial
+        best = best_few(study, report.axis.name) + ([] if trial is None else [trial])
+        shown |= {"best": list(dict.fromkeys(best)), "headline": trial}
     parts = {
         "TITLE": html.escape(report.title),
         "HEADLINES": "\n    ".join(_tell(dict(zip((study.name for study in report.studies), headlines, strict=True)))),

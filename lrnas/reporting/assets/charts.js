@@ -2,6 +2,7 @@
 const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d", "toImage"],
   modeBarButtonsToAdd: [{ name: "picture", title: "Download plot as a PNG", icon: Plotly.Icons.camera, click: savePicture }] };
 const MOST_IN_ALLOCATION = 60;
+const MOST_ROWS = 24;
 const MOST_PARAMETERS = 20;
 const MOST_ELEMENTS = 300;
 const MOST_LAYERS = 14;
@@ -420,22 +421,25 @@ function drawAllocation() {
   const axis = all.every((p) => p.network[page.axis] != null) ? currentAxis() : page.data.axes[0];
   all.sort((a, b) => a.network[axis.name] - b.network[axis.name]);
   const front = spreadOut(all, MOST_IN_ALLOCATION);
-  const layers = variedLayers(front, study.dense_widths);
+  const varied = variedLayers(front, study.dense_widths);
+  const layers = varied.length > MOST_ROWS ? varied.filter((layer) => layer.size === 1) : varied;
   byId("allocation-section").hidden = !layers.length;
   if (!layers.length) return;
   const isDense = layers.some(({ name }) => name in study.dense_widths);
   const isJoined = front.some((p) => shapesOf(p.network).some((layer) => layer.join != null));
   byId("allocation-note").textContent = (isDense ? `Dotted: the width in ${study.dense.name}.` : "") + (isJoined ? " A dot above a bar: a 1×1 join follows." : "") +
+    (layers.length < varied.length ? " Layers of 1×1 filters are left out." : "") +
     (front.length < all.length ? ` ${front.length} of ${all.length} networks are shown.` : "");
   const size = layers.reduce((sum, layer) => sum + layer.size, 0);
   byId("allocation").style.height = `${Math.min(64 * size + 130, onPaper ? MOST_ON_PAPER : Infinity)}px`;
   const traces = [];
-  const layout = { barmode: "stack", bargap: 0.12, annotations: [], shapes: [], margin: { l: 7 * Math.max(...layers.map(({ name }) => name.length)) + 12, r: 44, t: 34, b: 70 } };
+  const layout = { barmode: "stack", bargap: 0.12, annotations: [], shapes: [], margin: { l: 7 * Math.max(...layers.map(({ name }) => name.length)) + 12, r: 44, t: 34, b: 70 },
+    legend: { orientation: "h", x: 0, xref: "container", y: 1, yref: "container", yanchor: "top" } };
   let top = 1;
   layers.forEach(({ name, most, size: own }, row) => {
     const suffix = row ? String(row + 1) : "";
     const step = own / size, dense = study.dense_widths[name];
-    layout["yaxis" + suffix] = { domain: [Math.max(0, top - 0.86 * step), top], range: [0, 1.25 * most], side: "right", tickvals: [dense ?? most], tickfont: { size: 11 },
+    layout["yaxis" + suffix] = { domain: [Math.max(0, top - 0.86 * step), top], range: [0, 1.25 * most], side: "right", tickvals: [dense ?? most], tickfont: { size: 11 }, showline: false,
       showgrid: false, zeroline: false, fixedrange: true };
     top -= step;
     if (dense) layout.shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, yref: "y" + suffix, y0: dense, y1: dense, line: { color: colour("--muted"), dash: "dot", width: 1 } });

@@ -82,7 +82,7 @@ function drawBest() {
   const whose = names.length === 1 ? names[0] : names.length ? "the dense network" : "the most expensive one";
   fillTable("best", ["network", ...(hasSeveral() ? ["study"] : []), "#accuracy", ...(hasSeeds ? ["#n"] : []), "#share", "#MACs", "#parameters", ...(isTimed ? ["#latency"] : [])], rows);
   const isWhole = studies.every((study) => study.networks.every((network) => !network.on_front || study.best.includes(network.number)));
-  byId("best-what").textContent = (isWhole ? "The networks on the front. " : `The most accurate networks that cost at most as much as ${whose}, or a half, a quarter, an eighth or a sixteenth of it. `) +
+  byId("best-what").textContent = (isWhole ? "The networks on the front. " : `The most accurate networks that cost at most as much as ${whose}, or a half, a quarter, an eighth or a sixteenth of it; and the network at the top of the page. `) +
     `Accuracy on validation images${hasSeeds ? ", mean ± standard deviation over n seeds" : ", one seed"}.${names.length ? ` Share: MACs relative to ${whose}.` : ""}`;
 }
 

@@ -44,6 +44,8 @@ MAX_NETWORKS = 60
 """Largest number of networks in a figure of their layers; if there are more, some are left out evenly."""
 HATCHES = ("", "", "///", "...")
 """Hatches of the bars of importances, one for each objective, since colours have other meanings."""
+MAX_ROWS = 24
+"""Largest number of layers in a figure of layers; if there are more, those of 1×1 filters are left out."""
 MAX_PARAMETERS = 20
 """Largest number of parameters in a figure of importances."""
 
@@ -460,12 +462,16 @@ def _draw_networks(
 
 
 def _varied_layers(networks: Sequence[Network], dense: Sequence[Layer]) -> list[str]:
-    """Names of the layers that can have mixed shapes, or whose widths differ between networks or from the dense one."""
+    """Names of the layers that can have mixed shapes, or whose widths differ between networks or from the dense one.
+
+    In `widths`, layers that can have mixed shapes also have the width 0.
+    """
     orders = [[layer.name for layer in network.layers if layer.groups] for network in networks]
     widths: dict[str, set[int]] = {}
     for layer in [*dense, *(layer for network in networks for layer in network.layers)]:
         widths.setdefault(layer.name, set()).update([0, layer.num_filters] if layer.is_varied else [layer.num_filters])
-    return [name for name in merge_orders(orders) if len(widths[name]) > 1]
+    found = [name for name in merge_orders(orders) if len(widths[name]) > 1]
+    return found if len(found) <= MAX_ROWS else [name for name in found if 0 in widths[name]]
 
 
 def _draw_layer(panel: Axes, networks: Sequence[Network], name: str, dense: int | None) -> None:
