@@ -13,7 +13,7 @@ function forgetAddress() {
 /** Open the card of a network: its facts, layers, training curve and shell commands. */
 function openCard(network) {
   const card = byId("card"), { study } = network;
-  page.card = { study, network };
+  page.card = network;
   const close = make("button", { type: "button", "aria-label": "close", autofocus: true, onclick: () => card.close() }, "✕");
   const copy = make("button", { type: "button", title: "copy the address of this card", onclick: () => copyText(location.href.split("#")[0] + addressOf(network), copy) }, "Copy link");
   const title = make("h2", { id: "card-title" }, titleOf(network));
@@ -32,7 +32,7 @@ function openCard(network) {
 
 /** Draw the training curve on the open card again, if there is one. */
 function drawCardAgain() {
-  if (byId("card").open && page.card.network.curve.length) drawCardCurve(page.card.study, page.card.network);
+  if (byId("card").open && page.card.curve.length) drawCardCurve(page.card.study, page.card);
 }
 
 /** Whether a network as deployed has layers that were several convolutions in training. */
