@@ -1,7 +1,7 @@
 /** State of the page. */
 const page = { data: null, axis: "macs", scale: "log", showPartial: true, historyAxis: "trials", study: 0, seen: new Set(), card: null };
 
-const CHARTS = { front: drawFront, finals: drawFinals, history: drawHistory, allocation: drawAllocation, curves: drawCurves, importances: drawImportances };
+const CHARTS = { front: drawFront, finals: drawFinals, allocation: drawAllocation, history: drawHistory, curves: drawCurves, importances: drawImportances };
 
 /** Draw charts again, except charts that have not been drawn yet. */
 function drawCharts(names = Object.keys(CHARTS)) {
@@ -30,7 +30,9 @@ function drawInTurn() {
 function watchScrolling(root) {
   for (const place of root.querySelectorAll(".scroll")) {
     const mark = () => {
-      place.toggleAttribute("data-wide", place.scrollWidth > place.clientWidth + 1);
+      const isWide = place.toggleAttribute("data-wide", place.scrollWidth > place.clientWidth + 1);
+      if (isWide) place.tabIndex = 0;  // the keyboard can scroll it
+      else place.removeAttribute("tabindex");
       place.toggleAttribute("data-more", place.scrollLeft + place.clientWidth < place.scrollWidth - 1);
     };
     const observer = new ResizeObserver(mark);
