@@ -2,8 +2,7 @@
 
 Tune asks a searcher what to train, and a scheduler when to stop a trial. The searcher takes networks from the queue of
 the study; the scheduler stops trials at the rungs. Tune's own state is thrown away. Workers live as long as the search
-and keep the data in memory. Every trial writes a checkpoint after each epoch and continues from it after a lost worker
-or a killed search.
+and keep the data in memory. Trials write checkpoints, from which they continue after a lost worker or a killed search.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ from lrnas.training.checkpoint import (
     CheckpointError,
     DamagedCheckpoint,
     UnwritableCheckpoint,
-    drop_momentum,
     recorded_curve,
     remove_checkpoint,
 )
@@ -211,8 +209,6 @@ def _train_trial(config: dict[str, Task]) -> None:
             tune.report(worker_location() | {"remark": f"{error.problem}: it starts again from epoch 0"})
             remove_checkpoint(folder)
             outcome = _run(task, device)
-        if outcome["status"] == "completed":
-            drop_momentum(folder)
     except UnreadableImages as error:  # the same would happen in every other trial
         outcome = {"status": "unreadable", "reason": str(error)}
     except UnwritableCheckpoint as error:  # it may happen in every trial, as long as the disk is full

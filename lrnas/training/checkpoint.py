@@ -23,6 +23,10 @@ from lrnas.recipes import Recipe
 
 VERSION = 1
 RECORD = "checkpoint.json"
+SMALL = 50_000_000
+"""Size of checkpoints, in bytes, that are written after every epoch."""
+WRITE_RATE = 30_000_000
+"""Bytes per second that larger checkpoints of one training may take on average."""
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and record of a checkpoint."""
 
@@ -45,6 +49,18 @@ class DamagedCheckpoint(CheckpointError):
 
 class UnwritableCheckpoint(CheckpointError):
     """A checkpoint that cannot be written, for example because the disk is full."""
+
+
+def save_interval(model: nn.Module) -> float:
+    """Shortest time between two checkpoints of a training, in seconds: 0 for small models.
+
+    Otherwise, several trainings of large models side by side would wait for the disk more than they train.
+
+    Args:
+        model: The model. A checkpoint has its weights, and about as many other numbers, for example the momentum.
+    """
+    size = 2 * sum(tensor.nbytes for tensor in model.state_dict().values())
+    return size / WRITE_RATE if size > SMALL else 0.0
 
 
 def save_checkpoint(folder: Path, epoch: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
@@ -159,15 +175,6 @@ def architecture_entry(model: nn.Module) -> dict[str, Any]:
     """Return the record's entry from which the network can be built again; empty if the model has no architecture."""
     architecture = getattr(model, "architecture", None)
     return {"architecture": architecture.to_dict()} if isinstance(architecture, Architecture) else {}
-
-
-def drop_momentum(folder: Path) -> None:
-    """Reduce the checkpoint of a finished run to its weights, which halves its size."""
-    checkpoint = load_checkpoint(folder)
-    if checkpoint is not None:
-        tensors, record = checkpoint
-        weights = {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
-        save_checkpoint(folder, record.pop("epoch"), weights, record)
 
 
 def recorded_curve(folder: Path) -> list[dict[str, Any]]:

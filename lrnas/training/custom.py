@@ -32,7 +32,14 @@ from torch import Tensor, nn
 from lrnas.data.in_memory import DataSet, epoch_generator
 from lrnas.errors import DataError, LrnasError, closest, error_line
 from lrnas.recipes import Recipe
-from lrnas.training.checkpoint import CheckpointError, DamagedCheckpoint, load_checkpoint, load_weights, save_model
+from lrnas.training.checkpoint import (
+    CheckpointError,
+    DamagedCheckpoint,
+    load_checkpoint,
+    load_weights,
+    save_interval,
+    save_model,
+)
 from lrnas.training.loop import Status, is_finite
 
 OBJECTS = "objects"
@@ -105,6 +112,7 @@ class Run:
         self._tell = tell
         self._objects: dict[str, Stateful] | None = None
         self._curve: list[dict[str, Any]] = []
+        self._last_save = time.perf_counter()
         self._epoch_started = time.perf_counter()
 
     @property
@@ -129,7 +137,7 @@ class Run:
         return self._load_data()
 
     def keep(self, **objects: Stateful) -> int:
-        """Save objects together with the model at every report, and restore them if the trial was stopped before.
+        """Save objects together with the model, and restore them if the trial was stopped before.
 
         Call it once, before the first report. The model is always saved; you need not pass it.
 
@@ -154,6 +162,8 @@ class Run:
 
     def report(self, accuracy: float, **metrics: float) -> None:
         """Report the results of one more epoch, and save a checkpoint.
+
+        Checkpoints of large models are saved less often; after a crash, epochs that were not saved are trained again.
 
         If a reported number or a weight is not finite, the network has diverged: this raises `Diverged` to end the
         training. If the search stops the trial early, the training ends here as well.
@@ -181,7 +191,9 @@ class Run:
             "metrics": dict(zip(metrics, values, strict=True)),
         }
         self._curve.append(entry)
-        self._save()
+        if self.epochs_done in (1, self.epochs) or time.perf_counter() - self._last_save >= save_interval(self.model):
+            self._save()
+            self._last_save = time.perf_counter()
         if self._tell is not None:
             self._tell(self.progress())
         self._start_epoch()
@@ -203,8 +215,10 @@ class Run:
         self._epoch_started = time.perf_counter()
 
     def _save(self) -> None:
-        """Save model, objects and curve as one checkpoint."""
+        """Save model, objects and curve as one checkpoint; of a finished run, without the objects."""
         tensors = {OBJECTS: self._pack(self._objects)} if self._objects else {}
+        if self.epochs_done == self.epochs:
+            tensors.clear()
         names = None if self._objects is None else sorted(self._objects)
         record = {"identity": self._identity, "kept": names, "state": {"curve": self._curve}}
         save_model(self._run_folder, self.epochs_done, self.model, tensors, record)

@@ -23,7 +23,7 @@ from lrnas._distributed import rank, world_size
 from lrnas.data.in_memory import Batches, DataSet, Evaluation, epoch_generator
 from lrnas.errors import error_line
 from lrnas.recipes import Recipe
-from lrnas.training.checkpoint import DamagedCheckpoint, load_checkpoint, load_weights, save_model
+from lrnas.training.checkpoint import DamagedCheckpoint, load_checkpoint, load_weights, save_interval, save_model
 
 Status = Literal["completed", "diverged"]
 Device = torch.device | str
@@ -110,8 +110,8 @@ def train(
         recipe: The settings of the training: epochs, batch size, learning rate and so on.
         seed: Seed of order, crops, reflections and dropout.
         device: Where to train.
-        folder: Where a checkpoint is written after every epoch. If the folder has one already, training continues from
-            it.
+        folder: Where checkpoints are written: after every epoch, those of large models less often. If the folder has
+            one already, training continues from it.
         identity: Facts about the run: architecture, data, recipe and seed. A checkpoint with other facts is refused.
         cache: Folder for the results of preprocessing.
         compile_model: Whether to use `torch.compile`.
@@ -137,6 +137,7 @@ def train(
         wrapped = nn.parallel.DistributedDataParallel(wrapped)
     step = TrainingStep(wrapped, batches, optimizer, recipe)
     ready = time.perf_counter()
+    interval, last_save = save_interval(model), ready
 
     status: Status = "completed"
     while state.epoch < recipe.epochs and not state.finished:
@@ -161,8 +162,10 @@ def train(
         losses = (train_loss, train_accuracy, val_loss, val_accuracy)
         speed, seconds = batches.steps * batches.batch_size / train_seconds, time.perf_counter() - epoch_started
         state.curve.append(EpochReport(state.epoch, recipe.epochs, rates[-1], *losses, speed, seconds, note))
-        if folder is not None and rank() == 0:
-            _save(folder, model, optimizer, state, identity or {})
+        is_last = state.finished or state.epoch == recipe.epochs
+        if folder is not None and rank() == 0 and (is_last or time.perf_counter() - last_save >= interval):
+            _save(folder, model, optimizer, state, identity or {}, keep_momentum=not is_last)
+            last_save = time.perf_counter()
         if report is not None and rank() == 0:
             report(state.curve[-1])
     return Result(status, state.curve, ready - started, step.micro_batches)
@@ -207,9 +210,17 @@ def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity
         raise DamagedCheckpoint(f"the record in {folder} is incomplete ({error_line(error)})") from None
 
 
-def _save(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, state: _State, identity: dict[str, Any]) -> None:
+def _save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.SGD,
+    state: _State,
+    identity: dict[str, Any],
+    *,
+    keep_momentum: bool,
+) -> None:
     buffers = {name: optimizer.state[value].get("momentum_buffer") for name, value in model.named_parameters()}
-    momentum = {f"momentum.{name}": buffer for name, buffer in buffers.items() if buffer is not None}
+    momentum = {f"momentum.{name}": buffer for name, buffer in buffers.items() if keep_momentum and buffer is not None}
     save_model(folder, state.epoch, model, momentum, {"identity": identity, "state": asdict(state)})
 
 

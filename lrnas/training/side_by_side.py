@@ -22,7 +22,7 @@ from lrnas.recipes import Recipe
 from lrnas.training.job import Images, Job
 from lrnas.training.loop import Device, TrainingStep, evaluate, make_optimizer, move_model
 
-COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
+COUNTS = (1, 2, 4, 6, 8, 12)
 """Numbers of trainings that are tried."""
 STEPS = 4
 """Batches of random images."""

@@ -19,7 +19,7 @@ from lrnas.cli.main import main
 from lrnas.data.catalog import load_set
 from lrnas.recipes import Recipe
 from lrnas.study.manifest import StudyError, check_manifest
-from lrnas.training.checkpoint import CheckpointError, drop_momentum, load_checkpoint, recorded_curve
+from lrnas.training.checkpoint import CheckpointError, load_checkpoint, recorded_curve
 from lrnas.training.custom import Diverged, Run, Trainable, TrainableError, load_trainable, train_with
 from lrnas.training.job import OWN_DATA, Images, Job
 
@@ -185,7 +185,6 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_stopped(tmp_path: Path, stop_a
     assert second.progress()["curve"] == whole.progress()["curve"]
     assert second.progress()["metrics"] == whole.progress()["metrics"]
     assert all(map(torch.equal, second.model.state_dict().values(), whole.model.state_dict().values()))
-    drop_momentum(tmp_path / "stopped")
     found = load_checkpoint(tmp_path / "stopped")
     assert found is not None and found[0].keys() == {"model.1.weight", "model.1.bias"}
     third = make_run(tmp_path / "stopped")  # as if the search had not heard that it was complete

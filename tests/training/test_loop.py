@@ -16,7 +16,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import ImageSet, load_set
 from lrnas.recipes import InvalidRecipe, Recipe
 from lrnas.training import checkpoint
-from lrnas.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from lrnas.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, save_interval
 from lrnas.training.loop import (
     EpochReport,
     _follow_plateaus,
@@ -187,6 +187,27 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
         train(make_model(), DIGITS, RECIPE, seed=0, folder=tmp_path, identity={"architecture": "b", "seed": 0})
 
 
+def test_large_checkpoints_are_written_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    size = 2 * sum(tensor.nbytes for tensor in model.state_dict().values())
+    assert save_interval(model) == 0
+    monkeypatch.setattr(checkpoint, "SMALL", size - 1)
+    assert save_interval(model) == size / checkpoint.WRITE_RATE
+    monkeypatch.setattr(checkpoint, "WRITE_RATE", size / 1000)  # once in 1000 s
+    saved: list[int | None] = []
+
+    def note(entry: EpochReport) -> None:
+        found = load_checkpoint(tmp_path)
+        saved.append(found and found[1]["epoch"])
+
+    whole = train(model, DIGITS, RECIPE, seed=0, folder=tmp_path, report=note)
+    assert saved == [None] * (RECIPE.epochs - 1) + [RECIPE.epochs]
+    found = load_checkpoint(tmp_path)
+    assert found is not None and not any(name.startswith("momentum.") for name in found[0])  # nothing is left to train
+    again = train(make_model(), DIGITS, RECIPE, seed=0, folder=tmp_path)
+    assert again.curve == whole.curve
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, 1, {"w": torch.ones(3)}, {"state": 1})
 
@@ -273,7 +294,8 @@ def test_the_last_training_may_use_all_images(tmp_path: Path) -> None:
 
 def test_momentum_is_restored_in_the_memory_layout_of_its_weights(tmp_path: Path) -> None:
     """On a GPU weights are in the channels-last layout, and the fused optimiser needs momentum in the same layout."""
-    train(make_model(), DIGITS, dataclasses.replace(RECIPE, epochs=1), seed=0, folder=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        train(make_model(), DIGITS, RECIPE, seed=0, folder=tmp_path, report=_interrupt)
     model = make_model().to(memory_format=torch.channels_last)
     optimizer = make_optimizer(model, RECIPE, torch.device("cpu"))
     assert _resume(tmp_path, model, optimizer, {}).epoch == 1
