@@ -69,7 +69,8 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     """The result of a study in one sentence; None if no network is trained in full.
 
     It names the cheapest network found that is at least as accurate as the dense network; if there is none, the most
-    accurate one that costs less. After tests, it names the network of the verdict on the dense network.
+    accurate one that costs less. If the dense network was not trained, the paper's most accurate one takes its place.
+    After tests, the sentence names the network of the verdict on the dense network.
 
     Args:
         study: The study.
@@ -80,32 +81,38 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     entries = list(map(_from_final, finals)) if finals else _entries(study)
     dense = study.study.baseline
     own = next((entry for entry in entries if entry.title == dense), None)
-    others = [entry for entry in entries if entry is not own]
-    others = [entry for entry in others if not entry.is_paper] or others
+    paper = [entry for entry in entries if entry.is_paper and entry is not own]
+    found = [entry for entry in entries if not entry.is_paper and entry is not own]
+    others = found or paper
     if not others:
         return None
+    beside = own
+    if own is None and found and dense is not None:
+        beside = max(paper, key=lambda entry: entry.accuracy, default=None)
     dense_costs = _dense_costs(study) if own is None else own.costs
     if dense_costs.get(cost) is None or any(entry.costs[cost] is None for entry in others):
         cost = "macs"
     limit = dense_costs.get(cost)
     verdict = None if tested is None else next((each for each in tested.verdicts if each.point == dense), None)
     rival = None if verdict is None else verdict.rival
-    best = _from_final(rival) if rival is not None else _pick(others, own, cost, limit)
+    best = _from_final(rival) if rival is not None else _pick(others, beside, cost)
     images = "Test images" if finals else "Validation images"
     number = len(others)
-    among = "the only network" if number == 1 else f"the most accurate of {number} networks"
+    among = "the only one trained" if number == 1 else f"the most accurate of {number} networks"
     value = best.costs[cost]
     if limit is None or value is None:
         size = "" if value is None else f" with {value:,.0f} {WORDS[cost]}"
         return Headline(f"{best.percent}{size}", best.title, best.trial, f", {among}. {images}, {_seeds(best)}.")
-    share = value / limit
-    claim = f"{best.percent} at {share:.3f}" if share < 0.1 else f"{best.percent} at {share:.2f}"
-    claim = f"{claim} of {dense}'s {WORDS.get(cost, cost)}"
-    if own is None:
+    claim = f"{best.percent} at {_share(best, cost, limit)} of {dense}'s {WORDS.get(cost, cost)}"
+    if beside is None:
         rest = f", {among}; {dense} itself was not trained. {images}, {_seeds(best)}."
+    elif beside is not own:
+        share = _share(beside, cost, limit)
+        rest = f"; {beside.title} has {beside.percent} at {share}, {dense} itself was not trained. "
+        rest += f"{images}, {_seeds(best, beside)}."
     else:
         noise = "" if verdict is None or rival is None else NOISE[verdict.kind]
-        rest = f"; {dense} has {own.percent}. {images}, {_seeds(best, own)}.{noise}"
+        rest = f"; {dense} has {beside.percent}. {images}, {_seeds(best, beside)}.{noise}"
     return Headline(claim, best.title, best.trial, rest)
 
 
@@ -156,15 +163,21 @@ def _dense_costs(study: StudyReport) -> dict[str, float | None]:
     return {} if dense is None else {"macs": dense.macs, "params": dense.params, **known}
 
 
-def _pick(entries: Sequence[_Entry], own: _Entry | None, cost: str, limit: float | None) -> _Entry:
-    """The cheapest network that is as accurate as the dense one; if there is none, the most accurate cheaper one."""
+def _share(entry: _Entry, cost: str, limit: float) -> str:
+    share = (entry.costs[cost] or 0.0) / limit
+    return f"{share:.3f}" if share < 0.1 else f"{share:.2f}"
+
+
+def _pick(entries: Sequence[_Entry], beside: _Entry | None, cost: str) -> _Entry:
+    """The cheapest network that is as accurate as another one; if there is none, the most accurate that costs less."""
 
     def price(entry: _Entry) -> float:
-        value = entry.costs[cost]
-        return 0.0 if value is None else value
+        return entry.costs[cost] or 0.0
 
-    cheaper = entries if limit is None else [entry for entry in entries if price(entry) < limit] or entries
-    as_good = [] if own is None else [entry for entry in cheaper if entry.accuracy >= own.accuracy]
+    if beside is None:
+        return max(entries, key=lambda entry: (entry.accuracy, -price(entry)))
+    cheaper = [entry for entry in entries if price(entry) < price(beside)] or entries
+    as_good = [entry for entry in cheaper if entry.accuracy >= beside.accuracy]
     if as_good:
         return min(as_good, key=lambda entry: (price(entry), -entry.accuracy))
     return max(cheaper, key=lambda entry: (entry.accuracy, -price(entry)))
