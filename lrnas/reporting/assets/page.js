@@ -14,7 +14,7 @@ function showAll() {
   drawCharts();
 }
 
-/** Draw the charts one after the other, so that a page of thousands of trials can be used as soon as the first one is drawn. */
+/** Draw the charts one after the other, whenever the browser is idle, so that a page of thousands of trials can be used as soon as the first one is drawn. */
 function drawInTurn() {
   const next = Object.keys(CHARTS).find((name) => !page.seen.has(name));
   if (!next) {
@@ -23,7 +23,7 @@ function drawInTurn() {
   }
   page.seen.add(next);
   CHARTS[next]();
-  requestAnimationFrame(() => setTimeout(drawInTurn));
+  (window.requestIdleCallback ?? setTimeout)(drawInTurn);  // Safari has no idle callbacks
 }
 
 /** Tell the style sheet which tables are wider than the screen, and which have more columns to the right. */
