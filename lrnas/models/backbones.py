@@ -2,19 +2,23 @@
 
 All their convolutions are k×k; `lrnas.models.build` replaces them by mixed-shape layers. The width of every convolution
 is an argument, because an architecture can change it. The models follow timm's conventions: `forward_features`,
-`forward_head`, `get_classifier`, `reset_classifier`, `num_features`, `feature_info`.
+`forward_head`, `forward_intermediates`, `prune_intermediate_layers`, `set_grad_checkpointing`, `get_classifier`,
+`reset_classifier`, `num_features`, `feature_info`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from timm.layers import ClassifierHead, SelectAdaptivePool2d, get_device_dtype
+from timm.models import checkpoint, register_notrace_module
+from timm.models._features import feature_take_indices
 from timm.models.vgg import VGG, ConvMlp
 from torch import Tensor, nn
 
@@ -35,7 +39,86 @@ def vgg_layers(stages: Sequence[Sequence[int]], last_pool: bool) -> list[int | s
     return layers if last_pool else layers[:-1]
 
 
-class VggGlobalPool(VGG):
+class _Intermediates(nn.Module, ABC):
+    """Mixin with timm's methods for the outputs of layers in the middle of a network."""
+
+    feature_info: list[dict[str, Any]]
+    grad_checkpointing: bool = False
+
+    @abstractmethod
+    def _steps(self) -> Iterator[tuple[str, nn.Module]]:
+        """The layers before the head, in order, by path."""
+
+    @abstractmethod
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the last layer, and the pool if one is given."""
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Save memory in training: compute activations twice instead of keeping them."""
+        self.grad_checkpointing = enable
+
+    def _run(self, module: nn.Module, x: Tensor) -> Tensor:
+        """The output of a part of the network, whose activations are not kept if gradient checkpointing is on."""
+        keeps = not (self.grad_checkpointing and self.training)
+        return cast(Tensor, module(x) if keeps else checkpoint(module, x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Compute the features and the maps at several resolutions.
+
+        Args:
+            x: Images.
+            indices: Which maps of `feature_info`: these, the last n, or all if it is None.
+            norm: Without effect, because the networks have no norm after their last layer.
+            stop_early: Whether to skip the layers after the last map.
+            output_fmt: Only "NCHW".
+            intermediates_only: Whether to return only the maps.
+
+        Returns:
+            The output of the last layer before the head, and the maps; or only the maps.
+        """
+        assert output_fmt == "NCHW", "the maps of a CNN have the format NCHW"
+        taken, last = feature_take_indices(len(self.feature_info), indices)
+        wanted = {self.feature_info[i]["module"] for i in taken}
+        maps = []
+        for path, module in self._steps():
+            x = module(x)
+            if path in wanted:
+                maps.append(x)
+            if stop_early and path == self.feature_info[last]["module"]:
+                break
+        return maps if intermediates_only else (x, maps)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove the layers that `forward_intermediates` does not need.
+
+        Args:
+            indices: As in `forward_intermediates`.
+            prune_norm: Without effect.
+            prune_head: Whether to remove the head too.
+
+        Returns:
+            The indices of the maps that are left.
+        """
+        taken, last = feature_take_indices(len(self.feature_info), indices)
+        paths = [path for path, _ in self._steps()]
+        for path in paths[paths.index(self.feature_info[last]["module"]) + 1 :]:
+            self.set_submodule(path, nn.Identity())
+        if prune_head:
+            self.reset_classifier(0, "")
+        return taken
+
+
+class VggGlobalPool(_Intermediates, VGG):
     """timm's VGG with a pool over the whole map instead of the fifth pool.
 
     The classifier is VGG's MLP with `hidden` units per layer, on the 1×1 map; it is linear if `hidden` is None.
@@ -72,6 +155,24 @@ class VggGlobalPool(VGG):
         pool_type = None if global_pool is None else "avg" if global_pool else ""
         self.head.reset(num_classes, pool_type, **get_device_dtype(self))
 
+    def _steps(self) -> Iterator[tuple[str, nn.Module]]:
+        return ((f"features.{name}", module) for name, module in self.features.named_children())
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        if prune_head:
+            self.pre_logits = nn.Identity()  # type: ignore[assignment]
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        if not self.grad_checkpointing:
+            return cast(Tensor, self.features(x))
+        ends = [int(level["module"].removeprefix("features.")) + 1 for level in self.feature_info]
+        for start, end in pairwise([0, *ends]):
+            x = self._run(self.features[start:end], x)
+        return x
+
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = self.global_pool(x)  # B × C × H × W to B × C × 1 × 1
         x = self.pre_logits(x)
@@ -82,7 +183,7 @@ def _make_pool(pool_type: str) -> nn.Module:
     return SelectAdaptivePool2d(pool_type=pool_type, flatten=False) if pool_type else nn.Identity()
 
 
-class _Backbone(nn.Module, ABC):
+class _Backbone(_Intermediates):
     """Base class of GoogLeNet and NiN: a chain of modules, a pool and a classifier, with timm's methods."""
 
     classifier_name: str
@@ -122,8 +223,8 @@ class _Backbone(nn.Module, ABC):
             self.global_pool = self._make_pool(global_pool)
         setattr(self, self.classifier_name, self._make_classifier(num_classes, **get_device_dtype(self)))
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        assert not enable, "gradient checkpointing not supported"
+    def _steps(self) -> Iterator[tuple[str, nn.Module]]:
+        return ((name, self.get_submodule(name)) for name in self.body)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Groups of parameters for timm's layer-wise decay: one group per child module, in order."""
@@ -131,8 +232,8 @@ class _Backbone(nn.Module, ABC):
         return {"stem": rf"^{names[0]}", "blocks": [(rf"^{name}\.", (i,)) for i, name in enumerate(names[1:])]}
 
     def forward_features(self, x: Tensor) -> Tensor:
-        for name in self.body:
-            x = getattr(self, name)(x)
+        for _, module in self._steps():
+            x = self._run(module, x)
         return x
 
     @abstractmethod
@@ -171,6 +272,7 @@ class Inception(nn.Module):
         return torch.cat(branches, dim=1)
 
 
+@register_notrace_module  # torch.fx cannot trace its condition
 class AuxiliaryHead(nn.Module):
     """A second classifier in the middle of the network, which improves the gradients in training."""
 
@@ -290,8 +392,8 @@ class GoogLeNet(_Backbone):
         if not (self.training and self.aux_logits):
             return super().forward(x)
         auxiliary = []
-        for name in self.body:
-            x = getattr(self, name)(x)
+        for name, module in self._steps():
+            x = self._run(module, x)
             if name in ("inception_4a", "inception_4d"):
                 auxiliary.append(getattr(self, name.replace("inception", "aux"))(x))
         return (self.forward_head(x), *auxiliary)

@@ -97,6 +97,64 @@ def test_features_only(name: str) -> None:
         assert output.shape == (1, channels, 64 // reduction, 64 // reduction)
 
 
+EXAMPLES = ["nin_c3_lr", "googlenet_lr", "vgg_gmp_lr_join"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_intermediate_maps(name: str) -> None:
+    model, x = make(name, num_classes=3).eval(), torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        last, maps = model.forward_intermediates(x)
+        torch.testing.assert_close(last, model.forward_features(x))
+        shapes = [(level["num_chs"], 64 // level["reduction"]) for level in model.feature_info]
+        assert [(found.shape[1], found.shape[2]) for found in maps] == shapes
+        torch.testing.assert_close(maps[-1], last)
+        two = model.forward_intermediates(x, [0, -2], intermediates_only=True)
+        torch.testing.assert_close(two, [maps[0], maps[-2]])
+        stopped, first = model.forward_intermediates(x, [0], stop_early=True)
+        torch.testing.assert_close([stopped, *first], [maps[0], maps[0]])
+        weights = sum(parameter.numel() for parameter in model.parameters())
+        assert model.prune_intermediate_layers([0, 1]) == [0, 1]
+        assert sum(parameter.numel() for parameter in model.parameters()) < 0.7 * weights
+        torch.testing.assert_close(model.forward_intermediates(x, [0, 1], intermediates_only=True), maps[:2])
+
+
+@pytest.mark.parametrize("kind", ["getter", "fx"])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_other_ways_to_get_features(name: str, kind: str) -> None:
+    # with auxiliary heads, torchvision warns that fx finds other layers in training
+    kwargs = {"aux_logits": False} if "google" in name else {}
+    model = make(name, features_only=True, feature_cls=kind, out_indices=(0, 2), **kwargs)
+    outputs = model(torch.randn(1, 3, 64, 64))
+    sizes = [output.shape[1] for output in outputs]
+    assert sizes == model.feature_info.channels() and len(sizes) == 2
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_gradient_checkpointing_keeps_less_and_computes_the_same(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = (
+        make(name, num_classes=3, **({"aux_drop_rate": 0.0} if "google" in name else {})),
+        torch.randn(2, 3, 64, 64),
+    )
+    kept: dict[bool, int] = {}
+    gradients = {}
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        kept[enable] = 0
+
+        def count(tensor: torch.Tensor, enable: bool = enable) -> torch.Tensor:
+            kept[enable] += tensor.numel() * (not isinstance(tensor, nn.Parameter))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            outputs = model(x)
+        loss = sum(output.square().sum() for output in (outputs if isinstance(outputs, tuple) else [outputs]))
+        gradients[enable] = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(gradients[True], gradients[False])
+    assert kept[True] < 0.8 * kept[False]
+
+
 @pytest.mark.parametrize("name", ["nin_c3_lr", "googlenet_lr", "vgg_gmp_lr_join_wfull"])
 def test_timm_loads_checkpoints(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     model = make(name, num_classes=3).eval()
