@@ -44,7 +44,7 @@ class Conversion(NotebookView):
     """The reason why a convolution was not replaced, by path."""
     errors: dict[str, float] = field(default_factory=dict)
     """With `init="pretrained"`: the squared error of a new layer's output, as a share of the output's own square, by
-    path. Without calibration images, this is the error for white noise."""
+    path. Without calibration images, this is the error for smooth noise."""
 
     def __repr__(self) -> str:
         return f"<Conversion: {len(self.replaced)} convolutions replaced, {len(self.left)} left as they were>"

@@ -5,7 +5,8 @@ In a mixed-shape layer, a group of filters sees only some taps of the patch, and
 the whole. The best weights V are those with the least mean of |y - V x|² over all patches; they depend only on the
 moments E[x xᵀ] and E[y xᵀ] of the patches:
 
-- Without images, patches are taken to be white noise: E[x xᵀ] = I and E[y xᵀ] = W.
+- Without images, patches are taken to be smooth noise: channels are independent, and the correlation of two taps falls
+  with their distance, as in natural images.
 - With images, x is the input of the new layer in the new model, but y is the output of the old layer in the old model.
   Layers are fitted in the order in which they run, so each of them also corrects errors of the layers before it. A
   little white noise is added, so that there is one solution even if there are fewer patches than weights.
@@ -36,6 +37,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lrnas.errors import ConversionError
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d, output_convs
 
+CORRELATION = 0.8
+"""Correlation of neighbouring taps of a patch, if there are no images."""
 NOISE = 1e-2
 """Variance of the white noise that is added to patches, relative to their own variance."""
 SWEEPS = 10
@@ -58,27 +61,27 @@ def approximate(
     Args:
         model: A model with mixed-shape layers, which is changed in place.
         originals: The convolutions that were replaced, by path.
-        teacher: A copy of the model from before the conversion; needed with images.
-        images: Batches of images. With images, the statistics of batch norms are measured again.
+        teacher: A copy of the model from before the conversion, which is only run; needed with images.
+        images: Batches of images; none without a teacher. The statistics of batch norms are measured again with them.
 
     Returns:
         The relative error of each layer's output, by path: the mean of |y - V x|² as a share of that of |y|².
     """
     layers = {path: _Layer(conv, model.get_submodule(path)) for path, conv in originals.items()}
-    errors = {path: layer.fit(layer.white_noise()) for path, layer in layers.items()}
-    if not images:
+    calls = Counter[str]() if teacher is None else _calls(teacher.eval(), layers, images[0])
+    # a layer that runs several times also gets outputs of its own, so it needs weights before it is fitted to images
+    errors = {path: layer.fit(layer.smooth_noise()) for path, layer in layers.items() if calls[path] != 1}
+    if teacher is None:
         return errors
-    assert teacher is not None
-    modes = {module: module.training for net in (model, teacher) for module in net.modules()}
+    modes = {module: module.training for module in model.modules()}
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     model.eval()
-    teacher.eval()
     try:
         for norm in norms:  # with the statistics of each batch, as in the training that follows
             norm.train()
             norm.momentum = 0.0
-        for path, num_calls in _calls(model, layers, images[0]).items():
+        for path, num_calls in calls.items():
             moments = layers[path].no_moments()
             for batch in images:
                 inputs = [x for x, _ in _record(model, path, batch, num_calls)]
@@ -96,7 +99,7 @@ def approximate(
             norm.momentum = momentum
         for module, mode in modes.items():
             module.training = mode
-    return errors
+    return {path: errors[path] for path in layers}
 
 
 def read_images(calibration: Iterable[Any], model: nn.Module) -> list[Tensor]:
@@ -195,10 +198,10 @@ class _Layer:
         places = torch.arange(conv.in_channels)[:, None] * len(self.taps)
         self.seen = [(places + torch.tensor([self.taps.index(tap) for tap in taps])).flatten() for taps in seen]
         """For each group, the inputs that it sees."""
-        weight = torch.zeros(conv.out_channels, conv.in_channels, rows * columns).to(conv.weight.device, self.dtype)
-        weight[:, :, sorted(_middle(_size(conv), self.window))] = conv.weight.to(self.dtype).flatten(2)
-        self.power = float(weight.square().sum())
-        self.weight = weight[:, :, self.taps].flatten(1)
+        self.full = torch.zeros(conv.out_channels, conv.in_channels, rows * columns).to(conv.weight.device, self.dtype)
+        """The old weight in the window: [outputs, channels, taps of the window]."""
+        self.full[:, :, sorted(_middle(_size(conv), self.window))] = conv.weight.to(self.dtype).flatten(2)
+        self.weight = self.full[:, :, self.taps].flatten(1)
         """The old weight, as far as the filters see it: [outputs, inputs]."""
 
     def no_moments(self) -> _Moments:
@@ -206,12 +209,16 @@ class _Layer:
         new = self.weight.new_zeros
         return _Moments(new(inputs, inputs), new(outputs, inputs), 0.0, new(inputs), new(outputs))
 
-    def white_noise(self) -> _Moments:
-        """The moments of patches of white noise with variance 1."""
-        moments = self.no_moments()
-        moments.xx.fill_diagonal_(1.0)
-        moments.yx += self.weight
-        moments.yy = self.power
+    def smooth_noise(self) -> _Moments:
+        """The moments of patches of smooth noise with mean 0 and variance 1."""
+        moments, rows, columns = self.no_moments(), *self.window
+        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).to(self.full)
+        correlation = CORRELATION ** torch.cdist(places, places)
+        same_channel = torch.eye(self.conv.in_channels).to(self.full)
+        moments.xx = torch.kron(same_channel, correlation[self.taps][:, self.taps].contiguous())
+        response = self.full @ correlation
+        moments.yx = response[:, :, self.taps].flatten(1)
+        moments.yy = float((response * self.full).sum())
         if self.conv.bias is not None:
             moments.y += self.conv.bias
         return moments
@@ -255,7 +262,7 @@ class _Layer:
         noise = max(NOISE * float(means.xx.diagonal().mean()), 1e-12)
         means.xx.diagonal().add_(noise)
         means.yx += noise * self.weight
-        means.yy += noise * self.power
+        means.yy += noise * float(self.full.square().sum())
         return means
 
     def fit(self, moments: _Moments) -> float:
