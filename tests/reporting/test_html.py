@@ -248,6 +248,11 @@ def test_the_table_in_a_browser(browser: Any, tmp_path: Path) -> None:
     page = tab.page
     tab.see_all()
     assert page.evaluate("document.documentElement.scrollWidth") == 400  # nothing is wider than the screen
+    page.evaluate("turnToPaper()")  # charts become wider; legends stay above them
+    box = "(one, name) => one.querySelector(name).getBoundingClientRect()"
+    over = f"drawnCharts().filter((one) => ({box})(one, '.legend').bottom > ({box})(one, '.nsewdrag').top + 1)"
+    assert page.evaluate("drawnCharts().length") > 3 and page.evaluate(f"{over}.map((one) => one.id)") == []
+    page.evaluate("turnToScreen()")
     rows = page.locator("#trials tbody tr")
     assert rows.count() == len(networks) == 24
     page.locator("#trials th button", has_text="accuracy").click()

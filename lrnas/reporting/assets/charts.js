@@ -23,7 +23,8 @@ function makeLayout(more = {}) {
     font: { color: colour("--ink"), family: "system-ui, sans-serif", size: 12.5 },
     hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--muted"), font: { color: colour("--ink") }, align: "left" },
     margin: { l: 56, r: 16, t: 12, b: 44 }, hovermode: "closest", modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--muted"), activecolor: colour("--ink") },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+    // relative to the whole chart: relative to its axes, a legend stays where it was when the chart becomes wider on paper
+    legend: { orientation: "h", x: 0, xref: "container", y: 1, yref: "container", yanchor: "top" },
     xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
   };
 }
@@ -433,8 +434,7 @@ function drawAllocation() {
   const size = layers.reduce((sum, layer) => sum + layer.size, 0);
   byId("allocation").style.height = `${Math.min(64 * size + 130, onPaper ? MOST_ON_PAPER : Infinity)}px`;
   const traces = [];
-  const layout = { barmode: "stack", bargap: 0.12, annotations: [], shapes: [], margin: { l: 7 * Math.max(...layers.map(({ name }) => name.length)) + 12, r: 44, t: 34, b: 70 },
-    legend: { orientation: "h", x: 0, xref: "container", y: 1, yref: "container", yanchor: "top" } };
+  const layout = { barmode: "stack", bargap: 0.12, annotations: [], shapes: [], margin: { l: 7 * Math.max(...layers.map(({ name }) => name.length)) + 12, r: 44, t: 34, b: 70 } };
   let top = 1;
   layers.forEach(({ name, most, size: own }, row) => {
     const suffix = row ? String(row + 1) : "";
