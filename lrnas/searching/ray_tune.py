@@ -83,6 +83,14 @@ class Task:
     test: bool
     """Whether to test the network at the end."""
 
+    # Tune keeps several copies of every trial's configuration, and its text in a name, as long as the search runs
+
+    def __deepcopy__(self, memo: object) -> Task:
+        return self
+
+    def __repr__(self) -> str:
+        return f"Task({self.folder.name})"
+
 
 def run_trials(
     queue: Queue,
@@ -460,10 +468,18 @@ class _Watch(Callback):
         self.next = 0.0
         """When to look again."""
         self.trials: dict[str, Any] = {}
-        """Tune's trials that were started, by their id."""
+        """Tune's trials that are in training, by their id."""
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.trials[trial.trial_id] = trial
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.trials.pop(trial.trial_id, None)
+        trial.metric_analysis.clear()  # Tune keeps 15 kB for each trial; the study has what is needed
+        trial.metric_n_steps.clear()
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.on_trial_complete(iteration, trials, trial)
 
     @_guarded
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
