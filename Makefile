@@ -21,7 +21,7 @@ test-all: $(READY)  ## every test that needs no GPU, except the faults
 	$(BIN)/pytest -q -m "not gpu and not faults"
 
 faults: $(READY)  ## searches whose driver, workers, database, disk or clock fails
-	$(PARALLEL) -m faults tests/faults
+	$(PARALLEL) -n 3 -m faults tests/faults  # they mostly wait
 
 fuzz: $(READY)  ## 100,000 damaged files; the fast tests read 2,000
 	LRNAS_FUZZ=100000 $(PARALLEL) tests/test_fuzz.py
