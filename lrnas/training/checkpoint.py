@@ -51,6 +51,19 @@ class UnwritableCheckpoint(CheckpointError):
     """A checkpoint that cannot be written, for example because the disk is full."""
 
 
+def finished_run(folder: Path, epochs: int) -> CheckpointError:
+    """The error if a run that is over should go on: its checkpoint has only weights.
+
+    Args:
+        folder: The folder of the run.
+        epochs: Number of epochs that it has.
+    """
+    return CheckpointError(
+        f"a run can only be given more epochs before it ends; got {folder}, which ended after {epochs}; choose another "
+        "folder"
+    )
+
+
 def save_interval(model: nn.Module) -> float:
     """Shortest time between two checkpoints of a training, in seconds: 0 for small models.
 

@@ -35,6 +35,7 @@ from lrnas.recipes import Recipe
 from lrnas.training.checkpoint import (
     CheckpointError,
     DamagedCheckpoint,
+    finished_run,
     load_checkpoint,
     load_weights,
     save_interval,
@@ -215,10 +216,11 @@ class Run:
         self._epoch_started = time.perf_counter()
 
     def _save(self) -> None:
-        """Save model, objects and curve as one checkpoint; of a finished run, without the objects."""
-        tensors = {OBJECTS: self._pack(self._objects)} if self._objects else {}
-        if self.epochs_done == self.epochs:
-            tensors.clear()
+        """Save model, objects and curve as one checkpoint; at the end of the run, objects are not needed any more."""
+        is_over = self.epochs_done == self.epochs
+        tensors = {}
+        if self._objects and (not is_over or self.epochs == 1):  # the first checkpoint shows whether they can be saved
+            tensors[OBJECTS] = self._pack(self._objects)
         names = None if self._objects is None else sorted(self._objects)
         record = {"identity": self._identity, "kept": names, "state": {"curve": self._curve}}
         save_model(self._run_folder, self.epochs_done, self.model, tensors, record)
@@ -251,6 +253,8 @@ class Run:
             raise DamagedCheckpoint(
                 f"the checkpoint in {self._run_folder} cannot be read ({error_line(error)})"
             ) from None
+        if objects and not states and len(curve) < self.epochs:
+            raise finished_run(self._run_folder, len(curve))
         try:
             for name, state in states.items():
                 objects[name].load_state_dict(state)

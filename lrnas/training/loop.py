@@ -23,7 +23,14 @@ from lrnas._distributed import rank, world_size
 from lrnas.data.in_memory import Batches, DataSet, Evaluation, epoch_generator
 from lrnas.errors import error_line
 from lrnas.recipes import Recipe
-from lrnas.training.checkpoint import DamagedCheckpoint, load_checkpoint, load_weights, save_interval, save_model
+from lrnas.training.checkpoint import (
+    DamagedCheckpoint,
+    finished_run,
+    load_checkpoint,
+    load_weights,
+    save_interval,
+    save_model,
+)
 
 Status = Literal["completed", "diverged"]
 Device = torch.device | str
@@ -131,7 +138,7 @@ def train(
     move_model(model, device)
     batches, validation = data.batches(recipe, device, cache)
     optimizer = make_optimizer(model, recipe, device)
-    state = _State() if folder is None else _resume(folder, model, optimizer, identity or {})
+    state = _State() if folder is None else _resume(folder, model, optimizer, recipe, identity or {})
     wrapped = cast(nn.Module, torch.compile(model)) if compile_model else model
     if dist.is_initialized():
         wrapped = nn.parallel.DistributedDataParallel(wrapped)
@@ -191,7 +198,9 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     )
 
 
-def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity: dict[str, Any]) -> _State:
+def _resume(
+    folder: Path, model: nn.Module, optimizer: torch.optim.SGD, recipe: Recipe, identity: dict[str, Any]
+) -> _State:
     """Restore weights, momentum and state from the checkpoint in a folder, if there is one."""
     checkpoint = load_checkpoint(folder, identity)
     if checkpoint is None:
@@ -205,9 +214,13 @@ def _resume(folder: Path, model: nn.Module, optimizer: torch.optim.SGD, identity
             optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer).detach()
     try:
         saved = {item.name: record["state"][item.name] for item in fields(_State)}  # earlier versions had more
-        return _State(**{**saved, "curve": [EpochReport(**entry) for entry in saved["curve"]]})
+        state = _State(**{**saved, "curve": [EpochReport(**entry) for entry in saved["curve"]]})
     except (KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"the record in {folder} is incomplete ({error_line(error)})") from None
+    is_over = state.finished or state.epoch >= recipe.epochs
+    if recipe.momentum and not is_over and not any(name.startswith("momentum.") for name in tensors):
+        raise finished_run(folder, state.epoch)
+    return state
 
 
 def _save(

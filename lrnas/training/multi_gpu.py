@@ -44,7 +44,7 @@ def run_on_workers(
         use_gpu: Whether each worker gets a GPU.
         address: Address of a running Ray cluster; None to start one on this machine for this training.
         compile_model: Whether to use `torch.compile`.
-        report: Callback after every epoch.
+        report: Callback for every epoch, when its checkpoint has been written.
 
     Returns:
         Whether the training was completed or diverged.

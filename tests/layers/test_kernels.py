@@ -85,7 +85,11 @@ def test_convolution(
 
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize(
-    ("number", "channels", "height", "width"), [(3, 70, 9, 11), (2, 1, 3, 2), (83, 7, 10, 10), (2, 300, 2, 3)]
+    ("number", "channels", "height", "width"),
+    [
+        *((3, 70, 9, 11), (2, 1, 3, 2), (83, 7, 10, 10), (2, 300, 2, 3), (2, 40, 5, 7)),
+        pytest.param(84, 24, 20, 20, marks=pytest.mark.gpu),  # so many rows that blocks are loaded ahead
+    ],
 )
 def test_batch_norm(number: int, channels: int, height: int, width: int, relu: bool) -> None:
     x = random(number, channels, height, width) * 3 + 100  # far from zero, where sums of squares lose precision
@@ -109,10 +113,10 @@ def test_batch_norm(number: int, channels: int, height: int, width: int, relu: b
 WINDOWS = [(3, 2, 0, True), (2, 2, 0, False), (3, 1, 1, False), (3, 2, 1, True), (5, 3, 2, False), (2, 3, 0, True)]
 
 
-@pytest.mark.parametrize("size", [(7, 8), (6, 5)])
+@pytest.mark.parametrize(("channels", "size"), [(37, (7, 8)), (40, (6, 5))])
 @pytest.mark.parametrize(("kernel", "stride", "padding", "ceil_mode"), WINDOWS)
-def test_pools(kernel: int, stride: int, padding: int, ceil_mode: bool, size: tuple[int, int]) -> None:
-    x, window = random(2, 37, *size), Window(kernel, stride, padding)
+def test_pools(kernel: int, stride: int, padding: int, ceil_mode: bool, channels: int, size: tuple[int, int]) -> None:
+    x, window = random(2, channels, *size), Window(kernel, stride, padding)
     assert_same(
         gradients(lambda x: ops.max_pool(x, window, ceil_mode), x),
         gradients(lambda x: F.max_pool2d(x, kernel, stride, padding, ceil_mode=ceil_mode), x),
@@ -158,6 +162,8 @@ def test_operators_pass_opcheck() -> None:
     torch.library.opcheck(torch.ops.lrnas.conv.default, (x, weight, bias, [1, 1], [1, 1], [1, 1], True))
     scale, shift = (torch.ones(3, device=DEVICE, requires_grad=True) for _ in range(2))
     torch.library.opcheck(torch.ops.lrnas.batch_norm.default, (x, scale, shift, 1e-5, True))
+    tracked = (torch.zeros(3, device=DEVICE), torch.ones(3, device=DEVICE), torch.tensor(7, device=DEVICE))
+    torch.library.opcheck(torch.ops.lrnas.track.default, (torch.rand(3, 3, device=DEVICE), *tracked, 0.1))
     torch.library.opcheck(torch.ops.lrnas.max_pool.default, (x, [3, 2, 1], True))
     torch.library.opcheck(torch.ops.lrnas.whole_max.default, (x,))
     torch.library.opcheck(torch.ops.lrnas.average_pool.default, (x, [3, 2, 1], True, True))

@@ -19,6 +19,7 @@ from lrnas.cli.main import main
 from lrnas.data.catalog import load_set
 from lrnas.recipes import Recipe
 from lrnas.study.manifest import StudyError, check_manifest
+from lrnas.training import custom
 from lrnas.training.checkpoint import CheckpointError, load_checkpoint, recorded_curve
 from lrnas.training.custom import Diverged, Run, Trainable, TrainableError, load_trainable, train_with
 from lrnas.training.job import OWN_DATA, Images, Job
@@ -190,6 +191,22 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_stopped(tmp_path: Path, stop_a
     third = make_run(tmp_path / "stopped")  # as if the search had not heard that it was complete
     assert train_with(with_function(train), third) == "completed"
     assert third.progress()["curve"] == whole.progress()["curve"]
+
+
+def test_a_run_continues_from_an_earlier_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = make_run(tmp_path / "whole")
+    train_with(with_function(train), whole)
+    monkeypatch.setattr(custom, "save_interval", lambda model: 1000.0)
+    with pytest.raises(KeyboardInterrupt):
+        train_with(with_function(lambda model, run: train(model, run, 3)), make_run(tmp_path / "stopped"))
+    assert len(recorded_curve(tmp_path / "stopped")) == 1
+    second = make_run(tmp_path / "stopped")
+    assert train_with(with_function(train), second) == "completed"
+    assert second.progress()["curve"] == whole.progress()["curve"]
+    assert all(map(torch.equal, second.model.state_dict().values(), whole.model.state_dict().values()))
+    longer = make_run(tmp_path / "stopped", epochs=5)
+    with pytest.raises(CheckpointError, match="which ended after 4; choose another folder"):
+        train_with(with_function(train), longer)
 
 
 def test_a_function_that_restores_nothing_starts_over(tmp_path: Path) -> None:

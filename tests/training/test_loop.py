@@ -15,7 +15,7 @@ from torch import nn
 from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import ImageSet, load_set
 from lrnas.recipes import InvalidRecipe, Recipe
-from lrnas.training import checkpoint
+from lrnas.training import checkpoint, loop
 from lrnas.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, save_interval
 from lrnas.training.loop import (
     EpochReport,
@@ -206,6 +206,33 @@ def test_large_checkpoints_are_written_less_often(tmp_path: Path, monkeypatch: p
     assert found is not None and not any(name.startswith("momentum.") for name in found[0])  # nothing is left to train
     again = train(make_model(), DIGITS, RECIPE, seed=0, folder=tmp_path)
     assert again.curve == whole.curve
+    with pytest.raises(CheckpointError, match="which ended after 4; choose another folder"):
+        train(make_model(), DIGITS, dataclasses.replace(RECIPE, epochs=5), seed=0, folder=tmp_path)
+
+
+def test_a_run_continues_from_a_checkpoint_before_its_last_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model()
+    whole = train(model, DIGITS, RECIPE, seed=0)
+
+    def stop(entry: EpochReport) -> None:
+        monkeypatch.setattr(loop, "_save", lambda *args, **named: None)  # none after the first epoch
+        if entry.epoch == 3:
+            raise KeyboardInterrupt
+
+    save = loop._save
+    with pytest.raises(KeyboardInterrupt):
+        train(make_model(), DIGITS, RECIPE, seed=0, folder=tmp_path, report=stop)
+    monkeypatch.setattr(loop, "_save", save)
+    found = load_checkpoint(tmp_path)
+    assert found is not None and found[1]["epoch"] == 1
+    second = make_model()
+    reports: list[int] = []
+    again = train(second, DIGITS, RECIPE, seed=0, folder=tmp_path, report=lambda entry: reports.append(entry.epoch))
+    assert reports == [2, 3, 4]
+    assert [entry.val_accuracy for entry in again.curve] == [entry.val_accuracy for entry in whole.curve]
+    assert all(map(torch.equal, weights(second).values(), weights(model).values()))
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +325,7 @@ def test_momentum_is_restored_in_the_memory_layout_of_its_weights(tmp_path: Path
         train(make_model(), DIGITS, RECIPE, seed=0, folder=tmp_path, report=_interrupt)
     model = make_model().to(memory_format=torch.channels_last)
     optimizer = make_optimizer(model, RECIPE, torch.device("cpu"))
-    assert _resume(tmp_path, model, optimizer, {}).epoch == 1
+    assert _resume(tmp_path, model, optimizer, RECIPE, {}).epoch == 1
     buffers = [(parameter, optimizer.state[parameter]["momentum_buffer"]) for parameter in model.parameters()]
     assert all(buffer.stride() == parameter.stride() and buffer.any() for parameter, buffer in buffers)
 

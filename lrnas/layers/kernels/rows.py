@@ -23,7 +23,7 @@ from lrnas.layers.kernels.layer import unit
 
 BLOCK_ROWS, BLOCK_COLS, NUM_WARPS = 32, 64, 4
 UNROLL = 4
-"""Number of blocks whose loads are under way at once in the forward kernels; more made backward kernels slower."""
+"""Number of blocks whose loads are under way at once in the forward kernels of norms. It made others slower."""
 _SIZES = ["num_rows", "col_units", "rows_per_program", "height", "width", "full_height", "full_width"]
 """Arguments for which Triton does not specialise a kernel, so that new values need no compilation."""
 PARTIALS = 256
