@@ -92,7 +92,7 @@ def convert(
 
     Raises:
         ConversionError: If a path is not a k×k convolution, or if a replacement changes the number of outputs, or if
-            the calibration images do not fit. The model is then unchanged.
+            the calibration images do not fit. After this or any other error, the model is unchanged.
 
     Example:
         >>> import lrnas, timm
@@ -118,17 +118,33 @@ def convert(
         else:
             replaced[path] = mix
     images = _check_start(model, init, calibration)
-    teacher = copy.deepcopy(model).eval() if images else None
-    if teacher is not None:
+    teacher = _run_copy(model, images[0]) if images else None
+    converted = model
+    try:
+        for path, mix in replaced.items():
+            converted = replace_conv(converted, path, mix)
+            initialise(converted.get_submodule(path), "composite" if init == "pretrained" else init)
+        originals = {path: convs[path] for path in replaced}
+        errors = approximate(converted, originals, teacher, images) if init == "pretrained" else {}
+    except BaseException:  # also Ctrl-C: a fit to images can take minutes
+        for path in replaced:
+            _put(model, model.get_submodule(path), convs[path])
+        raise
+    return Conversion(converted, replaced, left, errors)
+
+
+def _run_copy(model: nn.Module, images: torch.Tensor) -> nn.Module:
+    """A copy of the model in evaluation mode, which is known to run on images like these."""
+    teacher = copy.deepcopy(model).eval()
+    try:
         with torch.no_grad():
-            teacher(images[0])  # if the images do not fit, this fails before the model has changed
-    for path, mix in replaced.items():  # after all checks, so that an error leaves the model unchanged
-        model = replace_conv(model, path, mix)
-        initialise(model.get_submodule(path), "composite" if init == "pretrained" else init)
-    errors = {}
-    if init == "pretrained":
-        errors = approximate(model, {path: convs[path] for path in replaced}, teacher, images)
-    return Conversion(model, replaced, left, errors)
+            teacher(images)
+    except Exception as error:
+        raise ConversionError(
+            f"the model must run on the calibration images; got {tuple(images.shape)}, for which it fails with "
+            f"{' '.join(str(error).split())!r}; give batches as the model gets them in training"
+        ) from error
+    return teacher
 
 
 def _check_start(model: nn.Module, init: str, calibration: Iterable[Any]) -> list[torch.Tensor]:
@@ -140,7 +156,7 @@ def _check_start(model: nn.Module, init: str, calibration: Iterable[Any]) -> lis
         if any(parameter.is_meta for parameter in model.parameters()):
             raise ConversionError('init="pretrained" needs weights; got a model on the meta device; load weights first')
         return read_images(calibration, model)
-    if list(calibration):
+    if next(iter(calibration), None) is not None:
         raise ConversionError(f'calibration needs init="pretrained"; got init={init!r}; leave calibration out')
     return []
 
@@ -267,7 +283,12 @@ def replace_conv(model: nn.Module, path: str, mix: Mix) -> nn.Module:
     new.train(conv.training)
     if not path:
         return new
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if module is conv:
-            model.set_submodule(name, new)
+    _put(model, conv, new)
     return model
+
+
+def _put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in place of another one, wherever that one occurs inside the model."""
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if name and module is old:
+            model.set_submodule(name, new)

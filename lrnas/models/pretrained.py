@@ -43,6 +43,8 @@ NOISE = 1e-2
 """Variance of the white noise that is added to patches, relative to their own variance."""
 SWEEPS = 10
 """Largest number of times that each group before a join is fitted."""
+RESOLUTION = 1e-6
+"""Variances below this share of the mean square are rounding errors."""
 TOLERANCE = 1e-3
 """The groups before a join are fitted until the relative error decreases by less than this."""
 CHUNK = 1 << 25
@@ -62,7 +64,8 @@ def approximate(
         model: A model with mixed-shape layers, which is changed in place.
         originals: The convolutions that were replaced, by path.
         teacher: A copy of the model from before the conversion, which is only run; needed with images.
-        images: Batches of images; none without a teacher. The statistics of batch norms are measured again with them.
+        images: Batches of images; none without a teacher. The statistics of batch norms that run are measured again
+            with them.
 
     Returns:
         The relative error of each layer's output, by path: the mean of |y - V x|² as a share of that of |y|².
@@ -76,6 +79,8 @@ def approximate(
     modes = {module: module.training for module in model.modules()}
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
+    statistics = {norm: [values.clone() for values in norm.buffers(recurse=False)] for norm in norms}
+    unmeasured = norms  # if something fails, all of them
     model.eval()
     try:
         for norm in norms:  # with the statistics of each batch, as in the training that follows
@@ -94,7 +99,11 @@ def approximate(
             norm.momentum = None  # the mean over all batches
         for batch in images:
             model(batch)
+        unmeasured = [norm for norm in norms if norm.num_batches_tracked == 0]  # they do not run in evaluation
     finally:
+        for norm in unmeasured:
+            for now, before in zip(norm.buffers(recurse=False), statistics[norm], strict=True):
+                now.copy_(before)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         for module, mode in modes.items():
@@ -110,10 +119,10 @@ def read_images(calibration: Iterable[Any], model: nn.Module) -> list[Tensor]:
         model: The model.
 
     Raises:
-        ConversionError: If a batch has another type or shape.
+        ConversionError: If a batch has another type or shape, or images of another size than the first batch.
     """
-    weight = next(model.parameters())
-    batches = []
+    weight = next(model.parameters(), torch.empty(0))
+    batches: list[Tensor] = []
     for batch in calibration:
         images = batch[0] if isinstance(batch, list | tuple) and batch else batch
         if not isinstance(images, Tensor) or images.ndim != 4 or len(images) < 2 or not images.is_floating_point():
@@ -121,6 +130,11 @@ def read_images(calibration: Iterable[Any], model: nn.Module) -> list[Tensor]:
             raise ConversionError(
                 "a calibration batch must be at least 2 images as floats [number, channels, rows, columns], or a tuple "
                 f"that begins with them; got {got}; give batches as the model gets them in training"
+            )
+        if batches and images.shape[1:] != batches[0].shape[1:]:
+            raise ConversionError(
+                f"all calibration images must have the same shape; got {tuple(batches[0].shape[1:])} and "
+                f"{tuple(images.shape[1:])}; give batches as the model gets them in training"
             )
         batches.append(images.to(weight.device, weight.dtype))
     return batches
@@ -256,10 +270,11 @@ class _Layer:
         if self.conv.bias is None:
             means.x.zero_()
             means.y.zero_()
+        scale = float(means.xx.diagonal().mean())
         means.xx -= means.x[:, None] * means.x
         means.yx -= means.y[:, None] * means.x
-        means.yy -= float(means.y.square().sum())
-        noise = max(NOISE * float(means.xx.diagonal().mean()), 1e-12)
+        means.yy = max(means.yy - float(means.y.square().sum()), RESOLUTION * means.yy)
+        noise = max(NOISE * float(means.xx.diagonal().mean()), RESOLUTION * scale, 1e-12)
         means.xx.diagonal().add_(noise)
         means.yx += noise * self.weight
         means.yy += noise * float(self.full.square().sum())
@@ -384,4 +399,4 @@ def _balanced(filters: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor]:
 def _error(weight: Tensor, moments: _Moments) -> float:
     """The mean of |y - weight · x|², as a share of that of |y|²."""
     lost = moments.yy - 2 * (weight * moments.yx).sum() + ((weight @ moments.xx) * weight).sum()
-    return float(lost) / max(moments.yy, 1e-30)
+    return max(0.0, float(lost)) / max(moments.yy, 1e-30)

@@ -216,6 +216,32 @@ def test_a_layer_whose_inputs_are_zero() -> None:
         assert error_of(new, conv, torch.randn(8, 4, 9, 9)) < 1
 
 
+@pytest.mark.parametrize("value", [3.3, 1000.0])
+@pytest.mark.parametrize("allocation", [GROUPS, JOIN, SEPARABLE])
+def test_a_layer_whose_inputs_are_constant(allocation: Allocation, value: float) -> None:
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(4, 8, 3), torch.full((8, 4, 12, 12), value)
+    report = convert(copy.deepcopy(conv), allocation, init="pretrained", calibration=[x])
+    assert 0 <= report.errors[""] < 0.1
+    with torch.no_grad():
+        assert torch.allclose(report.model(x), conv(x), rtol=1e-3)
+
+
+def test_norms_that_do_not_run_keep_their_statistics() -> None:
+    class Branch(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(8)  # of a second head, say, that only some calls use
+
+    torch.manual_seed(0)
+    net = Branch()
+    net.norm(2 * torch.randn(16, 8, 4, 4) + 1)
+    before = copy.deepcopy(net)
+    convert(net.eval(), GROUPS, init="pretrained", calibration=[smooth_images(16)])
+    assert all(torch.equal(now, old) for now, old in zip(net.norm.buffers(), before.norm.buffers(), strict=True))
+    assert not torch.equal(net.first[1].running_mean, before.first[1].running_mean)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -234,11 +260,60 @@ def test_refusals(settings: dict[str, Any], message: str) -> None:
     assert type(net.last) is nn.Conv2d
 
 
-def test_images_that_do_not_fit_change_nothing() -> None:
-    net = Net()
-    with pytest.raises(RuntimeError):
-        convert(net, GROUPS, init="pretrained", calibration=[torch.zeros(2, 3, 8, 8)])
-    assert type(net.last) is nn.Conv2d
+def state_of(net: nn.Module) -> list[Any]:
+    """Everything that an error must not change."""
+    modules = [(path, type(module), module.training) for path, module in net.named_modules()]
+    momenta = [module.momentum for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    return [modules, momenta, {name: values.tolist() for name, values in net.state_dict().items()}]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(2, 3, 8, 8)], "the model must run on the calibration images; got (2, 3, 8, 8), for which it fails with"),
+        ([(2, 4, 8, 8), (2, 1, 8, 8)], "must have the same shape; got (4, 8, 8) and (1, 8, 8)"),
+    ],
+)
+def test_images_that_do_not_fit_change_nothing(shapes: list[tuple[int, ...]], message: str) -> None:
+    net = trained_net()
+    before = state_of(net)
+    with pytest.raises(ConversionError) as caught:
+        convert(net, GROUPS, init="pretrained", calibration=[torch.ones(shape) for shape in shapes])
+    assert message in str(caught.value)
+    assert state_of(net) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_during_the_fit_changes_nothing(error: type[BaseException]) -> None:
+    net = trained_net()
+    net.register_module("again", net.shared)  # a layer with two paths
+    runs = 0
+
+    def fail(*_: Any) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 4:  # after the first layers were fitted
+            raise error
+
+    net.register_forward_pre_hook(fail)
+    before, originals = state_of(net), dict(net.named_modules(remove_duplicate=False))
+    with pytest.raises(error):
+        convert(net, GROUPS, init="pretrained", calibration=[smooth_images(8)])
+    assert runs == 4
+    assert state_of(net) == before
+    assert dict(net.named_modules(remove_duplicate=False)) == originals
+
+
+def test_batches_are_read_only_if_they_are_used() -> None:
+    read: list[int] = []
+    batches = (read.append(i) or torch.zeros(2, 4, 8, 8) for i in range(9))  # type: ignore[func-returns-value]
+    with pytest.raises(ConversionError, match="calibration needs init"):
+        convert(Net(), GROUPS, calibration=batches)
+    assert read == [0]
+
+
+def test_a_model_without_weights_has_nothing_to_replace() -> None:
+    assert convert(nn.ReLU(), init="pretrained").replaced == {}
 
 
 def test_a_model_without_memory_has_nothing_to_start_from() -> None:
