@@ -20,6 +20,9 @@ NOISE = {
 }
 """What a verdict says about the difference between two networks."""
 
+CHOICE = " Chosen by validation accuracy."
+"""How networks were chosen whose test accuracies are shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Headline:
@@ -70,49 +73,63 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
 
     It names the cheapest network found that is at least as accurate as the dense network; if there is none, the most
     accurate one that costs less. If the dense network was not trained, the paper's most accurate one takes its place.
-    After tests, the sentence names the network of the verdict on the dense network.
+    After tests, the sentence has test accuracies. It names the network of the verdict on the dense network; without a
+    verdict, networks are chosen among those tested by their validation accuracies, since no network is chosen by test
+    images.
 
     Args:
         study: The study.
         cost: Name of the cost to compare; if it is not known for both networks, MACs are compared.
-        tested: Networks of this study that were trained again and tested, which then count instead.
+        tested: Networks of this study that were trained again and tested.
     """
-    finals = [] if tested is None else tested.finals
-    entries = list(map(_from_final, finals)) if finals else _entries(study)
-    dense = study.study.baseline
+    dense, entries = study.study.baseline, _entries(study)
+    tests = {} if tested is None else {final.title: _from_final(final) for final in tested.finals}
+    verdict = None if tested is None else next((each for each in tested.verdicts if each.point == dense), None)
+    rival = None if verdict is None or verdict.rival is None else _from_final(verdict.rival)
+    if rival is None and not any(entry.title in tests for entry in entries if entry.title != dense):
+        tests = {}  # their validation accuracies are not known
+    if tests:
+        entries = [entry for entry in entries if entry.title in tests]
     own = next((entry for entry in entries if entry.title == dense), None)
     paper = [entry for entry in entries if entry.is_paper and entry is not own]
     found = [entry for entry in entries if not entry.is_paper and entry is not own]
     others = found or paper
-    if not others:
+    if rival is None and not others:
         return None
     beside = own
-    if own is None and found and dense is not None:
+    if own is None and found and dense is not None and dense not in tests:
         beside = max(paper, key=lambda entry: entry.accuracy, default=None)
+    own = tests.get(dense or "", own)
     dense_costs = _dense_costs(study) if own is None else own.costs
-    if dense_costs.get(cost) is None or any(entry.costs[cost] is None for entry in others):
+    compared = [rival] if rival is not None else [tests.get(entry.title, entry) for entry in others]
+    if dense_costs.get(cost) is None or any(entry.costs[cost] is None for entry in compared):
         cost = "macs"
     limit = dense_costs.get(cost)
-    verdict = None if tested is None else next((each for each in tested.verdicts if each.point == dense), None)
-    rival = None if verdict is None else verdict.rival
-    best = _from_final(rival) if rival is not None else _pick(others, beside, cost)
-    images = "Test images" if finals else "Validation images"
-    number = len(others)
-    among = "the only one trained" if number == 1 else f"the most accurate of {number} networks"
+    best = rival
+    if best is None:
+        picked = _pick(others, beside, cost)
+        best = tests.get(picked.title, picked)
+    beside = own if own is not None or beside is None else tests.get(beside.title, beside)
+    images, done = ("Test images", "tested") if tests else ("Validation images", "trained")
+    number, by = len(others), " on validation images" if tests else ""
+    among = f"the only one {done}" if number == 1 else f"the most accurate of {number} networks{by}"
     value = best.costs[cost]
     if limit is None or value is None:
         size = "" if value is None else f" with {value:,.0f} {WORDS[cost]}"
         return Headline(f"{best.percent}{size}", best.title, best.trial, f", {among}. {images}, {_seeds(best)}.")
     claim = f"{best.percent} at {_share(best, cost, limit)} of {dense}'s {WORDS.get(cost, cost)}"
     if beside is None:
-        rest = f", {among}; {dense} itself was not trained. {images}, {_seeds(best)}."
+        rest = f", {among}; {dense} itself was not {done}. {images}, {_seeds(best)}."
     elif beside is not own:
         share = _share(beside, cost, limit)
-        rest = f"; {beside.title} has {beside.percent} at {share}, {dense} itself was not trained. "
-        rest += f"{images}, {_seeds(best, beside)}."
+        rest = f"; {beside.title} has {beside.percent} at {share}, {dense} itself was not {done}. "
+        rest += f"{images}, {_seeds(best, beside)}.{CHOICE if tests else ''}"
     else:
-        noise = "" if verdict is None or rival is None else NOISE[verdict.kind]
-        rest = f"; {dense} has {beside.percent}. {images}, {_seeds(best, beside)}.{noise}"
+        rest = f"; {dense} has {beside.percent}. {images}, {_seeds(best, beside)}."
+        if verdict is not None and rival is not None:
+            rest += NOISE[verdict.kind]
+        elif tests:
+            rest += CHOICE
     return Headline(claim, best.title, best.trial, rest)
 
 

@@ -10,6 +10,7 @@ from small_studies import SPACE, cost, make_finals, make_proposals, make_search,
 
 from lrnas.reporting.headline import LIMITS, best_few, make_headline, make_headlines
 from lrnas.reporting.report import StudyReport, make_report
+from lrnas.study.retrained import Final, Retrained
 from lrnas.study.study import Study
 
 
@@ -109,6 +110,41 @@ def test_tests_count_most_and_say_whether_the_difference_is_noise(record: Study)
     )
     (headline,) = make_headlines(make_report([record], retrained=[replace(retrained, finals=near)]))
     assert str(headline).endswith("Test images, 2 and 3 seeds. The difference is within the noise between seeds.")
+
+
+@pytest.mark.parametrize("with_paper", [False, True])
+def test_no_network_is_chosen_by_test_images(record: Study, with_paper: bool) -> None:
+    """Without a verdict on the dense network, validation accuracies choose, and test accuracies are only shown."""
+    report = make_report([record])
+    trials = {one.name: one.trial for one in report.studies[0].networks}
+    random = [trial for trial in trials.values() if trial.point is None]
+    cheap, dear, *_ = sorted(random, key=lambda trial: trial.macs)  # both cost less than nin-c3-lr
+    validation = {cheap.title: 0.8, dear.title: 0.9, "nin-c3": 0.85, "nin-c3-lr": 0.95}
+    test = {cheap.title: 0.92, dear.title: 0.91} | ({"nin-c3": 0.9, "nin-c3-lr": 0.7} if with_paper else {})
+    finals = tuple(
+        Final(trial.identity, "", trial.point, trial.number, trial.macs, trial.params, "paper", (0, 1), 2 * (accuracy,))
+        for name, accuracy in test.items()
+        for trial in [trials[name]]
+    )
+    (tested,) = make_report([record], retrained=[Retrained(record.name, "paper", {}, "cifar10", finals)]).tested
+    study = with_accuracies(report.studies[0], validation, others=0.99)
+    headline = make_headline(study, "macs", tested)
+    assert headline is not None and headline.trial == dear.number and headline.claim.startswith("91.00 ± 0.00 %")
+    if with_paper:  # the paper's network is also the better one on validation images
+        assert headline.rest.startswith("; nin-c3-lr has 70.00 ± 0.00 % at")
+        told = "nin itself was not tested. Test images, 2 seeds each. Chosen by validation accuracy."
+    else:
+        told = (
+            ", the most accurate of 2 networks on validation images; nin itself was not tested. Test images, 2 seeds."
+        )
+    assert headline.rest.endswith(told)
+
+
+def test_tests_of_networks_that_the_search_did_not_train_choose_nothing(record: Study) -> None:
+    (study,) = make_report([record]).studies
+    final = Final("other", "", None, None, 1, 1, "paper", (0, 1), (0.99, 0.98))
+    (tested,) = make_report([record], retrained=[Retrained(record.name, "paper", {}, "cifar10", (final,))]).tested
+    assert make_headline(study, "macs", tested) == make_headline(study, "macs")
 
 
 def test_the_best_few_are_the_most_accurate_within_shares_of_the_dense_network(study: StudyReport) -> None:
