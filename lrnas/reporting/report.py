@@ -200,7 +200,7 @@ class StudyReport:
     def to_dict(self) -> dict[str, Any]:
         manifest, dense = self.study.manifest, self.study.dense_cost
         attributes = [trial.user_attrs for trial in self.study.optuna_trials()]
-        on_front = {network.trial.number for network in self.front}
+        final = {final.trial for final in final_front(self.finals)}
         return {
             "name": self.name,
             "space": manifest["source"],
@@ -211,7 +211,8 @@ class StudyReport:
             "hardware": sorted({known["hardware"] for known in attributes if "hardware" in known}),
             "counts": self.summary.counts,
             "hypervolume": self.summary.hypervolume,
-            "networks": [each.to_dict() | {"on_front": each.trial.number in on_front} for each in self.networks],
+            # `on_front` is the front by accuracies in the search, with which it must be shown
+            "networks": [each.to_dict() | {"on_final_front": each.trial.number in final} for each in self.networks],
             "dense": dense and {"name": self.study.baseline, "macs": dense.macs, "params": dense.params},
             "dense_widths": {layer.name: layer.num_filters for layer in self.dense_layers if layer.groups},
             "history": [[moment.trials, round(moment.seconds, 3), round(moment.volume, 6)] for moment in self.history],

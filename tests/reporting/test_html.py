@@ -19,12 +19,13 @@ from filled_studies import fill_study
 from pages import read_data
 from PIL import Image
 from retrainings import FOUND, retrain_by_hand, some_finals
-from small_studies import make_finals, make_search
+from small_studies import SPACE, cost, make_finals, make_search
 
 from lrnas.reporting.html import ASSETS, make_page, pack
 from lrnas.reporting.layer_view import SHADES
 from lrnas.reporting.report import PALETTE, Report, make_report
 from lrnas.study.location import Whereabouts
+from lrnas.study.retrained import Final, Retrained
 
 EVIL = "<img src=x onerror=alert(1)>"
 MARGIN = 28.0
@@ -265,10 +266,7 @@ def test_the_table_in_a_browser(browser: Any, tmp_path: Path) -> None:
     page.locator("#only-front").check()
     front = [network for network in networks if network["on_front"]]
     assert rows.count() == len(front)
-    with page.expect_download() as download:
-        page.locator("#download").click()
-    with Path(download.value.path()).open(newline="", encoding="utf-8") as stream:
-        found = list(csv.DictReader(stream))
+    found = csv_of(tab)
     assert {row["study"] for row in found} == {"one", EVIL} and len(found) == len(front)
     assert all(json.loads(row["architecture"])["backbone"].startswith("nin") for row in found)
     assert page.locator(".scroll[data-more]", has=page.locator("#trials")).count() == 1  # it can be scrolled
@@ -532,6 +530,67 @@ def test_rings_and_line_show_two_fronts_in_a_browser(browser: Any, tmp_path: Pat
     assert note.startswith(f"From {full} trained networks. 20 of 22 parameters are shown")
     assert page.locator("#importances .main-svg").count()
     assert tab.complaints == []
+
+
+def csv_of(tab: Tab) -> list[dict[str, str]]:
+    """The downloaded table."""
+    with tab.page.expect_download() as download:
+        tab.page.locator("#download").click()
+    with Path(download.value.path()).open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.mark.slow
+def test_rings_are_of_the_accuracies_that_are_shown_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    """If only some studies have finals, the chart shows short trainings, ringed by their own front."""
+    search = make_search()
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.97,)})
+    plain = fill_study(tmp_path, 8, name="plain", storage=f"journal:{tmp_path / 'journal'}")
+    ringed = (
+        "byId('front').data.filter((one) => one.marker?.line && ['0', 'paper', undefined].includes(one.legendgroup))"
+        ".flatMap((one) => one.y).map((value) => Math.round(10 * value)).sort()"
+    )
+    for studies, expected in (([search], [970]), ([search, plain], [700, 800, 900])):
+        tab = Tab(browser, write(tmp_path / "report.html", make_report(studies)), 1400, 900)
+        assert tab.page.evaluate(ringed) == expected
+        rows = [row for row in csv_of(tab) if row["study"] == "s"]
+        assert [row["accuracy"] for row in rows if row["on_front"] == "true"] == ["0.7", "0.8", "0.9"]
+        assert [row["final"] for row in rows if row["on_final_front"] == "true"] == ["0.97"]
+        tab.page.locator("#only-front").check()  # the front of each study, as in the table of studies
+        assert [row["point"] for row in csv_of(tab) if row["study"] == "s"] == ["lr-x0.25"]
+        assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_the_table_of_the_best_names_a_network_that_is_not_on_the_front(browser: Any, tmp_path: Path) -> None:
+    search = make_search()
+    nin = cost(SPACE.points["nin"])
+    rival = next(trial for trial in search.trials if trial.point == "dense-x0.5")
+    finals = (
+        Final("nin", "", "nin", None, int(nin["macs"]), int(nin["params"]), "paper", (0, 1), (0.8, 0.81)),
+        Final(rival.identity, "", None, rival.number, rival.macs, rival.params, "paper", (0, 1), (0.9, 0.91)),
+    )
+    for retrained, told in (((), ""), ((Retrained("s", "paper", {}, "digits", finals),), "at the top of the page")):
+        report = make_report([search], retrained=retrained)
+        tab = Tab(browser, write(tmp_path / "report.html", report), 1400, 900)
+        what = tab.page.locator("#best-what").inner_text()
+        assert what.startswith(f"The networks on the front{told and ', and the network ' + told}.")
+        assert tab.page.locator("#best tbody tr", has_text="dense-x0.5").count() == bool(retrained)
+        assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_a_chart_that_fails_is_told_and_the_others_are_drawn(browser: Any, tmp_path: Path) -> None:
+    file = write_page(tmp_path, 24)
+    text = file.read_text(encoding="utf-8")
+    broken = text.replace("function drawHistory() {", 'function drawHistory() { throw new Error("no ink");')
+    assert broken != text
+    file.write_text(broken, encoding="utf-8")
+    tab = Tab(browser, file, 1400, 900)
+    tab.see_all()
+    assert tab.page.locator("#trouble").inner_text() == 'The chart "history" cannot be shown: no ink'
+    assert tab.page.locator("#curves .main-svg").count()
+    assert len(tab.complaints) == 1 and "no ink" in tab.complaints[0]
 
 
 @pytest.mark.slow

@@ -217,8 +217,14 @@ def test_the_status_of_a_network_is_told_in_words(report: Report) -> None:
 def test_the_front_of_a_report_is_that_of_the_finals() -> None:
     search = make_search()
     make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.97,)})
-    (study,) = make_report([search]).to_dict()["studies"]
-    assert [network["name"] for network in study["networks"] if network["on_front"]] == ["lr-x0.25"]
+    report = make_report([search, make_search()])
+    assert [network.name for network in report.studies[0].front] == ["lr-x0.25"]
+    study, plain = report.to_dict()["studies"]
+    assert [network["name"] for network in study["networks"] if network["on_final_front"]] == ["lr-x0.25"]
+    assert not any(network["on_final_front"] for network in plain["networks"])
+    for networks in (study["networks"], plain["networks"]):  # beside the accuracies of the search is their own front
+        short = [network["name"] for network in networks if network["on_front"]]
+        assert short == ["lr-x0.25", "dense-x0.25", "nin-c3-lr"]
 
 
 def test_layers_and_importances_are_computed_only_when_used(record: Study, monkeypatch: pytest.MonkeyPatch) -> None:

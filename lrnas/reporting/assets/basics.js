@@ -91,6 +91,9 @@ async function readData() {
   return data;
 }
 
+/** Whether a network is on the front of its study: that of the finals, if the search trained networks in full. */
+const isOnFront = (network) => (network.study.finals.length ? network.on_final_front : network.on_front);
+
 /** Name of a network, with its trial if it has a name of its own. */
 const titleOf = ({ name, number }) => (name === `trial ${number}` ? name : `${name} (trial ${number})`);
 

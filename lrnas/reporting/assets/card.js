@@ -40,7 +40,7 @@ const isFolded = (network) => network.macs_as_built !== network.macs;
 
 function cardFacts(study, network) {
   const facts = [
-    ...(hasSeveral() ? [["study", study.name]] : []), ["status", network.status_words + (network.on_front ? ", on the front" : "")],
+    ...(hasSeveral() ? [["study", study.name]] : []), ["status", network.status_words + (isOnFront(network) ? ", on the front" : "")],
     ...(network.final ? [["validation accuracy, in full", describeRuns(network.final)]] : []),
     ["validation accuracy" + (network.final ? ", short" : ""), percent(network.accuracy)], ...testsOf(study, network), ["MACs", whole(network.macs)],
     ...(network.share == null ? [] : [[`share of ${study.dense.name}'s MACs`, formatShare(network.share)]]),

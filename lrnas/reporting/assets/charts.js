@@ -213,6 +213,7 @@ function drawFront() {
   const every = { full: [], partial: [], paper: [] };
   // accuracies of different levels of training are never in one line: either all studies show their finals, or none does
   const isFinal = studies.every((study) => study.finals.length);
+  const isRinged = ({ network }) => (isFinal ? network.on_final_front : network.on_front);
   const faint = isFinal ? "after short training" : "stopped early";
   studies.forEach((study, i) => {
     const full = isFinal ? finalPlaces(study, i) : placesOf(study, i, (network) => network.is_full);
@@ -230,11 +231,11 @@ function drawFront() {
     const paper = full.filter((p) => p.network.is_paper);
     // one style for all points of a trace: Plotly draws this several times faster than one style per point
     const marker = { color: studyColour(i), size: 8 };
-    traces.push(asDots(pointTrace(found.filter((p) => !p.network.on_front), name, marker, { legendgroup: String(i) })));
+    traces.push(asDots(pointTrace(found.filter((p) => !isRinged(p)), name, marker, { legendgroup: String(i) })));
     const line = { color: colour("--ink"), width: 1.3 };
-    traces.push(pointTrace(found.filter((p) => p.network.on_front), "on the front", { ...marker, size: 10, line }, several ? group : {}));
+    traces.push(pointTrace(found.filter(isRinged), "on the front", { ...marker, size: 10, line }, several ? group : {}));
     const diamond = { symbol: "diamond", size: 11, color: studyColour(i, true) };
-    const [on, off] = [paper.filter((p) => p.network.on_front), paper.filter((p) => !p.network.on_front)];
+    const [on, off] = [paper.filter(isRinged), paper.filter((p) => !isRinged(p))];
     const shown = several ? group : { legendgroup: "paper" };
     if (off.length) traces.push(pointTrace(off, "the paper's", diamond, shown));
     if (on.length) traces.push(pointTrace(on, "the paper's", { ...diamond, line }, { ...shown, showlegend: !several && !off.length }));
@@ -332,7 +333,7 @@ function drawCurves() {
   const groups = new Map();
   study.networks.forEach((network, i) => {
     if (!network.curve.length || !(network.is_full || network.is_partial)) return;
-    const name = !network.is_full ? `stopped after ${network.epochs}` : network.is_paper ? "the paper's" : network.on_front ? "on the front" : "not stopped";
+    const name = !network.is_full ? `stopped after ${network.epochs}` : network.is_paper ? "the paper's" : isOnFront(network) ? "on the front" : "not stopped";
     if (!groups.has(name)) groups.set(name, { x: [], y: [], customdata: [], text: [] });
     const group = groups.get(name);
     network.curve.forEach((value, epoch) => {
@@ -418,7 +419,7 @@ function variedLayers(networks, denseWidths) {
 
 function drawAllocation() {
   const study = page.data.studies[page.study];
-  const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => p.network.on_front && p.network.layers.shapes.length);
+  const all = study.networks.map((network, i) => ({ network, key: [page.study, i] })).filter((p) => isOnFront(p.network) && p.network.layers.shapes.length);
   const axis = all.every((p) => p.network[page.axis] != null) ? currentAxis() : page.data.axes[0];
   all.sort((a, b) => a.network[axis.name] - b.network[axis.name]);
   const front = spreadOut(all, MOST_IN_ALLOCATION);

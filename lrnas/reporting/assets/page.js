@@ -14,6 +14,13 @@ function showAll() {
   drawCharts();
 }
 
+/** Tell that something could not be shown. */
+function showTrouble(error, what = "The page") {
+  byId("trouble").hidden = false;
+  byId("trouble").textContent = `${what} cannot be shown: ${error.message}`;
+  console.error(error);
+}
+
 /** Draw the charts one after the other, whenever the browser is idle, so that a page of thousands of trials can be used as soon as the first one is drawn. */
 function drawInTurn() {
   const next = Object.keys(CHARTS).find((name) => !page.seen.has(name));
@@ -22,7 +29,11 @@ function drawInTurn() {
     return;
   }
   page.seen.add(next);
-  CHARTS[next]();
+  try {
+    CHARTS[next]();
+  } catch (error) {  // an idle callback has nobody else to tell; the other charts can still be drawn
+    showTrouble(error, `The chart "${next}"`);
+  }
   (window.requestIdleCallback ?? setTimeout)(drawInTurn);  // Safari has no idle callbacks
 }
 
@@ -57,7 +68,7 @@ function drawOverview() {
     const reached = study.finals.length ? study.finals.map((final) => final.mean) : full.map((network) => network.accuracy);
     const best = reached.length ? Math.max(...reached) : null;
     const seconds = study.history.length ? study.history.at(-1)[1] : 0;
-    const values = [study.name, study.space, study.data, study.epochs, full.length, study.counts.stopped ?? 0, study.networks.filter((network) => network.on_front).length,
+    const values = [study.name, study.space, study.data, study.epochs, full.length, study.counts.stopped ?? 0, study.networks.filter(isOnFront).length,
       percent(best), study.hypervolume.toFixed(4), duration(seconds), study.hardware.join("; ") || "–"];
     return make("tr", {}, ...values.map((value, i) => make("td", { class: isText.has(names[i]) ? "" : "number" }, String(value))));
   });
@@ -83,8 +94,9 @@ function drawBest() {
   const names = [...new Set(studies.filter((study) => study.dense).map((study) => study.dense.name))];
   const whose = names.length === 1 ? names[0] : names.length ? "the dense network" : "the most expensive one";
   fillTable("best", ["network", ...(hasSeveral() ? ["study"] : []), "#accuracy", ...(hasSeeds ? ["#n"] : []), "#share", "#MACs", "#parameters", ...(isTimed ? ["#latency"] : [])], rows);
-  const isWhole = studies.every((study) => study.networks.every((network) => !network.on_front || study.best.includes(network.number)));
-  byId("best-what").textContent = (isWhole ? "The networks on the front. " : `The most accurate networks that cost at most as much as ${whose}, or a half, a quarter, an eighth or a sixteenth of it; and the network at the top of the page. `) +
+  const isWhole = studies.every((study) => study.networks.every((network) => !isOnFront(network) || study.best.includes(network.number)));
+  const isMore = studies.some((study) => study.networks.some((network) => !isOnFront(network) && network.number === study.headline));
+  byId("best-what").textContent = (isWhole ? `The networks on the front${isMore ? ", and the network at the top of the page" : ""}. ` : `The most accurate networks that cost at most as much as ${whose}, or a half, a quarter, an eighth or a sixteenth of it; and the network at the top of the page. `) +
     `Accuracy on validation images${hasSeeds ? ", mean ± standard deviation over n seeds" : ", one seed"}.${names.length ? ` Share: MACs relative to ${whose}.` : ""}`;
 }
 
@@ -133,8 +145,4 @@ async function start() {
   followAddress();
 }
 
-start().catch((error) => {
-  byId("trouble").hidden = false;
-  byId("trouble").textContent = `The page cannot be shown: ${error.message}`;
-  console.error(error);
-});
+start().catch(showTrouble);

@@ -12,14 +12,15 @@ function tableColumns() {
     ["macs", "MACs", whole], ["share", "share", formatShare], ["params", "parameters", whole],
     ...(hasLatency ? [["latency", "latency, ms", (value) => (value == null ? "–" : value.toFixed(3))]] : []),
     ["epochs", "epochs", String], ["seconds", "seconds", (value) => value.toFixed(1)],
-    ["on_front", "front", (value) => (value ? "yes" : "")],
+    ["front", "front", (value) => (value ? "yes" : "")],
   ];
 }
 
 const NUMBERS = new Set(["accuracy", "final", "macs", "share", "params", "latency", "epochs", "seconds"]);
 
 function valueOf(row, column) {
-  return column === "study" ? row.study.name : column === "final" ? row.network.final?.mean : row.network[column];
+  const computed = { study: () => row.study.name, final: () => row.network.final?.mean, front: () => isOnFront(row.network) };
+  return column in computed ? computed[column]() : row.network[column];
 }
 
 function chooseRows() {
@@ -28,7 +29,7 @@ function chooseRows() {
   const onlyFront = byId("only-front").checked;
   const rows = page.data.studies.flatMap((study) => study.networks.map((network) => ({ study, network })));
   table.rows = rows.filter(({ study, network }) =>
-    (!status || network.status === status) && (!onlyFront || network.on_front) &&
+    (!status || network.status === status) && (!onlyFront || isOnFront(network)) &&
     (!text || `${network.name} ${network.identity} ${network.reason} ${study.name} ${network.number}`.toLowerCase().includes(text)));
   const sign = table.down ? -1 : 1;
   table.rows.sort((a, b) => {
@@ -58,15 +59,15 @@ function drawTable() {
 }
 
 function sortBy(field) {
-  table.down = field === table.column ? !table.down : ["accuracy", "final", "on_front"].includes(field);
+  table.down = field === table.column ? !table.down : ["accuracy", "final", "front"].includes(field);
   table.column = field;
   drawTable();
   byId("trials").querySelector(`button[data-field="${field}"]`).focus();
 }
 
-/** The rows of the table as CSV. */
+/** The rows of the table as CSV. `on_front` is the front by `accuracy`, and `on_final_front` that by `final`, the mean after full training. */
 async function tableAsCsv() {
-  const fields = ["study", "number", "status", "point", "identity", "accuracy", "macs", "share", "params", "latency", "epochs", "seconds", "on_front", "architecture"];
+  const fields = ["study", "number", "status", "point", "identity", "accuracy", "final", "macs", "share", "params", "latency", "epochs", "seconds", "on_front", "on_final_front", "architecture"];
   const quote = (value) => (/[",\n\r]/.test(value) ? `"${value.replace(/"/g, '""')}"` : value);
   const lines = await Promise.all(table.rows.map(async (row) => {
     const { architecture } = await textsOf(row.network);
