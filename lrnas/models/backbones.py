@@ -49,6 +49,10 @@ class _Intermediates(nn.Module, ABC):
     def _steps(self) -> Iterator[tuple[str, nn.Module]]:
         """The layers before the head, in order, by path."""
 
+    def _parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """The layers before the head in parts that `_run` runs, by the path of the last layer of each part."""
+        return self._steps()
+
     @abstractmethod
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the last layer, and the pool if one is given."""
@@ -88,8 +92,8 @@ class _Intermediates(nn.Module, ABC):
         taken, last = feature_take_indices(len(self.feature_info), indices)
         wanted = {self.feature_info[i]["module"] for i in taken}
         maps = []
-        for path, module in self._steps():
-            x = module(x)
+        for path, part in self._parts():
+            x = self._run(part, x)
             if path in wanted:
                 maps.append(x)
             if stop_early and path == self.feature_info[last]["module"]:
@@ -158,6 +162,14 @@ class VggGlobalPool(_Intermediates, VGG):
     def _steps(self) -> Iterator[tuple[str, nn.Module]]:
         return ((f"features.{name}", module) for name, module in self.features.named_children())
 
+    def _parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """All layers from one map to the next are one part."""
+        paths = [level["module"] for level in self.feature_info]
+        ends = [int(path.removeprefix("features.")) + 1 for path in paths]
+        return (
+            (path, self.features[start:end]) for path, (start, end) in zip(paths, pairwise([0, *ends]), strict=True)
+        )
+
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
@@ -168,9 +180,8 @@ class VggGlobalPool(_Intermediates, VGG):
     def forward_features(self, x: Tensor) -> Tensor:
         if not self.grad_checkpointing:
             return cast(Tensor, self.features(x))
-        ends = [int(level["module"].removeprefix("features.")) + 1 for level in self.feature_info]
-        for start, end in pairwise([0, *ends]):
-            x = self._run(self.features[start:end], x)
+        for _, part in self._parts():
+            x = self._run(part, x)
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
