@@ -338,10 +338,12 @@ class _StudySearcher(Searcher):
 
     @_guarded
     def suggest(self, trial_id: str) -> Any:
-        if self.end_reason or self.interrupted or (self.budget is not None and self.queue.is_over(self.budget)):
+        if self.end_reason or self.interrupted:
             return Searcher.FINISHED
         if self.workers.concurrency is not None and len(self.running) >= self.workers.concurrency:
-            return None  # Tune asks again
+            return None  # Tune asks again, many times; what follows reads all trials
+        if self.budget is not None and self.queue.is_over(self.budget):
+            return Searcher.FINISHED
         try:
             proposal = self.queue.ask(self.budget)
         except StudyError as error:
