@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,17 @@ def run_job(job: Job) -> Job:
     """Convert and train a network as a job says; the result has its accuracies, or the error."""
     try:
         return {**job, **_run(job)}
+    except NoWeights as error:
+        return {**job, "failed": str(error)}
     except Exception:
+        if job["start"] == "dense":
+            failure_file(ARGS, job).parent.mkdir(parents=True, exist_ok=True)
+            failure_file(ARGS, job).touch()
         return {**job, "failed": traceback.format_exc()}
+
+
+class NoWeights(Exception):
+    """The dense network that a job begins with could not be trained."""
 
 
 def _run(job: Job) -> Job:
@@ -121,6 +131,8 @@ def _run(job: Job) -> Job:
         recipe = recipe.changed({"batch_size": max(2, len(DATA.train) // 32)})
     if job["start"] not in ("dense", "scratch"):
         while not weights_file(ARGS, job).exists():  # another process makes them
+            if failure_file(ARGS, job).exists():
+                raise NoWeights("dropped, because its dense network failed")
             time.sleep(0.5)
         model.load_state_dict(torch.load(weights_file(ARGS, job), "cpu", weights_only=True))
     started = time.perf_counter()
@@ -159,6 +171,11 @@ def weights_file(args: argparse.Namespace, job: Job) -> Path:
     return args.weights / f"{job['network']}-{job['seed']}-{args.images}-{args.pretraining}.pt"
 
 
+def failure_file(args: argparse.Namespace, job: Job) -> Path:
+    """An empty file that tells other processes that there will be no weights."""
+    return weights_file(args, job).with_suffix(".failed")
+
+
 def make_jobs(args: argparse.Namespace) -> list[Job]:
     """All jobs, in an order in which the weights of dense networks are made before they are needed."""
     jobs: list[Job] = []
@@ -192,6 +209,8 @@ def lacks_weights(args: argparse.Namespace, job: Job) -> bool:
 
 def run_all(args: argparse.Namespace, jobs: list[Job]) -> Iterator[Job]:
     """Run jobs in several processes; yields their results until the time is over."""
+    for job in filter(partial(lacks_weights, args), jobs):
+        failure_file(args, job).unlink(missing_ok=True)  # of an earlier run
     context = multiprocessing.get_context("spawn")
     with context.Pool(args.processes, prepare_worker, (args,)) as pool:
         results = pool.imap_unordered(run_job, jobs)
