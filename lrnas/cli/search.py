@@ -193,7 +193,7 @@ def _clean(options: argparse.Namespace) -> None:
 
 def _front(options: argparse.Namespace) -> None:
     study = open_named(options, options.study)
-    study.skip_params()
+    study.skip_details()
     level = _pick_level(study, options.level)
     print_result(options, lambda: _front_as_data(study, level), lambda: _print_front(study, level))
 

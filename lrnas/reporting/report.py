@@ -18,6 +18,7 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial
 
+from lrnas.errors import LrnasError
 from lrnas.models.plan import make_plan
 from lrnas.reporting.layer_view import Layer, lay_out
 from lrnas.reporting.retrained_report import Tested, finals_to_dicts
@@ -193,9 +194,12 @@ class StudyReport:
 
     @cached_property
     def dense_layers(self) -> tuple[Layer, ...]:
-        """Layers of the dense network; empty if the space has none."""
+        """Layers of the dense network; empty if the space has none, or if it cannot be built here."""
         network = self.study.dense_network
-        return () if network is None else lay_out(network, self.study.image_shape)
+        try:
+            return () if network is None else lay_out(network, self.study.image_shape)
+        except LrnasError:  # for example, a model that this version of timm does not have
+            return ()
 
     def to_dict(self) -> dict[str, Any]:
         manifest, dense = self.study.manifest, self.study.dense_cost

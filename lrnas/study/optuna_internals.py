@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import optuna
@@ -126,6 +126,10 @@ class _Kept:
         return is_same and is_current and LAST_ATTRIBUTE in self.trial.user_attrs
 
 
+DETAILS = ("commit", "versions", "hardware", "node", "owner", "seed")
+"""Attributes that say where and with what a trial was trained."""
+
+
 class BulkStorage(RDBStorage):
     """Database storage that reads trials fast, and writes parameters and attributes of a trial together.
 
@@ -134,8 +138,8 @@ class BulkStorage(RDBStorage):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.reads_params = True
-        """Whether trials have their parameters. Reading them takes half the time of reading all."""
+        self.reads_details = True
+        """Whether trials have their parameters, and the attributes `DETAILS`. Reading them takes half the time."""
         self._held = threading.local()
         self._unfinished: dict[int, _Kept] = {}
         """Trials that were not finished when they were last read, by id."""
@@ -326,18 +330,21 @@ class BulkStorage(RDBStorage):
         """
         mine = select(models.TrialModel.__table__.c.trial_id).where(which)
 
-        def rows(model: Any, *names: str) -> Any:
-            """Rows that belong to these trials, in the order they were written."""
+        def rows(model: Any, *names: str, is_ordered: bool = False) -> Any:
+            """Rows that belong to these trials, in the order they were written if that matters."""
             table = model.__table__
             columns = (table.c[name] for name in ("trial_id", *names))
-            return session.execute(
-                select(*columns).where(table.c.trial_id.in_(mine)).order_by(*table.primary_key.columns)
-            ).all()
+            found = select(*columns).where(table.c.trial_id.in_(mine))
+            if "key" in names and not self.reads_details:
+                found = found.where(table.c.key.not_in(DETAILS))
+            return session.execute(found.order_by(*table.primary_key.columns) if is_ordered else found).all()
 
         params: dict[int, dict[str, Any]] = defaultdict(dict)
         distributions: dict[int, dict[str, BaseDistribution]] = defaultdict(dict)
         columns = ("param_name", "param_value", "distribution_json")
-        for owner, name, value, text in rows(models.TrialParamModel, *columns) if self.reads_params else ():
+        for owner, name, value, text in (
+            rows(models.TrialParamModel, *columns, is_ordered=True) if self.reads_details else ()
+        ):
             distributions[owner][name] = distribution = _read_distribution(text)
             params[owner][name] = distribution.to_external_repr(value)
 
@@ -388,4 +395,11 @@ def without_collecting() -> Iterator[None]:
 
 def _local(moment: datetime | None) -> datetime | None:
     """Local time, as Optuna's trials have it; databases have universal time."""
-    return None if moment is None else moment.replace(tzinfo=UTC).astimezone().replace(tzinfo=None)
+    return None if moment is None else moment + _offset(moment.toordinal(), moment.hour, moment.minute // 15)
+
+
+@functools.lru_cache(maxsize=1024)
+def _offset(day: int, hour: int, quarter: int) -> timedelta:
+    """Local minus universal time. It changes only at full quarters of an hour."""
+    start = datetime.fromordinal(day).replace(hour=hour, minute=15 * quarter, tzinfo=UTC)
+    return start.astimezone().utcoffset() or timedelta()
