@@ -126,7 +126,7 @@ class _Kept:
         return is_same and is_current and LAST_ATTRIBUTE in self.trial.user_attrs
 
 
-DETAILS = ("commit", "versions", "hardware", "node", "owner", "seed")
+DETAILS = ("commit", "versions", "hardware", "node", "owner")
 """Attributes that say where and with what a trial was trained."""
 
 
