@@ -76,6 +76,11 @@ class Mix(NamedTuple):
         return self.second.num if self.second else sum(group.num for group in self.groups)
 
     @property
+    def kernel(self) -> int:
+        """The largest number of rows or columns of the groups."""
+        return max(max(group.height, group.width) for group in self.groups)
+
+    @property
     def is_plain(self) -> bool:
         """Whether the layer is a single ordinary convolution."""
         return len(self.groups) == 1 and self.second is None
@@ -149,7 +154,8 @@ class Allocation:
         form: "dense" (k×k filters), "composite" (groups of several shapes side by side) or "separable" (1×k filters,
             then k×1 filters).
         groups: The groups of a composite layer, in any order; their shares sum to 1.
-        width: Number of filters as a multiple of the backbone's; in a separable layer the number of k×1 filters.
+        width: Number of filters as a multiple of the backbone's; in a separable layer the number of k×1 filters. 0: the
+            layer is left out, which some layers of NiN can be.
         join: Output channels of a 1×1 join as a multiple of the backbone's width; None: no join.
         middle: Number of 1×k filters of a separable layer as a multiple of the backbone's; None: the same as `width`.
 
@@ -170,7 +176,7 @@ class Allocation:
         for name in ("width", "join", "middle"):
             if (value := getattr(self, name)) is not None or name == "width":
                 number = _read_number(value, name)
-                if not 0 < number <= 64:
+                if not (0 < number <= 64 or self._is_left_out(name, number)):
                     raise InvalidArchitecture(
                         f"{name} must be a multiple of the backbone's width, above 0 and at most 64; got {number:g}; "
                         "1 keeps the width"
@@ -188,6 +194,10 @@ class Allocation:
             )
         if self.form != "separable" and self.middle is not None:
             raise InvalidArchitecture(f'middle needs form "separable"; got form {self.form!r}; leave middle out')
+
+    def _is_left_out(self, name: str, number: float) -> bool:
+        """Whether a number is the width 0 of a layer that is left out, which has no filters to describe."""
+        return name == "width" and number == 0 and self.form == "dense" and self.join is None
 
     def _check_groups(self) -> None:
         if not all(isinstance(group, FilterGroup) for group in self.groups):

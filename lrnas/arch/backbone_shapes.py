@@ -7,7 +7,7 @@ themselves are in `lrnas.models.backbones`; tests compare the two layer by layer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
@@ -29,6 +29,20 @@ class Choices(NamedTuple):
     classifier: Literal["linear", "mlp", "conv"]
     hidden: int | None
     """Width of the hidden layers of an MLP classifier; None for other classifiers."""
+
+
+class Layer(NamedTuple):
+    """The filters of a convolution of a backbone."""
+
+    width: int
+    kernel: int
+
+
+class NinBlock(NamedTuple):
+    """The layers of a block of NiN by name: spatial convolutions, then 1×1 convolutions that mix their channels."""
+
+    spatial: Mapping[str, Layer]
+    mixing: Mapping[str, Layer]
 
 
 class PlannedConv(NamedTuple):
@@ -100,7 +114,10 @@ class Walk:
             The output map.
         """
         path = path or f"{name}.conv"
-        mix = self._find_allocation(name, path, kernel).at(kernel, width, self.architecture.divisor or 1)
+        allocation = self._find_allocation(name, path, kernel)
+        if not allocation.width:
+            raise InvalidArchitecture(f"{name} cannot be left out; got width 0; choose a width above 0")
+        mix = allocation.at(kernel, width, self.architecture.divisor or 1)
         channels, height, columns = x
         if self.check_fit:
             check_kernels(name, mix, kernel, height, columns, self.image[1])
@@ -117,6 +134,28 @@ class Walk:
         if norm:
             self.costs.append(LayerCost(name + ".norm", "norm", 0, 2 * out_channels, 0, out))
         return out
+
+    def chain(self, x: Map, layers: Mapping[str, Layer], stride: int = 1, needed: int = 0) -> Map:
+        """Add convolutions one after the other. The architecture can leave out the last ones.
+
+        A layer with width 0 is left out, and so are all layers after it. So every network has one description.
+
+        Args:
+            x: The input map.
+            layers: The layers of the backbone by name, in order.
+            stride: Stride of the first layer.
+            needed: The number of layers that cannot be left out.
+
+        Returns:
+            The output map.
+        """
+        names = list(layers)
+        for i, (name, (width, kernel)) in enumerate(layers.items()):
+            if i >= needed and not self._find_allocation(name, f"{name}.conv", kernel).width:
+                self.used.update(key for left in names[i:] for key in (left, f"{left}.conv"))
+                break
+            x = self.conv(x, name, width, kernel, 1 if i else stride)
+        return x
 
     def _find_allocation(self, name: str, path: str, kernel: int) -> Allocation:
         """The allocation of a layer. The architecture can refer to the layer by its name or by its path."""
@@ -284,26 +323,30 @@ def _walk_googlenet(pool_padding: int, walk: Walk) -> None:
     walk.linear(x[0] * (4 if pool_padding else 1), "classifier", walk.num_classes, "classifier")
 
 
-NIN_KERNELS: dict[str, tuple[int, ...]] = {"nin": (5, 5, 3), "nin_3x3": (3, 3, 3, 3)}
-"""Kernel sizes of the spatial convolutions: conv1, one or two in block 2, conv3.
+def _nin_blocks(*kernels: Mapping[str, int]) -> tuple[NinBlock, ...]:
+    mixing = ({"cccp1": 160, "cccp2": 96}, {"cccp3": 192, "cccp4": 192}, {"cccp5": 192})
+    return tuple(
+        NinBlock({name: Layer(192, k) for name, k in own.items()}, {name: Layer(n, 1) for name, n in after.items()})
+        for own, after in zip(kernels, mixing, strict=True)
+    )
 
-The paper's nin-c3 is based on nin_3x3.
-"""
+
+NIN_BLOCKS: dict[str, tuple[NinBlock, ...]] = {
+    "nin": _nin_blocks({"conv1": 5}, {"conv2": 5}, {"conv3": 3}),
+    "nin_3x3": _nin_blocks({"conv1": 3}, {"conv2_1": 3, "conv2_2": 3}, {"conv3": 3}),  # of the paper's nin-c3
+    "nin_deep": _nin_blocks(*({f"conv{block}_{i}": 3 for i in (1, 2, 3)} for block in (1, 2, 3))),
+}
+"""The blocks of each NiN. An architecture can leave out 1×1 layers, and all but the first spatial layer of a block."""
 
 
-def _walk_nin(kernels: tuple[int, ...], walk: Walk) -> None:
-    x = walk.conv(walk.image, "conv1", 192, kernels[0], walk.choices.stem_stride)
-    x = walk.conv(x, "cccp1", 160)
-    x = walk.conv(x, "cccp2", 96)
-    x = walk.pool(x, "pool1", 3, 2)
-    middle = kernels[1:-1]
-    for i, kernel in enumerate(middle, start=1):
-        x = walk.conv(x, "conv2" if len(middle) == 1 else f"conv2_{i}", 192, kernel)
-    x = walk.conv(x, "cccp3", 192)
-    x = walk.conv(x, "cccp4", 192)
-    x = walk.pool(x, "pool2", 3, 2, kind="avg pool")
-    x = walk.conv(x, "conv3", 192, kernels[-1])
-    x = walk.conv(x, "cccp5", 192)
+def _walk_nin(blocks: tuple[NinBlock, ...], walk: Walk) -> None:
+    x, stride = walk.image, walk.choices.stem_stride
+    for i, block in enumerate(blocks, start=1):
+        x = walk.chain(x, block.spatial, stride, needed=1)
+        x = walk.chain(x, block.mixing)
+        if i < len(blocks):
+            x = walk.pool(x, f"pool{i}", 3, 2, kind="max pool" if i == 1 else "avg pool")
+        stride = 1
     walk.pool_all(walk.plain(x, "cccp6", walk.num_classes, role="classifier"))
 
 
@@ -328,8 +371,8 @@ BACKBONES = {
     # with the maps that the paper used to count its googlenet-lr: every stride-2 pool is padded by 1
     "googlenet_padded": Backbone(partial(_walk_googlenet, 1), 224, ("avg",), ("linear",), stem_stride=2),
     **{
-        name: Backbone(partial(_walk_nin, kernels), 30, ("avg", "max"), ("conv",), num_classes=10)
-        for name, kernels in NIN_KERNELS.items()
+        name: Backbone(partial(_walk_nin, blocks), 30, ("avg", "max"), ("conv",), num_classes=10)
+        for name, blocks in NIN_BLOCKS.items()
     },
 }
 

@@ -22,7 +22,7 @@ from timm.models._features import feature_take_indices
 from timm.models.vgg import VGG, ConvMlp
 from torch import Tensor, nn
 
-from lrnas.arch.backbone_shapes import GOOGLENET_MODULES
+from lrnas.arch.backbone_shapes import GOOGLENET_MODULES, NIN_BLOCKS, NinBlock
 from lrnas.layers.conv import ConvBlock
 
 
@@ -413,8 +413,8 @@ class GoogLeNet(_Backbone):
 class NiN(_Backbone):
     """Network in Network for small images: spatial convolutions, each followed by 1×1 convolutions.
 
-    `kernels` are the kernel sizes of conv1, of the one or two convolutions of block 2, and of conv3. The last 1×1
-    convolution has one channel per class, which is pooled over the whole map.
+    `widths` can have other widths than those of the blocks; layers with width 0 are left out. The last 1×1 convolution
+    has one channel per class, which is pooled over the whole map.
     """
 
     classifier_name = "cccp6"
@@ -422,7 +422,7 @@ class NiN(_Backbone):
     def __init__(
         self,
         widths: Mapping[str, int] | None = None,
-        kernels: Sequence[int] = (5, 5, 3),
+        blocks: Sequence[NinBlock] = NIN_BLOCKS["nin"],
         num_classes: int = 10,
         in_chans: int = 3,
         stem_stride: int = 1,
@@ -434,31 +434,17 @@ class NiN(_Backbone):
     ) -> None:
         super().__init__(num_classes, in_chans)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        channels = in_chans
-
-        def add(name: str, width: int, kernel: int = 1, stride: int = 1) -> None:
-            nonlocal channels
-            width = (widths or {}).get(name, width)
-            self._add(name, ConvBlock(channels, width, kernel, stride, batch_norm, **place))
-            channels = width
-
-        add("conv1", 192, kernels[0], stem_stride)
-        add("cccp1", 160)
-        add("cccp2", 96)
-        self._add_level("cccp2", channels, stem_stride)
-        self._add("pool1", nn.MaxPool2d(3, stride=2, ceil_mode=True))
-        self._add("drop1", nn.Dropout(drop_rate))
-        middle = kernels[1:-1]
-        for i, kernel in enumerate(middle, start=1):
-            add("conv2" if len(middle) == 1 else f"conv2_{i}", 192, kernel)
-        add("cccp3", 192)
-        add("cccp4", 192)
-        self._add_level("cccp4", channels, 2 * stem_stride)
-        self._add("pool2", nn.AvgPool2d(3, stride=2, ceil_mode=True))
-        self._add("drop2", nn.Dropout(drop_rate))
-        add("conv3", 192, kernels[-1])
-        add("cccp5", 192)
-        self._add_level("cccp5", channels, 4 * stem_stride)
+        channels, stride = in_chans, stem_stride
+        for i, block in enumerate(blocks, start=1):
+            for name, (own_width, kernel) in {**block.spatial, **block.mixing}.items():
+                if width := (widths or {}).get(name, own_width):
+                    self._add(name, ConvBlock(channels, width, kernel, stride, batch_norm, **place))
+                    channels, stride = width, 1
+            self._add_level(self.body[-1], channels, stem_stride * 2 ** (i - 1))
+            if i < len(blocks):
+                pool = nn.MaxPool2d if i == 1 else nn.AvgPool2d
+                self._add(f"pool{i}", pool(3, stride=2, ceil_mode=True))
+                self._add(f"drop{i}", nn.Dropout(drop_rate))
         self.num_features = self.head_hidden_size = channels
         self.cccp6 = self._make_classifier(num_classes, **place)
         self.act6 = nn.ReLU()

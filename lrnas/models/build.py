@@ -12,7 +12,7 @@ from timm.models.vgg import VGG
 from torch import nn
 
 from lrnas.arch.architecture import Architecture, Pool
-from lrnas.arch.backbone_shapes import NIN_KERNELS, VGG_STAGES
+from lrnas.arch.backbone_shapes import NIN_BLOCKS, VGG_STAGES
 from lrnas.errors import ConversionError
 from lrnas.layers.fold import Folding
 from lrnas.layers.init import Rule, initialise
@@ -20,7 +20,7 @@ from lrnas.models.backbones import GoogLeNet, NiN, VggGlobalPool, vgg_layers
 from lrnas.models.convert import replace_conv
 from lrnas.models.plan import TIMM, Plan, folded_convs, make_plan, timm_config
 
-_RESERVED = {"stem_stride", "batch_norm", "norm_layer", "conv_layer", "widths", "kernels", "hidden", "pool_padding"}
+_RESERVED = {"stem_stride", "batch_norm", "norm_layer", "conv_layer", "widths", "blocks", "hidden", "pool_padding"}
 """Arguments of the backbones that callers cannot give, because the architecture sets them."""
 
 
@@ -134,7 +134,9 @@ def _create_backbone(plan: Plan, **kwargs: Any) -> nn.Module:
     widths = {conv.name: conv.mix.out_channels for conv in plan.convs}
     if plan.backbone.startswith("googlenet"):
         return GoogLeNet(widths, pool_padding=int(plan.backbone == "googlenet_padded"), **kwargs)
-    return NiN(widths, NIN_KERNELS[plan.backbone], **kwargs)
+    blocks = NIN_BLOCKS[plan.backbone]
+    left_out = {name: 0 for block in blocks for name in (*block.spatial, *block.mixing) if name not in widths}
+    return NiN(widths | left_out, blocks, **kwargs)
 
 
 def _create_vgg(plan: Plan, **kwargs: Any) -> nn.Module:

@@ -6,7 +6,7 @@ A point is an array of indices, one per axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,15 +59,21 @@ class Axes:
     Args:
         distributions: Optuna's distributions by name.
         kind_of: Returns the kind of a parameter, given its name.
+        idle_at: Returns the names of the parameters that have no effect at a point; None: all have one everywhere.
     """
 
     def __init__(
-        self, distributions: Mapping[str, BaseDistribution], kind_of: Callable[[str], str] = last_part
+        self,
+        distributions: Mapping[str, BaseDistribution],
+        kind_of: Callable[[str], str] = last_part,
+        idle_at: Callable[[Params], Collection[str]] | None = None,
     ) -> None:
+        self._idle_at = idle_at
         kinds = list(dict.fromkeys(kind_of(name) for name in distributions))
         self.axes = [_read(name, own, kinds.index(kind_of(name))) for name, own in distributions.items()]
         self.kinds = [axis.kind for axis in self.axes for _ in range(axis.features.shape[1])]
         """The kind of parameter that each feature belongs to, as numbers from 0."""
+        self._numbers = {axis.name: i for i, axis in enumerate(self.axes)}
         self._varied = [i for i, axis in enumerate(self.axes) if len(axis.values) > 1]
         ordered: dict[int, list[int]] = {}
         for i in self._varied:
@@ -85,9 +91,17 @@ class Axes:
         return np.array([axis.index(params[axis.name]) for axis in self.axes])
 
     def encode(self, points: Sequence[Point]) -> Array:
-        """(points, features): features of points."""
+        """(points, features): features of points. Those of a parameter without effect do not depend on its value."""
         table = np.array(points, dtype=np.int64).reshape(-1, len(self.axes))
-        return np.concatenate([axis.features[table[:, i]] for i, axis in enumerate(self.axes)], axis=1)
+        parts = [axis.features[table[:, i]] for i, axis in enumerate(self.axes)]
+        for row, point in enumerate(points):
+            for i in self._idle(point):
+                parts[i][row] = self.axes[i].features.mean(axis=0)
+        return np.concatenate(parts, axis=1)
+
+    def _idle(self, point: Point) -> set[int]:
+        """The numbers of the parameters without effect at a point."""
+        return set() if self._idle_at is None else {self._numbers[name] for name in self._idle_at(self.params(point))}
 
     def draw(self, random: np.random.Generator) -> Point:
         """A random point. Half of the time, ordered parameters of the same kind are close to each other."""
@@ -104,13 +118,15 @@ class Axes:
         """A new point near one of the parents.
 
         A few parameters are changed. Before that, with 30 % probability each, the point is mixed with another parent
-        and all ordered parameters of one kind are shifted together; for widths, this moves along the front.
+        and all ordered parameters of one kind are shifted together; for widths, this moves along the front. Parameters
+        that had no effect before, and have one now, get random values.
 
         Args:
             parents: Points to start from.
             random: Generator of all random choices.
         """
-        point = parents[int(random.integers(len(parents)))].copy()
+        parent = parents[int(random.integers(len(parents)))]
+        point = parent.copy()
         if random.random() < 0.3:
             other = parents[int(random.integers(len(parents)))]
             point = np.where(random.random(len(point)) < 0.5, other, point)
@@ -124,6 +140,8 @@ class Axes:
                 point[i] = axis.shift(int(point[i]), _draw_steps(random))
             else:
                 point[i] = random.integers(len(axis.values))
+        for i in sorted(self._idle(parent) - self._idle(point)):
+            point[i] = random.integers(len(self.axes[i].values))
         return point
 
 

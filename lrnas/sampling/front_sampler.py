@@ -13,7 +13,7 @@ the same time differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class FrontSampler(BaseSampler):
         beat: Only points count that cost at most this share of a named point and are more accurate than it.
         kind_of: Returns the kind of a parameter, given its name; parameters of one kind share a length scale. By
             default the part of the name after its last dot.
+        idle_at: Returns the names of the parameters that have no effect at a point; None: all have one everywhere.
         identity_of: Returns a value that is the same for points that mean the same network; None: all points differ.
         repeats: Whether a point may be proposed again, to be trained with another random seed, if a surer front is
             worth more than a new point.
@@ -79,6 +80,7 @@ class FrontSampler(BaseSampler):
         named: Sequence[Params] = (),
         beat: float | None = None,
         kind_of: Callable[[str], str] = last_part,
+        idle_at: Callable[[Params], Collection[str]] | None = None,
         identity_of: Callable[[Params], Hashable] | None = None,
         repeats: bool = False,
         seed: int | None = None,
@@ -89,7 +91,7 @@ class FrontSampler(BaseSampler):
         self.cost_names, self.other_costs = tuple(cost_names), tuple(other_costs)
         self.distributions = None if distributions is None else dict(distributions)
         self.named, self.beat = tuple(named), beat
-        self.kind_of = kind_of
+        self.kind_of, self.idle_at = kind_of, idle_at
         self.identity_of = identity_of
         self.repeats = repeats
         self._random = np.random.default_rng(seed)
@@ -125,7 +127,7 @@ class FrontSampler(BaseSampler):
             return {}  # all values were given when the trial was enqueued, or no parameter is known yet
         if study is not self._study or search_space != self._space:
             self._study, self._space, self._finished = study, search_space, {}
-            self._axes = Axes(search_space, self.kind_of)
+            self._axes = Axes(search_space, self.kind_of, self.idle_at)
             self._dearest = self._find_dearest()
         sign = 1.0 if study.directions[0] == StudyDirection.MAXIMIZE else -1.0
         others = (self._read(other, sign) for other in study.get_trials(deepcopy=False) if other.number != trial.number)

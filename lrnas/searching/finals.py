@@ -129,7 +129,7 @@ class Ladder:
             Contender(
                 identity,
                 is_paper[identity],
-                tuple(first[identity].user_attrs[name] for name in self.proposals.study.costs),
+                self._costs_to_beat(first[identity], is_paper[identity]),
                 float(mean[i]),
                 float(deviation[i]),
                 self._expected_seconds(first[identity], level),
@@ -146,6 +146,11 @@ class Ladder:
         if picked is None:
             return None
         return self._promote(first[picked.identity], level, (picked.mean, picked.deviation) if is_full else None)
+
+    def _costs_to_beat(self, trial: FrozenTrial, is_paper: bool) -> tuple[float, ...]:
+        """The costs of a network. With `beat`, a network of the paper counts as if it had this share of its costs."""
+        share = (self.proposals.beat or 1.0) if is_paper else 1.0
+        return tuple(share * trial.user_attrs[name] for name in self.proposals.study.costs)
 
     def seconds(self, level: str) -> float:
         """Training time of a level so far; runs that are not over count with what they are expected to take."""

@@ -26,7 +26,7 @@ from threadpoolctl import threadpool_limits
 from lrnas._differences import list_differences
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, OutsideSpace
-from lrnas.sampling.axes import Axes
+from lrnas.sampling.axes import Axes, last_part
 from lrnas.spaces.space import SearchSpace
 from lrnas.study.ledger import Ledger
 from lrnas.study.manifest import FREE, StudyError
@@ -131,7 +131,7 @@ class Proposals(Queue):
 
     def __post_init__(self) -> None:
         self.distributions = distributions_of(self.space)
-        self.axes = Axes(self.distributions, kind_of)
+        self.axes = Axes(self.distributions, kind_of, self.space.idle_parameters)
         self._random = np.random.default_rng()
 
     def enqueue(self, named: Mapping[str, Architecture]) -> None:
@@ -307,8 +307,8 @@ def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
 
 
 def kind_of(name: str) -> str:
-    """The kind of a parameter: width, join, shape (which filters), or other."""
-    axis = name.rpartition(".")[2]
-    return {"square": "shape", "vertical": "shape", "form": "shape", "width": "width", "join": "join"}.get(
-        axis, "other"
-    )
+    """The kind of a parameter: shape (which filters), the axis itself for other axes of layers, or other."""
+    axis = last_part(name)
+    if axis in ("square", "vertical", "form"):
+        return "shape"
+    return axis if axis in ("present", "kernel", "width", "join") else "other"

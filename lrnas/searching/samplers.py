@@ -56,6 +56,7 @@ def _make_front(proposals: Proposals, seed: int) -> BaseSampler:
         named=[space.params_of(network) for network in named],
         beat=proposals.beat,
         kind_of=kind_of,
+        idle_at=space.idle_parameters,
         identity_of=lambda params: proposals.study.identify(space.architecture(params)),
         seed=seed,
     )

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any
 
-from lrnas.arch.architecture import Architecture
-from lrnas.errors import closest
+from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.errors import InvalidArchitecture, closest
 from lrnas.models.plan import TIMM, make_plan
 from lrnas.spaces.parameters import NEUTRAL, Group, Layer, Parameter
 from lrnas.spaces.toml_file import Definition, Entry, Key
@@ -65,6 +65,7 @@ class _Grouping:
             axes = {axis: _make_parameter(name, axis, self.definition.vary[i].axes) for axis in NEUTRAL}
             groups[name] = Group(name, tuple(layers), axes, self.definition.divisor)
             self.check_timm(groups[name], i)
+            self.check_present(groups[name], i)
         return tuple(groups.values())
 
     def group_name(self, layer: str, i: int, granularity: str) -> str:
@@ -93,19 +94,20 @@ class _Grouping:
             if i not in entries.values():
                 message = (
                     "an entry needs a layer that can vary; its patterns match only layers of other entries, or 1×1 "
-                    "layers, in which only the width can vary; add layers"
+                    "layers, in which only width and present can vary; add layers"
                 )
                 self.fail(message, "space", "vary", i, "layers")
         return entries
 
     def match(self, pattern: str, entry: Entry, i: int) -> list[str]:
-        """The layers that a name or pattern matches. If more than the width varies, patterns skip 1×1 layers."""
+        """The layers that a name or pattern matches. Patterns skip 1×1 layers if filter shapes or joins vary."""
         where = ("space", "vary", i, "layers")
         names = self.expand(pattern, *where)
-        if entry.axes.keys() == {"width"}:
+        if entry.axes.keys() <= {"width", "present"}:
             return names
         if self.kernels.get(pattern) == 1:
-            message = f"{pattern} is a 1×1 convolution, in which only the width can vary; got {', '.join(entry.axes)}"
+            got = ", ".join(entry.axes)
+            message = f"{pattern} is a 1×1 convolution, in which only width and present can vary; got {got}"
             self.fail(f"{message}; give it an entry of its own", *where)
         return [name for name in names if self.kernels[name] > 1]
 
@@ -149,6 +151,14 @@ class _Grouping:
             if others := set(group.axes[axis].values) - allowed:
                 message = "layers of a timm model keep their channels: width must be 1, join none or 1; got"
                 self.fail(f"{message} {axis} {min(map(str, others))}; remove it", "space", "vary", i, axis)
+
+    def check_present(self, group: Group, i: int) -> None:
+        """Refuse to leave out a layer that the backbone needs."""
+        for layer in group.layers if "no" in group.axes["present"].values else ():
+            try:
+                make_plan(Architecture(layer.backbone, {layer.name: Allocation(width=0)}))
+            except InvalidArchitecture as error:
+                self.fail(f"{layer.backbone}: {error}", "space", "vary", i, "present")
 
 
 def _make_parameter(group: str, axis: str, given: Mapping[str, tuple[Any, ...]]) -> Parameter:

@@ -1,9 +1,10 @@
 """The parameters of a search space, and the groups of layers that share them.
 
-Every group has the same five axes. `form` is mixed or separable. In a mixed layer, `square` is the share of k×k filters
-(1 is a dense layer), `vertical` is the share of k×1 filters among the filters that are not k×k (the rest is 1×k), and
-`join` is the width of a 1×1 join. `width` is the number of filters. Widths and joins are multiples of the backbone's
-width. An axis with one value is fixed, an axis with several values is a parameter of the space.
+Every group has the same axes. `present` is yes or no: whether the network has the layers at all. `form` is mixed or
+separable. In a mixed layer, `kernel` is the size k, `square` is the share of k×k filters (1 is a dense layer),
+`vertical` is the share of k×1 filters among the filters that are not k×k (the rest is 1×k), and `join` is the width of
+a 1×1 join. `width` is the number of filters. Widths and joins are multiples of the backbone's width. An axis with one
+value is fixed, an axis with several values is a parameter of the space.
 """
 
 from __future__ import annotations
@@ -12,18 +13,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from numbers import Real
 from typing import Any, NamedTuple
 
-from lrnas.arch.architecture import Allocation, Mix, scale_width
+from lrnas.arch.architecture import Allocation, FilterGroup, Mix, scale_width
 from lrnas.errors import OutsideSpace
 
 Values = tuple[float, ...] | tuple[str, ...] | tuple[int, ...]
 
-NEUTRAL: dict[str, float | str] = {"form": "mixed", "square": 1.0, "vertical": 0.5, "join": "none", "width": 1.0}
+NEUTRAL: dict[str, float | str] = {
+    "present": "yes",
+    "form": "mixed",
+    "kernel": "own",
+    "square": 1.0,
+    "vertical": 0.5,
+    "join": "none",
+    "width": 1.0,
+}
 """The axes of a group, each with the value that does not change the layers of the backbone."""
+ADDED = ("present", "kernel")
+"""Axes that spaces of earlier versions do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +94,34 @@ class Group:
         """The axes with more than one value."""
         return [axis for axis in self.axes.values() if len(axis.values) > 1]
 
+    @cached_property
+    def backbones(self) -> frozenset[str]:
+        """The backbones that have layers of this group."""
+        return frozenset(layer.backbone for layer in self.layers)
+
+    def is_left_out(self, params: Mapping[str, Any]) -> bool:
+        """Whether the layers are left out for given values of the space's parameters."""
+        return bool(params.get(self.axes["present"].name, "yes") == "no")
+
+    def idle_parameters(self, params: Mapping[str, Any]) -> list[str]:
+        """The parameters of the group that have no effect for given values of the space's parameters."""
+        names = [parameter.name for parameter in self.parameters]
+        if self.is_left_out(params):
+            return [name for name in names if name != self.axes["present"].name]
+        if params.get(self.axes["form"].name, self.axes["form"].values[0]) == "separable":
+            return [self.axes[axis].name for axis in ("square", "vertical", "join") if self.axes[axis].name in names]
+        is_dense = params.get(self.axes["square"].name, self.axes["square"].values[0]) == 1
+        return [name for name in names if name == self.axes["vertical"].name] if is_dense else []
+
     def allocation(self, params: Mapping[str, Any]) -> Allocation:
         """The filters of the layers for given values of the space's parameters."""
         return _make_allocation(*(params.get(axis.name, axis.values[0]) for axis in self.axes.values()))
 
-    def params_of(self, mixes: Sequence[tuple[Layer, Mix]]) -> dict[str, Any]:
+    def params_of(self, mixes: Sequence[tuple[Layer, Mix | None]]) -> dict[str, Any]:
         """The values of the parameters for which the layers have the given filters.
+
+        Args:
+            mixes: Each layer with its filters; None if the layer is left out.
 
         Raises:
             OutsideSpace: If no values of the parameters give these filters.
@@ -106,7 +139,7 @@ class Group:
             )
         return {axis.name: values[name] for name, axis in self.axes.items() if len(axis.values) > 1}
 
-    def _solve(self, mixes: Sequence[tuple[Layer, Mix]]) -> dict[str, Any] | None:
+    def _solve(self, mixes: Sequence[tuple[Layer, Mix | None]]) -> dict[str, Any] | None:
         """Values of all axes for which the layers have these filters; None if there are none.
 
         An axis without effect has its neutral value.
@@ -117,12 +150,17 @@ class Group:
             candidates.append(sorted(values, key=lambda value, neutral=axis.neutral: value != neutral))  # type: ignore[misc]
         for solution in product(*candidates):
             allocation = _make_allocation(*solution)
-            if all(allocation.at(layer.kernel, layer.width, self.divisor) == mix for layer, mix in mixes):
+            given = [(layer, mix) for layer, mix in mixes if mix is not None]
+            if all(allocation.at(layer.kernel, layer.width, self.divisor) == mix for layer, mix in given):
                 return dict(zip(self.axes, solution, strict=True))
         return None
 
-    def _fits(self, axis: str, value: Any, layer: Layer, mix: Mix) -> bool:
+    def _fits(self, axis: str, value: Any, layer: Layer, mix: Mix | None) -> bool:
         """Whether an axis can have this value if a layer has the filters `mix`. Shares are checked roughly."""
+        if axis == "present":  # if a layer that must be there is left out, then because a layer before it is
+            return bool((value == "yes") == (mix is not None)) or len(self.axes[axis].values) == 1
+        if mix is None:  # the other axes have no effect
+            return bool(value == self.axes[axis].neutral)
         if axis == "form":
             return bool((value == "separable") == mix.is_separable)
         if axis == "width":
@@ -132,19 +170,24 @@ class Group:
         if axis == "join":
             num = None if value == "none" else scale_width(float(Fraction(value)), layer.width, self.divisor)
             return num == (mix.second.num if mix.second else None)
-        k, num_of = layer.kernel, {(group.height, group.width): group.num for group in mix.groups}
+        k, num_of = mix.kernel, {(group.height, group.width): group.num for group in mix.groups}
+        if axis == "kernel":
+            return bool(k == (layer.kernel if value == "own" else value))
         if k == 1:
             return True
         part = num_of.get((k, k) if axis == "square" else (k, 1), 0)
         whole = _num_filters(mix) - (0 if axis == "square" else num_of.get((k, k), 0))
         return bool(abs(value * whole - part) <= 4 * self.divisor)  # counts are rounded to multiples of the divisor
 
-    def _explain(self, layer: Layer, mix: Mix) -> str:
+    def _explain(self, layer: Layer, mix: Mix | None) -> str:
         """The reason why a layer cannot have these filters in this space, with the allowed values."""
-        k, counts = layer.kernel, {(group.height, group.width): group.num for group in mix.groups}
+        assert mix is not None, "a layer that is left out fits every group"
+        k, counts = mix.kernel, {(group.height, group.width): group.num for group in mix.groups}
         square, vertical, horizontal = (counts.pop(shape, 0) for shape in ((k, k), (k, 1), (1, k)))
         found: dict[str, Any] = {
+            "present": "yes",
             "form": "separable" if mix.is_separable else "mixed",
+            "kernel": k,
             "width": _num_filters(mix) / layer.width,
             "join": "none" if mix.second is None else mix.second.num / layer.width,
         }
@@ -168,21 +211,26 @@ class Group:
         layers: dict[str, list[str]] = {}
         for layer in self.layers:
             layers.setdefault(layer.backbone, []).append(layer.name)
-        axes = {name: list(axis.values) for name, axis in self.axes.items()}
+        varies = [name for name, axis in self.axes.items() if name not in ADDED or axis.values != (NEUTRAL[name],)]
+        axes = {name: list(self.axes[name].values) for name in varies}
         return {"name": self.name, "layers": layers, "axes": axes}
 
 
 @lru_cache(maxsize=1 << 14)
-def _make_allocation(form: str, square: float, vertical: float, join: str, width: float) -> Allocation:
+def _make_allocation(
+    present: str, form: str, kernel: int | str, square: float, vertical: float, join: str, width: float
+) -> Allocation:
+    if present == "no":
+        return Allocation(width=0)
     if form == "separable":
         return Allocation("separable", width=width)
     multiple = None if join == "none" else float(Fraction(join))
-    if square == 1:
+    if square == 1 and kernel == "own":
         return Allocation("dense", width=width, join=multiple)
-    rest = 1 - square
-    return Allocation.composite(
-        vertical=rest * vertical, horizontal=rest * (1 - vertical), square=square, width=width, join=multiple
-    )
+    k, rest = "k" if kernel == "own" else kernel, 1 - square
+    shares = {f"{k}x1": rest * vertical, f"1x{k}": rest * (1 - vertical), f"{k}x{k}": square}
+    groups = tuple(FilterGroup(shape, share) for shape, share in shares.items() if share)
+    return Allocation("composite", groups, width, multiple)
 
 
 def _num_filters(mix: Mix) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lrnas._resources import SEARCH_SPACES
-from lrnas.arch.architecture import DENSE, Architecture, check_divisor
+from lrnas.arch.architecture import DENSE, Allocation, Architecture, check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, LrnasError, OutsideSpace, UnknownName, closest
 from lrnas.models.plan import TIMM, Plan, canonical_id, make_plan, resolve_backbone
 from lrnas.spaces.layer_groups import make_groups
@@ -97,6 +97,36 @@ class SearchSpace:
                 layers.update({layer.name: allocation for layer in group.layers if layer.backbone == backbone})
         return _make_architecture(choices, layers, self.batch_norm, self.divisor)
 
+    def idle_parameters(self, params: Mapping[str, Any]) -> set[str]:
+        """The parameters that have no effect at a point: those of layers that its network does not have, for example.
+
+        Args:
+            params: A value of every parameter, by name.
+        """
+        backbone = params.get("backbone", self.backbones[0])
+        left_out = {name for group in self.groups if group.is_left_out(params) for name in self._behind[group.name]}
+        idle: set[str] = set()
+        for group in self.groups:
+            if group.name in left_out or backbone not in group.backbones:
+                idle.update(parameter.name for parameter in group.parameters)
+            else:
+                idle.update(group.idle_parameters(params))
+        return idle
+
+    @cached_property
+    def _behind(self) -> dict[str, list[str]]:
+        """The groups whose layers are left out if those of a group are, by the name of the group."""
+        found: dict[str, list[str]] = {group.name: [] for group in self.groups}
+        for group in self.groups:
+            if "no" not in group.axes["present"].values:
+                continue
+            layers = {layer.name: Allocation(width=0) for layer in group.layers}
+            plans = [make_plan(Architecture(backbone, layers)) for backbone in group.backbones]
+            kept = {conv.name for plan in plans for conv in plan.convs}
+            others = [other for other in self.groups if other is not group]
+            found[group.name] = [o.name for o in others if not kept & {layer.name for layer in o.layers}]
+        return found
+
     def draw(self, chance: random.Random) -> dict[str, Any]:
         """Draw a random point, uniformly.
 
@@ -125,11 +155,15 @@ class SearchSpace:
         mixes = {conv.name: conv.mix for conv in plan.convs}
         for group in self.groups:
             layers = [layer for layer in group.layers if layer.backbone == plan.backbone]
-            params |= group.params_of([(layer, mixes.pop(layer.name)) for layer in layers])
+            params |= group.params_of([(layer, mixes.pop(layer.name, None)) for layer in layers])
         own_mixes = {conv.name: conv.mix for conv in make_plan(Architecture(plan.backbone)).convs}
         for name, mix in mixes.items():
             if mix != (own := own_mixes[name]):
                 raise OutsideSpace(f"{name}: {mix}; allowed: {own}, because this layer does not vary in this space")
+        if len(plan.convs) < len(own_mixes):  # is a layer left out that must be there?
+            found = make_plan(self.architecture(params), check_fit=False)
+            if missing := {conv.name for conv in found.convs} - {conv.name for conv in plan.convs}:
+                raise OutsideSpace(f"{min(missing)}: left out; allowed: this layer is in all networks of this space")
         return {parameter.name: params[parameter.name] for parameter in self.parameters}
 
     def to_dict(self) -> dict[str, Any]:
@@ -321,19 +355,24 @@ def _inside(space: SearchSpace, point: Architecture) -> Architecture:
 
 
 def _uniform_networks(space: SearchSpace) -> dict[str, Architecture]:
-    """The uniform networks of a space (see `SearchSpace.uniform`), without those that are already points."""
+    """The uniform networks of a space (see `SearchSpace.uniform`).
+
+    Networks that are already points are left out, and so are networks that cost more than the baseline.
+    """
     found: dict[str, Architecture] = {}
     known = {canonical_id(point) for point in space.points.values()}
     base: dict[str, Any] = {parameter.name: parameter.neutral for parameter in space.parameters}
+    most = math.inf
     if space.baseline is not None:
         own = space.params_of(space.points[space.baseline])
+        most = make_plan(space.points[space.baseline]).cost.macs
         base |= {name: own[name] for name in space.choices if name in own}
     home = base.get("backbone", space.backbones[0])
     mixes = [("dense", home, 1.0), *(("lr", backbone, 0.0) for backbone in space.backbones)]
     for (mix, backbone, square), width in product(mixes, UNIFORM_WIDTHS):
         wanted = {"form": "mixed", "square": square, "vertical": 0.5, "join": "none", "width": width}
         network = _uniform(space, {**base, "backbone": backbone}, wanted)
-        if network is None or (key := canonical_id(network)) in known:
+        if network is None or (key := canonical_id(network)) in known or make_plan(network).cost.macs > most:
             continue
         known.add(key)
         name = f"{mix}-x{width:g}"
@@ -348,7 +387,8 @@ def _uniform(space: SearchSpace, base: Mapping[str, Any], wanted: Mapping[str, A
     params = dict(base)
     for group in space.groups:
         for parameter in group.parameters:
-            params[parameter.name] = parameter.match(wanted[parameter.name.rpartition(".")[2]])
+            value = wanted.get(parameter.name.rpartition(".")[2], parameter.neutral)
+            params[parameter.name] = parameter.match(value)
     if None in params.values():
         return None
     return space.architecture({parameter.name: params[parameter.name] for parameter in space.parameters})

@@ -26,6 +26,9 @@ CHOICES = ("backbone", "pool", "stem_stride", "classifier")
 POINT_EXTRAS = ("counted_on", "note", "explained")
 """Keys of a point that only `lrnas.models.paper` reads."""
 PAPER = ("table", "title", "input", "num_classes", "data", "baseline", "auxiliary_macs", "classifier_params")
+WORDS = {"present": ("yes", "no"), "form": ("mixed", "separable")}
+"""The values of axes that are words."""
+MAX_KERNEL = 11
 MAX_VALUES = 1000
 Key = str | int
 """A key of a table or the index of an entry in an array of tables."""
@@ -204,16 +207,22 @@ class _Reader:
         axes = {axis: self.values(axis, data[axis], *where, axis) for axis in NEUTRAL if axis in data}
         if not axes:
             self.fail(f"an entry must vary at least one of {', '.join(NEUTRAL)}; got none; add one", *where)
+        if "kernel" in axes and "separable" in axes.get("form", ()):
+            self.fail(
+                "separable layers keep the backbone's kernel; got form and kernel; leave one out", *where, "kernel"
+            )
         return Entry(self.names(data.get("layers"), *where, "layers"), axes, name)
 
     def values(self, axis: str, given: Any, *where: Key) -> tuple[Any, ...]:
         """The allowed values of an axis, given as one value, a list, or a range with a step."""
-        if axis == "form":
-            forms = self.listed(given, *where)
-            for form in forms:
-                if form not in ("mixed", "separable"):
-                    self.fail(f"form must be mixed or separable; got {form!r}", *where)
-            return forms
+        if axis in WORDS:
+            words = self.listed(given, *where)
+            for word in words:
+                if word not in WORDS[axis]:
+                    self.fail(f"{axis} must be {' or '.join(WORDS[axis])}; got {word!r}", *where)
+            return words
+        if axis == "kernel":
+            return self.kernels(given, *where)
         numbers: list[Fraction | None]
         if isinstance(given, dict):
             numbers = [*self.steps(given, *where)]
@@ -228,6 +237,13 @@ class _Reader:
         if axis == "join":
             return tuple("none" if number is None else str(number) for number in numbers)
         return tuple(float(number) for number in sorted(number for number in numbers if number is not None))
+
+    def kernels(self, given: Any, *where: Key) -> tuple[int, ...]:
+        sizes = self.listed(given, *where)
+        for size in sizes:
+            if isinstance(size, bool) or not isinstance(size, int) or not (1 < size <= MAX_KERNEL and size % 2):
+                self.fail(f"kernel must be an odd whole number from 3 to {MAX_KERNEL}; got {size!r}", *where)
+        return tuple(sorted(sizes))
 
     def steps(self, given: dict[str, Any], *where: Key) -> list[Fraction]:
         self.check_keys(given, ("from", "to", "step"), *where)

@@ -83,3 +83,18 @@ def test_random_points_are_small_and_large() -> None:
     widths = [i for i, axis in enumerate(AXES.axes) if axis.name.endswith("width")]
     means = [AXES.draw(random)[widths].mean() for _ in range(200)]
     assert min(means) < 2 and max(means) > 8  # widths drawn one by one would all be near 5 in the mean
+
+
+def test_values_without_effect_do_not_count() -> None:
+    space = load_space("nin-deep")
+    axes = Axes(distributions_of(space), kind_of, space.idle_parameters)
+    params = space.params_of(space.points["nin"])
+    assert params["conv1_2.present"] == "no"
+    other = {**params, "conv1_2.width": 0.25, "conv1_3.present": "yes"}
+    first, second, third = axes.encode([axes.point(p) for p in (params, other, {**params, "conv1_1.width": 0.25})])
+    assert np.array_equal(first, second) and not np.array_equal(first, third)
+    # a layer that comes back gets random values
+    random = np.random.default_rng(0)
+    children = [axes.params(axes.mutate([axes.point(params)], random)) for _ in range(400)]
+    widths = [child["conv1_2.width"] for child in children if child["conv1_2.present"] == "yes"]
+    assert len(widths) > 5 and len(set(widths)) > 3

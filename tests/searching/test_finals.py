@@ -83,6 +83,16 @@ def test_the_papers_network_is_first_and_what_follows_was_promised() -> None:
     assert ladder.seconds("full") == 9.0 * len(runs.study.optuna_trials())
 
 
+@pytest.mark.parametrize(("beat", "name"), [(None, "dense-x0.25"), (0.1, "lr-x0.25")])
+def test_rivals_of_the_paper_cost_at_most_the_share_to_beat(beat: float | None, name: str) -> None:
+    proposals = train_some(make_proposals())  # the network dense-x0.25 has 0.12 of the MACs of nin-c3-lr
+    proposals.beat = beat
+    _, runs = climb(proposals)
+    while (run := ask(runs)).point is not None:
+        finish(runs, run, 0.95)
+    assert run.architecture == proposals.space.uniform[name]
+
+
 @pytest.mark.parametrize(("share", "num_workers", "seeds"), [(0.95, 1, 1), (0.95, 2, 2), (0.95, 8, 3), (0.8, 8, 1)])
 def test_seeds_of_the_papers_networks_fill_the_workers_as_far_as_there_is_time(
     share: float, num_workers: int, seeds: int

@@ -7,20 +7,24 @@ import pickle
 import re
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
 import lrnas
-from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.arch.architecture import Allocation, Architecture, FilterGroup
 from lrnas.errors import InvalidSpace, LrnasError, OutsideSpace, UnknownName
+from lrnas.models.build import create_model
 from lrnas.models.paper import paper_points
 from lrnas.models.plan import canonical_id, make_plan
 from lrnas.spaces import parameters, toml_file
 from lrnas.spaces.space import Parameter, SearchSpace, load_space, named_spaces
 
-SPACES = ("googlenet", "nin", "vgg11")
+PAPER_SPACES = ("googlenet", "nin", "vgg11")
+SPACES = ("googlenet", "nin", "nin-deep", "vgg11")
 HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
 DOCS = Path(lrnas.__file__).parent.parent / "docs" / "spaces.md"
 OWN = """\
@@ -58,14 +62,19 @@ def points(draw: st.DrawFn, spaces: tuple[str, ...] = SPACES) -> tuple[SearchSpa
 def test_the_spaces_of_lrnas() -> None:
     assert named_spaces() == list(SPACES)
     sizes = {name: (load_space(name).dimension, load_space(name).granularity) for name in SPACES}
-    assert sizes == {"googlenet": (33, "stage"), "nin": (22, "layer"), "vgg11": (28, "stage")}
+    assert sizes == {
+        "googlenet": (33, "stage"),
+        "nin": (22, "layer"),
+        "nin-deep": (43, "layer"),
+        "vgg11": (28, "stage"),
+    }
     assert load_space("nin").size == 2 * (9 * 3 * 3 * 11) ** 4 * 11**5
 
 
 @pytest.mark.parametrize("batch_norm", [None, False, True])
 def test_all_fourteen_points_are_exactly_inside(batch_norm: bool | None) -> None:
     seen = []
-    for name in SPACES:
+    for name in PAPER_SPACES:
         space = load_space(name, batch_norm=batch_norm)
         assert space.left_out == () and space.baseline in space.points
         for point, architecture in space.points.items():
@@ -378,7 +387,7 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     ("old", "new", "line", "message"),
     [
         ("[space]", "[spaces]", 1, "unknown key 'spaces'; did you mean space? (known: space, paper, points)"),
-        ("square =", "squre =", 6, "unknown key 'squre'; did you mean square? (known: layers, name, form, square"),
+        ("square =", "squre =", 6, "unknown key 'squre'; did you mean square? (known: layers, name, present, form"),
         ('"nin"\n\n', '"nin"\npooling = "max"\n\n', 3, "unknown key 'pooling'"),
         ("from = 0", "start = 0", 6, "unknown key 'start' (known: from, to, step)"),
         ("shares = {", "share = {", 11, "point mine: conv1: unknown key 'share'; did you mean shares?"),
@@ -400,12 +409,12 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
         ("layers.conv1 =", "layers.conv9 =", 9, "point mine: nin has no layer 'conv9'"),
         ('"conv2"]', '"conv22"]', 5, "nin has no layer 'conv22'; did you mean conv2"),
         ('"conv2"]', '"convolution*"]', 5, "nin has no layer 'convolution*'; known: conv1, cccp1"),
-        ('"conv2"]', '"cccp1"]', 5, "cccp1 is a 1×1 convolution, in which only the width can vary; got square, width"),
+        ('"conv2"]', '"cccp1"]', 5, "cccp1 is a 1×1 convolution, in which only width and present can vary; got square"),
         (
             '["conv1", "conv2"]',
             '["cccp*"]',
             5,
-            "or 1×1 layers, in which only the width can vary; add layers",
+            "or 1×1 layers, in which only width and present can vary; add layers",
         ),
         ('["conv1", "conv2"]', "[]", 5, "layers must be a list of names or patterns"),
         ('layers = ["conv1", "conv2"]\n', "", 4, "layers must be a list of names or patterns, such as"),
@@ -488,7 +497,7 @@ def test_files_that_are_no_spaces(tmp_path: Path) -> None:
         load(tmp_path, '[space]\nbackbone = "nin"\n')
     with pytest.raises(InvalidSpace, match="a space needs a parameter; got only fixed values"):
         load(tmp_path, '[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\nsquare = 0\n')
-    with pytest.raises(InvalidSpace, match="must vary at least one of form, square, vertical, join, width; got none"):
+    with pytest.raises(InvalidSpace, match=r"must vary at least one of present, form, kernel, square, .*; got none"):
         load(tmp_path, '[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\n')
     entries = '[[space.vary]]\nlayers = "conv1"\nwidth = [1, 2]\n[[space.vary]]\nlayers = "conv2"\nsquare = [0, 1]\n'
     with pytest.raises(InvalidSpace, match=r"line 6: entries .* need different names; 'all' is used twice"):
@@ -530,3 +539,79 @@ def test_lines_are_found_past_texts_and_lists_of_several_lines(tmp_path: Path) -
     text = noise + OWN.replace('["conv1", "conv2"]', '[\n  "conv1",\n  "conv2",\n]').replace("square", "squre")
     with pytest.raises(InvalidSpace, match=r"line 15: unknown key 'squre'"):
         load(tmp_path, text)
+
+
+def test_layers_that_can_be_left_out_and_kernels_that_vary(tmp_path: Path) -> None:
+    text = """\
+[space]
+backbone = "nin_3x3"
+[[space.vary]]
+layers = "conv2_*"
+kernel = [5, 3]
+square = [0, 1]
+[[space.vary]]
+layers = ["cccp1", "cccp2"]
+present = ["yes", "no"]
+"""
+    space = load(tmp_path, text)
+    names = ["cccp1.present", "cccp2.present", "conv2_1.kernel", "conv2_1.square", "conv2_2.kernel", "conv2_2.square"]
+    assert [parameter.name for parameter in space.parameters] == names
+    params: dict[str, Any] = {"cccp1.present": "no", "cccp2.present": "yes"}
+    params |= {"conv2_1.kernel": 5, "conv2_1.square": 1, "conv2_2.kernel": 3, "conv2_2.square": 0}
+    plan = make_plan(space.architecture(params))
+    mixes = {conv.name: str(conv.mix) for conv in plan.convs}
+    assert list(mixes)[:4] == ["conv1", "conv2_1", "conv2_2", "cccp3"]  # without cccp1 there is no cccp2
+    assert (mixes["conv2_1"], mixes["conv2_2"]) == ("5x5,192", "3x1,96 || 1x3,96")
+    assert space.params_of(space.architecture(params)) == {**params, "cccp2.present": "no"}
+    assert space.idle_parameters(params) == {"cccp2.present"}
+    with pytest.raises(OutsideSpace, match=r"conv2_2: kernel 7; allowed: 3 or 5"):
+        space.params_of(Architecture("nin_3x3", {"conv2_2": Allocation("composite", (FilterGroup("7x7", 1),))}))
+    with pytest.raises(OutsideSpace, match=r"cccp3: left out; allowed: this layer is in all networks of this space"):
+        space.params_of(Architecture("nin_3x3", {"cccp3": Allocation(width=0)}))
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('layers = "conv1"\npresent = ["yes", "no"]', "nin: conv1 cannot be left out; got width 0"),
+        ('layers = "cccp1"\npresent = [true, false]', "present must be yes or no; got True"),
+        ('layers = "conv1"\nkernel = [3, 4]', "kernel must be an odd whole number from 3 to 11; got 4"),
+        ('layers = "conv1"\nkernel = [3, 5]\nform = "separable"', "separable layers keep the backbone's kernel"),
+        ('layers = "cccp1"\nkernel = [3, 5]', "cccp1 is a 1×1 convolution"),
+    ],
+)
+def test_values_of_present_and_kernel_that_are_refused(tmp_path: Path, entry: str, message: str) -> None:
+    with pytest.raises(InvalidSpace) as caught:
+        load(tmp_path, f'[space]\nbackbone = "nin"\n[[space.vary]]\n{entry}\n')
+    assert message in str(caught.value)
+
+
+def test_the_networks_of_the_paper_are_the_same_in_nin_deep() -> None:
+    space = load_space("nin-deep", batch_norm=True)
+    assert space.points.keys() == load_space("nin").points.keys()
+    for name, architecture in space.points.items():
+        own = dataclasses.replace(paper_points()[name].architecture, batch_norm=True)
+        found, expected = make_plan(architecture, 32), make_plan(own, 32)
+        assert (found.cost.macs, found.cost.params) == (expected.cost.macs, expected.cost.params)
+        assert [conv.mix for conv in found.convs] == [conv.mix for conv in expected.convs]
+        models = [create_model(network, 10).eval() for network in (architecture, own)]
+        weights = models[0].state_dict().values()
+        models[1].load_state_dict(dict(zip(models[1].state_dict(), weights, strict=True)))
+        images = torch.randn(2, 3, 32, 32)
+        assert torch.equal(models[0](images), models[1](images))
+
+
+def test_uniform_networks_cost_no_more_than_the_baseline() -> None:
+    space = load_space("nin-deep")
+    most = make_plan(space.points["nin"]).cost.macs
+    assert list(space.uniform) == ["dense-x0.25", "lr-x0.5", "lr-x0.25"]
+    assert all(make_plan(network).cost.macs <= most for network in space.uniform.values())
+
+
+@settings(deadline=None, max_examples=60)
+@given(points(), st.randoms(use_true_random=False))
+def test_idle_parameters_do_not_change_the_network(point: tuple[SearchSpace, dict[str, Any]], chance: Random) -> None:
+    space, params = point
+    idle = space.idle_parameters(params)
+    other = {p.name: chance.choice(p.values) if p.name in idle else params[p.name] for p in space.parameters}
+    assert canonical_id(space.architecture(other)) == canonical_id(space.architecture(params))
