@@ -15,6 +15,7 @@ All run from the root of the repository, with torch, timm and Optuna but without
 | `records` | reads result files, and packs them into one small file |
 | `analyse` | Kendall's tau between short and full trainings, with bootstrap errors |
 | `calibrate` | how far the model of a search can be trusted when it predicts full trainings |
+| `effects` | what each parameter of a space is worth at given costs |
 | `stand_in` | predicts accuracies of any network from the table, for `benchmarks/samplers.py` |
 | `figures` | the picture in docs/proxy.md |
 
