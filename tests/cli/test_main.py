@@ -115,6 +115,7 @@ def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(space["name"], space["dimension"]) for space in json.loads(out)] == [
         ("googlenet", 33),
         ("nin", 22),
+        ("nin-deep", 43),
         ("vgg11", 28),
     ]
     _, out, _ = run(capsys, "spaces", "nin", "--json")
