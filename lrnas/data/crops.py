@@ -1,11 +1,11 @@
-"""Crops of packed images, taken on the device that trains.
+"""Crops of images, taken on the device that trains.
 
-A crop is six numbers: its first pixel in the pack, the pixels from one of its rows to the next, its rows and columns,
-whether it is mirrored, and the class of the image. So a batch of crops is one operation that gathers pixels by their
-numbers, without any work per image.
+A crop is six numbers: its first pixel among the pixels of all images, the pixels from one of its rows to the next, its
+rows and columns, whether it is mirrored, and the class of the image. So a batch of crops is one operation that gathers
+pixels by their numbers, without any work per image.
 
-The pixels are those of the whole pack, on the device or in the memory map (`WholePack`), or those of the current batch,
-which threads copy from the memory map to the device (`NextBatches`).
+The pixels are those of all images in memory, those of a whole pack, on the device or in the memory map (`WholePack`),
+or those of the current batch, which threads copy from the memory map to the device (`NextBatches`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lrnas.data.in_memory import normalise
 from lrnas.data.splits import Indices
 from lrnas.layers.kernels import available
 
@@ -116,11 +115,11 @@ def make_places(images: Indices, labels: Indices, boxes: Boxes, mirrored: Tensor
 def take(
     pixels: Tensor, places: Tensor, size: int, resize: bool, shift: Tensor, scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Return crops as the input of a network, [number, 3, size, size].
+    """Return crops as the input of a network, [number, channels, size, size].
 
     Args:
-        pixels: The pixels that `places` refer to, uint8 [number, 3].
-        places: Crops, from `make_places`.
+        pixels: The pixels that `places` refer to, uint8 [number, channels].
+        places: Crops, as from `make_places`.
         size: Rows and columns of the result.
         resize: Whether crops have to be resized, with bilinear interpolation; otherwise, they all have this size.
         shift: Number that is added to every channel, after the multiplication.
@@ -135,11 +134,11 @@ def take(
 
 
 def gather(pixels: Tensor, places: Tensor, size: int, resize: bool) -> Tensor:
-    """Return crops, [number, size, size, 3]: uint8, or float32 if they are resized.
+    """Return crops, [number, size, size, channels]: as the pixels are, or float32 if they are resized.
 
     Args:
-        pixels: The pixels that `places` refer to, uint8 [number, 3].
-        places: Crops, from `make_places`.
+        pixels: The pixels that `places` refer to, [number, channels].
+        places: Crops, as from `make_places`.
         size: Rows and columns of the result.
         resize: Whether crops have to be resized, with bilinear interpolation; otherwise, they all have this size.
     """
@@ -157,6 +156,17 @@ def gather(pixels: Tensor, places: Tensor, size: int, resize: bool) -> Tensor:
         return torch.lerp(first_part, second_part, along_row[:, None, :, None])
 
     return torch.lerp(blend(upper), blend(lower), down[:, :, None, None])
+
+
+def normalise(batch: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return bytes [batch, rows, columns, channels] as a network's input, with a shift and a scale per channel."""
+    return channels_first(torch.addcmul(shift, batch.float(), scale).to(dtype))
+
+
+def channels_first(pixels: Tensor) -> Tensor:
+    """Return pixels [batch, rows, columns, channels] as a network's input."""
+    pixels = pixels.permute(0, 3, 1, 2)
+    return pixels if pixels.device.type == "cuda" else pixels.contiguous()  # a GPU keeps channels last in memory
 
 
 def _interpolate(where: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:

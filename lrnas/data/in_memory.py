@@ -1,6 +1,5 @@
 """Data sets in memory and their batches: all images lie on the device, and one gather operation makes a batch.
 
-A crop or a reflection is a choice of indices: the number of the image, its rows, and its columns in either direction.
 All random numbers of an epoch are drawn at its start on the CPU, from the seed and the number of the epoch. So every
 device sees the same images, and a run that stops between epochs continues exactly as if it had never stopped.
 """
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrnas.data.cache import read_arrays, write_cache
+from lrnas.data.crops import channels_first, gather, normalise, take
 from lrnas.data.names import Progress
 from lrnas.recipes import InvalidRecipe, Recipe
 
@@ -34,8 +34,7 @@ class Batches(Protocol):
     places: Tensor
     """Where each image of the epoch is taken from: one column per image, [rows, steps * batch_size].
 
-    In memory, the four rows are the number of the image, the first row and column of its crop, and whether it is
-    mirrored. A step passes its columns to `take`.
+    The rows are the six numbers of `lrnas.data.crops`. A step passes its columns to `take`.
     """
 
     def start_epoch(self, generator: torch.Generator) -> None:
@@ -234,21 +233,11 @@ class Preprocessing:
         """Turn a prepared batch [batch, rows, columns, channels] into the network's input, channels first."""
         if not self.whiten:
             return normalise(batch, self.shift, self.scale, dtype)
-        return _channels_first(batch.to(dtype))
+        return channels_first(batch.to(dtype))
 
     def _whitened(self, images: Tensor) -> Tensor:
         flat = _normalise_contrast(images.flatten(1).float())
         return ((flat - self.mean) @ self.matrix).view(images.shape)
-
-
-def normalise(batch: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn bytes [batch, rows, columns, channels] into the network's input, with a shift and a scale per channel."""
-    return _channels_first(torch.addcmul(shift, batch.float(), scale).to(dtype))
-
-
-def _channels_first(pixels: Tensor) -> Tensor:
-    pixels = pixels.permute(0, 3, 1, 2)
-    return pixels if pixels.device.type == "cuda" else pixels.contiguous()  # a GPU keeps channels last in memory
 
 
 def _normalise_contrast(flat: Tensor) -> Tensor:
@@ -281,34 +270,39 @@ class TrainBatches:
             raise InvalidRecipe(f"min_area needs images from files; got {recipe.min_area} for {data.name}; set pad")
         self.preprocessing = preprocessing
         self.device = preprocessing.device
-        self.images = preprocessing.prepare(data.train.images, recipe.pad)
-        self.labels = data.train.labels.to(self.device)
+        images = preprocessing.prepare(data.train.images, recipe.pad)
+        self.size = images.shape[1]
+        """Rows and columns of the padded images."""
+        self.pixels = images.flatten(0, 2).contiguous()
+        self.labels = data.train.labels
         self.crop = recipe.crop or data.image_size
         self.mirror = recipe.mirror and data.mirrorable
         self.batch_size = min(recipe.batch_size, len(data.train))
         self.steps = len(data.train) // self.batch_size
-        self.places = torch.zeros(4, self.steps * self.batch_size, dtype=torch.int64, device=self.device)
-        self.along = torch.arange(self.crop, device=self.device)
+        self.places = torch.zeros(6, self.steps * self.batch_size, dtype=torch.int64, device=self.device)
 
     def start_epoch(self, generator: torch.Generator) -> None:
         """Draw the epoch's order, crops and reflections."""
         number = self.places.shape[1]
-        room = self.images.shape[1] - self.crop + 1  # at least 1: the recipe is checked against the image size
+        room = self.size - self.crop + 1  # at least 1: the recipe is checked against the image size
         order = torch.randperm(len(self.labels), generator=generator)[:number]
-        offsets = torch.randint(room, (2, number), generator=generator)
-        mirrored = torch.randint(2 if self.mirror else 1, (1, number), generator=generator)
-        self.places.copy_(torch.cat([order[None], offsets, mirrored]))
+        top, left = torch.randint(room, (2, number), generator=generator)
+        mirrored = torch.randint(2 if self.mirror else 1, (number,), generator=generator)
+        first = (order * self.size + top) * self.size + left
+        stride, length = (torch.full_like(order, size) for size in (self.size, self.crop))
+        self.places.copy_(torch.stack([first, stride, length, length, mirrored, self.labels[order]]))
 
     def load(self, step: int) -> None:
         """Do nothing: all images are on the device."""
 
     def take(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return images [batch, channels, crop, crop] and labels for the given columns of `places`."""
-        which, top, left, mirrored = places
-        rows = top[:, None] + self.along
-        columns = left[:, None] + torch.where(mirrored[:, None] > 0, self.crop - 1 - self.along, self.along)
-        batch = self.images[which[:, None, None], rows[:, :, None], columns[:, None, :]]
-        return self.preprocessing.finish(batch, dtype), self.labels[which]
+        if self.preprocessing.whiten:
+            images = self.preprocessing.finish(gather(self.pixels, places, self.crop, resize=False), dtype)
+        else:
+            shift, scale = self.preprocessing.shift, self.preprocessing.scale
+            images = take(self.pixels, places, self.crop, False, shift, scale, dtype)
+        return images, places[5]
 
 
 class EvalBatches:

@@ -29,11 +29,12 @@ from lrnas.data.crops import (
     copy_pack,
     make_places,
     middle_boxes,
+    normalise,
     random_boxes,
     random_resized_boxes,
     take,
 )
-from lrnas.data.in_memory import DataSet, normalise
+from lrnas.data.in_memory import DataSet
 from lrnas.data.names import IMAGE_MEMORY, Progress, first_few, parse_name, shown_name
 from lrnas.data.packs import Images, Pack, estimate_pack, middle, open_pack
 from lrnas.data.sources import Found, Source

@@ -19,9 +19,17 @@ from torch import nn
 from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import main
 from lrnas.data.catalog import load_set
-from lrnas.data.crops import NextBatches, WholePack, gather, make_places, random_boxes, random_resized_boxes
+from lrnas.data.crops import (
+    NextBatches,
+    WholePack,
+    gather,
+    make_places,
+    normalise,
+    random_boxes,
+    random_resized_boxes,
+)
 from lrnas.data.folders import FolderSplit
-from lrnas.data.in_memory import epoch_generator, normalise
+from lrnas.data.in_memory import epoch_generator
 from lrnas.data.packed import PackedSet, PackOnDevices
 from lrnas.errors import DataError, UnreadableImages
 from lrnas.models.paper import get_point
@@ -376,8 +384,8 @@ def test_resized_crops_are_interpolated_like_those_of_torch() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("resize", [False, True])
-def test_the_kernel_takes_the_same_crops(resize: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("resize", "channels"), [(False, 3), (True, 3), (False, 1)])
+def test_the_kernel_takes_the_same_crops(resize: bool, channels: int, dtype: torch.dtype) -> None:
     """On a GPU if there is one, else with Triton's interpreter."""
     from lrnas.layers.kernels.crops import crop_and_normalise
 
@@ -385,13 +393,13 @@ def test_the_kernel_takes_the_same_crops(resize: bool, dtype: torch.dtype) -> No
     rng = np.random.default_rng(0)
     sizes = rng.integers(20, 40, (2, 7))
     table = np.stack([np.cumsum(sizes.prod(0)) - sizes.prod(0), *sizes])
-    pixels = torch.from_numpy(rng.integers(0, 256, (int(sizes.prod(0).sum()), 3), dtype=np.uint8)).to(device)
+    pixels = torch.from_numpy(rng.integers(0, 256, (int(sizes.prod(0).sum()), channels), dtype=np.uint8)).to(device)
     rows, columns = torch.from_numpy(sizes)
     boxes = (
         random_resized_boxes(rows, columns, 0.2, generator) if resize else random_boxes(rows, columns, 19, generator)
     )
     places = make_places(table, np.arange(7), boxes, torch.tensor([0, 1, 0, 1, 1, 0, 0])).to(device)
-    shift, scale = torch.tensor([[-2.0, -1.0, 0.5], [0.01, 0.02, 0.03]], device=device)
+    shift, scale = torch.tensor([[-2.0, -1.0, 0.5], [0.01, 0.02, 0.03]], device=device)[:, :channels]
     for part in (places, places[:, 2:5], places[:, :0]):
         expected = normalise(gather(pixels, part, 19, resize), shift, scale, torch.float32)
         crops = crop_and_normalise(pixels, part, 19, resize, shift, scale, dtype)

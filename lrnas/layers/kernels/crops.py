@@ -21,40 +21,40 @@ def _neighbours(where, length, SIZE: tl.constexpr):
 @triton.jit
 def _crop_kernel(
     pixels_ptr, places_ptr, shift_ptr, scale_ptr, out_ptr, place_stride,
-    SIZE: tl.constexpr, RESIZE: tl.constexpr, BLOCK: tl.constexpr,
+    SIZE: tl.constexpr, CHANNELS: tl.constexpr, RESIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     crop = tl.program_id(0).to(tl.int64)
     first = tl.load(places_ptr + crop)
     stride = tl.load(places_ptr + place_stride + crop)
     mirrored = tl.load(places_ptr + 4 * place_stride + crop)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # of the crop, channels last
-    here = element < SIZE * SIZE * 3
-    row, col, channel = element // (SIZE * 3), element // 3 % SIZE, element % 3
+    here = element < SIZE * SIZE * CHANNELS
+    row, col, channel = element // (SIZE * CHANNELS), element // CHANNELS % SIZE, element % CHANNELS
     col = tl.where(mirrored > 0, SIZE - 1 - col, col)
     pixels_ptr += channel
     if RESIZE:
         upper, lower, down = _neighbours(row, tl.load(places_ptr + 2 * place_stride + crop), SIZE)
         left, right, across = _neighbours(col, tl.load(places_ptr + 3 * place_stride + crop), SIZE)
         upper, lower = first + upper * stride, first + lower * stride
-        a = tl.load(pixels_ptr + 3 * (upper + left), mask=here, other=0).to(tl.float32)
-        b = tl.load(pixels_ptr + 3 * (upper + right), mask=here, other=0).to(tl.float32)
-        c = tl.load(pixels_ptr + 3 * (lower + left), mask=here, other=0).to(tl.float32)
-        d = tl.load(pixels_ptr + 3 * (lower + right), mask=here, other=0).to(tl.float32)
+        a = tl.load(pixels_ptr + CHANNELS * (upper + left), mask=here, other=0).to(tl.float32)
+        b = tl.load(pixels_ptr + CHANNELS * (upper + right), mask=here, other=0).to(tl.float32)
+        c = tl.load(pixels_ptr + CHANNELS * (lower + left), mask=here, other=0).to(tl.float32)
+        d = tl.load(pixels_ptr + CHANNELS * (lower + right), mask=here, other=0).to(tl.float32)
         a, c = a + across * (b - a), c + across * (d - c)
         value = a + down * (c - a)
     else:
-        value = tl.load(pixels_ptr + 3 * (first + row * stride + col), mask=here, other=0).to(tl.float32)
+        value = tl.load(pixels_ptr + CHANNELS * (first + row * stride + col), mask=here, other=0).to(tl.float32)
     value = tl.load(shift_ptr + channel) + value * tl.load(scale_ptr + channel)
-    tl.store(out_ptr + crop * (SIZE * SIZE * 3) + element, value.to(out_ptr.dtype.element_ty), mask=here)
+    tl.store(out_ptr + crop * (SIZE * SIZE * CHANNELS) + element, value.to(out_ptr.dtype.element_ty), mask=here)
 
 
 def crop_and_normalise(
     pixels: Tensor, places: Tensor, size: int, resize: bool, shift: Tensor, scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Return crops as the input of a network, [number, 3, size, size], channels last in memory.
+    """Return crops as the input of a network, [number, channels, size, size], channels last in memory.
 
     Args:
-        pixels: The pixels that `places` refer to, uint8 [number, 3].
+        pixels: The pixels that `places` refer to, uint8 [number, channels].
         places: Crops, [6, number of crops], as `lrnas.data.crops.make_places` makes them.
         size: Rows and columns of the result.
         resize: Whether crops have to be resized; otherwise, they all have this size.
@@ -62,12 +62,12 @@ def crop_and_normalise(
         scale: Number that every channel is multiplied by.
         dtype: Type of the result.
     """
-    number = places.shape[1]
-    out = torch.empty(number, size, size, 3, dtype=dtype, device=pixels.device)
-    grid = (number, triton.cdiv(size * size * 3, BLOCK))
+    number, channels = places.shape[1], pixels.shape[1]
+    out = torch.empty(number, size, size, channels, dtype=dtype, device=pixels.device)
+    grid = (number, triton.cdiv(size * size * channels, BLOCK))
     if number:
         _crop_kernel[grid](
-            pixels, places, shift, scale, out, places.stride(0), SIZE=size, RESIZE=resize, BLOCK=BLOCK,
-            num_warps=NUM_WARPS,
+            pixels, places, shift, scale, out, places.stride(0),
+            SIZE=size, CHANNELS=channels, RESIZE=resize, BLOCK=BLOCK, num_warps=NUM_WARPS,
         )  # fmt: skip
     return out.permute(0, 3, 1, 2)
