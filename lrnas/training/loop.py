@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from lrnas._distributed import rank, world_size
 from lrnas.data.in_memory import Batches, DataSet, Evaluation, epoch_generator
 from lrnas.errors import error_line
+from lrnas.layers.kernels import available
 from lrnas.recipes import Recipe
 from lrnas.training.checkpoint import (
     DamagedCheckpoint,
@@ -290,9 +291,15 @@ class TrainingStep:
         """Number of parts of every batch; doubled when memory runs out."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.capture_seconds = 0.0
-        share = batches.batch_size // world_size()
         device = batches.device
-        self.columns = torch.arange(share, device=device) + rank() * share
+        self.num_images = batches.batch_size // world_size()
+        """Images per step of this worker."""
+        self.uses_kernels = available(device)
+        self.network: Callable[[Tensor], Tensor | tuple[Tensor, ...]] = model
+        if self.on_gpu and not dist.is_initialized() and not hasattr(model, "_orig_mod"):  # a compiled model has that
+            from lrnas.layers.casts import CastWeights  # imports timm, which takes seconds
+
+            self.network = CastWeights(model, torch.bfloat16)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         """Number of the step within the epoch."""
         self.rates = torch.zeros(batches.steps, device=device)
@@ -317,7 +324,7 @@ class TrainingStep:
                     self.advance(rate)
                     break
                 except torch.OutOfMemoryError:
-                    if 2 * self.micro_batches > len(self.columns):
+                    if 2 * self.micro_batches > self.num_images:
                         raise
                     self.micro_batches *= 2  # the gradients stay the same
                     self.graph = None
@@ -330,7 +337,7 @@ class TrainingStep:
         totals = torch.stack([self.loss, self.correct.double()])  # on the device, as NCCL requires
         if dist.is_initialized():
             dist.all_reduce(totals)
-        images = self.batches.steps * len(self.columns) * world_size()
+        images = self.batches.steps * self.num_images * world_size()
         return float(totals[0]) / images, float(totals[1]) / images, note
 
     def advance(self, rate: float) -> None:
@@ -348,26 +355,49 @@ class TrainingStep:
 
     def _step(self, rate: float = 0.0) -> None:
         # with as few operations as possible: in small networks, their number decides how long a step takes
-        columns = torch.add(self.columns, self.position, alpha=self.batches.batch_size)
         groups = self.optimizer.param_groups
         if self.on_gpu:  # all groups have the same tensor
             torch.index_select(self.rates, 0, self.position, out=groups[0]["lr"].view(1))
         for group in groups:
             group["lr"] = groups[0]["lr"] if self.on_gpu else rate
-        places = self.batches.places[:, columns]
+        places = self.batches.places.unflatten(1, (self.batches.steps, -1)).index_select(1, self.position)[:, 0]
+        places = places.narrow(1, rank() * self.num_images, self.num_images)
         self.optimizer.zero_grad(set_to_none=True)
         for part in places.chunk(self.micro_batches, dim=1):
             images, labels = self.batches.take(part, torch.bfloat16 if self.on_gpu else torch.float32)
             with torch.autocast("cuda", torch.bfloat16, enabled=self.on_gpu, cache_enabled=False):
-                outputs = self.model(images)
-            loss, logits = _loss(outputs, labels, self.recipe)
-            (loss if self.micro_batches == 1 else loss * (len(labels) / len(columns))).backward()
-            self.loss.add_(loss.detach(), alpha=len(labels))
-            self.correct += (logits.argmax(1) == labels).sum()
+                outputs = self.network(images)
+            self._backward(outputs, labels)
         if self.recipe.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+            self._clip()
         self.optimizer.step()
         self.position += 1
+
+    def _backward(self, outputs: Tensor | tuple[Tensor, ...], labels: Tensor) -> None:
+        """Compute the gradients, and add to the loss and to the number of correct answers of the epoch."""
+        if not self.uses_kernels:
+            loss, logits = _loss(outputs, labels, self.recipe)
+            (loss if self.micro_batches == 1 else loss * (len(labels) / self.num_images)).backward()
+            self.loss.add_(loss.detach(), alpha=len(labels))
+            self.correct += (logits.argmax(1) == labels).sum()
+            return
+        from lrnas.layers.kernels.losses import cross_entropy  # needs Triton
+
+        logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
+        smoothing, weight = self.recipe.label_smoothing, self.recipe.aux_weight
+        gradients = [cross_entropy(logits, labels, self.num_images, self.loss, self.correct, smoothing=smoothing)]
+        gradients += [cross_entropy(head, labels, self.num_images, self.loss, weight=weight) for head in auxiliary]
+        torch.autograd.backward([logits, *auxiliary], gradients)
+
+    def _clip(self) -> None:
+        """Limit the norm of the gradient."""
+        if not self.optimizer.defaults["fused"]:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+            return
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        # a fused optimizer divides gradients by this number while it reads them
+        self.optimizer.grad_scale = norm.div_(self.recipe.clip).clamp_(min=1)  # type: ignore[attr-defined]
 
     def capture(self, stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
         """Record a step as a CUDA graph, and undo the changes of the steps that recording needs.
@@ -382,24 +412,27 @@ class TrainingStep:
         momentum = {p: s["momentum_buffer"].clone() for p, s in self.optimizer.state.items() if "momentum_buffer" in s}
         first = torch.cuda.Stream() if stream is None else stream
         first.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(first):
-            for _ in range(2):
-                self.position.zero_()
-                self._step()
-        torch.cuda.current_stream().wait_stream(first)
         graph = torch.cuda.CUDAGraph()
-        self.optimizer.zero_grad(set_to_none=True)
-        # other threads may use CUDA meanwhile
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            self._step()
-        with torch.no_grad():
-            for tensor, before in zip(touched, saved, strict=True):
-                tensor.copy_(before)
-            for parameter, values in self.optimizer.state.items():
-                buffer = values.get("momentum_buffer")
-                if buffer is not None:  # if there was no momentum before, zero gives the same first step
-                    buffer.copy_(momentum[parameter]) if parameter in momentum else buffer.zero_()
-        torch.cuda.synchronize()
+        try:
+            with torch.cuda.stream(first):
+                for _ in range(2):
+                    self.position.zero_()
+                    self._step()
+            torch.cuda.current_stream().wait_stream(first)
+            self.optimizer.zero_grad(set_to_none=True)
+            # other threads may use CUDA meanwhile
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                self._step()
+        finally:  # also if there is too little memory, and the step is recorded again with micro-batches
+            torch.cuda.current_stream().wait_stream(first)
+            with torch.no_grad():
+                for tensor, before in zip(touched, saved, strict=True):
+                    tensor.copy_(before)
+                for parameter, values in self.optimizer.state.items():
+                    buffer = values.get("momentum_buffer")
+                    if buffer is not None:  # if there was no momentum before, zero gives the same first step
+                        buffer.copy_(momentum[parameter]) if parameter in momentum else buffer.zero_()
+            torch.cuda.synchronize()
         self.capture_seconds = time.perf_counter() - started
         return graph
 

@@ -14,11 +14,14 @@ from torch import nn
 
 from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import ImageSet, load_set
+from lrnas.data.in_memory import Split, epoch_generator
+from lrnas.layers import accelerate
 from lrnas.recipes import InvalidRecipe, Recipe
 from lrnas.training import checkpoint, loop
 from lrnas.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, save_interval
 from lrnas.training.loop import (
     EpochReport,
+    TrainingStep,
     _follow_plateaus,
     _learning_rates,
     _loss,
@@ -26,6 +29,7 @@ from lrnas.training.loop import (
     _State,
     evaluate,
     make_optimizer,
+    move_model,
     train,
 )
 
@@ -179,6 +183,68 @@ def test_auxiliary_losses_are_added() -> None:
     loss, _ = _loss((logits, head), labels, recipe)
     expected = nn.functional.cross_entropy(logits, labels) + 0.3 * nn.functional.cross_entropy(head, labels)
     torch.testing.assert_close(loss, expected)
+
+
+class TwoHeads(nn.Module):
+    """A network with an auxiliary head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = make_model()[:-1]
+        self.heads = nn.ModuleList([nn.Linear(256, 10), nn.Linear(256, 10)])
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = self.body(x)
+        return tuple(head(x) for head in self.heads)
+
+
+def steps(device: str, plain: bool) -> tuple[list[float], dict[str, torch.Tensor], TrainingStep]:
+    """Losses and accuracies of two epochs and the weights after them; `plain`: with none of the faster operations."""
+    recipe = dataclasses.replace(RECIPE, clip=0.2, label_smoothing=0.1)
+    torch.manual_seed(0)
+    model = TwoHeads()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    move_model(model, torch.device(device))
+    few = Split(DIGITS.train.images[:160], DIGITS.train.labels[:160])
+    data = ImageSet("few", DIGITS.classes, few, DIGITS.val, DIGITS.test())
+    batches, _ = data.batches(recipe, torch.device(device), None)
+    optimizer = make_optimizer(model, recipe, torch.device(device))
+    step = TrainingStep(model, batches, optimizer, recipe)
+    if plain:
+        step.uses_kernels, step.network, optimizer.defaults["fused"] = False, model, False
+    elif device == "cpu":  # as on a GPU
+        step.uses_kernels, optimizer.defaults["fused"] = True, True
+        for group in optimizer.param_groups:
+            group["fused"] = True
+    step.micro_batches = 2
+    results = []
+    with accelerate.fused(model):
+        for epoch in range(2):
+            batches.start_epoch(epoch_generator(0, epoch))
+            results += step.run_epoch([0.05] * batches.steps)[:2]
+    return results, weights(model), step
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # the interpreter divides masked values, too
+def test_the_operations_for_a_gpu_give_the_same_training() -> None:
+    """In float32, with Triton's interpreter: the kernel for the loss, and clipping by the fused optimizer."""
+    (results, after, step), (expected, other, _) = steps("cpu", plain=False), steps("cpu", plain=True)
+    assert float(step.optimizer.grad_scale) > 1  # gradients are clipped
+    assert results == pytest.approx(expected, rel=1e-5)
+    for name, tensor in after.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_fewer_kernels_give_the_same_training_on_a_gpu() -> None:
+    (results, after, step), (expected, other, _) = steps("cuda", plain=False), steps("cuda", plain=True)
+    assert step.uses_kernels and step.network is not step.model
+    assert results == pytest.approx(expected, rel=0.02)
+    for name, tensor in after.items():
+        change = (tensor - other[name]).float().norm()
+        assert change <= 0.02 * other[name].float().norm() + 1e-3, name
 
 
 def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
