@@ -16,6 +16,7 @@ from lrnas import create_model, get_point
 from lrnas.layers import accelerate as accelerating, gpu
 from lrnas.layers.accelerate import fused
 from lrnas.layers.kernels import available, ops, usable
+from lrnas.layers.kernels.losses import cross_entropy
 from lrnas.layers.kernels.pools import Window
 
 ON_GPU = torch.cuda.is_available()
@@ -110,6 +111,28 @@ def test_batch_norm(number: int, channels: int, height: int, width: int, relu: b
     assert batches == 8
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("number", "classes"), [(150, 10), (1, 2), (3, 1500)])
+def test_cross_entropy(number: int, classes: int, smoothing: float, dtype: torch.dtype) -> None:
+    logits = (3 * random(number, classes)).to(dtype)
+    labels = torch.arange(number, device=DEVICE) * 7 % classes
+    loss, correct = torch.tensor(100.0, dtype=torch.float64, device=DEVICE), torch.tensor(5, device=DEVICE)
+    grad = cross_entropy(logits, labels, 2 * number, loss, correct, smoothing=smoothing, weight=0.3)
+    leaf = logits.float().clone().requires_grad_()
+    expected = 0.3 * F.cross_entropy(leaf, labels, label_smoothing=smoothing, reduction="sum")
+    (expected / (2 * number)).backward()
+    assert leaf.grad is not None and grad.dtype == dtype
+    torch.testing.assert_close(grad, leaf.grad.to(dtype), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-7)
+    total = expected.item()
+    assert float(loss) == pytest.approx(100 + total, rel=1e-5)
+    assert int(correct) == 5 + int((logits.argmax(1) == labels).sum())
+    cross_entropy(logits, labels, number, loss, smoothing=smoothing)
+    assert float(loss) == pytest.approx(100 + total + total / 0.3, rel=1e-5)
+    logits[0, 0] = float("nan")
+    assert cross_entropy(logits, labels, number, loss).isnan().any() and loss.isnan()
+
+
 WINDOWS = [(3, 2, 0, True), (2, 2, 0, False), (3, 1, 1, False), (3, 2, 1, True), (5, 3, 2, False), (2, 3, 0, True)]
 
 
@@ -161,9 +184,10 @@ def test_operators_pass_opcheck() -> None:
     x, weight, bias = (tensor.requires_grad_() for tensor in (random(2, 3, 6, 5), random(4, 3, 3, 3), random(4)))
     torch.library.opcheck(torch.ops.lrnas.conv.default, (x, weight, bias, [1, 1], [1, 1], [1, 1], True))
     scale, shift = (torch.ones(3, device=DEVICE, requires_grad=True) for _ in range(2))
-    torch.library.opcheck(torch.ops.lrnas.batch_norm.default, (x, scale, shift, 1e-5, True))
-    tracked = (torch.zeros(3, device=DEVICE), torch.ones(3, device=DEVICE), torch.tensor(7, device=DEVICE))
-    torch.library.opcheck(torch.ops.lrnas.track.default, (torch.rand(3, 3, device=DEVICE), *tracked, 0.1))
+    running = (torch.zeros(3, device=DEVICE), torch.ones(3, device=DEVICE), torch.tensor(7, device=DEVICE))
+    torch.library.opcheck(torch.ops.lrnas.statistics.default, (x.detach(), *running, 0.1, 1e-5))
+    statistics = torch.ops.lrnas.statistics(x.detach(), *running, 0.1, 1e-5)
+    torch.library.opcheck(torch.ops.lrnas.batch_norm.default, (x, statistics, scale, shift, True))
     torch.library.opcheck(torch.ops.lrnas.max_pool.default, (x, [3, 2, 1], True))
     torch.library.opcheck(torch.ops.lrnas.whole_max.default, (x,))
     torch.library.opcheck(torch.ops.lrnas.average_pool.default, (x, [3, 2, 1], True, True))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lrnas.layers.kernels import FEW_CHANNELS, LONGEST_PATCH, convs, gathered, tiled
 from lrnas.layers.kernels.layer import ALIGNMENT, Layer
-from lrnas.layers.kernels.rows import as_rows, bias_backward, empty_map, unpool
+from lrnas.layers.kernels.rows import as_rows, bias_backward, empty_map, pad, unpool
 
 LONGEST_WINDOW = 128
 """Largest number of values in a window for which it is fastest to gather the values one by one."""
@@ -27,9 +27,8 @@ def _aligned(channels: int) -> int:
 
 def _pixels(x: Tensor) -> Tensor:
     """A map as contiguous [N, H, W, C], with zeros up to a multiple of eight channels."""
-    x = x.permute(0, 2, 3, 1)
-    missing = _aligned(x.shape[3]) - x.shape[3]
-    return (F.pad(x, (0, missing)) if missing else x).contiguous()
+    number, channels, height, width = x.shape
+    return pad(as_rows(x), 0, _aligned(channels) - channels).view(number, height, width, -1)
 
 
 def _as_map(pixels: Tensor, channels: int) -> Tensor:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lrnas.layers.kernels import FEW_CHANNELS
-from lrnas.layers.kernels.rows import as_map, as_rows, bias_backward
+from lrnas.layers.kernels.rows import as_map, as_rows, bias_backward, pad
 
 ALIGNMENT = 8
 """Matrix products are slow if a row of a matrix is not a multiple of 16 bytes, 8 values in half precision."""
@@ -56,8 +56,8 @@ def _patches(
     Missing channels are zeros, and each row has zeros up to a multiple of 16 bytes.
     """
     number, channels, height, width = x.shape
-    pixels = F.pad(x.permute(0, 2, 3, 1), (0, FEW_CHANNELS - channels)).contiguous().view(torch.int64)
-    words = pixels.shape[3]
+    pixels = pad(as_rows(x), 0, FEW_CHANNELS - channels).view(torch.int64)
+    words = pixels.shape[1]
     out_height, out_width = output_size(x, kernel, stride, padding, dilation)
     num_cols = triton.cdiv(kernel[0] * kernel[1] * words, 2) * 2
     num_rows = number * out_height * out_width
@@ -86,17 +86,17 @@ def _is_product(weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -
 
 def _weight_rows(weight: Tensor) -> Tensor:
     """Weights as [filters, rows·columns·channels], with the zeros of patches, and a multiple of 8 rows."""
-    taps = weight.permute(0, 2, 3, 1)
-    rows, spare = taps.flatten(1), 0
+    taps, spare = as_rows(weight), 0
     if weight.shape[1] <= FEW_CHANNELS:
-        rows = F.pad(taps, (0, FEW_CHANNELS - weight.shape[1])).flatten(1)
-        spare = -rows.shape[1] * weight.element_size() % 16 // weight.element_size()
-    return _fill(rows, -len(rows) % ALIGNMENT, spare)
+        taps = pad(taps, 0, FEW_CHANNELS - weight.shape[1])
+        length = taps.numel() // len(weight)
+        spare = -length * weight.element_size() % 16 // weight.element_size()
+    return pad(taps.view(len(weight), -1), _missing(weight), spare)
 
 
-def _fill(matrix: Tensor, rows: int, cols: int) -> Tensor:
-    """Add rows and columns of zeros; unlike `F.pad`, nothing is copied if there are none to add."""
-    return F.pad(matrix, (0, cols, 0, rows)) if rows or cols else matrix
+def _missing(weight: Tensor) -> int:
+    """The number of filters that are missing to a multiple of 8."""
+    return -len(weight) % ALIGNMENT
 
 
 def _input_rows(
@@ -128,7 +128,7 @@ def conv_forward(
         return out.relu_() if relu else out
     matrix = _weight_rows(weight)
     if bias is not None:
-        bias = _fill(bias[None], 0, len(matrix) - len(bias))[0]
+        bias = pad(bias[None], 0, _missing(weight))[0]
         out = (torch._addmm_activation if relu else torch.addmm)(bias, rows, matrix.T)
     else:
         out = rows @ matrix.T
@@ -164,9 +164,10 @@ def conv_backward(
         )
         grad_x = grad_x.contiguous(memory_format=torch.channels_last) if needs_input else grad.new_empty(0)
         return grad_x, grad_weight.contiguous(memory_format=torch.channels_last), grad_bias
-    matrix = _weight_rows(weight)
-    grad_rows = _fill(grad_rows, 0, len(matrix) - len(weight))
-    grad_x = as_map(grad_rows @ matrix, len(x), x.shape[2], x.shape[3]) if needs_input else grad.new_empty(0)
+    grad_rows = pad(grad_rows, 0, _missing(weight))
+    grad_x = grad.new_empty(0)
+    if needs_input:
+        grad_x = as_map(grad_rows @ _weight_rows(weight), len(x), x.shape[2], x.shape[3])
     number, channels, height, width = weight.shape
     depth = FEW_CHANNELS if channels <= FEW_CHANNELS else channels
     taps = (grad_rows.T @ rows)[:number, : height * width * depth].reshape(number, height, width, depth)

@@ -102,15 +102,25 @@ def conv(
 # --- batch norm, ReLU
 
 
+@custom_op("lrnas::statistics", mutates_args=("mean", "variance", "number"))
+def _statistics(x: Tensor, mean: Tensor, variance: Tensor, number: Tensor, momentum: float, eps: float) -> Tensor:
+    return rows.statistics(rows.as_rows(x), mean, variance, number, momentum, eps)
+
+
+@_statistics.register_fake
+def _(x: Tensor, mean: Tensor, variance: Tensor, number: Tensor, momentum: float, eps: float) -> Tensor:
+    return x.new_empty(2, x.shape[1], dtype=torch.float32)
+
+
 @custom_op("lrnas::batch_norm", mutates_args=())
-def _batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor]:
-    out, statistics = rows.norm_forward(rows.as_rows(x), weight, bias, eps, relu)
-    return rows.as_map(out, len(x), x.shape[2], x.shape[3]), statistics
+def _batch_norm(x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    out = rows.norm_forward(rows.as_rows(x), statistics, weight, bias, relu)
+    return rows.as_map(out, len(x), x.shape[2], x.shape[3])
 
 
 @_batch_norm.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor]:
-    return rows.empty_map(x, *x.shape[1:]), x.new_empty(3, x.shape[1], dtype=torch.float32)
+def _(x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    return rows.empty_map(x, *x.shape[1:])
 
 
 @custom_op("lrnas::batch_norm_backward", mutates_args=())
@@ -126,31 +136,18 @@ def _(grad: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor,
     return rows.empty_map(x, *x.shape[1:]), x.new_empty(2, x.shape[1], dtype=torch.float32)
 
 
-def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, bias, _, ctx.relu = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # statistics have no gradients, so no zeros are needed for them
-    ctx.save_for_backward(x, output[1], weight, bias)
+def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.relu = inputs
+    ctx.save_for_backward(*tensors)
 
 
-def _norm_autograd(ctx: Any, grad: Tensor | None, statistics: None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 5
+def _norm_autograd(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients; that of the input includes its effect on the statistics, which therefore have none."""
     grad_x, grads = _batch_norm_backward(grad, *ctx.saved_tensors, ctx.relu)
-    return grad_x, grads[0], grads[1], None, None
+    return grad_x, None, grads[0], grads[1], None
 
 
 _batch_norm.register_autograd(_norm_autograd, setup_context=_norm_setup)
-
-
-@custom_op("lrnas::track", mutates_args=("mean", "variance", "number"))
-def _track(statistics: Tensor, mean: Tensor, variance: Tensor, number: Tensor, momentum: float) -> None:
-    rows.track(statistics, mean, variance, number, momentum)
-
-
-@_track.register_fake
-def _(statistics: Tensor, mean: Tensor, variance: Tensor, number: Tensor, momentum: float) -> None:
-    return None
 
 
 def batch_norm(
@@ -163,10 +160,9 @@ def batch_norm(
     relu: bool,
 ) -> Tensor:
     """Batch norm in training with an optional ReLU. It updates `running`: mean, variance and number of batches."""
-    out, statistics = _batch_norm(x, weight, bias, eps, relu)
-    _track(statistics, *running, momentum)
-    result: Tensor = out
-    return result
+    statistics = _statistics(x.detach(), *running, momentum, eps)
+    out: Tensor = _batch_norm(x, statistics, weight, bias, relu)
+    return out
 
 
 # --- pools

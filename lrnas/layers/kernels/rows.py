@@ -48,6 +48,36 @@ def empty_map(like: Tensor, channels: int, height: int, width: int, dtype: torch
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
+@triton.jit(do_not_specialize=["num_rows", "num_cols", "full_rows", "full_cols"])
+def _pad_kernel(
+    x_ptr, out_ptr, num_rows, num_cols, full_rows, full_cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr
+):  # fmt: skip
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    cols = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    exists = (rows < num_rows)[:, None] & (cols < num_cols)[None, :]
+    value = tl.load(x_ptr + rows.to(tl.int64)[:, None] * num_cols + cols[None, :], mask=exists, other=0.0)
+    inside = (rows < full_rows)[:, None] & (cols < full_cols)[None, :]
+    tl.store(out_ptr + rows.to(tl.int64)[:, None] * full_cols + cols[None, :], value, mask=inside)
+
+
+def pad(matrix: Tensor, rows: int, cols: int) -> Tensor:
+    """A matrix with rows and columns of zeros added at its end; the same matrix if there are none to add.
+
+    `F.pad` needs two kernels, one of them to write zeros everywhere.
+    """
+    if not rows and not cols:
+        return matrix
+    num_rows, num_cols = matrix.shape
+    full_rows, full_cols = num_rows + rows, num_cols + cols
+    out = matrix.new_empty(full_rows, full_cols)
+    block_cols = min(BLOCK_COLS, triton.next_power_of_2(full_cols))
+    block_rows = BLOCK_ROWS * BLOCK_COLS // block_cols
+    _pad_kernel[(triton.cdiv(full_rows, block_rows), triton.cdiv(full_cols, block_cols))](
+        matrix.contiguous(), out, num_rows, num_cols, full_rows, full_cols, block_rows, block_cols, num_warps=NUM_WARPS
+    )
+    return out
+
+
 def _grid(num_rows: int, num_cols: int) -> tuple[tuple[int, int], int]:
     """The number of programs along rows and columns, and the rows of each program."""
     blocks = triton.cdiv(triton.cdiv(num_rows, BLOCK_ROWS), PARTIALS)
@@ -181,10 +211,11 @@ def _statistics_kernel(
 
 @triton.jit
 def _finish_statistics_kernel(
-    means_ptr, squares_ptr, statistics_ptr, num_rows, num_cols, rows_per_program, num_partials, eps,
+    means_ptr, squares_ptr, statistics_ptr, running_mean_ptr, running_variance_ptr, number_ptr,
+    num_rows, num_cols, rows_per_program, num_partials, momentum, eps,
     PARTIALS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Combine partial statistics into mean, 1/deviation and unbiased variance (for running statistics) of all rows."""
+    """Combine partial statistics into mean and 1/deviation of all rows, and update running statistics."""
     partials = tl.arange(0, PARTIALS)
     cols = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     here = cols < num_cols
@@ -197,10 +228,15 @@ def _finish_statistics_kernel(
     mean = tl.sum(means * share, 0) / num_rows
     apart = tl.where(inside, means - mean[None, :], 0.0)
     variance = (tl.sum(squares, 0) + tl.sum(apart * apart * share, 0)) / num_rows
-    unbiased = variance * (num_rows / tl.maximum(num_rows - 1.0, 1.0))
     tl.store(statistics_ptr + cols, mean, mask=here)
     tl.store(statistics_ptr + num_cols + cols, 1.0 / tl.sqrt(variance + eps), mask=here)
-    tl.store(statistics_ptr + 2 * num_cols + cols, unbiased, mask=here)
+    unbiased = variance * (num_rows / tl.maximum(num_rows - 1.0, 1.0))
+    running_mean = tl.load(running_mean_ptr + cols, mask=here, other=0.0)
+    running_variance = tl.load(running_variance_ptr + cols, mask=here, other=0.0)
+    tl.store(running_mean_ptr + cols, running_mean + momentum * (mean - running_mean), mask=here)
+    tl.store(running_variance_ptr + cols, running_variance + momentum * (unbiased - running_variance), mask=here)
+    if tl.program_id(0) == 0:
+        tl.store(number_ptr, tl.load(number_ptr) + 1)
 
 
 @triton.jit
@@ -230,45 +266,31 @@ def _scale_kernel(
         tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def norm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor]:
-    """Batch norm of [rows, C] in training with an optional ReLU, and [3, C]: mean, 1/deviation, unbiased variance."""
+def statistics(x: Tensor, mean: Tensor, variance: Tensor, number: Tensor, momentum: float, eps: float) -> Tensor:
+    """Mean and 1/deviation of [rows, C], as [2, C]. Running mean and variance and the number of batches are updated."""
     num_rows, num_cols = x.shape
     grid, rows_per_program = _grid(num_rows, num_cols)
     means, squares = torch.empty(2, grid[0], num_cols, dtype=torch.float32, device=x.device)
-    statistics = torch.empty(3, num_cols, dtype=torch.float32, device=x.device)
+    result = torch.empty(2, num_cols, dtype=torch.float32, device=x.device)
     sizes = (num_rows, num_cols // unit(num_cols), rows_per_program, unit(num_cols))
     _statistics_kernel[grid](x, means, squares, *sizes, BLOCK_ROWS, BLOCK_COLS, UNROLL, num_warps=NUM_WARPS)
     _finish_statistics_kernel[(triton.cdiv(num_cols, 16),)](
-        means, squares, statistics, num_rows, num_cols, rows_per_program, grid[0], eps, PARTIALS, 16
-    )
+        means, squares, result, mean, variance, number,
+        num_rows, num_cols, rows_per_program, grid[0], momentum, eps, PARTIALS, 16,
+    )  # fmt: skip
+    return result
+
+
+def norm_forward(x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """Batch norm of [rows, C] with the result of `statistics`, and an optional ReLU."""
+    num_rows, num_cols = x.shape
+    grid, rows_per_program = _grid(num_rows, num_cols)
+    sizes = (num_rows, num_cols // unit(num_cols), rows_per_program, unit(num_cols))
     out = torch.empty_like(x)
     _scale_kernel[grid](
         x, statistics, weight, bias, out, *sizes, relu, BLOCK_ROWS, BLOCK_COLS, UNROLL, num_warps=NUM_WARPS
     )
-    return out, statistics
-
-
-@triton.jit
-def _track_kernel(
-    statistics_ptr, mean_ptr, variance_ptr, number_ptr, num_cols, momentum, BLOCK: tl.constexpr
-):  # fmt: skip
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = cols < num_cols
-    mean = tl.load(mean_ptr + cols, mask=here, other=0.0)
-    variance = tl.load(variance_ptr + cols, mask=here, other=0.0)
-    new_mean = tl.load(statistics_ptr + cols, mask=here, other=0.0)
-    new_variance = tl.load(statistics_ptr + 2 * num_cols + cols, mask=here, other=0.0)
-    tl.store(mean_ptr + cols, mean + momentum * (new_mean - mean), mask=here)
-    tl.store(variance_ptr + cols, variance + momentum * (new_variance - variance), mask=here)
-    if tl.program_id(0) == 0:
-        tl.store(number_ptr, tl.load(number_ptr) + 1)
-
-
-def track(statistics: Tensor, mean: Tensor, variance: Tensor, number: Tensor, momentum: float) -> None:
-    """Update the running statistics of a batch norm, and its number of batches, with the result of `norm_forward`."""
-    block = 256
-    grid = (triton.cdiv(len(mean), block),)
-    _track_kernel[grid](statistics, mean, variance, number, len(mean), momentum, block)
+    return out
 
 
 @triton.jit
