@@ -43,20 +43,8 @@ def _pack(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype, *, boxes:
     With `boxes`, there are also rows of zeros before a group whose box begins with filters of another group
     (`Layer.leads`).
     """
-    channels = _aligned(weights[0].shape[1])
     leads, heights = (layer.leads, layer.box_rows) if boxes else ((0,) * len(weights), layer.filter_rows)
-    sizes = [height * area for height, area in zip(heights, layer.areas, strict=True)]
-    full = channels == weights[0].shape[1] and heights == layer.filters
-    make = torch.empty if full else torch.zeros
-    packed = make(sum(sizes), channels, dtype=dtype, device=weights[0].device)
-    places = [
-        part.view(area, height, channels)[:, lead : lead + num, : weight.shape[1]]
-        for part, area, height, lead, num, weight in zip(
-            packed.split(sizes), layer.areas, heights, leads, layer.filters, weights, strict=True
-        )
-    ]
-    torch._foreach_copy_(places, [weight.permute(2, 3, 0, 1).flatten(0, 1) for weight in weights])
-    return packed
+    return gathered.pack(weights, layer, leads, heights, _aligned(weights[0].shape[1]), dtype)
 
 
 def _matrices(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> list[Tensor]:

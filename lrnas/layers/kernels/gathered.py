@@ -14,6 +14,8 @@ zeros up to a multiple of `Layer.filter_block`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -22,12 +24,15 @@ from torch import Tensor
 from lrnas.layers.kernels.blocks import Blocks, choose, fitting
 from lrnas.layers.kernels.epilogue import pool_and_clip, scale_and_shift
 from lrnas.layers.kernels.layer import Layer, precision, unit
+from lrnas.layers.kernels.rows import as_rows
 
 _SIZES = [
     *("filter_units", "filter_rows", "num_positions", "positions_per_split", "channel_units"),
     *("height", "width", "out_height", "out_width"),
 ]
 """Arguments for which Triton does not specialise a kernel, so that new values need no compilation."""
+PACKED_ROWS = 16
+"""Rows of packed weights that a program writes. The rows of each tap are a multiple of this number."""
 SUMS = 1 << 22
 """Number of partial sums that are cheap to add. Small layers are split until they have this number."""
 
@@ -246,6 +251,45 @@ def _weight_kernel(
         block -= own_blocks
         first_filter += filter_units[group] * FILTER_UNIT
         out_ptr += filter_units[group] * FILTER_UNIT * own_length
+
+
+@triton.jit(do_not_specialize=["filters", "leads", "heights", "channels", "full_channels"])
+def _pack_kernel(
+    weights, out_ptr, filters, leads, heights, channels, full_channels,
+    AREAS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    """Pack the weights of all groups; a program writes BLOCK rows, which belong to one tap."""
+    first = tl.program_id(0) * BLOCK
+    row = first  # within the group
+    index, channel = tl.arange(0, BLOCK), tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    out_at = (first + index).to(tl.int64)[:, None] * full_channels + channel[None, :]
+    for group in tl.static_range(len(AREAS)):
+        if (row >= 0) & (row < heights[group] * AREAS[group]):
+            tap, own = row // heights[group], row % heights[group] + index - leads[group]
+            exists = ((own >= 0) & (own < filters[group]))[:, None] & (channel < channels)[None, :]
+            at = (own * AREAS[group] + tap).to(tl.int64)[:, None] * channels + channel[None, :]
+            value = tl.load(weights[group] + at, mask=exists, other=0.0)
+            tl.store(out_ptr + out_at, value.to(out_ptr.dtype.element_ty), mask=(channel < full_channels)[None, :])
+        row -= heights[group] * AREAS[group]
+
+
+def pack(
+    weights: Sequence[Tensor],
+    layer: Layer,
+    leads: Sequence[int],
+    heights: Sequence[int],
+    channels: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Packed weights: `heights` rows per tap of each group, zeros but for the filters, which begin at `leads`."""
+    num_rows = sum(height * area for height, area in zip(heights, layer.areas, strict=True))
+    packed = torch.empty(num_rows, channels, dtype=dtype, device=weights[0].device)
+    block_cols = min(128, triton.next_power_of_2(channels))
+    _pack_kernel[(num_rows // PACKED_ROWS, triton.cdiv(channels, block_cols))](
+        tuple(as_rows(weight) for weight in weights), packed, layer.filters, tuple(leads), tuple(heights),
+        weights[0].shape[1], channels, layer.areas, PACKED_ROWS, block_cols,
+    )  # fmt: skip
+    return packed
 
 
 @triton.jit(do_not_specialize=["num_positions", "width", "out_width", "channels", "step", "margin"])
