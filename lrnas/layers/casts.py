@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lrnas.layers.conv import CompositeConv2d
+from lrnas.layers.kernels import FEW_CHANNELS
 
 CAST_BY_AUTOCAST = (nn.Conv2d.forward, nn.Linear.forward)
 """Functions that use the parameters of a layer only in an operation that autocast computes in half precision."""
@@ -55,8 +56,8 @@ class CastWeights:
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self.model = model
         self.dtype = dtype
-        # a join may be multiplied with other weights, which are not cast
-        joins = {module.join for module in model.modules() if isinstance(module, CompositeConv2d)}
+        composites = [module for module in model.modules() if isinstance(module, CompositeConv2d)]
+        joins = {composite.join for composite in composites if _multiplies_join(composite)}
         self.weights = {
             f"{path}.{name}" if path else name: parameter
             for path, module in model.named_modules()
@@ -71,6 +72,12 @@ class CastWeights:
             return self.model(*inputs)
         copies = _Cast.apply(self.dtype, *self.weights.values())
         return functional_call(self.model, dict(zip(self.weights, copies, strict=True)), inputs)
+
+
+def _multiplies_join(composite: CompositeConv2d) -> bool:
+    """Whether the weights of the join may be multiplied with those of the groups, which stay in float32."""
+    has_bias = any(conv.bias is not None for conv in composite.group_convs())
+    return has_bias or composite.in_channels <= FEW_CHANNELS
 
 
 def _own_forward(module: nn.Module) -> Any:

@@ -15,7 +15,8 @@ def make_model() -> nn.Module:
     return nn.Sequential(
         ConvBlock(3, 8, 3, batch_norm=True),
         CompositeConv2d(8, {(3, 1): 4, (1, 3): 4, (3, 3): 2}, 3, padding=1, join=12),
-        nn.Conv2d(12, 16, 1),
+        CompositeConv2d(12, {(3, 1): 4, (1, 3): 4}, 3, padding=1, bias=False, join=8),
+        nn.Conv2d(8, 16, 1),
         nn.Flatten(),
         nn.Linear(16 * 36, 10),
     )
@@ -39,7 +40,12 @@ def test_results_are_those_of_autocast(layout: torch.memory_format) -> None:
     plain = copy.deepcopy(model)
     x = torch.randn(4, 3, 6, 6).to(memory_format=layout)
     together = CastWeights(model, torch.bfloat16)
-    assert list(together.weights) == ["0.conv.weight", "2.weight", "2.bias", "4.weight", "4.bias"]
+    assert list(together.weights) == [
+        "0.conv.weight",
+        "2.join.weight",
+        *("3.weight", "3.bias"),
+        *("5.weight", "5.bias"),
+    ]
     for got, expected in zip(gradients(model, together, x), gradients(plain, plain, x), strict=True):
         assert got.dtype == expected.dtype and torch.equal(got, expected)
     for mine, other in zip(model.parameters(), plain.parameters(), strict=True):

@@ -16,6 +16,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import ImageSet, load_set
 from lrnas.data.in_memory import Split, epoch_generator
 from lrnas.layers import accelerate
+from lrnas.layers.conv import CompositeConv2d
 from lrnas.recipes import InvalidRecipe, Recipe
 from lrnas.training import checkpoint, loop
 from lrnas.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, save_interval
@@ -186,12 +187,20 @@ def test_auxiliary_losses_are_added() -> None:
 
 
 class TwoHeads(nn.Module):
-    """A network with an auxiliary head."""
+    """A network with a mixed-shape layer and an auxiliary head, without dropout."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = make_model()[:-1]
-        self.heads = nn.ModuleList([nn.Linear(256, 10), nn.Linear(256, 10)])
+        filters = {(3, 1): 8, (1, 3): 4, (3, 3): 4}
+        self.body = nn.Sequential(
+            *make_model()[:4],
+            CompositeConv2d(16, filters, 3, padding=1, bias=False, join=24),
+            nn.BatchNorm2d(24),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
+        self.heads = nn.ModuleList([nn.Linear(24, 10), nn.Linear(24, 10)])
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = self.body(x)
@@ -203,9 +212,6 @@ def steps(device: str, plain: bool) -> tuple[list[float], dict[str, torch.Tensor
     recipe = dataclasses.replace(RECIPE, clip=0.2, label_smoothing=0.1)
     torch.manual_seed(0)
     model = TwoHeads()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
     move_model(model, torch.device(device))
     few = Split(DIGITS.train.images[:160], DIGITS.train.labels[:160])
     data = ImageSet("few", DIGITS.classes, few, DIGITS.val, DIGITS.test())
@@ -241,7 +247,7 @@ def test_the_operations_for_a_gpu_give_the_same_training() -> None:
 def test_fewer_kernels_give_the_same_training_on_a_gpu() -> None:
     (results, after, step), (expected, other, _) = steps("cuda", plain=False), steps("cuda", plain=True)
     assert step.uses_kernels and step.network is not step.model
-    assert results == pytest.approx(expected, rel=0.02)
+    assert results == pytest.approx(expected, rel=0.02, abs=0.02)
     for name, tensor in after.items():
         change = (tensor - other[name]).float().norm()
         assert change <= 0.02 * other[name].float().norm() + 1e-3, name
