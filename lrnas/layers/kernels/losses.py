@@ -1,6 +1,6 @@
 """Triton kernel for the loss of a training step: cross-entropy, its gradient and the number of correct answers.
 
-PyTorch needs more than thirty kernels for these, most of them for a single number. In small networks, the number of
+PyTorch needs many kernels for these, most of them for a single number. In small networks, the number of
 kernels decides how long a step takes.
 """
 
