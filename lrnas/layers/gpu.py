@@ -42,8 +42,6 @@ PRODUCTS_PER_BYTE = 75
 
 H200: 300 TMAC/s, 4 TB/s.
 """
-LARGEST_WINDOW = 8
-"""Rows and columns of the largest window for which the kernels for pools are used."""
 LIBRARY_TIME = 0.78
 """Time per product in cuDNN's k×k convolution relative to our kernel (0.73 to 0.87 on an H200)."""
 
@@ -146,19 +144,6 @@ class _AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         return ops.whole_max(input) if usable(input) else cast(Tensor, super().forward(input))
-
-
-class _AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
-    """Global average pool of small square maps in training. In PyTorch, its gradient takes several kernels."""
-
-    @staticmethod
-    def fits(module: nn.AdaptiveAvgPool2d) -> bool:
-        return module.output_size in (1, (1, 1))
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not (self.training and usable(input) and input.shape[2] == input.shape[3] <= LARGEST_WINDOW):
-            return super().forward(input)
-        return ops.average_pool(input, Window(input.shape[2], input.shape[2], 0), False, False)
 
 
 class _Composite(CompositeConv2d):
@@ -327,8 +312,7 @@ def _window(pool: nn.MaxPool2d | nn.AvgPool2d) -> Window:
 def _is_square(pool: nn.MaxPool2d | nn.AvgPool2d) -> bool:
     """Whether a pool treats rows and columns alike, and a position in its window fits into one byte."""
     numbers = (pool.kernel_size, pool.stride, pool.padding)
-    alike = all(isinstance(number, int) or len(set(number)) == 1 for number in numbers)
-    return alike and _window(pool).size <= LARGEST_WINDOW
+    return all(isinstance(number, int) or len(set(number)) == 1 for number in numbers) and _window(pool)[0] <= 8
 
 
 def _is_halving(pool: nn.MaxPool2d) -> bool:
@@ -347,7 +331,6 @@ REPLACEMENTS: dict[type[nn.Module], Any] = {
     nn.MaxPool2d: _MaxPool2d,
     nn.AvgPool2d: _AvgPool2d,
     nn.AdaptiveMaxPool2d: _AdaptiveMaxPool2d,
-    nn.AdaptiveAvgPool2d: _AdaptiveAvgPool2d,
     nn.Sequential: _Sequence,
     ConvBlock: _Sequence,
     CompositeConv2d: _Composite,

@@ -5,7 +5,6 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import timm
@@ -162,24 +161,6 @@ def test_the_largest_value_of_a_whole_map(shape: tuple[int, ...]) -> None:
         wanted = gradients(lambda x: F.adaptive_max_pool2d(x, 1), x)
         for one, other in zip(got, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("size", [(8, 8), (1, 1), (9, 9), (5, 4)])  # the last two are left to PyTorch
-def test_the_mean_of_a_whole_map(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Window] = []
-
-    def average_pool(x: Tensor, window: Window, *args: bool) -> Tensor:
-        calls.append(window)
-        return ops.average_pool(x, window, *args)
-
-    monkeypatch.setattr(gpu, "usable", lambda x: True)
-    monkeypatch.setattr(accelerating, "available", lambda device: True)
-    monkeypatch.setattr(gpu, "ops", SimpleNamespace(average_pool=average_pool))
-    pool, x = nn.AdaptiveAvgPool2d(1), random(3, 10, *size)
-    expected = gradients(pool, x)
-    with fused(nn.Sequential(nn.Conv2d(10, 10, 1).to(DEVICE), pool)):
-        assert_same(gradients(pool, x), expected)
-    assert calls == ([Window(size[0], size[0], 0)] if size[0] == size[1] <= 8 else [])
 
 
 def test_a_pool_passes_nan_on() -> None:
