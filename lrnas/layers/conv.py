@@ -132,9 +132,12 @@ class WindowConv2d(_Groups, nn.Conv2d):
         """Uneven padding: left, right, top, bottom. Negative numbers crop. None if the padding is even."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.supports(x):
+        # TorchScript, which does not have the kernels, would compile both sides of an `and`
+        if False if torch.jit.is_scripting() else self.supports(x):  # type: ignore[attr-defined]
             return self.compute(x)
-        return super().forward(x if self.margin is None else F.pad(x, self.margin))
+        if self.margin is not None:
+            x = F.pad(x, self.margin)
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation)
 
     def group_convs(self) -> Iterable[WindowConv2d]:
         return [self]
@@ -210,22 +213,22 @@ class _Replacement(nn.Module):
         self.padding_mode = padding_mode
         self.pads_input = padding_mode != "zeros" or padding == "tf_same"
         """Whether the input is padded once for all filters. Each filter then crops the part that it needs."""
-
-    @property
-    def inner_padding(self) -> Padding:
+        self.inner_padding: Padding = 0 if self.pads_input else self.padding
         """The padding of the convolutions inside."""
-        return 0 if self.pads_input else self.padding
+        self.depends_on_size = padding == "tf_same"
+        """Whether the padding depends on the size of the input."""
+        self.pads = _explicit_padding(0 if self.depends_on_size else padding, self.kernel_size, self.dilation)
 
-    def pad_input(self, x: Tensor, *, rows: bool = True, columns: bool = True) -> Tensor:
+    def pad_input(self, x: Tensor, rows: bool = True, columns: bool = True) -> Tensor:
         """Pad rows, columns or both, if the input is padded once for all filters."""
         if not self.pads_input:
             return x
-        kernel = [self.kernel_size[0] if rows else 1, self.kernel_size[1] if columns else 1]
-        if self.padding == "tf_same":
+        if self.depends_on_size:
+            kernel = [self.kernel_size[0] if rows else 1, self.kernel_size[1] if columns else 1]
             stride = [self.stride[0] if rows else 1, self.stride[1] if columns else 1]
-            return cast(Tensor, pad_same(x, kernel, stride, list(self.dilation)))
-        vertical, horizontal = _explicit_padding(self.padding, self.kernel_size, self.dilation)
-        margin = (*(horizontal if columns else (0, 0)), *(vertical if rows else (0, 0)))
+            return pad_same(x, kernel, stride, list(self.dilation))  # type: ignore[no-any-return]
+        (top, bottom), (left, right) = self.pads
+        margin = [left if columns else 0, right if columns else 0, top if rows else 0, bottom if rows else 0]
         return F.pad(x, margin, mode=self.padding_mode)
 
     def extra_repr(self) -> str:
@@ -305,12 +308,17 @@ class CompositeConv2d(_Groups, _Replacement):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pad_input(x)
-        if self.supports(x):
+        if False if torch.jit.is_scripting() else self.supports(x):  # type: ignore[attr-defined]
             x = self.compute(x)
         else:
-            outputs = [conv(x) for conv in self.group_convs()]
+            outputs = []
+            for name, conv in self.named_children():  # not group_convs(), which TorchScript cannot compile
+                if name != "join":
+                    outputs.append(conv(x))
             x = torch.cat(outputs, dim=-3) if len(outputs) > 1 else outputs[0]
-        return x if self.join is None else self.join(x)
+        if self.join is not None:
+            x = self.join(x)
+        return x
 
 
 class SeparableConv2d(_Replacement):
@@ -369,9 +377,9 @@ class SeparableConv2d(_Replacement):
         return first, second
 
     def forward(self, x: Tensor) -> Tensor:
-        first, second = self.halves()
-        x = first(self.pad_input(x, rows=False))
-        return cast(Tensor, second(self.pad_input(x, columns=False)))
+        for i, half in enumerate(self.children()):  # not halves(), which TorchScript cannot compile
+            x = half(self.pad_input(x, rows=i == 1, columns=i == 0))
+        return x
 
 
 def output_convs(layer: nn.Module) -> list[nn.Conv2d]:
@@ -457,4 +465,4 @@ class ConvBlock(nn.Module):
         self.act = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.act(self.norm(self.conv(x))))
+        return self.act(self.norm(self.conv(x)))  # type: ignore[no-any-return]

@@ -6,8 +6,6 @@ is an argument, because an architecture can change it. The models follow timm's 
 `reset_classifier`, `num_features`, `feature_info`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -21,6 +19,7 @@ from timm.models import checkpoint, register_notrace_module
 from timm.models._features import feature_take_indices
 from timm.models.vgg import VGG, ConvMlp
 from torch import Tensor, nn
+from torch.fx import GraphModule, Proxy, Tracer
 
 from lrnas.arch.backbone_shapes import GOOGLENET_MODULES, NIN_BLOCKS, NinBlock
 from lrnas.layers.conv import ConvBlock
@@ -37,6 +36,22 @@ def vgg_layers(stages: Sequence[Sequence[int]], last_pool: bool) -> list[int | s
     for widths in stages:
         layers += [*widths, "M"]
     return layers if last_pool else layers[:-1]
+
+
+class _LayerTracer(Tracer):
+    """Traces how a network calls its layers, and not what happens inside them."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+class _LayerGraph(GraphModule):
+    """A network as a graph of its layers, in the mode (training or evaluation) that it is in."""
+
+    def __init__(self, network: nn.Module) -> None:
+        graph = _LayerTracer().trace(network)
+        graph.output_node().type = None  # TorchScript has no type for GoogLeNet's one or several outputs
+        super().__init__(network, graph)
 
 
 class _Intermediates(nn.Module, ABC):
@@ -61,10 +76,17 @@ class _Intermediates(nn.Module, ABC):
         """Save memory in training: compute activations twice instead of keeping them."""
         self.grad_checkpointing = enable
 
+    def _checkpoints(self, x: Tensor) -> bool:
+        """Whether to keep no activations of this input; graphs of torch.fx always keep them."""
+        return self.grad_checkpointing and self.training and not isinstance(x, Proxy)
+
     def _run(self, module: nn.Module, x: Tensor) -> Tensor:
         """The output of a part of the network, whose activations are not kept if gradient checkpointing is on."""
-        keeps = not (self.grad_checkpointing and self.training)
-        return cast(Tensor, module(x) if keeps else checkpoint(module, x))
+        return cast(Tensor, checkpoint(module, x) if self._checkpoints(x) else module(x))
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """The network as `torch.jit.script` can compile it, which cannot look up layers by name."""
+        return _LayerGraph(self)
 
     def forward_intermediates(
         self,
@@ -122,8 +144,40 @@ class _Intermediates(nn.Module, ABC):
         return taken
 
 
-class VggGlobalPool(_Intermediates, VGG):
-    """timm's VGG with a pool over the whole map instead of the fifth pool.
+class Vgg(_Intermediates, VGG):
+    """timm's VGG with intermediate maps and gradient checkpointing."""
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        VGG.reset_classifier(self, num_classes, global_pool)
+
+    def _steps(self) -> Iterator[tuple[str, nn.Module]]:
+        return ((f"features.{name}", module) for name, module in self.features.named_children())
+
+    def _parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """All layers from one map to the next are one part."""
+        paths = [level["module"] for level in self.feature_info]
+        ends = [int(path.removeprefix("features.")) + 1 for path in paths]
+        return (
+            (path, self.features[start:end]) for path, (start, end) in zip(paths, pairwise([0, *ends]), strict=True)
+        )
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        if prune_head:
+            self.pre_logits = nn.Identity()  # type: ignore[assignment]
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        if not self._checkpoints(x):
+            return cast(Tensor, self.features(x))
+        for _, part in self._parts():
+            x = self._run(part, x)
+        return x
+
+
+class VggGlobalPool(Vgg):
+    """VGG with a pool over the whole map instead of the fifth pool.
 
     The classifier is VGG's MLP with `hidden` units per layer, on the 1×1 map; it is linear if `hidden` is None.
     """
@@ -158,31 +212,6 @@ class VggGlobalPool(_Intermediates, VGG):
         self.num_classes = num_classes
         pool_type = None if global_pool is None else "avg" if global_pool else ""
         self.head.reset(num_classes, pool_type, **get_device_dtype(self))
-
-    def _steps(self) -> Iterator[tuple[str, nn.Module]]:
-        return ((f"features.{name}", module) for name, module in self.features.named_children())
-
-    def _parts(self) -> Iterator[tuple[str, nn.Module]]:
-        """All layers from one map to the next are one part."""
-        paths = [level["module"] for level in self.feature_info]
-        ends = [int(path.removeprefix("features.")) + 1 for path in paths]
-        return (
-            (path, self.features[start:end]) for path, (start, end) in zip(paths, pairwise([0, *ends]), strict=True)
-        )
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        if prune_head:
-            self.pre_logits = nn.Identity()  # type: ignore[assignment]
-        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        if not self.grad_checkpointing:
-            return cast(Tensor, self.features(x))
-        for _, part in self._parts():
-            x = self._run(part, x)
-        return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = self.global_pool(x)  # B × C × H × W to B × C × 1 × 1
@@ -307,7 +336,7 @@ class AuxiliaryHead(nn.Module):
             x = F.avg_pool2d(x, 5, 3, ceil_mode=True)
         x = F.adaptive_avg_pool2d(x, self.grid)
         x = F.relu(self.conv(x)).flatten(1)
-        return cast(Tensor, self.fc2(self.drop(F.relu(self.fc1(x)))))
+        return self.fc2(self.drop(F.relu(self.fc1(x))))  # type: ignore[no-any-return]
 
 
 class GoogLeNet(_Backbone):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import timm
 import torch
-from timm.models.vgg import VGG
 from torch import nn
 
 from lrnas.arch.architecture import Architecture, Pool
@@ -16,7 +15,7 @@ from lrnas.arch.backbone_shapes import NIN_BLOCKS, VGG_STAGES
 from lrnas.errors import ConversionError
 from lrnas.layers.fold import Folding
 from lrnas.layers.init import Rule, initialise
-from lrnas.models.backbones import GoogLeNet, NiN, VggGlobalPool, vgg_layers
+from lrnas.models.backbones import GoogLeNet, NiN, Vgg, VggGlobalPool, vgg_layers
 from lrnas.models.convert import replace_conv
 from lrnas.models.plan import TIMM, Plan, folded_convs, make_plan, timm_config
 
@@ -149,13 +148,13 @@ def _create_vgg(plan: Plan, **kwargs: Any) -> nn.Module:
         # no bias is needed before a norm; the convolutions of the classifier are created with a bias
         kwargs["conv_layer"] = partial(nn.Conv2d, bias=False)
     if choices.pool == "none":
-        model = VGG(vgg_layers(stages, last_pool=True), **kwargs)
+        model: Vgg = Vgg(vgg_layers(stages, last_pool=True), **kwargs)
     else:
         kwargs.setdefault("global_pool", choices.pool)
         model = VggGlobalPool(vgg_layers(stages, last_pool=False), hidden=choices.hidden, **kwargs)
     stem = model.get_submodule("features.0")
     assert isinstance(stem, nn.Conv2d)
     stem.stride = (choices.stem_stride, choices.stem_stride)
-    for level in cast(list[dict[str, Any]], model.feature_info):
+    for level in model.feature_info:
         level["reduction"] *= choices.stem_stride
     return model

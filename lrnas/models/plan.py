@@ -306,6 +306,8 @@ def timm_config(architecture: Architecture) -> dict[str, Any]:
     stem, last = plan.convs[0], plan.convs[-1].name
     parts = () if stem.mix.is_plain else tuple(f"{stem.path}.conv{group.shape}" for group in stem.mix.groups)
     map_size = next(layer.output[1] for layer in plan.cost.layers if layer.name == last)
+    if plan.choices and plan.choices.pool == "none":  # VGG's fifth pool
+        map_size //= 2
     return {
         "url": "",
         "num_classes": native_num_classes(plan.backbone),

@@ -157,17 +157,19 @@ def make_layers() -> list[nn.Module]:
         CompositeConv2d(4, {(3, 1): 3, (1, 3): 3}, 3, padding=0),  # crops its input
         CompositeConv2d(4, {(3, 1): 3, (1, 3): 3}, 3, padding=1, padding_mode="reflect"),
         SeparableConv2d(4, 6, 3, stride=2, padding=1, middle=5),
+        CompositeConv2d(4, {(3, 1): 3, (1, 3): 3}, 3, stride=2, padding="tf_same"),
+        SeparableConv2d(4, 6, 3, padding=1, padding_mode="circular"),
     ]
 
 
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", range(6))
 def test_gradients(index: int) -> None:
     layer = make_layers()[index].double()
     x = torch.randn(1, 4, 6, 7, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(layer, (x,))
 
 
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", range(6))
 def test_channels_last_in_channels_last_out(index: int) -> None:
     layer = make_layers()[index]
     x = torch.randn(2, 4, 9, 9)
@@ -177,7 +179,7 @@ def test_channels_last_in_channels_last_out(index: int) -> None:
     torch.testing.assert_close(result, expected)
 
 
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", range(6))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtypes_and_autocast(index: int, dtype: torch.dtype) -> None:
     layer = make_layers()[index]
@@ -191,13 +193,20 @@ def test_dtypes_and_autocast(index: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(result.float(), expected, atol=3e-2, rtol=3e-2)
 
 
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", range(6))
 def test_export(index: int) -> None:
     layer = make_layers()[index].eval()
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(layer, (torch.randn(2, 4, 9, 9),), dynamic_shapes=({0: batch},))
     x = torch.randn(5, 4, 9, 9)
     torch.testing.assert_close(program.module()(x), layer(x))
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_torchscript(index: int) -> None:
+    layer = make_layers()[index]
+    x = torch.randn(2, 4, 9, 9)
+    torch.testing.assert_close(torch.jit.script(layer)(x), layer(x))
 
 
 @pytest.mark.slow

