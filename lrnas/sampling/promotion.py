@@ -1,13 +1,13 @@
 """Which network a search trains next at a later level, judged by what is believed about all of them.
 
 Nothing here reads a study or trains a network. `believe` predicts accuracies after full training from all levels
-together; `pick_longer` and `pick_full` choose, one run at a time.
+together; `mark_counting` says which networks count; `pick_longer` and `pick_full` choose, one run at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,31 @@ class Contender:
     """Number of runs at this level that were begun, whatever became of them."""
     has_failed: bool = False
     """Whether a run at this level diverged or failed; the network then gets no more runs, unless it is the paper's."""
+    counts: bool = True
+    """Whether it is in the part of the front that is searched; see `mark_counting`."""
+
+    @property
+    def best(self) -> float:
+        """The accuracy that it may have if it is better than believed."""
+        return self.mean + CHANCE * self.deviation
+
+
+def mark_counting(contenders: Sequence[Contender], least: Sequence[float], beat: bool) -> list[Contender]:
+    """Mark the networks that are in the part of the front that is searched; others are trained only as rivals.
+
+    Args:
+        contenders: All networks.
+        least: Costs below which nothing counts.
+        beat: Whether only networks count that may be more accurate than a network of the paper that costs no less.
+    """
+    paper = [each for each in contenders if each.is_paper]
+
+    def counts(network: Contender) -> bool:
+        if beat and paper:
+            return any(costs_no_more(network.costs, each.costs) and network.best > each.mean for each in paper)
+        return costs_no_more(least, network.costs)
+
+    return [replace(each, counts=counts(each)) for each in contenders]
 
 
 def pick_longer(contenders: Sequence[Contender], seconds_left: float) -> Contender | None:
@@ -97,7 +122,7 @@ def pick_longer(contenders: Sequence[Contender], seconds_left: float) -> Contend
         The network; None if the time is over.
     """
     front = [each for each in contenders if each.is_paper or (each.begun and not each.has_failed)]
-    new = [each for each in contenders if not (each.is_paper or each.begun) and each.seconds <= seconds_left]
+    new = [each for each in contenders if _is_new(each) and each.seconds <= seconds_left]
     return _largest_gain(new, front)
 
 
@@ -134,20 +159,21 @@ def pick_full(
     front = _front(finals)
     unfinished = [each for each in front if each.begun < num_seeds]
     reserved = sum((num_seeds - each.begun) * each.seconds for each in unfinished)
-    fits = [
-        each
-        for each in contenders
-        if not each.begun and not each.is_paper and num_seeds * each.seconds <= seconds_left - reserved
-    ]
+    fits = [each for each in contenders if _is_new(each) and num_seeds * each.seconds <= seconds_left - reserved]
     if (promoted := _largest_gain(fits, finals)) is not None:
         return promoted
     affordable = [each for each in unfinished if each.seconds <= seconds_left + slack]
     return min(affordable, key=lambda each: each.begun, default=None)
 
 
+def _is_new(network: Contender) -> bool:
+    """Whether a network can still be promoted."""
+    return network.counts and not (network.is_paper or network.begun)
+
+
 def _has_chance(network: Contender, front: Sequence[Contender]) -> bool:
     rivals = [each.mean for each in front if costs_no_more(each.costs, network.costs)]
-    return network.mean + CHANCE * network.deviation > max(rivals, default=-np.inf)
+    return network.best > max(rivals, default=-np.inf)
 
 
 def _front(contenders: Sequence[Contender]) -> list[Contender]:

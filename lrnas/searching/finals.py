@@ -7,7 +7,7 @@ with the same decisions, and several drivers can work on it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -22,6 +22,7 @@ from lrnas.sampling.promotion import (
     Contender,
     Measured,
     believe,
+    mark_counting,
     pick_full,
     pick_longer,
 )
@@ -138,6 +139,7 @@ class Ladder:
             )
             for i, identity in enumerate(shown)
         ]
+        contenders = mark_counting(contenders, self._least_costs(first.values()), self.proposals.beat is not None)
         left, slack = self.seconds_left(level), SLACK * self._later_seconds()
         if level == FULL:
             picked = pick_full(contenders, left, len(self.levels[FULL].seeds), slack)
@@ -151,6 +153,12 @@ class Ladder:
         """The costs of a network. With `beat`, a network of the paper counts as if it had this share of its costs."""
         share = (self.proposals.beat or 1.0) if is_paper else 1.0
         return tuple(share * trial.user_attrs[name] for name in self.proposals.study.costs)
+
+    def _least_costs(self, trials: Iterable[FrozenTrial]) -> list[float]:
+        """The lowest costs of the named networks, one by one; zeros if there are none."""
+        names = self.proposals.study.costs
+        named = [[trial.user_attrs[name] for name in names] for trial in trials if "point" in trial.user_attrs]
+        return [min(costs) for costs in zip(*named, strict=True)] or [0.0] * len(names)
 
     def seconds(self, level: str) -> float:
         """Training time of a level so far; runs that are not over count with what they are expected to take."""

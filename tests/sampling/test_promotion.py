@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lrnas.sampling.promotion import Contender, Measured, believe, pick_full, pick_longer
+from lrnas.sampling.promotion import Contender, Measured, believe, mark_counting, pick_full, pick_longer
 
 
 def contender(name: str, macs: float, mean: float, *, paper: bool = False, begun: int = 0) -> Contender:
@@ -45,6 +45,17 @@ def test_all_seeds_of_the_paper_and_of_the_believed_front_are_trained_before_the
     assert "bad" not in train_all(PAPER + FOUND, 1000.0, 3)  # it has no chance
     maybe = contender("maybe", 60.0, 0.905)
     assert train_all([*PAPER, *FOUND, maybe], 1000.0, 3).count("maybe") == 1  # a chance, but no more seeds
+
+
+def test_networks_outside_the_part_that_is_searched_are_trained_only_as_rivals() -> None:
+    outside = [replace(each, counts=False) for each in FOUND]
+    assert [each.counts for each in mark_counting(PAPER + FOUND, [20.0], beat=False)] == [True, True, True, False, True]
+    maybe = contender("maybe", 10.0, 0.875)  # 0.885 if it is better than believed
+    marked = mark_counting([*PAPER, *FOUND, maybe], [20.0], beat=True)
+    assert [each.identity for each in marked if each.counts and not each.is_paper] == ["good", "maybe"]
+    assert train_all(PAPER + outside, 1000.0, 3).count("cheap") == 0
+    assert set(train_all(PAPER + outside, 0.0, 3)) == {"large", "small", "good"}
+    assert pick_longer(PAPER + outside, 1000.0) is None
 
 
 def test_a_network_that_failed_gets_no_more_runs_and_another_one_takes_its_place() -> None:
