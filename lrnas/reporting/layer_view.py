@@ -45,7 +45,7 @@ class Layer:
         """Number of filters of each kind; in a separable layer, both halves count, and a join never does."""
         found = dict.fromkeys(SHADES, 0)
         for group in [*self.groups, *([self.second] if self.second is not None and self.join is None else [])]:
-            found[kind_of(group, self.kernel)] += group.num
+            found[kind_of(group)] += group.num
         return {kind: number for kind, number in found.items() if number}
 
     @property
@@ -57,29 +57,19 @@ class Layer:
         return {
             **{name: getattr(self, name) for name in ("name", "macs", "params", "kernel", "join")},
             "output": list(self.output),
-            "groups": [[*group, kind_of(group, self.kernel)] for group in self.groups],
-            "second": None if self.second is None else [*self.second, kind_of(self.second, self.kernel)],
+            "groups": [[*group, kind_of(group)] for group in self.groups],
+            "second": None if self.second is None else [*self.second, kind_of(self.second)],
         }
 
 
-def kind_of(filters: Filters, kernel: int | None) -> str:
-    """Kind of a filter shape relative to the layer's kernel size.
-
-    Args:
-        filters: Filters of one shape.
-        kernel: Kernel size of the layer in the backbone.
-
-    Returns:
-        A key of `SHADES`.
-    """
+def kind_of(filters: Filters) -> str:
+    """The kind of a filter shape, a key of `SHADES`."""
     height, width, _ = filters
-    if height == width == 1:
-        return "1x1"
     if width == 1:
-        return "kx1"
+        return "1x1" if height == 1 else "kx1"
     if height == 1:
         return "1xk"
-    return "kxk" if height == width == kernel else "other"
+    return "kxk" if height == width else "other"
 
 
 def lay_out(architecture: Architecture, shape: ImageShape) -> tuple[Layer, ...]:

@@ -161,7 +161,7 @@ def _layers_picture(layers: Sequence[Layer]) -> str:
         top, left = i * ROW, float(name_width)
         parts.append(_text(0, top, layer.name))
         for group in layer.groups:
-            width, kind = BAR * group.num / widest, kind_of(group, layer.kernel)
+            width, kind = BAR * group.num / widest, kind_of(group)
             kinds.add(kind)
             box = f'x="{left:.1f}" y="{top + 2}" width="{width:.1f}" height="{ROW - 4}" fill="{SHADES[kind]}"'
             parts.append(f"<rect {box}><title>{group.shape}, {group.num} filters</title></rect>")

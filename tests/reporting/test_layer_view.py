@@ -24,7 +24,7 @@ def test_numbers_of_filters_and_joins() -> None:
     mixed = Allocation(
         "composite", (FilterGroup("kx1", 0.25), FilterGroup("1xk", 0.25), FilterGroup("kxk", 0.5)), join=1
     )
-    odd = Allocation("composite", (FilterGroup("3x3", 0.5), FilterGroup("kxk", 0.5)))
+    odd = Allocation("composite", (FilterGroup("3x5", 0.5), FilterGroup("3x3", 0.25), FilterGroup("kxk", 0.25)))
     network = Architecture("nin", {"conv1": odd, "conv2": mixed, "conv3": Allocation("separable")})
     layers = {layer.name: layer for layer in lay_out(network, ImageShape(32, 3, 10))}
     assert layers["conv2"].counts() == {"kx1": 48, "1xk": 48, "kxk": 96} and layers["conv2"].join == 192
