@@ -118,15 +118,13 @@ class Axes:
         """A new point near one of the parents.
 
         A few parameters are changed. Before that, with 30 % probability each, the point is mixed with another parent
-        and all ordered parameters of one kind are shifted together; for widths, this moves along the front. Parameters
-        that had no effect before, and have one now, get random values.
+        and all ordered parameters of one kind are shifted together; for widths, this moves along the front.
 
         Args:
             parents: Points to start from.
             random: Generator of all random choices.
         """
-        parent = parents[int(random.integers(len(parents)))]
-        point = parent.copy()
+        point = parents[int(random.integers(len(parents)))].copy()
         if random.random() < 0.3:
             other = parents[int(random.integers(len(parents)))]
             point = np.where(random.random(len(point)) < 0.5, other, point)
@@ -140,8 +138,6 @@ class Axes:
                 point[i] = axis.shift(int(point[i]), _draw_steps(random))
             else:
                 point[i] = random.integers(len(axis.values))
-        for i in sorted(self._idle(parent) - self._idle(point)):
-            point[i] = random.integers(len(self.axes[i].values))
         return point
 
 
