@@ -1,0 +1,32 @@
+"""The studies in `results/studies` can be opened, and say what docs/findings.md says."""
+
+import json
+import lzma
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+
+from lrnas import judge, open_study, read_finals
+
+ROOT = Path(__file__).parents[1]
+STUDIES = sorted((ROOT / "results" / "studies").iterdir())
+FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("folder", STUDIES, ids=lambda folder: folder.name)
+def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / folder.name).mkdir()
+    (tmp_path / folder.name / "study.db").write_bytes(lzma.decompress((folder / "study.db.xz").read_bytes()))
+    finals = read_finals(open_study(folder.name, studies=tmp_path))
+    kept = json.loads((folder / "retrained.json").read_text(encoding="utf-8"))
+    assert {final.identity: list(final.accuracies) for final in finals} == {
+        network["identity"]: network["accuracies"] for network in kept["networks"]
+    }
+    assert [(verdict.point, verdict.kind) for verdict in judge(finals)] == [
+        (verdict["point"], verdict["verdict"]) for verdict in kept["verdicts"]
+    ]
+    for final in finals:
+        name, n = final.point or f"trial {final.trial}", len(final.accuracies)
+        accuracy = f"{100 * final.mean:.2f} ± {100 * stdev(final.accuracies):.2f} % | {n} |"
+        assert f"| {name} | {final.macs:,} |" in FINDINGS and accuracy in FINDINGS, name
