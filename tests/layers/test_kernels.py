@@ -52,6 +52,7 @@ CONVS = [
     (1, 6, (3, 3), 2, 0, 2),
     (2, 10, (7, 1), 1, 3, 1),
     (16, 10, (1, 1), 1, 0, 1),  # 1×1: a matrix product, with a width that is no multiple of 8
+    (3, 16, (1, 1), 1, 0, 1),  # 1×1 with few channels
     (5, 16, (1, 1), 2, 0, 1),
     (6, 9, (3, 3), 2, 1, 1),  # the library's convolution
 ]

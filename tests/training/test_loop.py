@@ -244,6 +244,7 @@ def test_the_operations_for_a_gpu_give_the_same_training() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # the first backward pass of a process, in a thread
 def test_fewer_kernels_give_the_same_training_on_a_gpu() -> None:
     (results, after, step), (expected, other, _) = steps("cuda", plain=False), steps("cuda", plain=True)
     assert step.uses_kernels and step.network is not step.model

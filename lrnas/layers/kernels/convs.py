@@ -167,7 +167,8 @@ def conv_backward(
     grad_rows = pad(grad_rows, 0, _missing(weight))
     grad_x = grad.new_empty(0)
     if needs_input:
-        grad_x = as_map(grad_rows @ _weight_rows(weight), len(x), x.shape[2], x.shape[3])
+        grad_inputs = (grad_rows @ _weight_rows(weight))[:, : x.shape[1]]  # without the zeros of few channels
+        grad_x = as_map(grad_inputs.contiguous(), len(x), x.shape[2], x.shape[3])
     number, channels, height, width = weight.shape
     depth = FEW_CHANNELS if channels <= FEW_CHANNELS else channels
     taps = (grad_rows.T @ rows)[:number, : height * width * depth].reshape(number, height, width, depth)
