@@ -35,7 +35,7 @@ def add_commands(commands: Any) -> None:
     spaces = add_command(commands, "spaces", _spaces, "list the search spaces, or show the parameters of one", text)
     text = "A space, FILE.toml, or timm:MODEL for any CNN of timm (default: list all spaces)."
     spaces.add_argument("source", nargs="?", metavar="NAME", help=text)
-    add_settings(spaces, "granularity", "divisor")
+    add_settings(spaces, "granularity", "divisor", "stem_stride")
 
 
 def _recipes(options: argparse.Namespace) -> None:
@@ -58,7 +58,7 @@ def _spaces(options: argparse.Namespace) -> None:
     from lrnas.spaces.space import load_space, named_spaces
 
     spaces = [
-        load_space(name, granularity=options.granularity, divisor=options.divisor)
+        load_space(name, granularity=options.granularity, divisor=options.divisor, stem_stride=options.stem_stride)
         for name in ([options.source] if options.source else named_spaces())
     ]
     data = [{**space.to_dict(), "dimension": space.dimension, "size": space.size} for space in spaces]

@@ -110,7 +110,11 @@ def prepare_search(settings: SearchSettings) -> Preparation:
     )
     batch_norm = None if settings.space.startswith(TIMM) else settings.batch_norm
     space = load_space(
-        settings.space, granularity=settings.granularity, batch_norm=batch_norm, divisor=settings.divisor
+        settings.space,
+        granularity=settings.granularity,
+        batch_norm=batch_norm,
+        divisor=settings.divisor,
+        stem_stride=settings.stem_stride,
     )
     data = settings.data or ("cifar10" if workers.gpus > 0 else "digits")
     training = SearchTraining(settings, space, data, trainable)

@@ -188,6 +188,9 @@ class SearchSettings:
     the space)."""
     divisor: int | None = setting(WHOLE, "N")
     """Round filter counts to multiples of N; 1: no rounding (default: set by the space)."""
+    stem_stride: int | None = setting(WHOLE, "N")
+    """Give the first layer of all networks this stride, also of the paper's: 1, 2 or 4. With 1, networks that were made
+    for large images keep more of small ones (default: set by the space)."""
     objectives: tuple[str, ...] = setting(NAMES, "A,B", ("accuracy", "macs"))
     """What to optimise: accuracy and one or more of macs, params, latency."""
     latency_device: str | None = setting(TEXT, "NAME")

@@ -224,7 +224,12 @@ class SearchSpace:
 
 
 def load_space(
-    source: str, *, granularity: str | None = None, batch_norm: bool | None = None, divisor: int | None = None
+    source: str,
+    *,
+    granularity: str | None = None,
+    batch_norm: bool | None = None,
+    divisor: int | None = None,
+    stem_stride: int | None = None,
 ) -> SearchSpace:
     """Load a search space.
 
@@ -234,6 +239,8 @@ def load_space(
         granularity: Which layers share parameters: `network`, `stage` or `layer`; by default as in the file.
         batch_norm: Whether all networks of the space have batch norm, including its points; by default as in the file.
         divisor: Filter counts are multiples of this number; by default as in the file.
+        stem_stride: Stride of the first layer of all networks, including the points: 1, 2 or 4; by default as in the
+            file.
 
     Returns:
         The space.
@@ -266,7 +273,24 @@ def load_space(
     if divisor is not None:
         check_divisor(divisor)
         definition = dataclasses.replace(definition, divisor=divisor)
+    if stem_stride is not None:
+        definition = _with_stem_stride(definition, stem_stride)
     return _make_space(definition, granularity or definition.granularity, batch_norm)
+
+
+def _with_stem_stride(definition: Definition, stem_stride: int) -> Definition:
+    """The definition with this stride of the first layer in all networks, including the points."""
+    if any(str(name).startswith(TIMM) for name in (definition.name, *definition.choices["backbone"])):
+        raise InvalidSpace(
+            f"{definition.name}: a timm model keeps its own stem_stride; got {stem_stride}; leave it out"
+        )
+    try:
+        points = {name: dataclasses.replace(p, stem_stride=stem_stride) for name, p in definition.points.items()}
+        Architecture("nin", stem_stride=stem_stride)  # checks the value if there are no points
+    except InvalidArchitecture as error:
+        raise InvalidSpace(str(error)) from None
+    choices = {**definition.choices, "stem_stride": (stem_stride,)}
+    return dataclasses.replace(definition, choices=choices, points=points)
 
 
 def named_spaces() -> list[str]:

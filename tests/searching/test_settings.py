@@ -33,6 +33,7 @@ EVERY_SETTING: dict[str, tuple[str, str, Any]] = {
     "batch_norm": ("", "false", False),
     "granularity": ("stage", '"stage"', "stage"),
     "divisor": ("4", "4", 4),
+    "stem_stride": ("2", "2", 2),
     "objectives": ("accuracy,params", '["accuracy", "params"]', ("accuracy", "params")),
     "latency_device": ("cpu", '"cpu"', "cpu"),
     "latency_batch": ("8", "8", 8),
@@ -216,7 +217,8 @@ def test_a_manifest_has_the_given_settings_without_places() -> None:
 @pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
 def test_presets_can_be_searched(file: Path) -> None:
     settings = gather_settings(str(file), {})
-    space = load_space(settings.space, granularity=settings.granularity, divisor=settings.divisor)
+    shape = {name: getattr(settings, name) for name in ("granularity", "divisor", "stem_stride")}
+    space = load_space(settings.space, **shape)
     assert space.dimension > 10 and is_in_files(settings.data or "") is False
     assert get_recipe(settings.recipe, space.backbones[0], 32, 45_000, settings.set).schedule == "one_cycle"
     assert [goal.name for goal in pick_objectives(settings.objectives)] == ["accuracy", "macs"]

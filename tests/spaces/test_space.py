@@ -615,3 +615,21 @@ def test_idle_parameters_do_not_change_the_network(point: tuple[SearchSpace, dic
     idle = space.idle_parameters(params)
     other = {p.name: chance.choice(p.values) if p.name in idle else params[p.name] for p in space.parameters}
     assert canonical_id(space.architecture(other)) == canonical_id(space.architecture(params))
+
+
+def test_the_stride_of_the_first_layer_can_be_set_for_all_networks() -> None:
+    space = load_space("googlenet", stem_stride=1)
+    assert space.dimension == load_space("googlenet").dimension
+    assert {point.stem_stride for point in (*space.points.values(), *space.uniform.values())} == {1}
+    for name, point in space.points.items():
+        larger = make_plan(point, 32).cost.macs / make_plan(load_space("googlenet").points[name], 32).cost.macs
+        assert 3 < larger < 5
+        assert canonical_id(space.architecture(space.params_of(point))) == canonical_id(point)
+    vgg = load_space("vgg11", stem_stride=1)
+    assert vgg.dimension == load_space("vgg11").dimension - 1
+    for source, stride, message in (
+        ("vgg11", 3, "stem_stride must be one of 1, 2, 4; got 3"),
+        ("timm:resnet18", 1, "timm:resnet18: a timm model keeps its own stem_stride; got 1; leave it out"),
+    ):
+        with pytest.raises(InvalidSpace, match=re.escape(message)):
+            load_space(source, stem_stride=stride)
