@@ -10,7 +10,7 @@ import pytest
 from lrnas import judge, open_study, read_finals
 
 ROOT = Path(__file__).parents[1]
-STUDIES = sorted((ROOT / "results" / "studies").iterdir())
+STUDIES = sorted(file.parent for file in (ROOT / "results" / "studies").glob("*/study.db.xz"))
 FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 
 
@@ -28,5 +28,11 @@ def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
     ]
     for final in finals:
         name, n = final.point or f"trial {final.trial}", len(final.accuracies)
-        accuracy = f"{100 * final.mean:.2f} ± {100 * stdev(final.accuracies):.2f} % | {n} |"
-        assert f"| {name} | {final.macs:,} |" in FINDINGS and accuracy in FINDINGS, name
+        share = final.macs / next(other.macs for other in finals if other.point == "nin")
+        accuracy = f"{100 * final.mean:.2f} ± {100 * stdev(final.accuracies):.2f} %"
+        assert f"| {name} | {final.macs:,} | {share:.2f} | {final.params:,} | {accuracy} | {n} |" in FINDINGS, name
+    for verdict in judge(finals):
+        assert verdict.interval is not None and verdict.share is not None
+        low, high = (f"{100 * end:+.2f}" for end in verdict.interval)
+        told = f"at {verdict.share:.2f} of its MACs: {100 * (verdict.difference or 0):+.2f} points"
+        assert told in FINDINGS and f"{low} to {high}" in FINDINGS, verdict.point

@@ -58,14 +58,17 @@ class CastWeights:
         self.dtype = dtype
         composites = [module for module in model.modules() if isinstance(module, CompositeConv2d)]
         joins = {composite.join for composite in composites if _multiplies_join(composite)}
-        self.weights = {
-            f"{path}.{name}" if path else name: parameter
-            for path, module in model.named_modules()
-            if _own_forward(module) in CAST_BY_AUTOCAST and module not in joins
-            for name, parameter in module.named_parameters(recurse=False)
-            if parameter.requires_grad and parameter.dtype == torch.float32
-        }
+        self.weights: dict[str, nn.Parameter] = {}
         """The parameters that are cast, by name."""
+        seen: set[nn.Parameter] = set()  # layers can share a parameter, which is cast once
+        for path, module in model.named_modules():
+            if _own_forward(module) not in CAST_BY_AUTOCAST or module in joins:
+                continue
+            for name, parameter in module.named_parameters(recurse=False):
+                if name in ("weight", "bias") and parameter.requires_grad and parameter.dtype == torch.float32:
+                    if parameter not in seen:
+                        self.weights[f"{path}.{name}" if path else name] = parameter
+                    seen.add(parameter)
 
     def __call__(self, *inputs: Any) -> Any:
         if not self.weights:

@@ -245,6 +245,8 @@ def mix_at(path: str, conv: nn.Conv2d, allocation: Allocation, divisor: int = 1)
     Raises:
         ConversionError: If the number of output channels would change.
     """
+    if not allocation.width:
+        raise ConversionError(f"{path} cannot be left out; got width 0; choose a width above 0")
     mix = allocation.at(conv.kernel_size[0], conv.out_channels, divisor)
     if mix.out_channels != conv.out_channels:
         raise ConversionError(

@@ -93,20 +93,19 @@ class Contender:
         return self.mean + CHANCE * self.deviation
 
 
-def mark_counting(contenders: Sequence[Contender], least: Sequence[float], beat: bool) -> list[Contender]:
+def mark_counting(contenders: Sequence[Contender], boxes: Boxes) -> list[Contender]:
     """Mark the networks that are in the part of the front that is searched; others are trained only as rivals.
 
     Args:
         contenders: All networks.
-        least: Costs below which nothing counts.
-        beat: Whether only networks count that may be more accurate than a network of the paper that costs no less.
+        boxes: The part of the front that counts. A network is inside if its costs are, and if it may be more accurate
+            than the floor of the box.
     """
-    paper = [each for each in contenders if each.is_paper]
 
     def counts(network: Contender) -> bool:
-        if beat and paper:
-            return any(costs_no_more(network.costs, each.costs) and network.best > each.mean for each in paper)
-        return costs_no_more(least, network.costs)
+        costs = np.array(network.costs)
+        is_inside = (costs <= boxes.edges).all(axis=1) & (network.best > boxes.floors)
+        return bool(is_inside.any() and not (costs < boxes.least).all())
 
     return [replace(each, counts=counts(each)) for each in contenders]
 

@@ -7,15 +7,18 @@ with the same decisions, and several drivers can work on it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import threadpool_limits
 
 from lrnas.arch.architecture import Architecture
+from lrnas.sampling.gain import Boxes
 from lrnas.sampling.pareto import closest_to_front
 from lrnas.sampling.promotion import (
     MAX_MEASURED,
@@ -139,7 +142,7 @@ class Ladder:
             )
             for i, identity in enumerate(shown)
         ]
-        contenders = mark_counting(contenders, self._least_costs(first.values()), self.proposals.beat is not None)
+        contenders = self._mark_counting(contenders)
         left, slack = self.seconds_left(level), SLACK * self._later_seconds()
         if level == FULL:
             picked = pick_full(contenders, left, len(self.levels[FULL].seeds), slack)
@@ -154,11 +157,16 @@ class Ladder:
         share = (self.proposals.beat or 1.0) if is_paper else 1.0
         return tuple(share * trial.user_attrs[name] for name in self.proposals.study.costs)
 
-    def _least_costs(self, trials: Iterable[FrozenTrial]) -> list[float]:
-        """The lowest costs of the named networks, one by one; zeros if there are none."""
-        names = self.proposals.study.costs
-        named = [[trial.user_attrs[name] for name in names] for trial in trials if "point" in trial.user_attrs]
-        return [min(costs) for costs in zip(*named, strict=True)] or [0.0] * len(names)
+    def _mark_counting(self, contenders: list[Contender]) -> list[Contender]:
+        """Mark the networks that are in the part of the front that the named networks mark, as the sampler does."""
+        named = list(self.proposals.named())
+        if not named:
+            return contenders
+        believed = {each.identity: each.mean for each in contenders}
+        cost_of = self.proposals.guess_of or self.proposals.cost_of
+        costs = [[cost_of(network)[name] for name in self.proposals.study.costs] for network in named]
+        means = [believed.get(self.proposals.study.identify(network), -math.inf) for network in named]
+        return mark_counting(contenders, Boxes.around(np.array(costs), np.array(means), self.proposals.beat))
 
     def seconds(self, level: str) -> float:
         """Training time of a level so far; runs that are not over count with what they are expected to take."""

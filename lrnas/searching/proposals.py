@@ -134,6 +134,11 @@ class Proposals(Queue):
         self.axes = Axes(self.distributions, kind_of, self.space.idle_parameters)
         self._random = np.random.default_rng()
 
+    def named(self) -> list[Architecture]:
+        """The networks that mark the part of the front that counts: with `beat`, the paper's if there are any."""
+        points, uniform = list(self.space.points.values()), list(self.space.uniform.values())
+        return points if self.beat is not None and points else [*points, *uniform]
+
     def enqueue(self, named: Mapping[str, Architecture]) -> None:
         """Put named networks into the queue, except those that the study already has."""
         rows = [

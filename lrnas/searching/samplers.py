@@ -40,13 +40,9 @@ class _SearchSampler(FrontSampler):
 def _make_front(proposals: Proposals, seed: int) -> BaseSampler:
     """A sampler that changes networks on the front and proposes the candidate with the largest expected gain."""
     space, costs = proposals.space, proposals.study.costs
-    named = [*space.points.values(), *space.uniform.values()]
-    if proposals.beat is not None:
-        named = list(space.points.values()) or named
-        if not named:
-            raise LrnasError(
-                f"--beat needs a space with named networks; got {space.name}, which has none; leave it out"
-            )
+    named = proposals.named()
+    if proposals.beat is not None and not named:
+        raise LrnasError(f"--beat needs a space with named networks; got {space.name}, which has none; leave it out")
     return _SearchSampler(
         functools.partial(_costs, proposals),
         costs,

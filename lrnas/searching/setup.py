@@ -279,8 +279,10 @@ class SearchTraining:
         return self._count(architecture) | latency
 
     def dense_macs(self) -> int:
-        """Multiply-accumulates of the space's backbone with dense filters, for one image."""
-        return int(self._count(Architecture(self.space.backbones[0]))["macs"])
+        """Multiply-accumulates of the space's baseline for one image; without one, those of its unchanged backbone."""
+        space = self.space
+        network = Architecture(space.backbones[0]) if space.baseline is None else space.points[space.baseline]
+        return int(self._count(network)["macs"])
 
     def _count(self, architecture: Architecture) -> dict[str, float]:
         data = self.data

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from lrnas.arch.architecture import Allocation, Architecture
-from lrnas.errors import InvalidArchitecture, closest
+from lrnas.errors import ConversionError, InvalidArchitecture, closest
 from lrnas.models.plan import TIMM, make_plan
 from lrnas.spaces.parameters import NEUTRAL, Group, Layer, Parameter
 from lrnas.spaces.toml_file import Definition, Entry, Key
@@ -157,7 +157,7 @@ class _Grouping:
         for layer in group.layers if "no" in group.axes["present"].values else ():
             try:
                 make_plan(Architecture(layer.backbone, {layer.name: Allocation(width=0)}))
-            except InvalidArchitecture as error:
+            except (InvalidArchitecture, ConversionError) as error:
                 self.fail(f"{layer.backbone}: {error}", "space", "vary", i, "present")
 
 

@@ -95,27 +95,34 @@ class Group:
         return [axis for axis in self.axes.values() if len(axis.values) > 1]
 
     @cached_property
-    def backbones(self) -> frozenset[str]:
-        """The backbones that have layers of this group."""
-        return frozenset(layer.backbone for layer in self.layers)
+    def names(self) -> frozenset[str]:
+        """The names of the layers."""
+        return frozenset(layer.name for layer in self.layers)
+
+    @cached_property
+    def parameter_names(self) -> frozenset[str]:
+        """The names of the axes with more than one value."""
+        return frozenset(parameter.name for parameter in self.parameters)
+
+    def _value(self, axis: str, params: Mapping[str, Any]) -> Any:
+        """The value of an axis for given values of the space's parameters."""
+        return params.get(self.axes[axis].name, self.axes[axis].values[0])
 
     def is_left_out(self, params: Mapping[str, Any]) -> bool:
         """Whether the layers are left out for given values of the space's parameters."""
-        return bool(params.get(self.axes["present"].name, "yes") == "no")
+        return bool(self._value("present", params) == "no")
 
-    def idle_parameters(self, params: Mapping[str, Any]) -> list[str]:
-        """The parameters of the group that have no effect for given values of the space's parameters."""
-        names = [parameter.name for parameter in self.parameters]
-        if self.is_left_out(params):
-            return [name for name in names if name != self.axes["present"].name]
-        if params.get(self.axes["form"].name, self.axes["form"].values[0]) == "separable":
-            return [self.axes[axis].name for axis in ("square", "vertical", "join") if self.axes[axis].name in names]
-        is_dense = params.get(self.axes["square"].name, self.axes["square"].values[0]) == 1
-        return [name for name in names if name == self.axes["vertical"].name] if is_dense else []
+    def idle_parameters(self, params: Mapping[str, Any]) -> frozenset[str]:
+        """The parameters of the group that have no effect in layers that are there, for given values."""
+        if self._value("form", params) == "separable":
+            return self.parameter_names & {self.axes[axis].name for axis in ("square", "vertical", "join")}
+        if self._value("square", params) == 1:
+            return self.parameter_names & {self.axes["vertical"].name}
+        return frozenset()
 
     def allocation(self, params: Mapping[str, Any]) -> Allocation:
         """The filters of the layers for given values of the space's parameters."""
-        return _make_allocation(*(params.get(axis.name, axis.values[0]) for axis in self.axes.values()))
+        return _make_allocation(*(self._value(axis, params) for axis in self.axes))
 
     def params_of(self, mixes: Sequence[tuple[Layer, Mix | None]]) -> dict[str, Any]:
         """The values of the parameters for which the layers have the given filters.
@@ -144,13 +151,14 @@ class Group:
 
         An axis without effect has its neutral value.
         """
+        given = [(layer, mix) for layer, mix in mixes if mix is not None]
+        mixes = given or mixes  # some layers of a group can be left out because layers before them are
         candidates = []
         for name, axis in self.axes.items():
             values = [value for value in axis.values if all(self._fits(name, value, *pair) for pair in mixes)]
             candidates.append(sorted(values, key=lambda value, neutral=axis.neutral: value != neutral))  # type: ignore[misc]
         for solution in product(*candidates):
             allocation = _make_allocation(*solution)
-            given = [(layer, mix) for layer, mix in mixes if mix is not None]
             if all(allocation.at(layer.kernel, layer.width, self.divisor) == mix for layer, mix in given):
                 return dict(zip(self.axes, solution, strict=True))
         return None
@@ -158,7 +166,7 @@ class Group:
     def _fits(self, axis: str, value: Any, layer: Layer, mix: Mix | None) -> bool:
         """Whether an axis can have this value if a layer has the filters `mix`. Shares are checked roughly."""
         if axis == "present":  # if a layer that must be there is left out, then because a layer before it is
-            return bool((value == "yes") == (mix is not None)) or len(self.axes[axis].values) == 1
+            return bool((value == "yes") == (mix is not None)) or self.axes[axis].values == ("yes",)
         if mix is None:  # the other axes have no effect
             return bool(value == self.axes[axis].neutral)
         if axis == "form":
@@ -194,7 +202,8 @@ class Group:
         for name, value in found.items():
             axis = self.axes[name]
             if not any(self._fits(name, own, layer, mix) for own in axis.values):
-                return f"{name} {format_value(value)}; allowed: {format_values(axis)}"
+                allowed = str(layer.kernel) if axis.values == ("own",) else format_values(axis)
+                return f"{name} {format_value(value)}; allowed: {allowed}"
         if counts or mix.is_separable:
             separable = f", or 1×{k} and then as many {k}×1" if "separable" in self.axes["form"].values else ""
             return f"{mix}; allowed: filters of {k}×{k}, {k}×1 and 1×{k}{separable}"

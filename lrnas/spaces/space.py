@@ -103,29 +103,37 @@ class SearchSpace:
         Args:
             params: A value of every parameter, by name.
         """
-        backbone = params.get("backbone", self.backbones[0])
-        left_out = {name for group in self.groups if group.is_left_out(params) for name in self._behind[group.name]}
+        backbone = str(params.get("backbone", self.backbones[0]))
+        left_out = frozenset(group.name for group in self.groups if group.is_left_out(params))
+        kept = self._kept_layers(backbone, left_out)
         idle: set[str] = set()
         for group in self.groups:
-            if group.name in left_out or backbone not in group.backbones:
-                idle.update(parameter.name for parameter in group.parameters)
-            else:
+            if group.names & kept:
                 idle.update(group.idle_parameters(params))
+                continue
+            idle.update(group.parameter_names)
+            if group.name in left_out and group.names & self._kept_layers(backbone, left_out - {group.name}):
+                idle.discard(group.axes["present"].name)  # only the layers themselves are left out
         return idle
 
+    def _kept_layers(self, backbone: str, left_out: frozenset[str]) -> frozenset[str]:
+        """The layers of a backbone that are there if those of some groups are left out."""
+        key = (backbone, left_out)
+        if key not in self._kept:
+            layers = {
+                layer.name: Allocation(width=0)
+                for group in self.groups
+                if group.name in left_out
+                for layer in group.layers
+                if layer.backbone == backbone
+            }
+            self._kept[key] = frozenset(conv.name for conv in make_plan(Architecture(backbone, layers)).convs)
+        return self._kept[key]
+
     @cached_property
-    def _behind(self) -> dict[str, list[str]]:
-        """The groups whose layers are left out if those of a group are, by the name of the group."""
-        found: dict[str, list[str]] = {group.name: [] for group in self.groups}
-        for group in self.groups:
-            if "no" not in group.axes["present"].values:
-                continue
-            layers = {layer.name: Allocation(width=0) for layer in group.layers}
-            plans = [make_plan(Architecture(backbone, layers)) for backbone in group.backbones]
-            kept = {conv.name for plan in plans for conv in plan.convs}
-            others = [other for other in self.groups if other is not group]
-            found[group.name] = [o.name for o in others if not kept & {layer.name for layer in o.layers}]
-        return found
+    def _kept(self) -> dict[tuple[str, frozenset[str]], frozenset[str]]:
+        """What `_kept_layers` found before."""
+        return {}
 
     def draw(self, chance: random.Random) -> dict[str, Any]:
         """Draw a random point, uniformly.
@@ -389,14 +397,18 @@ def _uniform_networks(space: SearchSpace) -> dict[str, Architecture]:
     most = math.inf
     if space.baseline is not None:
         own = space.params_of(space.points[space.baseline])
-        most = make_plan(space.points[space.baseline]).cost.macs
+        most = make_plan(space.points[space.baseline], check_fit=False).cost.macs
         base |= {name: own[name] for name in space.choices if name in own}
     home = base.get("backbone", space.backbones[0])
     mixes = [("dense", home, 1.0), *(("lr", backbone, 0.0) for backbone in space.backbones)]
     for (mix, backbone, square), width in product(mixes, UNIFORM_WIDTHS):
         wanted = {"form": "mixed", "square": square, "vertical": 0.5, "join": "none", "width": width}
         network = _uniform(space, {**base, "backbone": backbone}, wanted)
-        if network is None or (key := canonical_id(network)) in known or make_plan(network).cost.macs > most:
+        if (
+            network is None
+            or (key := canonical_id(network)) in known
+            or make_plan(network, check_fit=False).cost.macs > most
+        ):
             continue
         known.add(key)
         name = f"{mix}-x{width:g}"

@@ -52,6 +52,18 @@ def test_results_are_those_of_autocast(layout: torch.memory_format) -> None:
         assert mine.dtype == torch.float32 and torch.equal(mine, other)
 
 
+def test_layers_that_share_a_weight() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    plain = copy.deepcopy(model)
+    x = torch.randn(6, 4)
+    network = CastWeights(model, torch.bfloat16)
+    assert list(network.weights) == ["0.weight", "0.bias", "2.bias"]
+    for got, expected in zip(gradients(model, network, x), gradients(plain, plain, x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)  # two gradients are added in half precision
+
+
 def test_frozen_and_unused_weights_get_no_gradients() -> None:
     model = nn.ModuleDict({"used": nn.Linear(4, 4), "frozen": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
     model["frozen"].requires_grad_(False)

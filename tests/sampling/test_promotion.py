@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lrnas.sampling.gain import Boxes
 from lrnas.sampling.promotion import Contender, Measured, believe, mark_counting, pick_full, pick_longer
 
 
@@ -49,13 +50,26 @@ def test_all_seeds_of_the_paper_and_of_the_believed_front_are_trained_before_the
 
 def test_networks_outside_the_part_that_is_searched_are_trained_only_as_rivals() -> None:
     outside = [replace(each, counts=False) for each in FOUND]
-    assert [each.counts for each in mark_counting(PAPER + FOUND, [20.0], beat=False)] == [True, True, True, False, True]
-    maybe = contender("maybe", 10.0, 0.875)  # 0.885 if it is better than believed
-    marked = mark_counting([*PAPER, *FOUND, maybe], [20.0], beat=True)
-    assert [each.identity for each in marked if each.counts and not each.is_paper] == ["good", "maybe"]
     assert train_all(PAPER + outside, 1000.0, 3).count("cheap") == 0
     assert set(train_all(PAPER + outside, 0.0, 3)) == {"large", "small", "good"}
     assert pick_longer(PAPER + outside, 1000.0) is None
+
+
+def test_which_networks_are_in_the_part_that_is_searched() -> None:
+    costs, means = np.array([each.costs for each in PAPER]), np.array([each.mean for each in PAPER])
+    maybe, dear = contender("maybe", 30.0, 0.875), contender("dear", 101.0, 0.95)  # maybe has 0.885 at best
+    some = [*FOUND, maybe, dear]
+    marked = mark_counting(some, Boxes.around(costs, means, beat=None))
+    assert [each.identity for each in marked if each.counts] == []  # all are cheaper or dearer than the paper's, or bad
+    least = np.array([[10.0], [100.0]])
+    marked = mark_counting(some, Boxes.around(least, np.array([0.8, 0.9]), beat=None))
+    assert [each.identity for each in marked if each.counts] == ["good", "cheap", "bad", "maybe"]
+    marked = mark_counting(some, Boxes.around(costs, means, beat=0.6))
+    assert [each.identity for each in marked if each.counts] == ["good", "maybe"]
+    # with two costs, a network is too cheap only if both are lower
+    two = [replace(FOUND[0], costs=(30.0, 1.5)), replace(FOUND[0], costs=(5.0, 1.5))]
+    boxes = Boxes.around(np.array([[20.0, 2.0], [100.0, 10.0]]), np.array([0.8, 0.9]), beat=None)
+    assert [each.counts for each in mark_counting(two, boxes)] == [True, False]
 
 
 def test_a_network_that_failed_gets_no_more_runs_and_another_one_takes_its_place() -> None:

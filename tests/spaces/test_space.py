@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 import time
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -633,3 +634,63 @@ def test_the_stride_of_the_first_layer_can_be_set_for_all_networks() -> None:
     ):
         with pytest.raises(InvalidSpace, match=re.escape(message)):
             load_space(source, stem_stride=stride)
+
+
+SEVERAL = """\
+[space]
+backbone = ["nin", "nin_3x3"]
+[[space.vary]]
+layers = ["conv2", "conv2_1"]
+square = [0, 1]
+[[space.vary]]
+name = "second"
+layers = "conv2_2"
+present = ["yes", "no"]
+square = [0, 1]
+[[space.vary]]
+name = "first 1x1"
+layers = ["cccp1", "cccp3"]
+present = "no"
+[[space.vary]]
+name = "second 1x1"
+layers = ["cccp2", "cccp4"]
+present = ["yes", "no"]
+width = [0.5, 1]
+"""
+
+
+def test_idle_parameters_with_several_backbones_and_layers_that_are_always_left_out(tmp_path: Path) -> None:
+    space = load(tmp_path, SEVERAL)
+    always = {f"{layer}.{axis}" for layer in ("cccp2", "cccp4") for axis in ("present", "width")}  # behind others
+    chance = Random(0)
+    for _ in range(40):
+        params = space.draw(chance)
+        backbone, is_there = params["backbone"], params["conv2_2.present"] == "yes"
+        expected = set(always)
+        expected |= {"conv2_1.square", "conv2_2.square", "conv2_2.present"} if backbone == "nin" else {"conv2.square"}
+        expected |= set() if is_there else {"conv2_2.square"}
+        assert space.idle_parameters(params) == expected
+
+
+def test_layers_of_a_group_can_be_left_out_because_of_layers_before_them(tmp_path: Path) -> None:
+    text = """\
+[space]
+backbone = "nin"
+granularity = "stage"
+[space.stages]
+a = ["cccp1"]
+b = ["cccp2", "cccp4"]
+[[space.vary]]
+layers = ["cccp*"]
+present = ["yes", "no"]
+width = [0.5, 1]
+""".replace("cccp*", 'cccp1", "cccp2", "cccp4')
+    space = load(tmp_path, text)
+    for values in product(*(parameter.values for parameter in space.parameters)):
+        network = space.architecture(dict(zip([p.name for p in space.parameters], values, strict=True)))
+        assert canonical_id(space.architecture(space.params_of(network))) == canonical_id(network)
+
+
+def test_a_space_with_kernels_that_do_not_fit_small_images_can_be_loaded(tmp_path: Path) -> None:
+    entry = 'layers = "conv3"\nkernel = [9, 11]\nsquare = [0, 1]\nwidth = [0.25, 0.5, 1]\n'
+    assert load(tmp_path, f'[space]\nbackbone = "nin"\n[[space.vary]]\n{entry}').uniform
