@@ -101,7 +101,8 @@ def _search(options: argparse.Namespace) -> int:
     files = _write_files(study, Path(settings.studies) / study.name)
     if not options.json:
         spent = study.spent()
-        more = f" with a budget above {spent}" if spent >= settings.budget else ""
+        is_done = spent >= settings.budget and not study.interrupted
+        more = f" with a budget above {spent}" if is_done else ""
         again = study.where.command("front", study.name)
         console = make_console()
         console.print(f"Written: {', '.join(map(str, files))}")

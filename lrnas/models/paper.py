@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from lrnas._resources import PAPER_TABLES, SEARCH_SPACES
 from lrnas.arch.architecture import Architecture
-from lrnas.arch.backbone_shapes import VGG_STAGES
+from lrnas.arch.backbone_shapes import NIN_BLOCKS, VGG_STAGES
 from lrnas.arch.cost import Convention, Cost
 from lrnas.errors import UnknownName
 from lrnas.models.plan import built_id, make_plan
@@ -141,8 +141,8 @@ def find_point(architecture: Architecture) -> Point | None:
 
 
 def family_table(backbone: str) -> Table | None:
-    """The table of the paper that contains networks with this backbone; None if there is none."""
-    points = paper_points().values()
+    """The table of the paper that contains networks of this backbone's family; None if there is none."""
+    points, backbone = paper_points().values(), "nin" if backbone in NIN_BLOCKS else backbone
     return next((p.table for p in points if backbone in (p.architecture.backbone, p.counted_on)), None)
 
 

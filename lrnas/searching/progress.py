@@ -206,7 +206,7 @@ class ProgressView(SearchEvents):
         if RETRAINS in queue.study.manifest:  # test accuracies are shown when all runs are done
             return f"{done}/{self.budget} runs: {running} running{failed}{rate}{left}"
         return (
-            f"{done}/{self.budget} trials: {counts.get('completed', 0)} in full, {counts.get('stopped', 0)} stopped"
+            f"{done}/{self.budget} trials: {counts.get('completed', 0)} completed, {counts.get('stopped', 0)} stopped"
             f"{failed}, {running} running; front {len(summary.front)}, {_best(summary.front)}, "
             f"hypervolume {summary.hypervolume:.4f}{rate}{left}"
         )

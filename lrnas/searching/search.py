@@ -37,7 +37,7 @@ from lrnas.study.folder import (
     trials_folder,
 )
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import SHORT
+from lrnas.study.levels import FULL, SHORT
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import (
     OtherSettings,
@@ -201,6 +201,13 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                     )
                 ledgers = [Ledger(each) for each in (later or {SHORT: study}).values()]
                 is_over = bool(study.interrupted) or not any(ledger.wait_for_others() for ledger in ledgers)
+            if later and not study.interrupted and not later[FULL].optuna_trials():
+                level = training.levels[FULL]
+                logger.info(
+                    f"no network was trained in full: {settings.finals:.0%} of the training time is too little for "
+                    f"{len(level.seeds)} seeds of {level.recipe.epochs} epochs; raise --budget or --finals, or lower "
+                    "--final-epochs or --final-seeds"
+                )
     except LrnasError:
         with suppress(LrnasError):  # the storage may be gone
             delete_if_empty(stored, folder)

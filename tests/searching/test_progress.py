@@ -92,8 +92,8 @@ def test_a_notebook_has_a_bar_and_keeps_the_first_line(
         view.started(proposals, 8)
         view.changed("ended")
     (shown,) = cell.shown
-    assert shown["text/html"].startswith('<progress value="4" max="8"></progress> 4/8 trials: 4 in full')
-    assert shown["text/plain"].startswith("4/8 trials: 4 in full")
+    assert shown["text/html"].startswith('<progress value="4" max="8"></progress> 4/8 trials: 4 completed')
+    assert shown["text/plain"].startswith("4/8 trials: 4 completed")
     assert capsys.readouterr().err.startswith("s: 8 trials in all, 4 done; training on digits")
 
 
