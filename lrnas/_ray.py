@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 from ray._common.utils import get_default_system_temp_dir
-from ray._private import ray_constants, utils as ray_utils, worker as ray_worker
+from ray._private import ray_constants, services as ray_services, utils as ray_utils, worker as ray_worker
 from ray.exceptions import AuthenticationError
 
 from lrnas._messages import hide_passwords
@@ -30,6 +30,17 @@ SIGN = ".lrnas-scratch"
 """Name of a file in them with the name of the host. Other programs remove no folder without it."""
 LONGEST_PLACE = 26
 """Largest number of letters of the path that they are in: names of Ray's sockets, which have at most 107, follow."""
+
+
+class _OwnGroup(ray_services.ConsolePopen):
+    """A process of Ray in a process group of its own.
+
+    A signal to all processes of the program's group, as `timeout` sends it, would end Ray before the search stops.
+    If the program dies, Ray's processes end nevertheless: they ask the kernel for it.
+    """
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, process_group=0, **named)
 
 
 @contextmanager
@@ -67,6 +78,7 @@ def _start(address: str | None, files: Sequence[str], folder: Path) -> None:
     try:
         with (
             _changed(ray_utils, "get_entrypoint_name", lambda: command),
+            _changed(ray_services, "ConsolePopen", _OwnGroup),
             _changed(ray_constants, "ENABLE_RAY_CLUSTER", False),  # only this machine can reach it, as on macOS
         ):
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)

@@ -168,7 +168,7 @@ class Walk:
             raise InvalidArchitecture(f"{name} and {path} are the same layer; got both; remove one")
         if kernel == 1 and (allocation.form != "dense" or allocation.join is not None):
             raise InvalidArchitecture(
-                f'{name} is a 1×1 convolution, of which only the width can change; got form "{allocation.form}"'
+                f'{name} is a 1×1 convolution, in which only the width can change; got form "{allocation.form}"'
                 f"{' with a join' if allocation.join else ''}; leave these out"
             )
         self.used.add(key)

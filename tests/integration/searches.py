@@ -41,7 +41,12 @@ class Search:
         self.log = folder / log
         with self.log.open("w") as stream:
             self.process = subprocess.Popen(
-                [*program, *OPTIONS, *options], cwd=folder, stdout=stream, stderr=stream, env=os.environ | environment
+                [*program, *OPTIONS, *options],
+                cwd=folder,
+                stdout=stream,
+                stderr=stream,
+                env=os.environ | environment,
+                process_group=0,  # so that a signal can be sent to all its processes
             )
 
     def wait_for(self, text: str, number: int = 1) -> None:

@@ -105,12 +105,17 @@ def test_unreadable_images_end_a_search_which_continues_without_them(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.ci)]
+    ("number", "to_all", "code"),
+    [
+        (signal.SIGINT, False, 130),
+        (signal.SIGTERM, False, 143),
+        pytest.param(signal.SIGTERM, True, 143, marks=pytest.mark.ci),  # to the whole process group, as by `timeout`
+    ],
 )
-def test_an_interrupted_search_ends_cleanly(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_an_interrupted_search_ends_cleanly(number: signal.Signals, to_all: bool, code: int, tmp_path: Path) -> None:
     search = Search(tmp_path, "--budget", "9", *SMALL)
     search.wait_for("trials: ", 1)
-    search.process.send_signal(number)
+    os.killpg(search.process.pid, number) if to_all else search.process.send_signal(number)
     log = search.end()
     assert search.process.returncode == code  # commands after && do not run
     assert "stopping after the current epochs; " in log and "stopped; the same command continues it" in log
