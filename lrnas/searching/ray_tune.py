@@ -130,8 +130,7 @@ def run_trials(
                 with suppress(LrnasError):  # if the storage is gone, the next driver puts these trials back
                     for number in searcher.running.values():
                         ledger.release(number)
-            has_ended = isinstance(searcher.failure, RayEnded) and searcher.interrupted
-            if searcher.failure is not None and not has_ended:  # a signal to all processes of a group also ends Ray
+            if searcher.failure is not None:
                 raise searcher.failure
             searcher.running.clear()
             ledger.release_orphans()
