@@ -135,7 +135,14 @@ class Walk:
             self.costs.append(LayerCost(name + ".norm", "norm", 0, 2 * out_channels, 0, out))
         return out
 
-    def chain(self, x: Map, layers: Mapping[str, Layer], stride: int = 1, needed: int = 0) -> Map:
+    def chain(
+        self,
+        x: Map,
+        layers: Mapping[str, Layer],
+        stride: int = 1,
+        needed: int = 0,
+        path_of: Callable[[str, int], str] = lambda name, _: f"{name}.conv",
+    ) -> Map:
         """Add convolutions one after the other. The architecture can leave out the last ones.
 
         A layer with width 0 is left out, and so are all layers after it. So every network has one description.
@@ -145,16 +152,17 @@ class Walk:
             layers: The layers of the backbone by name, in order.
             stride: Stride of the first layer.
             needed: The number of layers that cannot be left out.
+            path_of: Returns the path of a module in the built model, given the name and the index of a layer.
 
         Returns:
             The output map.
         """
         names = list(layers)
         for i, (name, (width, kernel)) in enumerate(layers.items()):
-            if i >= needed and not self._find_allocation(name, f"{name}.conv", kernel).width:
-                self.used.update(key for left in names[i:] for key in (left, f"{left}.conv"))
+            if i >= needed and not self._find_allocation(name, path_of(name, i), kernel).width:
+                self.used.update(key for j in range(i, len(names)) for key in (names[j], path_of(names[j], j)))
                 break
-            x = self.conv(x, name, width, kernel, 1 if i else stride)
+            x = self.conv(x, name, width, kernel, 1 if i else stride, path_of(name, i))
         return x
 
     def _find_allocation(self, name: str, path: str, kernel: int) -> Allocation:
@@ -242,18 +250,22 @@ VGG_STAGES: dict[str, tuple[tuple[int, ...], ...]] = {
     "vgg13": ((64,) * 2, (128,) * 2, (256,) * 2, (512,) * 2, (512,) * 2),
     "vgg16": ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3),
     "vgg19": ((64,) * 2, (128,) * 2, (256,) * 4, (512,) * 4, (512,) * 4),
+    "vgg_deep": ((64,) * 3, (128,) * 3, (256,) * 3, (512,) * 3, (512,) * 3),
 }
-"""Widths of the convolutions of each stage, as in `timm.models.vgg.cfgs`."""
+"""Widths of the convolutions of each stage, as in `timm.models.vgg.cfgs`; vgg_deep is not in timm.
+
+An architecture can leave out all but the first layer of a stage."""
 
 
 def _walk_vgg(stages: tuple[tuple[int, ...], ...], walk: Walk) -> None:
     choices = walk.choices
-    x, stride, index = walk.image, choices.stem_stride, 0
+    x, index = walk.image, 0
+    step = 3 if choices.batch_norm else 2
     for stage, widths in enumerate(stages, start=1):
-        for i, width in enumerate(widths, start=1):
-            x = walk.conv(x, f"conv{stage}_{i}", width, 3, stride, f"features.{index}")
-            stride = 1
-            index += 3 if choices.batch_norm else 2
+        layers = {f"conv{stage}_{i}": Layer(width, 3) for i, width in enumerate(widths, start=1)}
+        num, stride = len(walk.convs), choices.stem_stride if stage == 1 else 1
+        x = walk.chain(x, layers, stride, 1, lambda _, i, first=index: f"features.{first + i * step}")  # type: ignore[misc]
+        index += step * (len(walk.convs) - num)
         if stage < len(stages) or choices.pool == "none":
             x = walk.pool(x, f"pool{stage}", 2, 2, ceil=False)
             index += 1

@@ -99,7 +99,7 @@ def _timm_builds_backbone(architecture: Architecture, plan: Plan) -> bool:
     changed = (architecture.pool, architecture.stem_stride, architecture.batch_norm, architecture.classifier)
     widths = [conv.mix.out_channels for conv in plan.convs]
     own_widths = [conv.mix.out_channels for conv in make_plan(Architecture(plan.backbone)).convs]
-    return plan.backbone in VGG_STAGES and not any(changed) and widths == own_widths
+    return plan.backbone in timm.models.vgg.cfgs and not any(changed) and widths == own_widths
 
 
 def _replace_convs(model: nn.Module, plan: Plan) -> list[str]:
@@ -141,8 +141,9 @@ def _create_backbone(plan: Plan, **kwargs: Any) -> nn.Module:
 def _create_vgg(plan: Plan, **kwargs: Any) -> nn.Module:
     choices = plan.choices
     assert choices is not None
-    widths = iter([conv.mix.out_channels for conv in plan.convs])
-    stages = [[next(widths) for _ in own] for own in VGG_STAGES[plan.backbone]]
+    stages: list[list[int]] = [[] for _ in VGG_STAGES[plan.backbone]]
+    for conv in plan.convs:  # conv3_2 is in stage 3
+        stages[int(conv.name.removeprefix("conv").partition("_")[0]) - 1].append(conv.mix.out_channels)
     if choices.batch_norm:
         kwargs["norm_layer"] = nn.BatchNorm2d
         # no bias is needed before a norm; the convolutions of the classifier are created with a bias

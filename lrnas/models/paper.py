@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from lrnas._resources import PAPER_TABLES, SEARCH_SPACES
 from lrnas.arch.architecture import Architecture
-from lrnas.arch.backbone_shapes import NIN_BLOCKS, VGG_STAGES
+from lrnas.arch.backbone_shapes import NIN_BLOCKS
 from lrnas.arch.cost import Convention, Cost
 from lrnas.errors import UnknownName
 from lrnas.models.plan import built_id, make_plan
@@ -103,7 +103,7 @@ def paper_points() -> dict[str, Point]:
 def named_networks() -> dict[str, Architecture]:
     """All named networks: the networks of the paper, and VGGs with global max pooling."""
     networks = {name: point.architecture for name, point in paper_points().items()}
-    for backbone in VGG_STAGES:
+    for backbone in ("vgg11", "vgg13", "vgg16", "vgg19"):
         networks[f"{backbone}-gmp"] = Architecture(backbone, pool="max")
         networks[f"{backbone}-bn-gmp"] = Architecture(backbone, pool="max", batch_norm=True)
     return networks
@@ -142,7 +142,8 @@ def find_point(architecture: Architecture) -> Point | None:
 
 def family_table(backbone: str) -> Table | None:
     """The table of the paper that contains networks of this backbone's family; None if there is none."""
-    points, backbone = paper_points().values(), "nin" if backbone in NIN_BLOCKS else backbone
+    points = paper_points().values()
+    backbone = "nin" if backbone in NIN_BLOCKS else "vgg11" if backbone == "vgg_deep" else backbone
     return next((p.table for p in points if backbone in (p.architecture.backbone, p.counted_on)), None)
 
 

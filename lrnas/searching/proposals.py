@@ -316,4 +316,4 @@ def kind_of(name: str) -> str:
     axis = last_part(name)
     if axis in ("square", "vertical", "form"):
         return "shape"
-    return axis if axis in ("present", "kernel", "width", "join") else "other"
+    return axis if axis in ("present", "depth", "kernel", "width", "join") else "other"

@@ -62,10 +62,14 @@ class _Grouping:
             if name in groups:
                 message = f"entries with layers in one stage need different names; {name!r} is used twice; add name = …"
                 self.fail(message, "space", "vary", i)
+            if "depth" in self.definition.vary[i].axes and granularity != "stage":
+                message = f'depth needs granularity stage; got "{granularity}"; choose stage'
+                self.fail(message, "space", "vary", i, "depth")
             axes = {axis: _make_parameter(name, axis, self.definition.vary[i].axes) for axis in NEUTRAL}
             groups[name] = Group(name, tuple(layers), axes, self.definition.divisor)
             self.check_timm(groups[name], i)
             self.check_present(groups[name], i)
+            self.check_depth(groups[name], i)
         return tuple(groups.values())
 
     def group_name(self, layer: str, i: int, granularity: str) -> str:
@@ -159,6 +163,26 @@ class _Grouping:
                 make_plan(Architecture(layer.backbone, {layer.name: Allocation(width=0)}))
             except (InvalidArchitecture, ConversionError) as error:
                 self.fail(f"{layer.backbone}: {error}", "space", "vary", i, "present")
+
+    def check_depth(self, group: Group, i: int) -> None:
+        """Refuse depths that the group does not have, or that would also leave out layers of other groups."""
+        where = ("space", "vary", i, "depth")
+        for depth in group.axes["depth"].values:
+            for backbone in () if depth == "all" else dict.fromkeys(layer.backbone for layer in group.layers):
+                names = [layer.name for layer in group.layers if layer.backbone == backbone]
+                if int(depth) > len(names):
+                    got = f"depth must be at most the number of layers; got {int(depth)} for {', '.join(names)}"
+                    self.fail(f"{got}; choose {len(names)} or less", *where)
+                left_out = names[int(depth) :]
+                try:
+                    plan = make_plan(Architecture(backbone, dict.fromkeys(left_out, Allocation(width=0))))
+                except (InvalidArchitecture, ConversionError) as error:
+                    self.fail(f"{backbone}: {error}", *where)
+                kept = {conv.name for conv in plan.convs}
+                others = [own.name for own in self.layers if own.backbone == backbone and own.name not in left_out]
+                if missing := [name for name in others if name not in kept]:
+                    got = f"without {left_out[0]} there is no {missing[0]}, which does not vary with it"
+                    self.fail(f"{got}; put both in one entry and stage", *where)
 
 
 def _make_parameter(group: str, axis: str, given: Mapping[str, tuple[Any, ...]]) -> Parameter:

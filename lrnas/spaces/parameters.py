@@ -1,10 +1,11 @@
 """The parameters of a search space, and the groups of layers that share them.
 
-Every group has the same axes. `present` is yes or no: whether the network has the layers at all. `form` is mixed or
-separable. In a mixed layer, `kernel` is the size k, `square` is the share of k×k filters (1 is a dense layer),
-`vertical` is the share of k×1 filters among the filters that are not k×k (the rest is 1×k), and `join` is the width of
-a 1×1 join. `width` is the number of filters. Widths and joins are multiples of the backbone's width. An axis with one
-value is fixed, an axis with several values is a parameter of the space.
+Every group has the same axes. `present` is yes or no: whether the network has the layers at all. `depth` is how many of
+the layers it has, counted from the first. `form` is mixed or separable. In a mixed layer, `kernel` is the size k,
+`square` is the share of k×k filters (1 is a dense layer), `vertical` is the share of k×1 filters among the filters that
+are not k×k (the rest is 1×k), and `join` is the width of a 1×1 join. `width` is the number of filters. Widths and joins
+are multiples of the backbone's width. An axis with one value is fixed, an axis with several values is a parameter of
+the space.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ Values = tuple[float, ...] | tuple[str, ...] | tuple[int, ...]
 
 NEUTRAL: dict[str, float | str] = {
     "present": "yes",
+    "depth": "all",
     "form": "mixed",
     "kernel": "own",
     "square": 1.0,
@@ -33,7 +35,7 @@ NEUTRAL: dict[str, float | str] = {
     "width": 1.0,
 }
 """The axes of a group, each with the value that does not change the layers of the backbone."""
-ADDED = ("present", "kernel")
+ADDED = ("present", "depth", "kernel")
 """Axes that spaces of earlier versions do not have."""
 
 
@@ -62,6 +64,8 @@ class Parameter:
         wanted = NEUTRAL.get(self.name.rpartition(".")[2])
         if isinstance(wanted, float):
             return min(self.values, key=lambda value: abs(float(value) - wanted))
+        if wanted == "all":
+            return self.values[-1]
         return wanted if wanted in self.values else self.values[0]
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,9 +124,16 @@ class Group:
             return self.parameter_names & {self.axes["vertical"].name}
         return frozenset()
 
-    def allocation(self, params: Mapping[str, Any]) -> Allocation:
-        """The filters of the layers for given values of the space's parameters."""
-        return _make_allocation(*(self._value(axis, params) for axis in self.axes))
+    def allocations(self, backbone: str, params: Mapping[str, Any]) -> dict[str, Allocation]:
+        """The filters of each layer of a backbone for given values of the space's parameters."""
+        values = {axis: self._value(axis, params) for axis in self.axes}
+        depth = values.pop("depth")
+        allocation = _make_allocation(**values)
+        names = [layer.name for layer in self.layers if layer.backbone == backbone]
+        return {
+            name: allocation if depth == "all" or i <= depth else Allocation(width=0)
+            for i, name in enumerate(names, start=1)
+        }
 
     def params_of(self, mixes: Sequence[tuple[Layer, Mix | None]]) -> dict[str, Any]:
         """The values of the parameters for which the layers have the given filters.
@@ -155,12 +166,16 @@ class Group:
         mixes = given or mixes  # some layers of a group can be left out because layers before them are
         candidates = []
         for name, axis in self.axes.items():
+            if name == "depth":
+                candidates.append([axis.match(len(given)) or axis.neutral])
+                continue
             values = [value for value in axis.values if all(self._fits(name, value, *pair) for pair in mixes)]
             candidates.append(sorted(values, key=lambda value, neutral=axis.neutral: value != neutral))  # type: ignore[misc]
         for solution in product(*candidates):
-            allocation = _make_allocation(*solution)
+            solved = dict(zip(self.axes, solution, strict=True))
+            allocation = _make_allocation(**{axis: value for axis, value in solved.items() if axis != "depth"})
             if all(allocation.at(layer.kernel, layer.width, self.divisor) == mix for layer, mix in given):
-                return dict(zip(self.axes, solution, strict=True))
+                return solved
         return None
 
     def _fits(self, axis: str, value: Any, layer: Layer, mix: Mix | None) -> bool:

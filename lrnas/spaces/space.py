@@ -91,10 +91,8 @@ class SearchSpace:
         choices = {name: values.get(name, choice.values[0]) for name, choice in self.choices.items()}
         layers = {}
         for group in self.groups:
-            allocation = group.allocation(values)
-            if allocation != DENSE:
-                backbone = choices["backbone"]
-                layers.update({layer.name: allocation for layer in group.layers if layer.backbone == backbone})
+            allocations = group.allocations(choices["backbone"], values)
+            layers.update({name: allocation for name, allocation in allocations.items() if allocation != DENSE})
         return _make_architecture(choices, layers, self.batch_norm, self.divisor)
 
     def idle_parameters(self, params: Mapping[str, Any]) -> set[str]:

@@ -116,6 +116,7 @@ def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
         ("googlenet", 33),
         ("nin", 22),
         ("nin-deep", 43),
+        ("vgg-deep", 27),
         ("vgg11", 28),
     ]
     _, out, _ = run(capsys, "spaces", "nin", "--json")

@@ -25,7 +25,7 @@ from lrnas.spaces import parameters, toml_file
 from lrnas.spaces.space import Parameter, SearchSpace, load_space, named_spaces
 
 PAPER_SPACES = ("googlenet", "nin", "vgg11")
-SPACES = ("googlenet", "nin", "nin-deep", "vgg11")
+SPACES = ("googlenet", "nin", "nin-deep", "vgg-deep", "vgg11")
 HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
 DOCS = Path(lrnas.__file__).parent.parent / "docs" / "spaces.md"
 OWN = """\
@@ -52,9 +52,10 @@ def load(tmp_path: Path, text: str, **options: Any) -> SearchSpace:
 @st.composite
 def points(draw: st.DrawFn, spaces: tuple[str, ...] = SPACES) -> tuple[SearchSpace, dict[str, Any]]:
     """A space at some granularity, and a value of each of its parameters."""
+    name = draw(st.sampled_from(spaces))
     space = load_space(
-        draw(st.sampled_from(spaces)),
-        granularity=draw(st.sampled_from((None, "network", "stage", "layer"))),
+        name,
+        granularity=draw(st.sampled_from((None, "stage", *(() if name == "vgg-deep" else ("network", "layer"))))),
         batch_norm=draw(st.sampled_from((None, True))) if spaces == SPACES else None,
     )
     return space, {parameter.name: draw(st.sampled_from(parameter.values)) for parameter in space.parameters}
@@ -67,6 +68,7 @@ def test_the_spaces_of_lrnas() -> None:
         "googlenet": (33, "stage"),
         "nin": (22, "layer"),
         "nin-deep": (43, "layer"),
+        "vgg-deep": (27, "stage"),
         "vgg11": (28, "stage"),
     }
     assert load_space("nin").size == 2 * (9 * 3 * 3 * 11) ** 4 * 11**5
@@ -255,7 +257,7 @@ def test_a_space_can_be_pickled_and_stored_as_json() -> None:
         space = load_space(name)
         assert pickle.loads(pickle.dumps(space)).to_dict() == space.to_dict()
         assert json.loads(json.dumps(space.to_dict())) == space.to_dict() == load_space(name).to_dict()
-        assert load_space(name, granularity="layer").to_dict() != load_space(name, granularity="network").to_dict()
+    assert load_space("nin", granularity="layer").to_dict() != load_space("nin", granularity="network").to_dict()
     assert load_space("nin").to_dict() != load_space("nin", batch_norm=True).to_dict()
 
 
@@ -388,7 +390,12 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     ("old", "new", "line", "message"),
     [
         ("[space]", "[spaces]", 1, "unknown key 'spaces'; did you mean space? (known: space, paper, points)"),
-        ("square =", "squre =", 6, "unknown key 'squre'; did you mean square? (known: layers, name, present, form"),
+        (
+            "square =",
+            "squre =",
+            6,
+            "unknown key 'squre'; did you mean square? (known: layers, name, present, depth, form",
+        ),
         ('"nin"\n\n', '"nin"\npooling = "max"\n\n', 3, "unknown key 'pooling'"),
         ("from = 0", "start = 0", 6, "unknown key 'start' (known: from, to, step)"),
         ("shares = {", "share = {", 11, "point mine: conv1: unknown key 'share'; did you mean shares?"),
@@ -498,7 +505,9 @@ def test_files_that_are_no_spaces(tmp_path: Path) -> None:
         load(tmp_path, '[space]\nbackbone = "nin"\n')
     with pytest.raises(InvalidSpace, match="a space needs a parameter; got only fixed values"):
         load(tmp_path, '[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\nsquare = 0\n')
-    with pytest.raises(InvalidSpace, match=r"must vary at least one of present, form, kernel, square, .*; got none"):
+    with pytest.raises(
+        InvalidSpace, match=r"must vary at least one of present, depth, form, kernel, square, .*; got none"
+    ):
         load(tmp_path, '[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\n')
     entries = '[[space.vary]]\nlayers = "conv1"\nwidth = [1, 2]\n[[space.vary]]\nlayers = "conv2"\nsquare = [0, 1]\n'
     with pytest.raises(InvalidSpace, match=r"line 6: entries .* need different names; 'all' is used twice"):
@@ -526,7 +535,7 @@ def test_too_many_values_are_refused(tmp_path: Path) -> None:
 def test_a_point_is_found_among_a_million_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand values on two axes: only those near the shares of a point's layer are tried."""
     tried, make = [], parameters._make_allocation
-    monkeypatch.setattr(parameters, "_make_allocation", lambda *values: tried.append(values) or make(*values))
+    monkeypatch.setattr(parameters, "_make_allocation", lambda **values: tried.append(values) or make(**values))
     steps = '{from = 0, to = 1, step = "1/999"}'
     text = f'[space]\nbackbone = "nin"\n[[space.vary]]\nlayers = "conv1"\nsquare = {steps}\nvertical = {steps}\n'
     text += '[points.mine]\nbackbone = "nin"\n[points.mine.layers.conv1]\nform = "composite"\n'
@@ -587,9 +596,11 @@ def test_values_of_present_and_kernel_that_are_refused(tmp_path: Path, entry: st
     assert message in str(caught.value)
 
 
-def test_the_networks_of_the_paper_are_the_same_in_nin_deep() -> None:
-    space = load_space("nin-deep", batch_norm=True)
-    assert space.points.keys() == load_space("nin").points.keys()
+@pytest.mark.parametrize("name", ["nin", "vgg"])
+def test_the_networks_of_the_paper_are_the_same_in_deep_spaces(name: str) -> None:
+    space = load_space(f"{name}-deep", batch_norm=True)
+    others = {"vgg-11", "vgg-gmp-lr-lde"}  # without a global pool, with a stride of 2
+    assert space.points.keys() == load_space({"vgg": "vgg11"}.get(name, name)).points.keys() - others
     for name, architecture in space.points.items():
         own = dataclasses.replace(paper_points()[name].architecture, batch_norm=True)
         found, expected = make_plan(architecture, 32), make_plan(own, 32)
@@ -600,6 +611,48 @@ def test_the_networks_of_the_paper_are_the_same_in_nin_deep() -> None:
         models[1].load_state_dict(dict(zip(models[1].state_dict(), weights, strict=True)))
         images = torch.randn(2, 3, 32, 32)
         assert torch.equal(models[0](images), models[1](images))
+
+
+def test_the_depth_of_a_stage(tmp_path: Path) -> None:
+    text = '[space]\nbackbone = "vgg_deep"\ngranularity = "stage"\npool = "max"\n[space.stages]\n'
+    text += "".join(f'conv{i} = ["conv{i}_*"]\n' for i in range(1, 6))
+    space = load(tmp_path, text + '[[space.vary]]\nlayers = "conv[25]_*"\ndepth = [1, 2]\nwidth = ["1/2", 1]\n')
+    assert [parameter.name for parameter in space.parameters] == [
+        "conv2.depth",
+        "conv2.width",
+        "conv5.depth",
+        "conv5.width",
+    ]
+    params = {"conv2.depth": 1, "conv2.width": 0.5, "conv5.depth": 2, "conv5.width": 1}
+    network = space.architecture(params)
+    assert [conv.name for conv in make_plan(network).convs if conv.name[4] in "25"] == ["conv2_1", "conv5_1", "conv5_2"]
+    assert space.params_of(network) == params and space.idle_parameters(params) == set()
+    assert create_model(network, 10)(torch.randn(1, 3, 32, 32)).shape == (1, 10)
+    with pytest.raises(OutsideSpace, match="conv2_2: left out"):
+        load(tmp_path, text + '[[space.vary]]\nlayers = "conv*"\ndepth = [2, 3]\nwidth = ["1/2", 1]\n').params_of(
+            network
+        )
+
+
+@pytest.mark.parametrize(
+    ("backbone", "entry", "message"),
+    [
+        ("vgg_deep", 'layers = "conv1_*"\ndepth = [1, 4]', "got 4 for conv1_1, conv1_2, conv1_3; choose 3 or less"),
+        ("vgg_deep", 'layers = "conv1_*"\ndepth = 1.5', "depth must be a whole number above 0; got 3/2"),
+        ("vgg_deep", 'layers = "conv1_*"\ndepth = 0', "depth must be a whole number above 0; got 0"),
+        ("vgg_deep", 'layers = ["conv1_1", "conv1_2"]\ndepth = [1, 2]', "without conv1_2 there is no conv1_3"),
+        ("googlenet", 'layers = "*.conv3x3"\ndepth = [1, 2]', "inception_3b.conv3x3 cannot be left out"),
+    ],
+)
+def test_depths_that_are_refused(tmp_path: Path, backbone: str, entry: str, message: str) -> None:
+    head = f'[space]\nbackbone = "{backbone}"\ngranularity = "stage"\n[space.stages]\nall = ["*"]\n'
+    with pytest.raises(InvalidSpace) as caught:
+        load(tmp_path, f"{head}[[space.vary]]\n{entry}\n")
+    assert message in str(caught.value)
+    with pytest.raises(InvalidSpace, match='depth needs granularity stage; got "layer"; choose stage'):
+        load(
+            tmp_path, f"{head}[[space.vary]]\n{entry}\n".replace("1.5", "1").replace("= 0", "= 1"), granularity="layer"
+        )
 
 
 def test_uniform_networks_cost_no_more_than_the_baseline() -> None:
