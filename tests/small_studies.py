@@ -110,6 +110,7 @@ def make_finals(search: Study, results: Mapping[str, Sequence[float]]) -> Study:
         run = runs.ask()
         assert run is not None
         if accuracy:
+            runs.ledger.report_epoch(run.number, [accuracy], 2.0)
             runs.ledger.complete(run.number, accuracy)
         else:
             runs.ledger.prune(run.number, "diverged", "the loss became infinite")

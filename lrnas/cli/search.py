@@ -274,7 +274,7 @@ def _print_front(study: Study, level: str) -> None:
     front = summary.front
     console = make_console()
     if not front:
-        console.print(f"{study.name} has no network trained in full yet.")
+        console.print(f"{study.name} has no trained network yet.")
         return
     paper = _paper_trials(study, summary.trials)
     full = [trial for trial in summary.trials if trial.status == "completed"]

@@ -69,7 +69,7 @@ def make_headlines(report: Report) -> list[Headline | None]:
 
 
 def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -> Headline | None:
-    """The result of a study in one sentence; None if no network is trained in full.
+    """The result of a study in one sentence; None if no network is trained.
 
     It names the cheapest network found that is at least as accurate as the dense network; if there is none, the most
     accurate one that costs less. If the dense network was not trained, the paper's most accurate one takes its place.
@@ -110,7 +110,8 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
         picked = _pick(others, beside, cost)
         best = tests.get(picked.title, picked)
     beside = own if own is not None or beside is None else tests.get(beside.title, beside)
-    images, done = ("Test images", "tested") if tests else ("Validation images", "trained")
+    validation = "Validation images" if study.finals else f"Validation images after {study.training}"
+    images, done = ("Test images", "tested") if tests else (validation, "trained")
     number, by = len(others), " on validation images" if tests else ""
     among = f"the only one {done}" if number == 1 else f"the most accurate of {number} networks{by}"
     value = best.costs[cost]
@@ -156,7 +157,7 @@ def best_few(study: StudyReport, cost: str) -> list[int]:
 
 
 def _entries(study: StudyReport) -> list[_Entry]:
-    """Networks of a study that are trained in full, over several seeds if there are any."""
+    """The finals of a study, or without finals its networks after short training."""
     if study.finals:
         return list(map(_from_final, study.finals))
     return [

@@ -24,7 +24,7 @@ from lrnas.reporting.layer_view import Layer, lay_out
 from lrnas.reporting.retrained_report import Tested, finals_to_dicts
 from lrnas.reporting.suggested_commands import ShellLine, retrain_line, shell_lines
 from lrnas.sampling.pareto import add_to_front, hypervolume
-from lrnas.study.levels import read_level
+from lrnas.study.levels import SHORT, SUFFIXES, level_study, read_level
 from lrnas.study.manifest import StudyError, data_name
 from lrnas.study.objectives import OBJECTIVES, Objective
 from lrnas.study.retrained import Final, Retrained, final_front
@@ -34,7 +34,7 @@ from lrnas.study.verdicts import TEST, judge
 MAX_DIFFERENCES = 4
 """Number of differences between studies or retrainings that a remark lists."""
 MIN_NETWORKS = 20
-"""Number of networks trained in full that importances need: the best tenth of 20 is two networks."""
+"""Number of trained networks that importances need: the best tenth of 20 is two networks."""
 PALETTE = (
     *("#2a7fd0", "#d1495b", "#2f9e62", "#c8a415", "#ff78b4", "#6900ff", "#006900", "#ff00ff", "#96a5ff", "#4bc300"),
     *("#9600c3", "#f00fa5", "#b40078", "#0f4bd2", "#e07b2c", "#b35cc4", "#3aa6b0", "#8a6d5a", "#694b96", "#006978"),
@@ -94,7 +94,7 @@ class Network:
 
     @property
     def is_full(self) -> bool:
-        """Whether it was trained in full."""
+        """Whether its short training was not stopped early."""
         return self.trial.status == "completed"
 
     @property
@@ -159,15 +159,33 @@ class StudyReport:
 
     @cached_property
     def importances(self) -> dict[str, dict[str, float]]:
-        """Importances of parameters by objective, which sum to 1; empty if too few networks are trained in full.
+        """Importances of parameters by objective, which sum to 1; empty if too few networks are trained.
 
         Parameters are ordered by their highest importance in any objective.
         """
         return _find_importances(self.study) if len(self.full) >= MIN_NETWORKS else {}
 
     @property
+    def training(self) -> str:
+        """The training that all networks of the search get, in words."""
+        epochs = self.study.manifest["recipe"]["epochs"]
+        return f"short training, {epochs} epoch{'s' * (epochs != 1)}"
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Training time of all networks together, by level; without levels at which nothing was trained."""
+        levels = {level: level_study(self.study, level) for level in SUFFIXES}
+        later = {
+            level: sum(run.user_attrs.get("seconds", 0.0) for run in found.get_trials(deepcopy=False))
+            for level, found in levels.items()
+            if found is not None
+        }
+        short = self.history[-1].seconds if self.history else 0.0
+        return {level: seconds for level, seconds in {SHORT: short, **later}.items() if seconds}
+
+    @property
     def full(self) -> list[Network]:
-        """Networks trained in full."""
+        """Networks whose short training was not stopped early."""
         return [network for network in self.networks if network.is_full]
 
     @property
@@ -177,7 +195,7 @@ class StudyReport:
 
     @property
     def best(self) -> float | None:
-        """The highest accuracy, of the finals if there are any; None if no network is trained in full."""
+        """The highest accuracy, of the finals if there are any; None if no network is trained."""
         accuracies = [final.mean for final in self.finals] or [one.trial.accuracy or 0.0 for one in self.full]
         return max(accuracies, default=None)
 
@@ -210,6 +228,8 @@ class StudyReport:
             "space": manifest["source"],
             "data": data_name(manifest),
             "epochs": manifest["recipe"]["epochs"],
+            "training": self.training,
+            "seconds": {level: round(seconds, 3) for level, seconds in self.seconds.items()},
             "rungs": list(self.rungs),
             "objectives": [objective.name for objective in self.study.objectives],
             "hardware": sorted({known["hardware"] for known in attributes if "hardware" in known}),
@@ -252,7 +272,7 @@ class Report:
         found = []
         for study in self.studies:
             if not study.full:
-                found.append(f"{study.name} has no network trained in full yet: there is no front to show.")
+                found.append(f"{study.name} has no trained network yet: there is no front to show.")
             if number := study.study.unreadable_images:
                 left_out = f"{number:,} (`lrnas data` lists them)"
                 found.append(f"{study.name}: images that could not be read and were left out: {left_out}.")
@@ -397,7 +417,7 @@ def _find_importances(study: Study) -> dict[str, dict[str, float]]:
     for place, objective in enumerate(study.objectives):
 
         def target(row: FrozenTrial, place: int = place, sign: int = -1 if objective.maximise else 1) -> float:
-            """The value to be minimised. It is NaN, so that Optuna ignores the trial, if it was not trained in full."""
+            """The value to be minimised. It is NaN, so that Optuna ignores the trial, if it was stopped early."""
             return sign * float(row.values[place]) if row.user_attrs.get("status") == "completed" else math.nan
 
         with warnings.catch_warnings():

@@ -104,7 +104,7 @@ def plot(
     contents = _make_report([open_study(study, studies=studies, storage=storage)], axis)
     shown = contents.studies[0]
     if picture == "pareto" and not shown.full:
-        raise LrnasError(f"{shown.name} has no network trained in full yet; let the search run, then try again")
+        raise LrnasError(f"{shown.name} has no trained network yet; let the search run, then try again")
     draw: dict[str, Callable[[], Figure]] = {
         "pareto": lambda: figures.plot_front(contents, files),
         "history": lambda: figures.plot_history([shown], files),

@@ -39,7 +39,7 @@ def test_a_report_is_a_page_and_figures(capsys: pytest.CaptureFixture[str], fold
 def test_several_studies_and_an_empty_one(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
     out_folder = tmp_path / "new" / "folder"
     code, out, _ = run(capsys, "report", "<s>", "empty", "--studies", str(folder), "--out", str(out_folder))
-    assert code == 0 and "empty has no network trained in full yet" in out
+    assert code == 0 and "empty has no trained network yet" in out
     assert (out_folder / "report.html").exists() and (out_folder / "curves-<s>.svg").exists()
     code, out, _ = run(capsys, "report", "empty", "--studies", str(folder), "--out", str(tmp_path))
     assert code == 0 and [file.name for file in tmp_path.glob("*.*")] == ["report.html"]

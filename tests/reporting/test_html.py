@@ -69,7 +69,7 @@ def test_the_headline_is_at_the_top_and_links_to_a_card(tmp_path: Path) -> None:
     head = write_page(tmp_path, 8, ("s", "a 'b'")).read_text(encoding="utf-8").partition("</header>")[0]
     lines = re.findall(r'<p class="headline">(.*)</p>', head)
     assert [line.partition(":")[0] for line in lines] == ["s", "a &#x27;b&#x27;"]
-    assert "; nin has 74.88 %. Validation images, one seed." in lines[0]
+    assert "; nin has 74.88 %. Validation images after short training, 9 epochs, one seed." in lines[0]
     assert '(<a href="#s/trial-' in lines[0] and '(<a href="#a%20&#x27;b&#x27;/trial-' in lines[1]
 
 
@@ -511,7 +511,8 @@ def test_rings_and_line_show_two_fronts_in_a_browser(browser: Any, tmp_path: Pat
     ringed = "byId('front').data.filter((one) => one.marker?.line).map((one) => [one.name, one.x.length])"
     on_front = [network.is_paper for network in networks if network.trial.on_front]
     assert page.evaluate(ringed) == [["on the front", on_front.count(False)], ["the paper's", on_front.count(True)]]
-    assert "best for the cost shown" in page.locator("#front .legend").text_content()
+    legend = page.locator("#front .legend").text_content()
+    assert "best for the cost shown" in legend and "short training, 9 epochs" in legend
     assert "front of the study's objectives (accuracy, MACs, parameters)" in page.locator("#front-what").inner_text()
 
     def ticks() -> list[str]:
@@ -780,7 +781,7 @@ def test_many_points_are_painted_as_one_element(browser: Any, tmp_path: Path) ->
 @pytest.mark.slow
 def test_an_empty_study_in_a_browser(browser: Any, tmp_path: Path) -> None:
     tab = Tab(browser, write_page(tmp_path, 0), 1400, 900)
-    assert "no network trained in full yet" in tab.page.locator("#remarks").inner_text()
+    assert "no trained network yet" in tab.page.locator("#remarks").inner_text()
     tab.see_all()
     sections = tab.page.locator("main section:visible")
     assert sections.count() == 1 and sections.locator("#studies").count() == 1  # empty sections are left out

@@ -57,6 +57,15 @@ def test_named_networks_have_their_macs_as_built_beside_those_as_deployed(tmp_pa
     assert networks[0].to_dict()["macs_as_built"] == networks[0].trial.macs
 
 
+def test_the_training_time_counts_all_levels() -> None:
+    search = make_search()
+    (study,) = make_report([search]).studies
+    assert study.seconds == {"short": 4.0}
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.91,)})
+    (study,) = make_report([search]).studies
+    assert study.seconds == {"short": 4.0, "full": 6.0} == study.to_dict()["seconds"]
+
+
 def test_the_history_of_the_front_ends_with_the_current_front(record: Study, report: Report) -> None:
     history = report.studies[0].history
     assert [moment.trials for moment in history] == list(range(1, 31))
@@ -101,7 +110,7 @@ def test_importances_leave_duplicates_out(tmp_path: Path) -> None:
 
 def test_a_study_without_a_network(tmp_path: Path) -> None:
     empty = make_report([fill(tmp_path, 0)])
-    assert empty.remarks() == ["s has no network trained in full yet: there is no front to show."]
+    assert empty.remarks() == ["s has no trained network yet: there is no front to show."]
     assert empty.studies[0].history == () and empty.studies[0].importances == {}
 
 

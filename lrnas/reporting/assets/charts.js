@@ -170,7 +170,7 @@ function savePicture(element) {
   return Plotly.downloadImage({ data, layout: element.layout }, { format: "png", width, height, filename: element.id });
 }
 
-/** Ranges of both axes: networks trained in full fill the chart, with their error bars; other networks, and marked costs, only widen it. */
+/** Ranges of both axes: networks that were not stopped early fill the chart, with their error bars; other networks, and marked costs, only widen it. */
 function frontRanges(full, partial, costs = []) {
   const all = full.length ? full : partial;
   const ys = all.flatMap((p) => [p.y - (p.bar || 0), p.y + (p.bar || 0)]);
@@ -215,11 +215,12 @@ function drawFront() {
   const isFinal = studies.every((study) => study.finals.length);
   const isRinged = ({ network }) => (isFinal ? network.on_final_front : network.on_front);
   const faint = isFinal ? "after short training" : "stopped early";
+  const trainings = [...new Set(studies.map((study) => study.training))].join(" or ");
   studies.forEach((study, i) => {
     const full = isFinal ? finalPlaces(study, i) : placesOf(study, i, (network) => network.is_full);
     const partial = placesOf(study, i, (network) => (isFinal ? network.is_full : network.is_partial));
     const steps = staircase(full);
-    const name = several ? plain(study.name) : "trained in full";
+    const name = several ? plain(study.name) : isFinal ? "trained in full" : study.training;
     const group = { legendgroup: String(i), showlegend: false };
     if (partial.length && page.showPartial) {
       const shown = several ? group : {};
@@ -250,7 +251,7 @@ function drawFront() {
   byId("front-faint").textContent = faint;
   byId("front-kind").textContent = isFinal
     ? "Validation accuracy after full training, mean and standard deviation over seeds. Faint: all networks after the short training of the search, one seed."
-    : "Validation accuracy in the search, one seed. Solid: trained in full. Faint: stopped early, with the last accuracy.";
+    : `Validation accuracy in the search, one seed. Solid: after ${trainings}. Faint: stopped early, with the last accuracy.`;
   byId("front-objectives").textContent = [...new Set(studies.map((study) => study.objectives.map(objectiveLabel).join(", ")))].join("; ");
   const marks = markedCosts(studies, currentAxis(), new Set(every.paper.map((p) => p.network.name)));
   const shown = page.showPartial || !every.full.length ? every.partial : [];
@@ -262,7 +263,7 @@ function drawFront() {
   const isHeadline = (network) => network.number === network.study.headline;
   const few = every.full.filter((p) => !p.network.is_paper && (isHeadline(p.network) || fewOf(p.network.study).has(p.network.number)));
   const best = Math.max(...[...every.full, ...every.partial].map((p) => p.y));
-  const label = `Validation accuracy against ${currentAxis().label}: ${every.full.length} networks trained in full, ${every.partial.length} ${faint}, ` +
+  const label = `Validation accuracy against ${currentAxis().label}: ${every.full.length} networks ${isFinal ? "trained in full" : `after ${trainings}`}, ${every.partial.length} ${faint}, ` +
     `at best ${best.toFixed(2)} %. The table of all trials has the numbers.`;
   draw("front", label, traces, {
     xaxis: { title: { text: currentAxis().label }, type: page.scale, range: ranges.x, ...costTicks("front", ranges.x) },

@@ -67,9 +67,11 @@ function drawOverview() {
     const full = study.networks.filter((network) => network.is_full);
     const reached = study.finals.length ? study.finals.map((final) => final.mean) : full.map((network) => network.accuracy);
     const best = reached.length ? Math.max(...reached) : null;
-    const seconds = study.history.length ? study.history.at(-1)[1] : 0;
+    const levels = Object.entries(study.seconds);
+    const seconds = levels.reduce((sum, [, one]) => sum + one, 0);
+    const parts = levels.length > 1 ? ` (${levels.map(([level, one]) => `${level} ${duration(one)}`).join(", ")})` : "";
     const values = [study.name, study.space, study.data, study.epochs, full.length, study.counts.stopped ?? 0, study.networks.filter(isOnFront).length,
-      percent(best), study.hypervolume.toFixed(4), duration(seconds), study.hardware.join("; ") || "–"];
+      percent(best), study.hypervolume.toFixed(4), duration(seconds) + parts, study.hardware.join("; ") || "–"];
     return make("tr", {}, ...values.map((value, i) => make("td", { class: isText.has(names[i]) ? "" : "number" }, String(value))));
   });
   byId("studies").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));

@@ -118,7 +118,7 @@ def plot_front(report: Report, path: style.Files) -> Figure:
         full = [network.trial.accuracy or 0.0 for network in first.full]
         _draw_faintly(axes, first.stopped, full, cost, "stopped early")
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %")
-    _draw_networks(axes, groups, ("trained in full", "on the front"), colours)
+    _draw_networks(axes, groups, (first.training, "on the front"), colours)
     _mark_costs(axes, [study for _, study in shown], cost, groups)
     return style.save_figure(figure, path)
 
@@ -263,7 +263,7 @@ def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> F
     """
     front = sorted(study.front, key=lambda network: network.cost(axis.name) or 0.0)
     if not front:
-        raise StudyError(f"{study.name} has no front to show; let the search run until a network is trained in full")
+        raise StudyError(f"{study.name} has no front to show; let the search run until a network is trained")
     number = min(len(front), MAX_NETWORKS)  # evenly along the front, with both ends
     shown = [front[round(i * (len(front) - 1) / max(number - 1, 1))] for i in range(number)]
     layers = _varied_layers(shown, study.dense_layers)
@@ -310,7 +310,7 @@ def plot_importances(study: StudyReport, path: style.Files) -> Figure:
         path: File or files to write, or none; the suffix of each gives its format.
     """
     if not study.importances:
-        raise StudyError(f"{study.name} has too few networks trained in full to tell which parameters matter")
+        raise StudyError(f"{study.name} has too few trained networks to tell which parameters matter")
     every = list(next(iter(study.importances.values())))  # ordered by the highest importance in any objective
     names = every[:MAX_PARAMETERS][::-1]
     shown = f", {len(names)} of {len(every)} parameters" if len(names) < len(every) else ""
@@ -323,7 +323,7 @@ def plot_importances(study: StudyReport, path: style.Files) -> Figure:
         axes.barh(centres, [values.get(name, 0.0) for name in names], height, **look, label=goal)
     axes.set_yticks(range(len(names)), [style.escape_text(name) for name in names], fontsize=8)
     axes.set_ylim(-0.6, len(names) - 0.4)
-    title = f"{study.name}: {len(study.full)} networks trained in full{shown}"
+    title = f"{study.name}: {len(study.full)} networks after {study.training}{shown}"
     axes.set(xlabel="importance (PED-ANOVA), share", title=style.wrap_text(title, 6, 12))
     axes.legend(loc="lower right", fontsize=8)
     return style.save_figure(figure, path)
@@ -348,7 +348,7 @@ def _with_colours(
     shown = [(colour, study) for colour, study in zip(cycle(PALETTE), studies, strict=False) if has_content(study)]
     if not shown:
         listed = ", ".join(study.name for study in studies)
-        raise StudyError(f"{listed}: no network is trained in full yet; let the search run, then try again")
+        raise StudyError(f"{listed}: no network is trained yet; let the search run, then try again")
     return shown
 
 
