@@ -136,7 +136,8 @@ def add_source_options(command: Parser) -> None:
     command.add_argument(
         "source",
         metavar="SOURCE",
-        help="A checkpoint (folder or file); STUDY:TRIAL, where TRIAL is a number, the name of a network, or best; "
+        help="A checkpoint (folder or file); STUDY:TRIAL, where TRIAL is a number, the name of a network, or best, the "
+        "most accurate network on validation images (one of the paper's only if none found is as accurate); "
         "STUDY@RECIPE:NETWORK for a retrained network; or, for random weights, a NETWORK as in `lrnas count`.",
     )
     text = "JSON file with the architecture, for a checkpoint that does not contain it"

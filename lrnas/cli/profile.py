@@ -28,7 +28,7 @@ def add_commands(commands: Any) -> None:
         "Measure the time of networks and their layers on this machine, forward and in training, and compare it with "
         "the dense networks that they are derived from (see docs/profile.md).",
     )
-    text = "As in `lrnas count`, or STUDY:TRIAL, where TRIAL is a number, the name of a network, or best."
+    text = "As in `lrnas count`, or STUDY:TRIAL; TRIAL is a number, the name of a network, or best (most accurate)."
     profile.add_argument("sources", nargs="*", metavar="NETWORK", help=text)
     add_option(profile, "--device", TEXT, "NAME", "Measure on cpu, cuda or cuda:N (default: cuda if there is a GPU)")
     add_option(profile, "--batch", WHOLE, "N", "Measure batches of N images (default: 128 on a GPU, 8 on a CPU)")

@@ -69,7 +69,7 @@ def _report(options: argparse.Namespace) -> None:
             "front": len(study.front),
             "best": study.best,
             "hypervolume": study.summary.hypervolume,
-            "seconds": study.history[-1].seconds if study.history else 0.0,
+            "seconds": sum(study.seconds.values()),
             "images_per_second": None if (rate := opened.throughput()) is None else round(rate.images_per_second),
         }
         for study, opened in zip(written.contents.studies, written.studies, strict=True)

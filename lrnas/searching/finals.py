@@ -118,7 +118,7 @@ class Ladder:
             num_workers: Choose only runs of the paper's networks: the first of each, and others while there are fewer
                 than this; None: choose any runs.
         """
-        self._runs = {name: _by_network(study.optuna_trials()) for name, study in self.studies.items()}
+        self._read_runs()
         first = self._first_trials()
         if not first:
             return None
@@ -188,6 +188,28 @@ class Ladder:
         if level == LONGER:
             return LONGER_SHARE * later - self.seconds(LONGER)
         return later - sum(self.seconds(name) for name in self.levels if name != SHORT)
+
+    def training_left(self) -> float:
+        """Training time that is expected until the search is over, at all later levels together."""
+        self._read_runs()
+        first = self._first_trials()
+        rest, begun = 0.0, set[str]()
+        for level in (name for name in self.levels if name != SHORT):
+            for identity, runs in self._runs[level].items():
+                begun |= {identity} if level == FULL else set()
+                if identity in first:
+                    expected = self._expected_seconds(first[identity], level)
+                    waiting = [run.user_attrs.get("seconds", 0.0) for run in runs if not run.state.is_finished()]
+                    rest += sum(max(0.0, expected - seconds) for seconds in waiting)
+        paper = (
+            self._expected_seconds(trial, FULL)
+            for identity, trial in first.items()
+            if identity not in begun and self._point_of(trial) is not None
+        )
+        return rest + max(self.seconds_left(FULL), sum(paper), 0.0)
+
+    def _read_runs(self) -> None:
+        self._runs = {name: _by_network(study.optuna_trials()) for name, study in self.studies.items()}
 
     def _later_seconds(self) -> float:
         """Training time of all later levels together."""
@@ -289,10 +311,12 @@ class Promotions(Runs):
         wanted: All runs of the study, as pairs of a network's identity and a seed.
         choose: Returns the next run; None if there is none. Its argument says whether other runs are being trained, so
             that it may wait for their results.
+        expect: Returns the training time that is left, in seconds; None if it is not known.
     """
 
     may_ask_again: ClassVar[bool] = True
     choose: Callable[[bool], Promotion | None] = lambda is_patient: None
+    expect: Callable[[], float] | None = None
     _ended: int | None = field(default=None, init=False, repr=False)
     """Number of runs that had ended when there was nothing to choose."""
 
@@ -320,6 +344,9 @@ class Promotions(Runs):
                 return None
             # another driver may choose the same at the same time; then one of the two runs ends as a duplicate
             self._enqueue_run(chosen.network, chosen.seed, chosen.costs, promised=chosen.promised)
+
+    def training_left(self) -> float | None:
+        return None if self.expect is None else self.expect()
 
     def is_over(self, budget: int | None) -> bool:
         return not self.study.optuna_trials((TrialState.WAITING,)) and self.choose(False) is None
@@ -357,7 +384,8 @@ def train_levels(
         if proposals.study.interrupted:
             return
         study = studies[level]
-        queue = Promotions(Ledger(study), choose=functools.partial(ladder.choose, level, num_workers=num_workers))
+        choose = functools.partial(ladder.choose, level, num_workers=num_workers)
+        queue = Promotions(Ledger(study), choose=choose, expect=ladder.training_left)
         queue.ledger.release_orphans()
         if queue.is_over(None):
             continue

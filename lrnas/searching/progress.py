@@ -200,9 +200,9 @@ class ProgressView(SearchEvents):
         rate = "" if throughput is None else f"; {throughput}"
         if self.budget is None:
             level = queue.study.manifest.get(LEVEL)
-            return f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}{rate}"
-        seconds = self._seconds_left(summary.trials, now) if done < self.budget else None
-        left = "" if seconds is None else f", about {duration(seconds)} left"
+            left = _left(self._seconds_left_of_levels(summary.trials, now) if running else None)
+            return f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}{rate}{left}"
+        left = _left(self._seconds_left(summary.trials, now) if done < self.budget else None)
         if RETRAINS in queue.study.manifest:  # test accuracies are shown when all runs are done
             return f"{done}/{self.budget} runs: {running} running{failed}{rate}{left}"
         return (
@@ -242,6 +242,12 @@ class ProgressView(SearchEvents):
         pace = sum(work.seconds for work in trained.values()) / (now - self.start)
         return seconds_left(list(trained.values()), left, pace)
 
+    def _seconds_left_of_levels(self, trials: list[Trial], now: float) -> float | None:
+        """Estimated seconds until all later levels of a search are done; None if nothing was trained yet."""
+        trained = sum(self._work_since_start(trial).seconds for trial in trials)
+        left = self.queue.training_left()
+        return left / trained * (now - self.start) if left and trained > 0 else None
+
     def _work_since_start(self, trial: Trial) -> Work:
         before = self.work_before.get(trial.number, Work(trial.macs, 0))
         return Work(trial.macs, trial.epochs - before.epochs, trial.seconds - before.seconds)
@@ -280,6 +286,10 @@ def seconds_left(trained: Sequence[Work], left: Sequence[Work], pace: float) -> 
     slope = np.clip(covariance / variance if variance else 0.0, 0.0, mean / mean_macs)  # neither part is negative
     constant = mean - slope * mean_macs
     return float(sum(work.epochs * (constant + slope * work.macs) for work in left) / pace)
+
+
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f", about {duration(seconds)} left"
 
 
 def _best(front: list[Trial]) -> str:

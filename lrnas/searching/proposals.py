@@ -28,7 +28,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, OutsideSpace
 from lrnas.sampling.axes import Axes, last_part
 from lrnas.spaces.space import SearchSpace
-from lrnas.study.ledger import Ledger
+from lrnas.study.ledger import Ledger, starting_facts
 from lrnas.study.manifest import FREE, StudyError
 from lrnas.study.objectives import Costs, Limits
 from lrnas.study.optuna_internals import LAST_ATTRIBUTE
@@ -103,6 +103,10 @@ class Queue(ABC):
     def faults(self, summary: Summary) -> dict[str, int]:
         """Number of trials that failed, per status."""
         return {status: summary.counts.get(status, 0) for status in FAULTS}
+
+    def training_left(self) -> float | None:
+        """Training time that is left, in seconds, all networks together; None if it follows from a budget."""
+        return None
 
     def parts(self) -> str:
         """How the budget is made up, in words, for example `4 networks × 3 seeds`; empty if there is nothing to say."""
@@ -240,7 +244,7 @@ class Proposals(Queue):
                 else:
                     excess = self.limits.excess(costs)
                     facts |= {"architecture": architecture.to_json(), "id": identity, **costs}
-                    facts |= {} if excess else {"trained": True}
+                    facts |= {} if excess else starting_facts(trial.user_attrs)
                     facts[LAST_ATTRIBUTE] = facts.pop(LAST_ATTRIBUTE)
                 self.ledger.write(trial.number, facts)
             if fault:

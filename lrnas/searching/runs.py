@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lrnas.arch.architecture import Architecture
 from lrnas.searching.proposals import FAULTS, Proposal, Queue
 from lrnas.study.folder import trial_folder
+from lrnas.study.ledger import starting_facts
 from lrnas.study.objectives import Costs
 from lrnas.study.retrained import counting_runs, has_failed, is_done, is_duplicate, run_key
 from lrnas.study.study import Summary
@@ -136,7 +137,7 @@ class Runs(Queue):
         for run in self.study.optuna_trials((TrialState.WAITING,)):
             if run_key(run) not in wanted or not self.ledger.claim(run):
                 continue
-            self.ledger.write(run.number, {"owner": self.ledger.driver, "trained": True})
+            self.ledger.write(run.number, {"owner": self.ledger.driver, **starting_facts(run.user_attrs)})
             if self._is_known(run):
                 continue
             known = run.user_attrs

@@ -266,6 +266,15 @@ class Ledger:
         self.study.optuna_study.set_user_attr(DRIVER + self.driver, 0.0)
 
 
+def starting_facts(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of a trial that a worker is about to train or to continue: the images of earlier workers do not count.
+
+    Args:
+        known: The attributes that the trial has.
+    """
+    return {"trained": True} | ({"images": 0, "seconds_before": known["seconds"]} if "seconds" in known else {})
+
+
 def training_facts(accuracies: Sequence[float], seconds: float) -> dict[str, Any]:
     """Attributes of a trial for the epochs that it was trained.
 

@@ -1,7 +1,8 @@
 """Networks of studies by name: STUDY:TRIAL or STUDY:best, STUDY@RECIPE:RUN for a run of a retraining, STUDY@finals:RUN.
 
-TRIAL and RUN are a number, or a network's name as tables show it. If some networks of a search were trained in full,
-STUDY:best is the best of them.
+TRIAL and RUN are a number, or a network's name as tables show it. STUDY:best is the most accurate network on validation
+images, after full training if the search has finals. If several are, it is one that the search found; if it is one of
+the paper's, a message says so.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lrnas._messages import logger
 from lrnas.errors import LrnasError, MissingExtra, UnknownName
 from lrnas.models.plan import TIMM
 from lrnas.study.location import Whereabouts
 
 if TYPE_CHECKING:
+    from lrnas.study.retrained import Final
     from lrnas.study.study import Study, Trial
 
 FORM = re.compile(r"([^/:]+):([^:]+)")
@@ -62,7 +65,10 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
     where = Whereabouts(str(studies), storage)
     command = where.command("retrain", name) if is_retraining else where.command("front", name.partition("@")[0])
     look = f"`{command}` shows {'them' if is_retraining else 'the best ones'}"
-    return StudyNetwork(study, (_find_run if "@" in name else _find_trial)(study, which, look))
+    trial = (_find_run if "@" in name else _find_trial)(study, which, look)
+    if which == "best" and trial.is_paper:
+        logger.info(f"{source} is {trial.point}, one of the paper's networks: {_best_found(study)}")
+    return StudyNetwork(study, trial)
 
 
 def check_no_study(source: str, studies: str | Path = "studies", storage: str | None = None) -> None:
@@ -75,6 +81,27 @@ def check_no_study(source: str, studies: str | Path = "studies", storage: str | 
             command = Whereabouts(str(studies), storage).command("retrain", source)
             means = f"{source}:NETWORK, as in `{command}`"
         raise LrnasError(f"a network is needed; got {source}, a study; did you mean {means}?")
+
+
+def _best_found(study: Study) -> str:
+    """The best network of a search or its finals that is not one of the paper's, in words."""
+    if "@" in study.name:
+        known = [(final.mean, f"{study.name}:{final.name}") for final in _finals_of(study) if final.point is None]
+    else:
+        done = [trial for trial in study.trials if trial.status == "completed" and not trial.is_paper]
+        known = [(trial.accuracy or 0.0, f"{study.name}:{trial.number}") for trial in done]
+    accuracy, name = max(((mean, name) for mean, name in known if math.isfinite(mean)), default=(0.0, ""))
+    return (
+        f"the best that the search found, {name}, has {100 * accuracy:.2f} %" if name else "the search found no other"
+    )
+
+
+def _finals_of(study: Study) -> list[Final]:
+    """The networks of a retraining or of a later level of a search."""
+    from lrnas.study.retrained import gather_runs, open_search
+
+    search, _, part = study.name.partition("@")
+    return gather_runs(study.optuna_study, part, open_search(study, search))
 
 
 def _find_trial(study: Study, which: str, look: str) -> Trial:
@@ -97,8 +124,6 @@ def _is_retraining(study: Study) -> bool:
 
 
 def _find_run(study: Study, which: str, look: str) -> Trial:
-    from lrnas.study.retrained import gather_runs, open_search, read_finals
-
     name = study.name
     is_retraining = _is_retraining(study)
     if which == "best" and is_retraining:
@@ -107,11 +132,10 @@ def _find_run(study: Study, which: str, look: str) -> Trial:
         )
     if which.isdecimal():
         return _find_number(study, int(which), look)
-    search, _, part = name.partition("@")
-    finals = read_finals(study) if is_retraining else gather_runs(study.optuna_study, part, open_search(study, search))
+    finals = _finals_of(study)
     if which == "best":
         done = [final for final in finals if math.isfinite(final.mean)]
-        which = max(done, key=lambda final: final.mean).identity if done else which
+        which = max(done, key=lambda final: (final.mean, final.point is None)).identity if done else which
     final = next((final for final in finals if which in (final.name, final.identity)), None)
     if final is None:
         raise UnknownName(f"network of {name}", which, [final.name for final in finals], f"; {look}")

@@ -101,6 +101,11 @@ class Trial(NotebookView):
         return self.point or f"trial {self.number}"
 
     @property
+    def is_paper(self) -> bool:
+        """Whether it is one of the space's points, which are the paper's networks in the spaces of lrnas."""
+        return self.point in self.study.manifest["space"]["points"]
+
+    @property
     def share(self) -> float | None:
         """MACs as a share of the dense network's; None if the space has no dense network."""
         return None if (dense := self.study.dense_macs) is None else self.macs / dense
@@ -259,6 +264,12 @@ class Study(NotebookView):
             return None
         return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False, deployed=True).cost
 
+    @cached_property
+    def uniform_names(self) -> dict[str, str]:
+        """Names of the uniform networks of the space by canonical id; runs of later levels do not store them."""
+        seeds = self.manifest["space"].get("seeds", {})
+        return {self.identify(Architecture.from_dict(network)): name for name, network in seeds.items()}
+
     @property
     def image_shape(self) -> ImageShape:
         """Size and channels of the images that networks are trained on, and the number of classes."""
@@ -329,7 +340,7 @@ class Study(NotebookView):
     def best(
         self, *, max_macs: int | None = None, max_params: int | None = None, max_latency: float | None = None
     ) -> Trial:
-        """The most accurate fully trained network within limits.
+        """The most accurate network within limits; of equally accurate ones, one that is not the paper's.
 
         Args:
             max_macs: Largest number of multiply-accumulates.
@@ -344,8 +355,8 @@ class Study(NotebookView):
             raise StudyError(f"{self.name} has no latencies; got max_latency {max_latency:g}; leave it out")
         fits = [trial for trial in self.trials if trial.status == "completed" and not limits.excess(trial.costs)]
         if not fits:
-            raise StudyError(f"no network of {self.name} that is trained in full is within these limits; raise them")
-        return max(fits, key=lambda trial: (trial.accuracy or 0.0, -trial.macs))
+            raise StudyError(f"no trained network of {self.name} is within these limits; raise them")
+        return max(fits, key=lambda trial: (trial.accuracy or 0.0, not trial.is_paper, -trial.macs))
 
     def to_pandas(self) -> pd.DataFrame:
         """A table with one row per trial, and the architecture as JSON."""
@@ -421,7 +432,7 @@ def _read_trial(study: Study, trial: FrozenTrial) -> Trial:
         status=trial.state.name.lower() if not trial.state.is_finished() else attributes.get("status", "lost"),
         description=attributes["architecture"],
         identity=attributes["id"],
-        point=attributes.get("point"),
+        point=attributes.get("point") or (study.uniform_names.get(attributes["id"]) if "seed" in attributes else None),
         macs=attributes["macs"],
         params=attributes["params"],
         latency=attributes.get("latency"),

@@ -46,9 +46,12 @@ def measure_throughput(
     spans, images, busy = [], 0, []
     for trial in trials:
         started, trained = trial.datetime_start, trial.user_attrs.get("images", 0)
+        if "imported_from" in trial.user_attrs:  # another study trained it
+            continue
         if trained and started is not None and (since is None or started >= since):
-            # of a trial that was stopped or is in training, what is known ends with the last epoch
-            last = started + timedelta(seconds=trial.user_attrs.get("seconds", 0.0))
+            # of a trial that was stopped or is in training, what is known ends with the last epoch of its last worker
+            own = trial.user_attrs.get("seconds", 0.0) - trial.user_attrs.get("seconds_before", 0.0)
+            last = started + timedelta(seconds=own)
             spans.append((started, trial.datetime_complete or min(now, last)))
             images += trained
             if "gpu_busy" in trial.user_attrs:

@@ -1,5 +1,6 @@
 """Progress of a search outside a terminal, and the estimate of the time left."""
 
+import functools
 import io
 import sys
 from types import SimpleNamespace
@@ -8,11 +9,11 @@ from typing import Any
 import optuna
 import pytest
 from rich.console import Console
-from small_studies import SPACE, cost, make_finals, make_proposals, make_search, train_some
+from small_studies import LEVELS, SPACE, cost, make_finals, make_proposals, make_search, train_some
 
 from lrnas._messages import logger
 from lrnas.searching import progress
-from lrnas.searching.finals import Promotions
+from lrnas.searching.finals import Ladder, Promotions, open_levels
 from lrnas.searching.progress import MIN_NETWORKS, ProgressView, SearchEvents, Work, progress_view, seconds_left
 from lrnas.searching.retrain import retrain
 from lrnas.searching.search import search
@@ -106,6 +107,27 @@ def test_a_later_level_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) ->
     line = "s@finals: level full, 2 done; training on digits, images of 8×8 pixels, epochs: 9"
     assert caplog.messages[0] == line
     assert caplog.messages[1] == "2 runs at level full done, 0 running, 1 diverged"
+
+
+def test_finals_have_the_names_of_tables_and_a_time_left() -> None:
+    proposals = train_some(make_proposals())  # four networks, a second and an epoch each; 9 epochs in full
+    studies = open_levels(proposals.study, LEVELS, "")
+    ladder = Ladder(proposals, LEVELS, studies, share=0.9)  # 36 seconds
+    runs = Promotions(
+        Ledger(studies["full"]), choose=functools.partial(ladder.choose, "full"), expect=ladder.training_left
+    )
+    view = ProgressView()
+    view.started(runs, None)
+    first = runs.ask()
+    assert first is not None and first.point == "nin-c3-lr"
+    assert "left" not in view._state(runs.study.summary(), view.start + 1)  # nothing is known yet
+    runs.ledger.report_epoch(first.number, [0.9], 9.0)
+    runs.ledger.complete(first.number, 0.9)
+    second = runs.ask()
+    assert second is not None and second.point is None
+    summary = runs.study.summary()
+    assert view._training(summary.trials) == "training dense-x0.25, epoch 1 of 9"
+    assert "about 54 s left" in view._state(summary, view.start + 18)  # 27 of 36 seconds, at half speed
 
 
 def test_time_left_depends_on_the_networks_that_wait() -> None:

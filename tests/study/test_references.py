@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from retrainings import enqueue, finish, retraining
-from small_studies import make_search
+from small_studies import SPACE, make_finals, make_proposals, make_search
 
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.searching.retrain import _choose
@@ -26,6 +26,42 @@ def test_trials_by_number_and_by_name(tmp_path: Path) -> None:
     for other in ("nin", "timm:resnet18", "a/b:1", "s:"):
         assert find_network(other, tmp_path) is None
     check_no_study("nin", tmp_path)
+
+
+def test_the_best_network_is_the_papers_only_if_none_found_is_as_accurate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = make_search(tmp_path / "s")
+
+    def best() -> tuple[str | None, str]:
+        caplog.clear()
+        with caplog.at_level("INFO", "lrnas"):
+            found = find_network("s:best", tmp_path)
+        assert found is not None
+        return found.trial.point or search.trials[found.trial.number].point, caplog.text
+
+    name, told = best()
+    assert name == "nin-c3-lr"
+    assert "s:best is nin-c3-lr, one of the paper's networks: the best that the search found, s:1, has 80.00 %" in told
+    finals = make_finals(search, {"nin-c3-lr": (0.95, 0.97), "dense-x0.25": (0.94, 0.95)})
+    name, told = best()
+    assert name == "nin-c3-lr" and "the best that the search found, s@finals:dense-x0.25, has 94.50 %" in told
+    make_finals(search, {"lr-x0.25": (0.96, 0.96)})
+    found = find_network("s:best", tmp_path)
+    assert found is not None and finals.optuna_trial(found.trial.number).user_attrs["trial"] == 0  # as accurate
+
+
+def test_of_equally_accurate_networks_the_best_is_not_the_papers() -> None:
+    proposals = make_proposals()
+    proposals.enqueue({name: SPACE.points[name] for name in ("nin-c3-lr", "nin")})
+    space = proposals.study.manifest["space"]
+    space["points"] = {"nin-c3-lr": space["points"]["nin-c3-lr"]}
+    for _ in range(2):
+        proposal = proposals.ask()
+        assert proposal is not None
+        proposals.ledger.report_epoch(proposal.number, [0.9], 1.0)
+        proposals.ledger.complete(proposal.number, 0.9)
+    assert proposals.study.best().point == "nin"  # although it costs more
 
 
 def test_a_retrained_network_means_the_run_of_its_first_seed(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from datetime import datetime, timedelta
 
 import optuna
+import pytest
 from optuna.trial import FrozenTrial
+from small_studies import SPACE, make_proposals
 
+from lrnas.searching.proposals import Proposals
 from lrnas.study.throughput import measure_throughput
 
 BEGIN = datetime(2026, 1, 1)
@@ -40,3 +43,29 @@ def test_without_images_there_is_no_throughput() -> None:
     waiting = trial(0, None, 100)
     waiting.datetime_start = None
     assert measure_throughput([trial(0, 10, 0), waiting]) is None
+
+
+def test_only_what_the_last_worker_trained_counts() -> None:
+    """If a trial is continued, its time begins anew, so that images of earlier workers must not count."""
+    proposals = make_proposals()
+    proposals.enqueue({"nin": SPACE.points["nin"]})
+
+    def measured(proposals: Proposals) -> tuple[int, float] | None:
+        found = measure_throughput(proposals.study.optuna_trials(), now=datetime.now() + timedelta(seconds=1000))
+        return None if found is None else (found.images, found.seconds)
+
+    proposal = proposals.ask()
+    assert proposal is not None
+    proposals.ledger.report_epoch(proposal.number, [0.5], 10.0, images=1000)
+    assert measured(proposals) == (1000, pytest.approx(10.0))
+    proposals.ledger.release(proposal.number)
+    proposal = proposals.ask()
+    assert proposal is not None and measured(proposals) is None
+    proposals.ledger.report_epoch(proposal.number, [0.5, 0.6], 14.0, images=500)
+    assert measured(proposals) == (500, pytest.approx(4.0))
+
+
+def test_networks_taken_over_from_another_study_do_not_count() -> None:
+    assert measure_throughput([trial(0, 0, 1000, imported_from=0)]) is None
+    found = measure_throughput([trial(0, 10, 400), trial(3, 3, 1000, imported_from=0)])
+    assert found is not None and found.images_per_second == 40
