@@ -1,9 +1,9 @@
 """How often is one of two equal networks called better, if seeds are added until it is?
 
 The accuracies of a network of the paper and of networks that a search might have found are drawn from the same normal
-distribution, over a few seeds, and judged like `lrnas retrain` does. As long as the verdict is `matched`, seeds are
-added, as users do whose result is not significant yet. The result is the share of the verdicts `dominated` and `not
-reached`, which are all wrong, for a fixed number of seeds and for added seeds.
+distribution, over a few seeds, and judged like `lrnas retrain` does. As long as the verdict is `no difference shown`,
+seeds are added, as users do whose result is not significant yet. The result is the share of the verdicts `dominated`
+and `not reached`, which are all wrong, for a fixed number of seeds and for added seeds.
 
     python benchmarks/verdicts.py --out results/verdict_level.json
 """
@@ -65,7 +65,7 @@ def main() -> None:
             looks = [kind_of(drawn[:, :seeds].tolist()) for seeds in options.looks]
             first.append(looks[0])
             last.append(looks[-1])
-            added.append(next((kind for kind in looks if kind != "matched"), "matched"))
+            added.append(next((kind for kind in looks if kind != "no difference shown"), "no difference shown"))
         fixed = {"first": shares(first), "last": shares(last)}
         table.append({"rivals": rivals, "looks": options.looks, "fixed": fixed, "added": shares(added)})
         print(json.dumps(table[-1]))

@@ -14,7 +14,7 @@ LIMITS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 """Shares of the dense network's cost; the most accurate network within each of them is one of the best few."""
 NOISE = {
     "dominated": " The difference is larger than the noise between seeds.",
-    "matched": " The difference is within the noise between seeds.",
+    "no difference shown": " The difference is within the noise between seeds.",
     "not reached": " The difference is larger than the noise between seeds.",
     "unknown": " The noise between seeds is not known.",
 }

@@ -32,7 +32,7 @@ TEST = (
 
 WORDS = {"macs": "MACs", "params": "parameters"}
 
-Kind = Literal["dominated", "matched", "not reached", "unknown"]
+Kind = Literal["dominated", "no difference shown", "not reached", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,10 @@ class Verdict:
     point: str
     kind: Kind
     """Rivals are the networks that the search found and that cost no more than the point. Dominated: a rival is
-    significantly better. Matched: the best rival does not differ significantly. Not reached: the point is significantly
-    better than the best rival, or there is none. Unknown: the noise is not known, because the point or the best rival
-    has fewer than two runs or all runs gave the same accuracy; or no rival is tested yet."""
+    significantly better. No difference shown: the best rival does not differ significantly, which does not prove that
+    it is as good. Not reached: the point is significantly better than the best rival, or there is none. Unknown: the
+    noise is not known, because the point or the best rival has fewer than two runs or all runs gave the same accuracy;
+    or no rival is tested yet."""
     rival: Final | None = None
     """If dominated: the cheapest rival that dominates. Otherwise the best rival."""
     share: float | None = None
@@ -89,7 +90,7 @@ class Verdict:
         rival = f"{self.rival.title}{number} at {shares}"
         links = {
             "dominated": f"dominated by {rival}",
-            "matched": f"matched by {rival}, {self.why()}",
+            "no difference shown": f"no difference shown to {rival}, {self.why()}",
             "not reached": f"not reached; {self.why()} is {rival}",
             "unknown": f"no verdict, {self.why()}; {rival}",
         }
@@ -100,7 +101,7 @@ class Verdict:
         if self.rival is not None:
             return {
                 "dominated": "the cheapest that is better beyond noise",
-                "matched": f"as far as {self.runs} runs tell",
+                "no difference shown": f"as far as {self.runs} runs tell",
                 "not reached": "the best that costs no more",
                 "unknown": "the noise between seeds is unknown"
                 if self.runs < 2
@@ -131,7 +132,7 @@ class Verdict:
     @property
     def shown_p(self) -> float | None:
         """The p-value to show; None if the interval already says the same."""
-        is_known = self.kind == "matched" and (self.interval is None or self.interval[0] <= 0)
+        is_known = self.kind == "no difference shown" and (self.interval is None or self.interval[0] <= 0)
         return None if is_known else self.p
 
     @property
@@ -232,7 +233,7 @@ def _find_rival(point: Final, cheaper: Sequence[Final]) -> tuple[Kind, Final, fl
     behind = _p_better(point, best)
     if behind < SIDE:
         return "not reached", best, behind, len(able)
-    return "matched", best, corrected[able.index(best)], len(able)
+    return "no difference shown", best, corrected[able.index(best)], len(able)
 
 
 def _known(final: Final) -> list[float]:

@@ -420,7 +420,7 @@ def test_tested_networks_open_their_cards_in_a_browser(browser: Any, tmp_path: P
     lines = page.locator("#summary li")
     assert (
         page.locator("#summary b").first.inner_text()
-        == "Of 3 networks of the paper: 1 dominated, 1 matched, 1 unknown."
+        == "Of 3 networks of the paper: 1 dominated, 1 no difference shown, 1 unknown."
     )
     assert lines.last.inner_text().startswith(f"nin: dominated by trial {FOUND} at 0.031 of its MACs")
     assert page.locator("#summary").bounding_box()["y"] > page.locator("#front").bounding_box()["y"]
@@ -663,7 +663,7 @@ def test_a_p_value_that_explains_a_verdict_is_shown_in_a_browser(browser: Any, t
     tab = Tab(browser, write(tmp_path / "report.html", report), 1400, 900)
     tab.see_all()
     row = tab.page.locator("#verdicts tbody tr").locator("td").all_inner_texts()
-    assert row[1] == "matched" and row[5].startswith("+0.") and row[6] == f"{verdict.p:.3f}"
+    assert row[1] == "no difference shown" and row[5].startswith("+0.") and row[6] == f"{verdict.p:.3f}"
     assert row[7] == "as far as 3 runs tell; p is corrected over the 10 compared"
     assert tab.complaints == []
 

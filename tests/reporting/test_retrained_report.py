@@ -37,7 +37,7 @@ def test_every_network_has_the_numbers_that_the_terminal_shows(again: tested.Tes
 
 def test_verdicts_come_as_sentences_and_in_parts(again: tested.Tested) -> None:
     data = again.to_dict()
-    assert data["headline"] == "Of 3 networks of the paper: 1 dominated, 1 matched, 1 unknown."
+    assert data["headline"] == "Of 3 networks of the paper: 1 dominated, 1 no difference shown, 1 unknown."
     verdicts = {verdict["point"]: verdict for verdict in data["verdicts"]}
     nin = verdicts["nin"]
     assert (nin["kind"], nin["rival"], nin["trial"]) == ("dominated", f"trial {FOUND}", FOUND)
@@ -58,7 +58,7 @@ def test_a_network_on_the_front_by_fewer_runs_is_marked(again: tested.Tested) ->
 
 
 def test_table_and_sentence_show_the_same_p_value(again: tested.Tested) -> None:
-    """The interval of the best of ten is above zero, but by the corrected p-value the verdict is `matched`."""
+    """The interval of the best of ten is above zero, but the corrected p-value shows no difference."""
     first = again.retrained.finals[0]
     accuracies = {"rival": (0.925, 0.935, 0.945)} | {f"o{i}": (0.88, 0.90, 0.92 + i / 1000) for i in range(9)}
     found = [replace(first, identity=name, point=None, accuracies=values) for name, values in accuracies.items()]
@@ -69,12 +69,12 @@ def test_table_and_sentence_show_the_same_p_value(again: tested.Tested) -> None:
         return data
 
     among, alone, near = told(*found), told(found[0]), told(*found[1:])
-    assert among["kind"] == "matched" and among["interval"][0] > 0
+    assert among["kind"] == "no difference shown" and among["interval"][0] > 0
     assert f"corrected p = {among['p']:.3f}, of 10 compared" in among["sentence"]
     assert among["note"] == "as far as 3 runs tell; p is corrected over the 10 compared"
     assert alone["kind"] == "dominated" and alone["p"] == pytest.approx(among["p"] / 10)
     assert "corrected" not in alone["note"]
-    assert near["kind"] == "matched" and near["interval"][0] < 0
+    assert near["kind"] == "no difference shown" and near["interval"][0] < 0
     assert near["p"] is None and near["note"] == "as far as 3 runs tell"  # the interval alone decides
 
 

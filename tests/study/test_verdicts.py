@@ -77,7 +77,7 @@ def test_many_candidates_must_be_better_by_more() -> None:
     assert str(alone).endswith(f", p = {alone.p:.3f}.")
     others = [final(f"o{i}", 40, 0.88, 0.90, 0.92 + i / 1000) for i in range(9)]
     among = verdict(POINT, rival, *others)
-    assert (among.kind, among.rival, among.compared) == ("matched", rival, 10)
+    assert (among.kind, among.rival, among.compared) == ("no difference shown", rival, 10)
     assert among.p == pytest.approx(10 * alone.p)
     assert (
         among.interval is not None and among.interval[0] > 0
@@ -90,15 +90,17 @@ def test_one_comparison_and_its_interval_say_the_same(shift: float) -> None:
     found = verdict(POINT, final("rival", 50, *(accuracy + shift for accuracy in POINT.accuracies)))
     assert found.interval is not None
     low, high = found.interval
-    assert found.kind == ("dominated" if low > 0 else "not reached" if high < 0 else "matched")
+    assert found.kind == ("dominated" if low > 0 else "not reached" if high < 0 else "no difference shown")
 
 
-def test_matched_and_not_reached() -> None:
+def test_no_difference_shown_and_not_reached() -> None:
     near = final("near", 50, 0.895, 0.905, 0.93)
     found = verdict(POINT, near, final("far", 40, 0.5, 0.51, 0.52))
-    assert (found.kind, found.rival) == ("matched", near)
+    assert (found.kind, found.rival) == ("no difference shown", near)
     assert found.interval is not None and found.interval[0] < 0 < found.interval[1]
-    assert "matched by near at 0.500 of its MACs, as far as 3 runs tell: " in str(found) and "p =" not in str(found)
+    assert "no difference shown to near at 0.500 of its MACs, as far as 3 runs tell: " in str(
+        found
+    ) and "p =" not in str(found)
     behind = verdict(POINT, final("far", 40, 0.5, 0.51, 0.52))
     assert behind.kind == "not reached" and behind.p is not None and behind.p < 0.001
     assert "not reached; the best that costs no more is far at 0.400 of its MACs: -40.00 points" in str(behind)
@@ -122,7 +124,10 @@ def test_a_better_rival_with_a_single_run_leaves_the_verdict_open() -> None:
     told = verdict(POINT, behind, beaten)
     assert (told.kind, told.rival, told.single, told.compared) == ("not reached", behind, 1, 1)
     assert str(told).endswith("networks that cost no more, 1 tested by one run.") and told.to_dict()["single"] == 1
-    for best in (behind, final("near", 40, 0.895, 0.905, 0.93)):  # without the single run: not reached, then matched
+    for best in (
+        behind,
+        final("near", 40, 0.895, 0.905, 0.93),
+    ):  # without the single run: not reached, then no difference
         found = verdict(POINT, best, beaten, ahead, final("waits", 10))
         assert (found.kind, found.rival, found.p, found.interval) == ("unknown", ahead, None, None)
         assert (found.compared, found.runs, found.single, found.untested) == (1, 1, 2, 1)
@@ -137,13 +142,13 @@ def test_a_better_rival_with_a_single_run_leaves_the_verdict_open() -> None:
 def test_ties_and_runs_with_equal_accuracies() -> None:
     """Equal accuracies do not mean that there is no noise: a test set has a finite number of images."""
     tie = verdict(POINT, final("tie", 50, 0.90, 0.91, 0.92))
-    assert tie.kind == "matched" and tie.difference == pytest.approx(0)
+    assert tie.kind == "no difference shown" and tie.difference == pytest.approx(0)
     still = verdict(final("p", 100, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.95))
     assert (still.kind, still.p, still.interval) == ("unknown", None, None)
     assert still.difference == pytest.approx(0.05)
     assert "all runs of each network gave the same accuracy, so the noise is unknown; r" in str(still)
     same = verdict(final("p", 100, 0.9, 0.9, 0.9, point="n"), final("r", 50, 0.9, 0.9))
-    assert (same.kind, same.p, same.interval) == ("matched", 1.0, None)
+    assert (same.kind, same.p, same.interval) == ("no difference shown", 1.0, None)
     far = final("far", 40, 0.5, 0.51)  # its runs differ, but it is not the best
     assert verdict(final("p", 100, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.95), far).kind == "unknown"
     half = verdict(final("p", 100, 0.9, 0.9, 0.9, point="n"), final("r", 50, 0.95, 0.951, 0.952))  # no warnings either
