@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import add_command, add_settings
+from lrnas.cli.options import add_command, add_option, add_settings
 from lrnas.cli.output import complain, magnitude, make_console, make_table, print_result, say
+from lrnas.data.names import is_in_files
+from lrnas.searching.settings import TEXT
 
 if TYPE_CHECKING:
     from lrnas.spaces.space import SearchSpace
@@ -28,7 +30,9 @@ def add_commands(commands: Any) -> None:
     )
     text = "digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm."
     data.add_argument("name", metavar="NAME", help=text)
-    add_settings(data, "image_size", help="Rows and columns of the images in training (default: 224)")
+    add_settings(data, "image_size", help="Rows and columns of the images in training (default: 224, or see --space)")
+    text = "Pack images in the size that a search of this space uses (nin: 32; vgg11, googlenet: 224)"
+    add_option(data, "--space", TEXT, "NAME", text)
     add_settings(data, "data_dir")
 
     text = "List the search spaces that come with lrnas; with NAME, show what varies in one (see docs/spaces.md)."
@@ -73,8 +77,14 @@ def _data(options: argparse.Namespace) -> int:
     from lrnas.data.packed import PackedSet
     from lrnas.training.progress import download_view, packing_view
 
+    size = options.image_size
+    if size is None and options.space is not None and is_in_files(options.name):
+        from lrnas.models.plan import training_size
+        from lrnas.spaces.space import load_space
+
+        size = training_size(load_space(options.space).backbones)
     with download_view() as progress:
-        data = load_set(options.name, options.data_dir, image_size=options.image_size, progress=progress)
+        data = load_set(options.name, options.data_dir, image_size=size, progress=progress)
     sizes = f"{len(data.train):,} training, {len(data.val):,} validation and {len(data.test()):,} test images"
     pixels = "" if data.own_crops else f" of {data.image_size}×{data.image_size} pixels"
     few = ", ".join(data.classes[:10]) + (", …" if data.num_classes > 10 else "")
@@ -87,6 +97,8 @@ def _data(options: argparse.Namespace) -> int:
         complaints = data.unreadable(progress)
     for line in complaints:
         complain(line)
+    hint = "" if size else "; a search of nin uses 32×32: --space NAME packs for a space, --image-size for any size"
+    say(f"Packed for training on images of {data.image_size}×{data.image_size} pixels{hint}")
     return 1 if complaints else 0
 
 

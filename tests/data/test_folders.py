@@ -233,6 +233,7 @@ def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.Capt
     command = ["data", f"folder:{tmp_path}", "--image-size", "8", "--data-dir", str(tmp_path / "cache")]
     assert main(command) == 0
     expected = f"folder:{tmp_path}: 54 training, 6 validation and 9 test images, 3 classes: blue, green, red\n"
+    expected += "Packed for training on images of 8×8 pixels\n"
     out, err = capsys.readouterr()
     assert out == expected
     assert re.fullmatch(
@@ -240,6 +241,19 @@ def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.Capt
     )
     assert main(command) == 0
     assert capsys.readouterr() == (expected, "")  # it is packed
+
+
+def test_the_data_command_packs_for_a_space_and_says_the_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_set(tmp_path, {"train": 4, "val": 3})
+    command = ["data", f"folder:{tmp_path}", "--data-dir", str(tmp_path / "cache")]
+    assert main([*command, "--space", "nin"]) == 0
+    assert capsys.readouterr().out.endswith("Packed for training on images of 32×32 pixels\n")
+    assert main(command) == 0
+    assert "images of 224×224 pixels; a search of nin uses 32×32: --space NAME" in capsys.readouterr().out
+    assert main(["data", "digits", "--space", "nin"]) == 0  # the size of these images is fixed
+    assert "Packed" not in capsys.readouterr().out
 
 
 def test_classes_missing_in_a_split_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

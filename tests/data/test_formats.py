@@ -79,9 +79,8 @@ def test_shards_are_read_by_position(tmp_path: Path, capsys: pytest.CaptureFixtu
         file.write_bytes(b"half")
     assert load(f"wds/{shards}", tmp_path / "cache").identity == data.identity  # the damaged index is made again
     assert main(["data", f"wds/{shards}", "--data-dir", str(tmp_path)]) == 0
-    assert (
-        capsys.readouterr().out == f"wds/{shards}: 54 training, 6 validation and 12 test images, 3 classes: 0, 1, 2\n"
-    )
+    told = f"wds/{shards}: 54 training, 6 validation and 12 test images, 3 classes: 0, 1, 2\n"
+    assert capsys.readouterr().out.startswith(told)
 
 
 def test_splits_from_the_info_file_and_a_damaged_image(tmp_path: Path) -> None:
