@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,6 +20,8 @@ from lrnas.errors import LrnasError, UnknownName, closest
 
 Schedule = Literal["paper", "polynomial", "one_cycle"]
 RECIPES = ("paper", "fast", "full")
+OTHER_NAMES = {"learning_rate": "lr", "wd": "weight_decay", "batch": "batch_size", "dropout": "drop_rate"}
+"""Names that fields of recipes have elsewhere."""
 _INIT_RULES = ("composite", "fan_in", "fan_out", "default")
 _TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 _RULES = (
@@ -160,9 +162,16 @@ class Recipe:
         values = {}
         for name, value in changes.items():
             if name not in types:
-                raise InvalidRecipe(f"a recipe has no field {name!r}{closest(name, types)} (`lrnas recipes` lists all)")
+                raise InvalidRecipe(
+                    f"a recipe has no field {name!r}{_similar(name, types)} (`lrnas recipes` lists all)"
+                )
             values[name] = _parse(value, types[name], name) if isinstance(value, str) else value
         return dataclasses.replace(self, **values)
+
+
+def _similar(name: str, known: Iterable[str]) -> str:
+    meant = OTHER_NAMES.get(name.lower().replace("-", "_"))
+    return closest(name, known) if meant is None else f"; did you mean {meant}?"
 
 
 def _parse(text: str, expected: type, name: str) -> Any:
@@ -259,6 +268,22 @@ def get_recipe(
     recipe = recipe.changed(changes)
     recipe.check_fits(image_size, num_images)
     return recipe
+
+
+def check_recipe(name: str, changes: Mapping[str, Any]) -> None:
+    """Raise an error if there is no such recipe, or if a changed field has a wrong name or value.
+
+    Args:
+        name: As in `get_recipe`.
+        changes: New values by field, as in `Recipe.changed`.
+    """
+    if name.endswith(".toml"):
+        _read_file(Path(name))
+    elif name not in RECIPES:
+        raise UnknownName("recipe", name, RECIPES, " (or give FILE.toml)")
+    for field, value in changes.items():  # one by one: whether they fit together depends on the recipe
+        base = Recipe() if field == "schedule" else Recipe(schedule="paper", drop_at=0.5)
+        base.changed({field: value})
 
 
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:

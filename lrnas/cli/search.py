@@ -20,6 +20,7 @@ from lrnas.cli.output import (
     say,
 )
 from lrnas.errors import LrnasError, UnknownName
+from lrnas.searching.checks import check_settings
 from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, gather_settings
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def add_commands(commands: Any) -> None:
 
 def _search(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name in SETTINGS}
-    settings = gather_settings(options.source, given)  # refused before anything heavy is imported
+    settings = gather_settings(options.source, given)
+    check_settings(settings)  # before anything heavy is imported
     with needs_extra("a search", "search"):
         from lrnas.searching.estimate import estimate
         from lrnas.searching.search import search

@@ -21,11 +21,20 @@ from lrnas.data.cifar10 import CLASSES, load_cifar10
 from lrnas.data.folders import find_folders
 from lrnas.data.formats import find_hfds, find_tfds, find_wds
 from lrnas.data.in_memory import DataSet, ImageSet, Split
-from lrnas.data.names import FILE_KINDS, IMAGE_MEMORY, SETS, Progress, data_folder, parse_name, with_absolute_paths
+from lrnas.data.names import (
+    FILE_KINDS,
+    IMAGE_MEMORY,
+    SETS,
+    Progress,
+    data_folder,
+    parse_name,
+    unknown_set,
+    with_absolute_paths,
+)
 from lrnas.data.packed import make_packed
 from lrnas.data.sources import DEFAULT_SIZE, Found
 from lrnas.data.splits import Indices, stratified
-from lrnas.errors import DataError, MissingExtra, UnknownName
+from lrnas.errors import DataError, MissingExtra
 
 Finder = Callable[[str, str | None, Progress | None], Found]
 """Function that finds a data set, given its name without the kind, the data folder and a progress callback."""
@@ -71,9 +80,7 @@ def load_set(
             )
         return make_packed(FINDERS[kind](rest, place, progress), size, place, image_memory)
     if name not in SETS:
-        if Path(name).is_dir():
-            raise UnknownName("data set", name, (), f"; did you mean folder:{Path(name)}?")
-        raise UnknownName("data set", name, [*SETS, *FILE_KINDS.values()])
+        raise unknown_set(name)
     if image_size is not None:
         raise DataError(f"the images of {name} have a fixed size; got --image-size {image_size}; leave it out")
     return _load_digits(min_size) if name == "digits" else _load_cifar10(data_folder(place), min_size, progress)

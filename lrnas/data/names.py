@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lrnas.errors import UnknownName
+
 Progress = Callable[[str, int, int], None]
 """Progress callback: what is being done, how many bytes or images are done, and how many there are (0: unknown)."""
 
@@ -18,6 +20,13 @@ SETS = ("digits", "cifar10")
 
 FILE_KINDS = {"folder": "folder:PATH", "hfds": "hfds/NAME", "wds": "wds/FOLDER", "tfds": "tfds/NAME"}
 """Kinds of data sets whose images are in files, and how their names are written."""
+
+
+def unknown_set(name: str) -> UnknownName:
+    """The error about a data set that does not exist."""
+    if Path(name).is_dir():
+        return UnknownName("data set", name, (), f"; did you mean folder:{Path(name)}?")
+    return UnknownName("data set", name, [*SETS, *FILE_KINDS.values()])
 
 
 def data_folder(folder: str | Path | None = None) -> Path:

@@ -27,6 +27,18 @@ if TYPE_CHECKING:
     from lrnas.study.study import Trial
 
 RANDOM = "random weights, not trained"
+STATUS_WORDS = {
+    "completed": "they were deleted, or are on another machine",
+    "stopped": "it was stopped early",
+    "limit": "it was not trained: beyond a limit of the search",
+    "duplicate": "it was not trained: the network was known already",
+    "diverged": "its loss became infinite",
+    "faulty": "its training failed",
+    "lost": "its training was lost",
+    "running": "it is in training",
+    "waiting": "it waits for training",
+}
+"""Why a trial has no weights, by its status."""
 
 
 class ExportError(LrnasError):
@@ -219,8 +231,8 @@ def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool) -> Source
     there = [str(other.number) for other in study.trials if (trial_folder(trials, other.number) / RECORD).exists()]
     where = f"; weights exist for {', '.join(there[:12])}{', …' * (len(there) > 12)}" if there else ""
     raise ExportError(
-        f"the weights of trial {trial.number} of {study.name}, which is {trial.status}, were not kept: {folder} exists "
-        f"only for networks trained in full{where}; name another trial, or add --fresh for random weights"
+        f"trial {trial.number} of {study.name} has no weights ({STATUS_WORDS[trial.status]}); only networks whose "
+        f"training was completed have them{where}; name another trial, or add --fresh for random weights"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial
 
-from lrnas.errors import LrnasError, UnknownName
+from lrnas.errors import LrnasError
 from lrnas.sampling.axes import Point
 from lrnas.sampling.belief import Observation
 from lrnas.sampling.front_sampler import FrontSampler
@@ -71,14 +71,6 @@ SAMPLERS: dict[str, Callable[[Proposals, int], BaseSampler]] = {
     "nsga2": lambda _, seed: NSGAIISampler(population_size=24, seed=seed),  # for thousands of trials
     "random": lambda _, seed: RandomSampler(seed=seed),  # as a baseline
 }
-
-
-def check_sampler(name: str, beat: float | None = None) -> None:
-    """Raise an error if there is no sampler of this name, or if it cannot look below a share of the paper's costs."""
-    if name not in SAMPLERS:
-        raise UnknownName("sampler", name, SAMPLERS)
-    if beat is not None and name != "front":
-        raise LrnasError(f"--beat needs the sampler front; got --sampler {name}; leave out one of the two")
 
 
 def make_sampler(name: str, seed: int, proposals: Proposals) -> BaseSampler:

@@ -19,12 +19,13 @@ import optuna
 from lrnas._messages import logger
 from lrnas.errors import LrnasError
 from lrnas.models.plan import TIMM
+from lrnas.searching.checks import check_settings
 from lrnas.searching.feasible import find_feasible
 from lrnas.searching.finals import open_levels, train_levels
 from lrnas.searching.progress import SearchEvents, progress_view
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.ray_cluster import Workers, check_sendable, pick_workers, running_ray
-from lrnas.searching.samplers import check_sampler, make_sampler
+from lrnas.searching.samplers import make_sampler
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
 from lrnas.searching.setup import SearchTraining
 from lrnas.spaces.space import load_space
@@ -97,6 +98,7 @@ def prepare_search(settings: SearchSettings) -> Preparation:
     Args:
         settings: The settings of the search.
     """
+    check_settings(settings)
     trainable = None if settings.trainable is None else load_trainable(settings.trainable)
     if trainable is not None and trainable.function is not None:
         check_sendable(trainable.function)
@@ -123,7 +125,6 @@ def prepare_search(settings: SearchSettings) -> Preparation:
     name = settings.name or training.study_name()
     if "@" in name:
         raise StudyError(f"a study's name must not contain @, which marks retrainings; got {name!r}; give another")
-    check_sampler(settings.sampler, settings.beat)
     limits = Limits(settings.max_macs, settings.min_macs, settings.max_params)
     return Preparation(name, workers, training, limits, find_feasible(space, limits, training.cost))
 

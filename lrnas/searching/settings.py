@@ -121,6 +121,13 @@ def _shape(value: Any) -> tuple[int, int, int]:
     return _whole(channels), _whole(rows), _whole(columns)
 
 
+def _pixels(value: Any) -> int:
+    sides = value.lower().replace("×", "x").split("x") if isinstance(value, str) else [value]
+    if len(sides) > 2 or sides[0] != sides[-1]:
+        raise ValueError
+    return _whole(sides[0])
+
+
 def _names(value: Any) -> tuple[str, ...]:
     return tuple(_text(name).strip() for name in (value.split(",") if isinstance(value, str) else value))
 
@@ -148,6 +155,7 @@ SHARE = Kind("a number above 0 and up to 1", "0.6", _share)
 QUANTITY = Kind("a number of at least 1", "120M or 1.5e8", _quantity)
 MILLISECONDS = Kind("milliseconds above 0", "2.5", functools.partial(_time, "ms"))
 SECONDS = Kind("seconds above 0", "600", functools.partial(_time, "s"))
+PIXELS = Kind("pixels of a side of a square image", "64 or 64x64", _pixels)
 SHAPE = Kind("channels, rows and columns", "3x64x64", _shape)
 NAMES = Kind("names separated by commas", "accuracy,macs", _names)
 CHANGES = Kind("FIELD=VALUE", "lr=0.05", _changes)
@@ -165,9 +173,9 @@ class SearchSettings:
     data: str | None = setting(TEXT, "NAME")
     """Data set: digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm (default: cifar10 with a
     GPU, digits without)."""
-    image_size: int | None = setting(WHOLE, "PIXELS")
-    """Rows and columns of images that are read from files (default: the network's own; 32 for nin, 224 for vgg11 and
-    googlenet)."""
+    image_size: int | None = setting(PIXELS, "PIXELS")
+    """Rows and columns of images that are read from files, e.g. 64 (default: the network's own; 32 for nin, 224 for
+    vgg11 and googlenet)."""
     recipe: str = setting(TEXT, "NAME", "fast")
     """Training recipe: fast, full, paper or FILE.toml."""
     epochs: int | None = setting(WHOLE, "N")

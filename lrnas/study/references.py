@@ -149,6 +149,6 @@ def _find_run(study: Study, which: str, look: str) -> Trial:
 def _find_number(study: Study, number: int, look: str) -> Trial:
     trials = {trial.number: trial for trial in study.trials}
     if number not in trials:
-        found = f"it has {len(trials)}, up to {max(trials)}" if trials else "it has none"
+        found = f"its last trial is {max(trials)}" if trials else "it has none"
         raise LrnasError(f"{study.name} has no trial {number}; {found}; {look}")
     return trials[number]

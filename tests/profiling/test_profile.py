@@ -182,7 +182,7 @@ def test_networks_of_a_study(quick: None, tmp_path: Path, capsys: pytest.Capture
     assert main(["profile", "s:0", "--storage", url, "--studies", str(tmp_path / "none"), *options]) == 0
     assert json.loads(capsys.readouterr().out)["networks"][1]["name"] == "s:0"
     assert main(["profile", "s:9", "--studies", str(tmp_path)]) == 2
-    assert "s has no trial 9; it has 4, up to 3" in capsys.readouterr().err
+    assert "s has no trial 9; its last trial is 3" in capsys.readouterr().err
     for source, message in (("s", "got s, a study; did you mean s:best?"), ("s:lr-x0.3", "did you mean lr-x0.25")):
         assert main(["profile", source, "--studies", str(tmp_path)]) == 2
         assert message in capsys.readouterr().err

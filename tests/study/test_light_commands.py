@@ -46,3 +46,27 @@ def test_a_study_is_shown_fast(options: list[str], studies: Path) -> None:
 def test_a_report_loads_no_training_packages(studies: Path, tmp_path: Path) -> None:
     found, _ = run("report", "s", "--studies", str(studies), "--out", str(tmp_path / "report"))
     assert set(found) <= set(FOR_TABLES_AND_FIGURES)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--space=nim", "unknown space 'nim'; did you mean nin?"),
+        ("--recipe=fats", "unknown recipe 'fats'; did you mean fast?"),
+        ("--set=learning_rate=0.1", "a recipe has no field 'learning_rate'; did you mean lr?"),
+        ("--set=lr=x", "lr must be a number; got 'x'"),
+        ("--epochs=0", "epochs must be from 1 to 100000; got 0"),
+        ("--sampler=fron", "unknown sampler 'fron'; did you mean front?"),
+        ("--objectives=accuracy,mac", "unknown objective 'mac'; did you mean macs?"),
+        ("--granularity=x", "granularity must be one of network, stage, layer; got 'x'"),
+        ("--data=digit", "unknown data set 'digit'; did you mean digits?"),
+        ("--latency-device=gpu", "--latency-device must be cpu or cuda; got 'gpu'"),
+        ("--image-size=32x64", "--image-size takes pixels of a side of a square image; got '32x64'"),
+    ],
+)
+def test_wrong_values_of_a_search_are_refused_at_once(option: str, message: str) -> None:
+    command = ["search", "--space", "nin", "--budget", "3", option]
+    result = subprocess.run([sys.executable, "-c", CODE, *command], capture_output=True, text=True, check=True)
+    *_, told, facts = result.stderr.splitlines()
+    code, found, _ = json.loads(facts)
+    assert code == 2 and message in told and found == []
