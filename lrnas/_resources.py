@@ -1,4 +1,4 @@
-"""Paths of the data files that are part of lrnas: search spaces and the paper's tables."""
+"""Paths of the data files that are part of lrnas: search spaces, the paper's tables and found networks."""
 
 from __future__ import annotations
 
@@ -10,3 +10,4 @@ _ROOT = _PACKAGE / "_data" if (_PACKAGE / "_data").is_dir() else _PACKAGE.parent
 
 SEARCH_SPACES = _ROOT / "search_spaces"
 PAPER_TABLES = _ROOT / "results" / "paper"
+MODELS = _ROOT / "results" / "models"

@@ -1,7 +1,8 @@
 """Registers the networks with timm, so that `timm.create_model("vgg_gmp_lr")` works.
 
 Every network of the paper is registered under its name with underscores. VGG-11, 13, 16 and 19 with global max pooling
-are registered as `vgg16_gmp` and so on, and with batch norm as `vgg16_bn_gmp`. A name that timm itself uses is not
+are registered as `vgg16_gmp` and so on, and with batch norm as `vgg16_bn_gmp`. Networks that searches found are
+registered with their weights: `timm.create_model("lrnas_nin_a", pretrained=True)`. A name that timm itself uses is not
 registered. Any other network can be built as the model `lrnas`, with its architecture as a JSON file or as data:
 
     timm.create_model("lrnas", architecture="my_network.json", num_classes=10)
@@ -22,6 +23,7 @@ from torch import nn
 
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import VGG_STAGES
+from lrnas.models.found import found_networks
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM, native_num_classes, resolve_backbone, timm_config
 
@@ -56,13 +58,19 @@ def lrnas(
 
 
 def _build(
-    name: str, architecture: Architecture, pretrained: bool = False, folded: Folded = None, **kwargs: Any
+    name: str,
+    architecture: Architecture,
+    pretrained: bool = False,
+    folded: Folded = None,
+    classes: int | None = None,
+    **kwargs: Any,
 ) -> nn.Module:
     backbone, _ = resolve_backbone(architecture)
+    own_classes = native_num_classes(backbone) if classes is None else classes
     # number of feature maps for `features_only`: one per resolution; a VGG with its fifth pool has six
     levels = 3 if backbone.startswith("nin") else 6 if backbone in VGG_STAGES and not architecture.pool else 5
 
-    def build(num_classes: int = native_num_classes(backbone), **kwargs: Any) -> nn.Module:
+    def build(num_classes: int = own_classes, **kwargs: Any) -> nn.Module:
         from lrnas.models.build import create_model  # not at the top: it imports timm, whose import loads this module
 
         model = create_model(architecture, num_classes, **kwargs)
@@ -92,11 +100,19 @@ def _register(name: str, entry_point: Callable[..., nn.Module]) -> None:
         timm_models.register_model(entry_point)
 
 
+def _config(name: str, network: Architecture) -> dict[str, Any]:
+    """timm's `default_cfg` of a named network."""
+    if (found := found_networks().get(name)) is None:
+        return timm_config(network)
+    return {**timm_config(network, found.config["input_size"][1]), **found.config, "file": str(found.weights)}
+
+
 _NETWORKS = {name.replace("-", "_"): network for name, network in named_networks().items()}
-default_cfgs = timm_models.generate_default_cfgs({name: timm_config(network) for name, network in _NETWORKS.items()})
+_CONFIGS = {name.replace("-", "_"): _config(name, network) for name, network in named_networks().items()}
+default_cfgs = timm_models.generate_default_cfgs({**_CONFIGS})
 _register("lrnas", lrnas)
 for _name, _network in _NETWORKS.items():
     if timm_models.is_model(_name) and timm_models.model_entrypoint(_name).__module__ != __name__:
         warnings.warn(f"timm has its own model {_name}; lrnas.create_model builds the one of lrnas", stacklevel=2)
     else:
-        _register(_name, partial(_build, _name, _network))
+        _register(_name, partial(_build, _name, _network, classes=_CONFIGS[_name]["num_classes"]))

@@ -18,6 +18,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import NIN_BLOCKS
 from lrnas.arch.cost import Convention, Cost
 from lrnas.errors import UnknownName
+from lrnas.models.found import found_networks
 from lrnas.models.plan import built_id, make_plan
 
 
@@ -101,12 +102,12 @@ def paper_points() -> dict[str, Point]:
 
 
 def named_networks() -> dict[str, Architecture]:
-    """All named networks: the networks of the paper, and VGGs with global max pooling."""
+    """All named networks: those of the paper, VGGs with global max pooling, and networks that searches found."""
     networks = {name: point.architecture for name, point in paper_points().items()}
     for backbone in ("vgg11", "vgg13", "vgg16", "vgg19"):
         networks[f"{backbone}-gmp"] = Architecture(backbone, pool="max")
         networks[f"{backbone}-bn-gmp"] = Architecture(backbone, pool="max", batch_norm=True)
-    return networks
+    return networks | {name: found.architecture for name, found in found_networks().items()}
 
 
 def get_point(name: str) -> Point:

@@ -298,10 +298,16 @@ def _plan_timm(
     return Plan(backbone, None, tuple(convs), Cost(tuple(costs.values())), input_size, num_classes)
 
 
-def timm_config(architecture: Architecture) -> dict[str, Any]:
-    """timm's `default_cfg` for a network on a backbone of lrnas: its input size, first layer, last layers and so on."""
+def timm_config(architecture: Architecture, input_size: int | None = None) -> dict[str, Any]:
+    """timm's `default_cfg` for a network on a backbone of lrnas: its input size, first layer, last layers and so on.
+
+    Args:
+        architecture: The network.
+        input_size: Rows and columns of images (default: as usual for the backbone).
+    """
     backbone = architecture.backbone
     size, classifier, pixels = next(_TIMM_SETTINGS[name] for name in _TIMM_SETTINGS if backbone.startswith(name))
+    size = input_size or size
     plan = make_plan(architecture, size, check_fit=False)
     stem, last = plan.convs[0], plan.convs[-1].name
     parts = () if stem.mix.is_plain else tuple(f"{stem.path}.conv{group.shape}" for group in stem.mix.groups)

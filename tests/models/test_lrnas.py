@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torchvision.models.feature_extraction import NodePathTracer
 
+from lrnas.models.found import found_networks
 from lrnas.models.paper import paper_points
 
 NAMES = [name for name in timm.list_models(module="lrnas") if name != "lrnas"]
@@ -32,7 +33,7 @@ def trace(model: nn.Module) -> GraphModule:
 
 def test_all_are_registered_and_none_shadows_timm() -> None:
     vggs = {f"vgg{depth}{norm}_gmp" for depth in (11, 13, 16, 19) for norm in ("", "_bn")}
-    assert set(NAMES) == {*vggs, *(name.replace("-", "_") for name in paper_points())}
+    assert set(NAMES) == {*vggs, *(name.replace("-", "_") for name in (*paper_points(), *found_networks()))}
     code = "import timm; before = timm.list_models(); import lrnas; assert timm.is_model('nin'); print(*before)"
     timms_own = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {*NAMES, "lrnas"} & set(timms_own.stdout.split())

@@ -1,0 +1,43 @@
+"""The networks that searches found and that are part of lrnas, with their weights: `lrnas-nin-a` and so on.
+
+Each has a folder in `results/models`, in the format of `lrnas export --format timm`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lrnas._resources import MODELS
+from lrnas.arch.architecture import Architecture
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class FoundNetwork:
+    """A network that a search found, and its weights."""
+
+    architecture: Architecture
+    weights: Path
+    """The safetensors file."""
+    data: str
+    """The data set that it was trained on."""
+    config: dict[str, Any]
+    """timm's `pretrained_cfg`: the size and normalisation of the images, the number of classes and so on."""
+
+
+@cache
+def found_networks() -> dict[str, FoundNetwork]:
+    """The networks that searches found, by name."""
+    found = {}
+    for file in sorted(MODELS.glob(f"*/{CONFIG}")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        config = {**content["pretrained_cfg"], "label_names": tuple(content["label_names"])}
+        network = Architecture.from_dict(content["model_args"]["architecture"])
+        found[file.parent.name] = FoundNetwork(network, file.parent / WEIGHTS, content["data"], config)
+    return found
