@@ -25,11 +25,16 @@ def facts_of(trial: Trial, size: int) -> dict[str, float]:
     facts: dict[str, float] = defaultdict(float)
     filters: dict[str, list[tuple[int, int]]] = defaultdict(list)
     assert trial.architecture is not None
+    for setting in ("pool", "classifier"):
+        if (value := getattr(trial.architecture, setting)) is not None:
+            facts[f"{setting} {value}"] = 1
     for conv in make_plan(trial.architecture, size, deployed=True).convs:
         if conv.kernel == 1:
             facts[f"has {conv.name}"] = 1
             continue
         block = conv.name[:5]
+        if conv.mix.second is not None:
+            facts[f"{block}: {'separable layers' if conv.mix.is_separable else 'layers with a join'}"] += 1
         facts[f"{block}: spatial layers"] += 1
         square = sum(group.num for group in conv.mix.groups if group.height == group.width)
         filters[block].append((square, conv.mix.out_channels))

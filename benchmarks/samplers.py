@@ -183,7 +183,16 @@ def _stand_in(space: str) -> StandIn:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines() if line] if file.exists() else []
+    """The runs in a file; of runs with the same settings and seed, the first."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        run = json.loads(line)
+        found.setdefault(key_of(run), run)
+    return list(found.values())
+
+
+def key_of(run: dict[str, Any]) -> tuple[Any, ...]:
+    return run["sampler"], run["at_a_time"], run["space"], run["seed"]
 
 
 def summarise(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -239,7 +248,7 @@ def main() -> None:
 
 
 def _run_all(options: argparse.Namespace, space: str) -> None:
-    done = {(line["sampler"], line["at_a_time"], line["space"], line["seed"]) for line in read_lines(options.out)}
+    done = {key_of(line) for line in read_lines(options.out)}
     jobs = [
         (sampler, at_a_time, space, seed)
         for seed in range(options.seeds)

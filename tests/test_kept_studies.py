@@ -18,7 +18,8 @@ FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
     (tmp_path / folder.name).mkdir()
     (tmp_path / folder.name / "study.db").write_bytes(lzma.decompress((folder / "study.db.xz").read_bytes()))
-    finals = read_finals(open_study(folder.name, studies=tmp_path))
+    study = open_study(folder.name, studies=tmp_path)
+    finals = read_finals(study)
     kept = json.loads((folder / "retrained.json").read_text(encoding="utf-8"))
     assert {final.identity: list(final.accuracies) for final in finals} == {
         network["identity"]: network["accuracies"] for network in kept["networks"]
@@ -28,7 +29,7 @@ def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
     ]
     for final in finals:
         name, n = final.point or f"trial {final.trial}", len(final.accuracies)
-        share = final.macs / next(other.macs for other in finals if other.point == "nin")
+        share = final.macs / next(other.macs for other in finals if other.point == study.baseline)
         accuracy = f"{100 * final.mean:.2f} ± {100 * stdev(final.accuracies):.2f} %"
         assert f"| {name} | {final.macs:,} | {share:.2f} | {final.params:,} | {accuracy} | {n} |" in FINDINGS, name
     for verdict in judge(finals):
