@@ -26,6 +26,7 @@ from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, gather
 if TYPE_CHECKING:
     import pandas as pd
 
+    from lrnas.study.levels import Outcome
     from lrnas.study.study import Study, Trial
 
 
@@ -241,7 +242,7 @@ def _front_as_data(study: Study, level: str) -> dict[str, Any]:
             "front": [final.to_dict() for final in final_front(finals)],
             "paper": [final.to_dict() for final in finals if final.point is not None],
             "networks": [final.to_dict() for final in finals],
-            "outcomes": [outcome.to_dict() for outcome in compare_with_paper(finals)],
+            "outcomes": [outcome.to_dict() for outcome in compare_with_paper(finals, study.beat)],
             "manifest": study.manifest,
         }
     summary = study.summary()
@@ -252,6 +253,7 @@ def _front_as_data(study: Study, level: str) -> dict[str, Any]:
         "paper": [_as_data(study, trial) for trial in _paper_trials(study, summary.trials)],
         "counts": summary.counts,
         "hypervolume": summary.hypervolume,
+        "outcomes": [outcome.to_dict() for outcome in _short_outcomes(study)],
         "manifest": study.manifest,
     }
 
@@ -259,6 +261,13 @@ def _front_as_data(study: Study, level: str) -> dict[str, Any]:
 def _as_data(study: Study, trial: Trial) -> dict[str, Any]:
     names = [name for name in study.columns if name != "status"]
     return {**{name: getattr(trial, name) for name in names}, "architecture": trial.architecture.to_dict()}
+
+
+def _short_outcomes(study: Study) -> list[Outcome]:
+    """What short trainings say about each network of the paper, if the search looks below a share of its costs."""
+    from lrnas.study.levels import compare_with_paper, read_short
+
+    return [] if study.beat is None else compare_with_paper(read_short(study), study.beat)
 
 
 def _paper_trials(study: Study, trials: list[Trial]) -> list[Trial]:
@@ -308,6 +317,8 @@ def _print_front(study: Study, level: str) -> None:
         batch = f"{latency['dtype']}, batch {latency['batch']}{threads}"
         console.print(f"Latency on {latency['hardware']}, {batch}: the sum of measured layers (docs/profile.md).")
     console.print("Accuracy on validation images, after the training of the search; `lrnas retrain` tests networks.")
+    for outcome in _short_outcomes(study):
+        console.print(str(outcome))
 
 
 def _print_level(study: Study, level: str) -> None:
@@ -346,7 +357,7 @@ def _print_level(study: Study, level: str) -> None:
         "Accuracy on validation images, mean ± standard deviation over n seeds; promised: predicted when the network "
         "was chosen, ± standard deviation. `lrnas retrain` tests networks."
     )
-    for outcome in compare_with_paper(finals) if level == FULL else ():
+    for outcome in compare_with_paper(finals, study.beat) if level == FULL else ():
         console.print(str(outcome))
 
 

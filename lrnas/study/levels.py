@@ -41,25 +41,35 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A network of the paper, and the best network found that costs no more, both at level `full`."""
+    """A network of the paper, and the best network found that costs no more, or a share of it, at the same level."""
 
     point: Final
     rival: Final | None
-    """The network with the highest mean accuracy among those found that cost no more; None if there is none."""
+    """The network with the highest mean accuracy among those found that cost so little; None if there is none."""
+    beat: float | None = None
+    """Largest share of the costs of `point` that `rival` may have, as in --beat; None: all of them."""
+
+    @property
+    def is_beaten(self) -> bool:
+        """Whether the mean accuracy of the network found is higher."""
+        return self.rival is not None and self.rival.mean > self.point.mean
 
     def __str__(self) -> str:
         own = f"{self.point.name}: {_measured(self.point)}"
         if self.rival is None:
-            return f"{own}; no network found that costs no more was trained in full."
+            limit = "no more" if self.beat is None else f"at most {self.beat:g} of it"
+            return f"{own}; no network found that costs {limit} was trained at this level."
         promised = ""
         if self.rival.promised is not None:
             mean, deviation = self.rival.promised
             promised = f"promised {100 * mean:.2f} ± {100 * deviation:.2f} %, "
         share = self.rival.macs / self.point.macs
-        return f"{own}; {self.rival.title} at {share:.3f} of its MACs: {promised}measured {_measured(self.rival)}."
+        end = "" if self.beat is None else ", higher" if self.is_beaten else ", not higher"
+        return f"{own}; {self.rival.title} at {share:.3f} of its MACs: {promised}measured {_measured(self.rival)}{end}."
 
     def to_dict(self) -> dict[str, Any]:
-        return {"point": self.point.to_dict(), "rival": None if self.rival is None else self.rival.to_dict()}
+        rival = None if self.rival is None else self.rival.to_dict()
+        return {"point": self.point.to_dict(), "rival": rival, "beat": self.beat, "is_beaten": self.is_beaten}
 
 
 def level_study(search: Study, level: str) -> optuna.Study | None:
@@ -92,11 +102,36 @@ def read_level(search: Study, level: str = FULL) -> list[Final]:
     return [] if found is None else gather_runs(found, SUFFIXES[level], search.optuna_study)
 
 
-def compare_with_paper(finals: Sequence[Final]) -> list[Outcome]:
+def read_short(search: Study) -> list[Final]:
+    """The networks that a search itself trained to the end, cheapest first, in the form of later levels."""
+    found = [
+        Final(
+            identity=trial.identity,
+            description=trial.description,
+            point=trial.point if trial.is_paper else None,
+            trial=trial.number,
+            macs=trial.macs,
+            params=trial.params,
+            recipe=SHORT,
+            seeds=(search.manifest["seed"],),
+            accuracies=(trial.accuracy,),
+            costs=tuple(search.costs),
+            latency=trial.latency,
+            known_as=None if trial.is_paper else trial.point,
+        )
+        for trial in search.trials
+        if trial.status == "completed" and trial.accuracy is not None
+    ]
+    return sorted(found, key=lambda final: final.cheapest_first)
+
+
+def compare_with_paper(finals: Sequence[Final], beat: float | None = None) -> list[Outcome]:
     """What the finals say about each network of the paper.
 
     Args:
         finals: All networks of the level `full`, from `read_level`.
+        beat: Largest share of the costs of a paper's network that a network compared with it has, for example
+            `study.beat`; None: all of its costs.
 
     Returns:
         One outcome per network of the paper with a finished run, cheapest first.
@@ -104,9 +139,9 @@ def compare_with_paper(finals: Sequence[Final]) -> list[Outcome]:
     done = [final for final in finals if math.isfinite(final.mean)]
     outcomes = []
     for point in (final for final in done if final.point is not None):
-        limits = list(point.known_costs.values())
+        limits = [(beat or 1.0) * cost for cost in point.known_costs.values()]
         found = [each for each in done if each.point is None and costs_no_more(list(each.known_costs.values()), limits)]
-        outcomes.append(Outcome(point, max(found, key=lambda final: final.mean, default=None)))
+        outcomes.append(Outcome(point, max(found, key=lambda final: final.mean, default=None), beat))
     return outcomes
 
 

@@ -21,7 +21,7 @@ from lrnas.study.objectives import RETRAINED, cost_objectives, pick_objectives
 MANIFEST = "lrnas:manifest"
 """Study attribute that holds the manifest."""
 LIMITS = "lrnas:limits"
-"""Study attribute that holds the limits on costs, which may change."""
+"""Study attribute that holds the limits on costs and the share of --beat, which may change."""
 UNREADABLE = "lrnas:unreadable_images"
 """Study attribute that holds the number of images that could not be read and were left out."""
 IMAGES = "lrnas:images"
@@ -197,7 +197,7 @@ def has_results(study: optuna.Study) -> bool:
 
 
 def keep_limits(study: optuna.Study, limits: Mapping[str, float]) -> None:
-    """Write the limits that a search continues with; a message says so if they changed."""
+    """Write the limits and the share of --beat that a search continues with; a message says so if they changed."""
     before = study.user_attrs.get(LIMITS)
     if before == limits:
         return

@@ -20,7 +20,7 @@ from lrnas.errors import InvalidArchitecture
 from lrnas.models.plan import canonical_id, deployed_form, make_plan
 from lrnas.sampling.pareto import front_indices, hypervolume
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import IMAGES, UNREADABLE, StudyError, data_name
+from lrnas.study.manifest import IMAGES, LIMITS, UNREADABLE, StudyError, data_name
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
 from lrnas.study.optuna_internals import LAST_ATTRIBUTE, database_of, get_trial
 from lrnas.study.throughput import Throughput, measure_throughput
@@ -285,6 +285,12 @@ class Study(NotebookView):
     def images(self) -> str | None:
         """Where the images were last read from, as a value of --data; None if they are not in files or not known."""
         return self.optuna_study.user_attrs.get(IMAGES)
+
+    @property
+    def beat(self) -> float | None:
+        """Share of the costs of the paper's networks below which the search last looked, as in --beat; None: at all."""
+        limits: dict[str, float] = self.optuna_study.user_attrs.get(LIMITS, {})
+        return limits.get("beat")
 
     def deployed(self, architecture: Architecture) -> Architecture:
         """The deployed form of a network for the images of this study."""

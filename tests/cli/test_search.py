@@ -12,7 +12,7 @@ from small_studies import SPACE, cost, make_finals, make_proposals, make_search
 from lrnas.cli import output as terminal
 from lrnas.cli.main import main
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import MANIFEST
+from lrnas.study.manifest import MANIFEST, keep_limits
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -96,6 +96,38 @@ def test_finals_are_shown_if_there_are_any(tmp_path: Path, capsys: pytest.Captur
     assert "has no network trained at level longer yet" in show("--level", "longer")
     assert main(["front", "s", "--studies", str(tmp_path), "--level", "all"]) == 2
     assert "unknown level 'all'" in capsys.readouterr().err
+
+
+def test_with_beat_the_best_network_below_the_share_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = make_search(tmp_path / "s")
+
+    def lines(*options: str) -> list[str]:
+        assert main(["front", "s", "--studies", str(tmp_path), *options]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if " of its MACs: " in line or " costs " in line]
+
+    def outcomes() -> list[tuple[str, float | None, bool]]:
+        assert main(["front", "s", "--studies", str(tmp_path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["outcomes"]
+        return [(row["rival"]["name"], row["beat"], row["is_beaten"]) for row in found]
+
+    assert not lines() and not outcomes()
+    keep_limits(search.optuna_study, {"beat": 0.1})
+    below = "nin-c3-lr: 90.00 % (1 seed); lr-x0.25 at 0.055 of its MACs: measured 70.00 % (1 seed), not higher."
+    assert lines() == [below] and outcomes() == [("lr-x0.25", 0.1, False)]
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "dense-x0.25": (0.97,), "lr-x0.25": (0.96,)})
+    (line,) = lines()
+    assert "; lr-x0.25 at 0.055 of its MACs: " in line and line.endswith("measured 96.00 % (1 seed), higher.")
+    assert lines("--level", "short") == [below] and outcomes() == [("lr-x0.25", 0.1, True)]
+    keep_limits(search.optuna_study, {"beat": 0.5})
+    assert outcomes() == [("dense-x0.25", 0.5, True)]
+    keep_limits(search.optuna_study, {"beat": 0.01})
+    (line,) = lines()
+    assert line.endswith("; no network found that costs at most 0.01 of it was trained at this level.")
+    keep_limits(search.optuna_study, {})
+    (line,) = lines()
+    assert "; dense-x0.25 at " in line and line.endswith("measured 97.00 % (1 seed).")
 
 
 def test_suggested_commands_name_the_folder_of_the_study(

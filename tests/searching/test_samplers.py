@@ -11,9 +11,10 @@ from small_studies import SPACE, cost, make_proposals
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError
 from lrnas.sampling.front_sampler import MIN_COMPLETED
-from lrnas.searching.checks import check_sampler
+from lrnas.searching.checks import SAMPLERS, check_sampler
 from lrnas.searching.proposals import Proposals
-from lrnas.searching.samplers import SAMPLERS, make_sampler
+from lrnas.searching.samplers import make_sampler
+from lrnas.searching.settings import SETTINGS
 from lrnas.study.objectives import Limits
 
 
@@ -191,7 +192,19 @@ def test_the_same_seed_proposes_the_same() -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", sorted(SAMPLERS))
+def test_samplers_are_found_by_their_names() -> None:
+    kinds = {name: type(make_sampler(name, 0, make_proposals())).__name__ for name in SAMPLERS}
+    assert kinds == {
+        "front": "_SearchSampler",
+        "tpe": "TPESampler",
+        "gp": "GPSampler",
+        "nsga2": "NSGAIISampler",
+        "random": "RandomSampler",
+    }
+    assert SETTINGS["sampler"].help.endswith(f": {', '.join(SAMPLERS[:-1])} or {SAMPLERS[-1]}.")
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_proposes(name: str) -> None:
     check_sampler(name)
     proposals = make_seeded(name)
