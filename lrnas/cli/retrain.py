@@ -6,11 +6,13 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from lrnas._messages import duration
 from lrnas.cli.options import CHANGE_HELP, WORKERS, add_command, add_option, add_settings, call, needs_extra
 from lrnas.cli.output import NARROW, exit_code, make_console, make_table, percent, print_result
 from lrnas.searching.settings import FLAG, WHOLE, Kind
 
 if TYPE_CHECKING:
+    from lrnas.searching.retrain import RetrainingPlan
     from lrnas.study.retrained import Retrained
     from lrnas.study.study import Study
     from lrnas.study.verdicts import Verdict
@@ -43,6 +45,8 @@ def add_commands(commands: Any) -> None:
     text = "Data set of the search, if its images were moved (default: where the search read them)"
     add_settings(retrain, "data", help=text)
     add_settings(retrain, "set", help=CHANGE_HELP)
+    text = "Show what would be trained, what is done already, and how long it would take. Nothing is written."
+    retrain.add_argument("--dry-run", action="store_true", help=text)
     add_settings(retrain, "image_memory", "data_dir", "studies", "storage", *WORKERS)
 
 
@@ -61,8 +65,12 @@ def _retrain(options: argparse.Namespace) -> int:
     if "@" in options.study:
         study = call(open_study, options, name=options.study, allow_retraining=True)
     else:
-        from lrnas.searching.retrain import retrain
+        from lrnas.searching.retrain import plan_retraining, retrain
 
+        if options.dry_run:
+            plan = call(plan_retraining, options, front=options.front or not options.trials)
+            print_result(options, plan.to_dict, lambda: _print_plan(plan))
+            return 0
         study = call(retrain, options, front=options.front or not options.trials)
     retrained = read_retrained(study)
     assert retrained is not None
@@ -89,6 +97,30 @@ def _as_data(study: Study, retrained: Retrained, verdicts: list[Verdict]) -> dic
         "test": TEST,
         "verdicts": [verdict.to_dict() for verdict in verdicts],
     }
+
+
+def _print_plan(plan: RetrainingPlan) -> None:
+    """Print what a retraining would train, and how long that would take."""
+    console = make_console()
+    number, seeds = len(plan.networks), len(plan.seeds)
+    what = f"{number} network{'s' * (number != 1)} × {seeds} seed{'s' * (seeds != 1)}"
+    columns = ["trial", "MACs", "parameters", "runs done", "runs to train"]
+    title = f"{plan.retraining}: {what}, {plan.epochs} epoch{'s' * (plan.epochs != 1)} at most"
+    table = make_table(title, ["network"], columns)
+    for network in plan.networks:
+        trial = "–" if network.trial is None else str(network.trial)
+        costs = (f"{network.macs:,}", f"{network.params:,}")
+        table.add_row(network.name, trial, *costs, str(network.done), str(network.left))
+    console.print(table)
+    if not plan.left:
+        console.print("All runs are done: nothing would be trained.")
+    elif plan.seconds is None:
+        console.print("Time: not known, because this study measured too few trainings.")
+    else:
+        console.print(
+            f"Time: about {duration(plan.seconds)} of training, at the speed of the study's trainings so far."
+        )
+    console.print("Nothing was written. Without --dry-run, the same command starts the retraining.")
 
 
 def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict]) -> None:

@@ -11,31 +11,40 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import optuna
+from optuna.trial import FrozenTrial
+
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
+from lrnas.data.cache import without_writing
 from lrnas.data.catalog import load_set
 from lrnas.data.names import IMAGE_MEMORY, SETS, data_folder, is_in_files, shown_name
 from lrnas.errors import DataError, LrnasError
 from lrnas.models.plan import has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
-from lrnas.searching.progress import SearchEvents, progress_view
+from lrnas.searching.progress import SearchEvents, Work, progress_view, seconds_left
 from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.trials_per_gpu import share_gpus
 from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import read_level
+from lrnas.study.levels import FULL, LONGER, level_study, read_level
 from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, keep_images, keep_unreadable, names_of
 from lrnas.study.objectives import RETRAINED
 from lrnas.study.open import name_metrics, open_study
 from lrnas.study.optuna_internals import storage_of
-from lrnas.study.retrained import final_front
+from lrnas.study.retrained import counting_runs, final_front, is_done, retrained_recipes
 from lrnas.study.study import Study
+from lrnas.study.throughput import measure_throughput
 from lrnas.training.job import Job
+
+ADVICE = "give them, or another name to the recipe's file"
+"""What to do if a retraining was begun with other settings."""
 
 
 def retrain(
@@ -92,8 +101,7 @@ def retrain(
     Returns:
         The retraining, a study with the name SEARCH@RECIPE; `lrnas.read_finals` reads its results.
     """
-    if seeds < 1:
-        raise LrnasError(f"the number of seeds must be at least 1; got {seeds}; give 3, for example")
+    _check_seeds(seeds)
     workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address, timeout=trial_timeout)
     given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
     with progress_view(events, progress) as view:
@@ -103,9 +111,8 @@ def retrain(
         retraining = _open(search, training)
         keep_images(retraining.study.optuna_study, training.named, training.data_dir)
         folder = trials_folder(search.where.studies, retraining.study.name)
-        first = search.manifest["seed"] + 1
         costs = {network.identity: training.cost(network.architecture) for network in networks}
-        retraining.enqueue(networks, range(first, first + seeds), costs)
+        retraining.enqueue(networks, _seeds(search, seeds), costs)
         retraining.take_over(folder)
         retraining.ledger.release_orphans()
         budget = len(retraining.wanted)
@@ -135,12 +142,124 @@ def retrain(
     return retraining.study
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedNetwork:
+    """A network of a retraining, before it is trained."""
+
+    name: str
+    trial: int | None
+    """Its number in the search, if it is one of its trials."""
+    macs: int
+    params: int
+    done: int
+    """Number of runs that are done."""
+    left: int
+    """Number of runs that would be trained, or continued."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetrainingPlan:
+    """What a retraining would train, and how long that would take."""
+
+    retraining: str
+    """Its name, SEARCH@RECIPE."""
+    networks: tuple[PlannedNetwork, ...]
+    seeds: tuple[int, ...]
+    epochs: int
+    seconds: float | None
+    """Time in which all runs would be trained, with Ray running; None if too little was measured to know."""
+
+    @property
+    def done(self) -> int:
+        """Number of runs that are done."""
+        return sum(network.done for network in self.networks)
+
+    @property
+    def left(self) -> int:
+        """Number of runs that would be trained, or continued."""
+        return sum(network.left for network in self.networks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON values."""
+        return {**asdict(self), "done": self.done, "left": self.left}
+
+
+def plan_retraining(
+    study: str | Study,
+    *,
+    trials: Sequence[int] = (),
+    front: bool | None = None,
+    points: bool = True,
+    seeds: int = 3,
+    recipe: str = "full",
+    epochs: int | None = None,
+    set: Mapping[str, Any] | None = None,  # noqa: A002  # the option's name
+    data: str | None = None,
+    data_dir: str | Path | None = None,
+    studies: str | Path = "studies",
+    storage: str | None = None,
+) -> RetrainingPlan:
+    """What `retrain` would train with the same arguments, and how long that would take; nothing is written.
+
+    The time is estimated from the trainings of the search, of its later levels and of the retraining so far: from the
+    seconds of their epochs by MACs, and from how many were trained at a time.
+    """
+    _check_seeds(seeds)
+    given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
+    with without_writing():
+        search = open_study(study, storage=storage, studies=studies)
+        networks = _choose(search, trials, not trials if front is None else front, points)
+        training = _Training(search, data, data_dir, recipe, given)
+    name = f"{search.name}@{training.label}"
+    existing = None
+    if training.label in retrained_recipes(search):
+        existing = optuna.load_study(study_name=name, storage=storage_of(search.optuna_study))
+        check_manifest(existing, training.manifest(search), ADVICE)
+    runs = {} if existing is None else counting_runs(existing.get_trials(deepcopy=False))
+    wanted = _seeds(search, seeds)
+    planned, left = [], []
+    for network in networks:
+        cost = training.cost(network.architecture)
+        own = [runs.get((network.identity, seed)) for seed in wanted]
+        to_train = [run for run in own if run is None or not is_done(run)]
+        begun = [0 if run is None else run.user_attrs.get("epochs", 0) for run in to_train]
+        left += [Work(cost["macs"], training.recipe.epochs - number) for number in begun]
+        shown = network.point or search.uniform_names.get(network.identity) or network.identity
+        planned.append(PlannedNetwork(shown, network.trial, **cost, done=seeds - len(begun), left=len(begun)))
+    sources = [existing, level_study(search, FULL), level_study(search, LONGER), search.optuna_study]
+    measured = [trial for source in sources if source is not None for trial in source.get_trials(deepcopy=False)]
+    seconds = _time_for(left, measured)
+    return RetrainingPlan(name, tuple(planned), tuple(wanted), training.recipe.epochs, seconds)
+
+
+def _time_for(left: Sequence[Work], measured: Sequence[FrozenTrial]) -> float | None:
+    """Seconds that trainings would take at the pace of other ones, as many at a time; None if too few were measured."""
+    trials = [trial for trial in measured if trial.user_attrs.get("images")]
+    throughput = measure_throughput(trials)
+    if throughput is None:
+        return None
+    facts = [trial.user_attrs for trial in trials if "imported_from" not in trial.user_attrs]
+    own = sum(known["seconds"] - known.get("seconds_before", 0.0) for known in facts)
+    trained = [Work(known["macs"], known["epochs"], known["seconds"]) for known in facts]
+    return seconds_left(trained, left, own / throughput.seconds)
+
+
+def _check_seeds(number: int) -> None:
+    if number < 1:
+        raise LrnasError(f"the number of seeds must be at least 1; got {number}; give 3, for example")
+
+
+def _seeds(search: Study, number: int) -> range:
+    """Seeds of the runs of each network: those that follow the search's."""
+    first = search.manifest["seed"] + 1
+    return range(first, first + number)
+
+
 def _open(search: Study, training: _Training) -> Runs:
     """The retraining of a search with these settings, new or as it exists."""
     name = f"{search.name}@{training.label}"
     optuna_study = create_optuna_study(name, storage_of(search.optuna_study), RETRAINED)
-    advice = "give them, or another name to the recipe's file"
-    manifest = check_manifest(optuna_study, training.manifest(search), advice)
+    manifest = check_manifest(optuna_study, training.manifest(search), ADVICE)
     name_metrics(optuna_study, RETRAINED)
     return Runs(Ledger(Study(name, optuna_study, RETRAINED, manifest, search.where)))
 

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -21,7 +22,7 @@ from lrnas.searching.progress import ProgressView
 from lrnas.searching.proposals import Queue
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.ray_tune import _StudySearcher, run_trials
-from lrnas.searching.retrain import _choose, _Training
+from lrnas.searching.retrain import _choose, _open, _Training, plan_retraining
 from lrnas.searching.search import search
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import MOST_LOSSES
@@ -508,6 +509,50 @@ def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.Cap
     assert main(["retrain", "s@fast", "--studies", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "1.000" not in out and "has no networks of the paper: there is nothing to compare these with" in out
+
+
+def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LRNAS_DATA", str(tmp_path / "cache"))
+    study = make_search(tmp_path / "s")
+    command = ["retrain", "s", "--recipe", "fast", "--seeds", "2", "--studies", str(tmp_path)]
+
+    def plan() -> dict[str, Any]:
+        before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+        assert main([*command, "--dry-run", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+        return found
+
+    new = plan()
+    names = ["nin", "nin-c3", "nin-c3-lr", "lr-x0.25", "dense-x0.25"]
+    assert [network["name"] for network in new["networks"]] == names and new["seeds"] == [1, 2]
+    assert (new["retraining"], new["done"], new["left"], new["seconds"]) == ("s@fast", 0, 10, None)
+
+    runs = _open(study, fast := training(study))
+    networks = _choose(study, (), True, True)
+    runs.enqueue(networks, range(1, 3), {each.identity: fast.cost(each.architecture) for each in networks})
+    for _ in range(6):  # all networks with the first seed, and one with the second
+        run = ask(runs)
+        curve = [0.5] * fast.recipe.epochs
+        runs.ledger.report_epoch(run.number, curve, run.macs * 1e-5 * len(curve), images=1000)
+        runs.ledger.complete(run.number, 0.9, test_accuracy=0.9)
+    runs.ledger.sign_off()
+    begun = plan()
+    assert [network["done"] for network in begun["networks"]] == [2, 1, 1, 1, 1] and begun["left"] == 4
+    # the seconds of an epoch are proportional to MACs, and all runs were trained in the time from first to last
+    runs_done = [run for run in runs.study.optuna_trials() if run.user_attrs.get("images")]
+    span = sum((run.datetime_complete - run.datetime_start).total_seconds() for run in runs_done)
+    macs = [network["macs"] for network in begun["networks"]]
+    assert begun["seconds"] == pytest.approx(sum(macs[1:]) / (sum(macs) + macs[0]) * span, rel=1e-3)
+    assert main([*command, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "s@fast: 5 networks × 2 seeds" in out and " of training, at the speed of the study's trainings" in out
+    assert "Nothing was written." in out
+    study.manifest["space"] = {**study.manifest["space"], "batch_norm": None}
+    with pytest.raises(StudyError, match="s@fast was begun with other settings"):
+        plan_retraining(study, recipe="fast")
 
 
 @pytest.mark.parametrize(
