@@ -19,7 +19,11 @@ ONLY_IN_PYTHON = {
     "export": {"source", "format"},
 }
 """Arguments that are no options: what is positional on the command line, and how progress is shown."""
-ONLY_AS_OPTIONS = {"search": {"dry_run", "space"}, "profile": {"plot", "check_table", "number", "data_dir"}}
+ONLY_AS_OPTIONS = {
+    "search": {"dry_run", "space"},
+    "retrain": {"dry_run"},
+    "profile": {"plot", "check_table", "number", "data_dir"},
+}
 """Options that are other functions in Python."""
 
 

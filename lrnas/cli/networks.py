@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import CHANGE_HELP, add_command, add_device, add_option, add_settings, call
 from lrnas.cli.output import make_console, make_table, percent, print_result
-from lrnas.errors import InvalidArchitecture
+from lrnas.errors import InvalidArchitecture, UnknownName
 from lrnas.searching.settings import PATH, WHOLE
 
 if TYPE_CHECKING:
     from lrnas.models.summary import Summary
     from lrnas.training.reproduce import Reproduction
+
+SOURCES = "A name from `lrnas models`, a backbone such as vgg16, googlenet or nin, an architecture FILE.json, or "
+SOURCES += "timm:MODEL for any model of timm"
 
 
 def add_commands(commands: Any) -> None:
@@ -25,14 +28,14 @@ def add_commands(commands: Any) -> None:
     count.add_argument(
         "source",
         metavar="NETWORK",
-        help="A name from `lrnas models`, a backbone such as vgg16, googlenet or nin, an architecture FILE.json, or "
-        "timm:MODEL for any model of timm.",
+        help=f"{SOURCES}; or STUDY:TRIAL, a network of a study, for its images (TRIAL: a number, a name, or best).",
     )
-    text = "Rows and columns of the image (default: the paper's, or the timm model's)"
+    text = "Rows and columns of the image (default: the paper's, the timm model's or the study's)"
     add_option(count, "--input", WHOLE, "PIXELS", text)
-    text = "Number of classes (default: the paper's, or the timm model's)"
+    text = "Number of classes (default: the paper's, the timm model's or the study's)"
     add_option(count, "--classes", WHOLE, "N", text)
     count.add_argument("--layers", action="store_true", help="Show every layer.")
+    add_settings(count, "studies", "storage")
 
     reproduce = add_command(
         commands,
@@ -41,7 +44,7 @@ def add_commands(commands: Any) -> None:
         "train a network and compare it with the published results",
         "Train a network in full and compare it with the published results, and with the baseline of its family.",
     )
-    reproduce.add_argument("source", metavar="NETWORK", help="As in `lrnas count`.")
+    reproduce.add_argument("source", metavar="NETWORK", help=f"{SOURCES}.")
     text = "Data set, named as in `lrnas search` (default: cifar10 with a GPU, digits without)"
     add_settings(reproduce, "data", help=text)
     add_settings(reproduce, "image_size", "image_memory", "data_dir", "address")
@@ -65,12 +68,24 @@ def _models(options: argparse.Namespace) -> None:
 
 def _count(options: argparse.Namespace) -> None:
     from lrnas.models.summary import read_source, summarise
+    from lrnas.study.references import check_no_study, find_network
 
-    name, architecture = read_source(options.source)
+    size, classes, channels = options.input, options.classes, 3
+    is_file = options.source.endswith(".json")
+    if not is_file and (found := call(find_network, options, source=options.source)) is not None:
+        name, architecture, shape = found.name, found.trial.architecture, found.study.image_shape
+        size, channels = shape.size if size is None else size, shape.channels
+        classes = shape.num_classes if classes is None else classes
+    else:
+        try:
+            name, architecture = read_source(options.source)
+        except UnknownName:
+            call(check_no_study, options, source=options.source)
+            raise
     try:
-        summary = summarise(name, architecture, options.input, options.classes)
+        summary = summarise(name, architecture, size, classes, channels)
     except InvalidArchitecture as error:
-        where = f"{options.source}: " if options.source.endswith(".json") else ""
+        where = f"{options.source}: " if is_file else ""
         raise InvalidArchitecture(f"{where}{error}") from None
     print_result(options, summary.to_dict, lambda: _print_count(summary, options.layers))
 

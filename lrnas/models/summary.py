@@ -100,7 +100,11 @@ def read_source(source: str) -> tuple[str, Architecture]:
 
 
 def summarise(
-    name: str, architecture: Architecture, input_size: int | None = None, num_classes: int | None = None
+    name: str,
+    architecture: Architecture,
+    input_size: int | None = None,
+    num_classes: int | None = None,
+    in_chans: int = 3,
 ) -> Summary:
     """Count an architecture by our rules and by the rules of the paper.
 
@@ -109,14 +113,15 @@ def summarise(
         architecture: The network.
         input_size: Rows and columns of the image; by default as in the paper, or as in the timm model.
         num_classes: Number of classes; by default as in the paper, or as in the timm model.
+        in_chans: Channels of the image.
 
     Returns:
         The counts.
     """
-    plan = make_plan(architecture, input_size, num_classes)
-    deployed = make_plan(architecture, input_size, num_classes, deployed=True)
+    plan = make_plan(architecture, input_size, num_classes, in_chans)
+    deployed = make_plan(architecture, input_size, num_classes, in_chans, deployed=True)
     sizes, point, table = (plan.input_size, plan.num_classes), find_point(architecture), family_table(plan.backbone)
-    if point is not None and sizes != (point.table.input_size, point.table.num_classes):
+    if point is not None and (*sizes, in_chans) != (point.table.input_size, point.table.num_classes, 3):
         point = None
     convention = Convention() if table is None else table.convention
     paper = count_as(plan.cost, convention) if point is None else point.count()

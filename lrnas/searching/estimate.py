@@ -41,9 +41,9 @@ from lrnas.searching.trials_per_gpu import Sharing, decide, measure_or_read
 from lrnas.study.folder import study_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, Level
+from lrnas.study.location import DATABASE
 from lrnas.study.manifest import StudyError
 from lrnas.study.objectives import pick_objectives
-from lrnas.study.storage import DATABASE
 from lrnas.study.study import Study
 from lrnas.training.gpu_sharing import CONTROL
 from lrnas.training.job import Images

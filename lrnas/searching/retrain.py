@@ -279,10 +279,8 @@ def _choose(search: Study, trials: Sequence[int], front: bool, points: bool) -> 
         raise StudyError(f"the front has only networks that were trained in full; {name} has none yet; continue it")
     for number in trials:
         if number not in by_number:
-            known = f"networks of {len(by_number)} trials, up to {max(by_number)}" if by_number else "none yet"
-            raise StudyError(
-                f"{name} has no network of trial {number}; it has {known}; `{command}` shows the best ones"
-            )
+            known = f"its last trial is {max(by_number)}" if by_number else "it has none yet"
+            raise StudyError(f"{name} has no network of trial {number}; {known}; `{command}` shows the best ones")
     paper = {point: Architecture.from_dict(value, point) for point, value in manifest["space"]["points"].items()}
     names = {search.identify(network): point for point, network in reversed(paper.items())}
     numbers = {trial.identity: trial.number for trial in reversed(summary.trials) if trial.status == "completed"}

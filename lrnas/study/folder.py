@@ -16,10 +16,11 @@ from lrnas._messages import logger
 from lrnas.data.names import first_few
 from lrnas.errors import UnknownName, closest
 from lrnas.study.ledger import living_drivers
+from lrnas.study.location import DATABASE
 from lrnas.study.manifest import MANIFEST, OtherSettings, StudyError, has_results
 from lrnas.study.objectives import Objective
 from lrnas.study.optuna_internals import id_of_study, storage_of
-from lrnas.study.storage import DATABASE, open_storage
+from lrnas.study.storage import open_storage
 
 if TYPE_CHECKING:
     from lrnas.study.study import Study

@@ -6,6 +6,9 @@ import re
 import shlex
 from dataclasses import dataclass
 
+DATABASE = "study.db"
+"""File of a study's SQLite database, in the study's folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:

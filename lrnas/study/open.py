@@ -10,10 +10,10 @@ import optuna
 
 from lrnas.errors import UnknownName
 from lrnas.study.folder import no_such_study, only_study, study_folder, study_names
-from lrnas.study.location import Whereabouts
+from lrnas.study.location import DATABASE, Whereabouts
 from lrnas.study.manifest import LEVEL, RETRAINS, StudyError, read_manifest
 from lrnas.study.objectives import RETRAINED, Objective, pick_objectives
-from lrnas.study.storage import DATABASE, open_storage
+from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
 
 
@@ -22,6 +22,10 @@ def name_metrics(study: optuna.Study, objectives: Sequence[Objective]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna warns that this is experimental
         study.set_metric_names([objective.name for objective in objectives])
+
+
+def _has_trials(name: str, storage: optuna.storages.BaseStorage) -> bool:
+    return bool(optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False))
 
 
 def open_study(
@@ -54,7 +58,8 @@ def open_study(
     try:
         optuna_study = optuna.load_study(study_name=name, storage=kept)
     except KeyError:
-        raise no_such_study(name, [study.study_name for study in kept.get_all_studies()]) from None
+        names = optuna.get_all_study_names(kept)
+        raise no_such_study(name, [each for each in names if "@" not in each or _has_trials(each, kept)]) from None
     manifest = read_manifest(optuna_study)
     if not manifest:
         raise StudyError(f"{name} is a study of Optuna, but not one of lrnas; give another")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from lrnas._messages import logger
 from lrnas.errors import LrnasError, MissingExtra, UnknownName
 from lrnas.models.plan import TIMM
-from lrnas.study.location import Whereabouts
+from lrnas.study.location import DATABASE, Whereabouts
 
 if TYPE_CHECKING:
     from lrnas.study.retrained import Final
@@ -73,9 +73,7 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
 
 def check_no_study(source: str, studies: str | Path = "studies", storage: str | None = None) -> None:
     """Refuse the name of a study where the name of one of its networks is needed."""
-    from lrnas.study.storage import DATABASE  # with Optuna
-
-    if source == Path(source).name and (Path(studies) / source.partition("@")[0] / DATABASE).exists():
+    if source.partition("@")[0] in {file.parent.name for file in Path(studies).glob(f"*/{DATABASE}")}:
         means = f"{source}:best"
         if "@" in source:
             command = Whereabouts(str(studies), storage).command("retrain", source)

@@ -32,10 +32,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lrnas._messages import hide_passwords, logger
 from lrnas.errors import LrnasError
+from lrnas.study.location import DATABASE
 from lrnas.study.optuna_internals import BulkStorage
 
-DATABASE = "study.db"
-"""File of a study's SQLite database, in the study's folder."""
 OPENING = 15.0
 """Seconds to wait for a database that does not answer when it is opened."""
 PATIENCE = 300.0

@@ -46,6 +46,20 @@ def test_the_table_and_its_data_have_the_same_networks(studies: Path, capsys: py
     }
 
 
+def test_a_network_of_a_study_is_counted_for_its_images(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--studies", str(studies)]
+    for trial in make_proposals(studies / "s").study.trials:
+        assert main(["count", f"s:{trial.number}", "--json", *where]) == 0
+        counted = json.loads(capsys.readouterr().out)
+        assert (counted["name"], counted["macs"], counted["params"]) == (f"s:{trial.number}", trial.macs, trial.params)
+    assert main(["count", "s:nin-c3", "--input", "16", "--classes", "3", *where]) == 2
+    assert "unknown network of s 'nin-c3'; did you mean nin-c3-lr or nin?" in capsys.readouterr().err
+    assert main(["count", "s:nin", "--input", "16", "--classes", "3", *where]) == 0
+    assert "s:4, input 16×16, 3 classes" in capsys.readouterr().out
+    assert main(["count", "s", *where]) == 2
+    assert capsys.readouterr().err == "lrnas: a network is needed; got s, a study; did you mean s:best?\n"
+
+
 def test_a_narrow_terminal_shows_what_is_on_the_front(
     studies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,9 +59,7 @@ def test_the_front_and_the_paper_s_networks_are_chosen_once_each() -> None:
 
 def test_networks_that_cannot_be_retrained() -> None:
     study = make_search()
-    with pytest.raises(
-        StudyError, match=r"s has no network of trial 9; it has networks of 4 trials, up to 3; `lrnas front s` shows"
-    ):
+    with pytest.raises(StudyError, match=r"s has no network of trial 9; its last trial is 3; `lrnas front s` shows"):
         _choose(study, (1, 9), False, True)
     study.manifest["trainable"] = "mine:train"
     with pytest.raises(StudyError, match="s was trained by mine:train; list its networks with"):
@@ -562,7 +560,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(
         (["s@paper"], "the storage has no study 's@paper'; known: s"),
         (
             ["s", "--trials", "1,7"],
-            "s has no network of trial 7; it has networks of 4 trials, up to 3; `lrnas front s --studies /",
+            "s has no network of trial 7; its last trial is 3; `lrnas front s --studies /",
         ),
         (["s", "--seeds", "0"], "the number of seeds must be at least 1; got 0"),
         (["s", "--recipe", "papr"], "unknown recipe 'papr'; did you mean paper?"),

@@ -37,7 +37,7 @@ def run(*command: str) -> tuple[list[str], float]:
     return found, seconds
 
 
-@pytest.mark.parametrize("options", [["front", "s"], ["front", "s", "--json"], ["studies"]])
+@pytest.mark.parametrize("options", [["front", "s"], ["front", "s", "--json"], ["studies"], ["count", "s:0"]])
 def test_a_study_is_shown_fast(options: list[str], studies: Path) -> None:
     found, seconds = run(*options, "--studies", str(studies))
     assert found == [] and seconds < MAX_SECONDS

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 from retrainings import enqueue, finish, retraining
-from small_studies import SPACE, make_finals, make_proposals, make_search
+from small_studies import LEVELS, SPACE, make_finals, make_proposals, make_search
 
 from lrnas.errors import LrnasError, UnknownName
+from lrnas.searching.finals import open_levels
 from lrnas.searching.retrain import _choose
 from lrnas.study.references import check_no_study, find_network
 from lrnas.study.study import ImageShape
@@ -79,6 +80,12 @@ def test_a_retrained_network_means_the_run_of_its_first_seed(tmp_path: Path) -> 
         find_network("s@fast:nim", tmp_path)
     with pytest.raises(LrnasError, match="nothing is chosen by test accuracy"):
         find_network("s@fast:best", tmp_path)
+
+
+def test_levels_without_a_run_are_not_suggested(tmp_path: Path) -> None:
+    open_levels(make_search(tmp_path / "s"), LEVELS, "")
+    with pytest.raises(LrnasError, match="the storage has no study 's@fast'; known: s; it has s$"):
+        find_network("s@fast:0", tmp_path)
 
 
 def test_a_network_without_a_finished_run(tmp_path: Path) -> None:
