@@ -27,5 +27,5 @@ def write_result(file: Path | None, provenance: dict[str, Any], **data: Any) -> 
 
 def costs(network: Architecture, size: int, num_classes: int, channels: int) -> dict[str, float]:
     """Multiply-accumulates and parameters of a network as deployed, for images of a size."""
-    total = make_plan(network, size, num_classes, channels, check_fit=False, deployed=True).cost
+    total = make_plan(network, size, num_classes, channels, deployed=True).cost
     return {"macs": total.macs, "params": total.params}

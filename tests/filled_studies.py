@@ -80,7 +80,7 @@ def _rows(space: SearchSpace, number: int, objectives: list[str], stopped: float
         network = space.architecture(params)
         if name is None:
             network = deployed_form(network, SIZE)
-        cost = make_plan(network, SIZE, CLASSES, 3, check_fit=False, deployed=True).cost
+        cost = make_plan(network, SIZE, CLASSES, 3, deployed=True).cost
         last = 0.55 + 0.06 * math.log10(cost.macs / 1e5) + 0.02 * random.standard_normal()
         epochs = EPOCHS if name in space.points or random.random() > stopped else int(random.choice([1, 3]))
         curve = [round(float(last * (1 - 0.6 * 0.6**epoch)), 4) for epoch in range(1, epochs + 1)]
@@ -117,7 +117,7 @@ def _draw(space: SearchSpace, random: np.random.Generator) -> dict[str, Any]:
     while True:
         params = {parameter.name: random.choice(list(parameter.values)).item() for parameter in space.parameters}
         try:
-            make_plan(space.architecture(params), SIZE, CLASSES, 3, check_fit=False)
+            make_plan(space.architecture(params), SIZE, CLASSES, 3)
         except LrnasError:
             continue
         return params

@@ -90,7 +90,7 @@ def dense_macs(space: str) -> int:
 
 
 def _count(architecture: Architecture) -> tuple[int, int]:
-    cost = make_plan(architecture, 32, 10, 3, check_fit=False, deployed=True).cost
+    cost = make_plan(architecture, 32, 10, 3, deployed=True).cost
     return cost.macs, cost.params
 
 

@@ -89,8 +89,6 @@ class Walk:
     choices: Choices
     image: Map
     num_classes: int
-    check_fit: bool
-    """Whether to refuse kernels that are larger than both the backbone's kernel and the map."""
     deployed: bool = False
     """Whether every layer takes its cheapest form; see `lrnas.arch.cost`."""
     costs: list[LayerCost] = field(default_factory=list)
@@ -119,8 +117,6 @@ class Walk:
             raise InvalidArchitecture(f"{name} cannot be left out; got width 0; choose a width above 0")
         mix = allocation.at(kernel, width, self.architecture.divisor or 1)
         channels, height, columns = x
-        if self.check_fit:
-            check_kernels(name, mix, kernel, height, columns, self.image[1])
         norm = self.choices.batch_norm
         rows, columns = (height - 1) // stride + 1, (columns - 1) // stride + 1
         if self.deployed and mix.second:
@@ -221,28 +217,6 @@ class Walk:
     def pool_all(self, x: Map) -> None:
         """Add the pool over the whole map."""
         self.steps.append(Step("global_pool", "global pool", x, (x[0],), (self.choices.pool,)))
-
-
-def check_kernels(name: str, mix: Mix, kernel: int, height: int, width: int, input_size: int) -> None:
-    """Raise InvalidArchitecture if a kernel is larger than both the backbone's kernel and the map.
-
-    The ends of such a kernel would see only padding.
-
-    Args:
-        name: Name of the layer.
-        mix: Its filters.
-        kernel: Kernel size of the backbone's layer.
-        height: Rows of the input map.
-        width: Columns of the input map.
-        input_size: Size of the image, for the message.
-    """
-    for filters in mix.groups:
-        rows, columns, _ = filters
-        if (rows > kernel and rows > height) or (columns > kernel and columns > width):
-            raise InvalidArchitecture(
-                f"{name}: a kernel larger than the backbone's {kernel}×{kernel} must fit the map; got {filters.shape} "
-                f"on {height}×{width} at input {input_size}; choose a smaller shape or a larger input"
-            )
 
 
 VGG_STAGES: dict[str, tuple[tuple[int, ...], ...]] = {

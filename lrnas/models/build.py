@@ -55,7 +55,7 @@ def create_model(
     """
     if kwargs.get("global_pool") in get_args(Pool):
         architecture = dataclasses.replace(architecture, pool=kwargs.pop("global_pool"))
-    plan = make_plan(architecture, num_classes=max(num_classes, 1), in_chans=in_chans, check_fit=False)
+    plan = make_plan(architecture, num_classes=max(num_classes, 1), in_chans=in_chans)
     kwargs |= {"num_classes": num_classes, "in_chans": in_chans}
     if architecture.backbone.startswith(TIMM) and _timm_builds_backbone(architecture, plan):
         model = timm.create_model(architecture.backbone.removeprefix(TIMM), **kwargs)

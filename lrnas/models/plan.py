@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lrnas.arch.architecture import Allocation, Architecture, FilterGroup, parse_classifier
-from lrnas.arch.backbone_shapes import BACKBONES, Choices, PlannedConv, Step, Walk, check_kernels, smallest_input
+from lrnas.arch.backbone_shapes import BACKBONES, Choices, PlannedConv, Step, Walk, smallest_input
 from lrnas.arch.cost import Cost, LayerCost, cheapest_form
 from lrnas.errors import InvalidArchitecture, UnknownName, closest
 
@@ -61,7 +61,6 @@ def make_plan(
     num_classes: int | None = None,
     in_chans: int = 3,
     *,
-    check_fit: bool = True,
     deployed: bool = False,
 ) -> Plan:
     """Compute the numbers of filters and the exact cost of every layer, without building the network.
@@ -71,7 +70,6 @@ def make_plan(
         input_size: Rows and columns of the image; by default as in the paper, or as in the timm model.
         num_classes: Number of classes; by default as in the paper, or as in the timm model.
         in_chans: Channels of the image.
-        check_fit: Whether to refuse kernels that are larger than both the backbone's kernel and the map.
         deployed: Whether to plan the network as deployed, that is, every layer in its cheapest exactly equal form (see
             `deployed_form`); by default as it is built.
 
@@ -94,9 +92,9 @@ def make_plan(
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidArchitecture(f"the {what} must be a whole number above 0; got {value!r}")
     if backbone.startswith(TIMM):
-        return _plan_timm(architecture, backbone, size, num_classes, in_chans, check_fit, deployed)
+        return _plan_timm(architecture, backbone, size, num_classes, in_chans, deployed)
     choices = _resolve_choices(architecture, backbone, batch_norm)
-    walk = Walk(architecture, choices, (in_chans, size, size), num_classes, check_fit, deployed)
+    walk = Walk(architecture, choices, (in_chans, size, size), num_classes, deployed)
     BACKBONES[backbone].walk(walk)
     if unknown := architecture.layers.keys() - walk.used - {"*"}:
         _refuse_layer(min(unknown), [conv.name for conv in walk.convs], walk.costs, backbone)
@@ -134,8 +132,7 @@ def deployed_form(architecture: Architecture, input_size: int | None = None, in_
 def folded_convs(architecture: Architecture, input_size: int | None = None, in_chans: int = 3) -> list[PlannedConv]:
     """The layers that are one convolution in the deployed form, but not as built; see `deployed_form`."""
     built, deployed = (
-        make_plan(architecture, input_size, None, in_chans, check_fit=False, deployed=as_deployed).convs
-        for as_deployed in (False, True)
+        make_plan(architecture, input_size, None, in_chans, deployed=as_deployed).convs for as_deployed in (False, True)
     )
     return [new for old, new in zip(built, deployed, strict=True) if new.mix != old.mix]
 
@@ -174,12 +171,12 @@ def canonical_id(architecture: Architecture, input_size: int | None = None, in_c
         >>> canonical_id(Architecture("vgg11", {"*": Allocation("dense", width=2, join=1)}))
         'vgg11-7d7a72984580'
     """
-    return make_plan(architecture, input_size, None, in_chans, check_fit=False, deployed=True).canonical_id
+    return make_plan(architecture, input_size, None, in_chans, deployed=True).canonical_id
 
 
 def built_id(architecture: Architecture) -> str:
     """The id of a network as built, which decides what weights fit it; `canonical_id` is that of its deployed form."""
-    return make_plan(architecture, check_fit=False).canonical_id
+    return make_plan(architecture).canonical_id
 
 
 def native_input_size(backbone: str) -> int:
@@ -267,7 +264,6 @@ def _plan_timm(
     input_size: int,
     num_classes: int,
     in_chans: int,
-    check_fit: bool,
     deployed: bool,
 ) -> Plan:
     from lrnas.models.convert import halves_fold, mix_at, own_mix
@@ -292,8 +288,6 @@ def _plan_timm(
             if deployed:
                 mix = cheapest_form(mix, site.macs, halves_fold(site.conv))
             costs[path] = site.cost(costs[path], mix)
-            for call in site.calls if check_fit else ():
-                check_kernels(path, mix, kernel, call.input[2], call.input[3], input_size)
         convs.append(PlannedConv(path, path, kernel, mix, site.conv.stride[0]))
     return Plan(backbone, None, tuple(convs), Cost(tuple(costs.values())), input_size, num_classes)
 
@@ -308,7 +302,7 @@ def timm_config(architecture: Architecture, input_size: int | None = None) -> di
     backbone = architecture.backbone
     size, classifier, pixels = next(_TIMM_SETTINGS[name] for name in _TIMM_SETTINGS if backbone.startswith(name))
     size = input_size or size
-    plan = make_plan(architecture, size, check_fit=False)
+    plan = make_plan(architecture, size)
     stem, last = plan.convs[0], plan.convs[-1].name
     parts = () if stem.mix.is_plain else tuple(f"{stem.path}.conv{group.shape}" for group in stem.mix.groups)
     map_size = next(layer.output[1] for layer in plan.cost.layers if layer.name == last)

@@ -268,7 +268,7 @@ class Latency:
 
     def _rest(self, architecture: Architecture) -> float:
         """Seconds that a timm model takes in addition to the layers that can change, measured on the plain model."""
-        plan = make_plan(architecture, self.input_size, self.num_classes, self.in_chans, check_fit=False)
+        plan = make_plan(architecture, self.input_size, self.num_classes, self.in_chans)
         if plan.choices is not None:  # one of our VGGs under timm's name
             return 0.0
 

@@ -195,7 +195,7 @@ def profile(
         backbone = resolve_backbone(network)[0]
         shape = (size or native_input_size(backbone), classes or native_num_classes(backbone), channels)
         shapes.append((network, *shape))
-    costs = [make_plan(*shape, check_fit=False).cost for shape in shapes]
+    costs = [make_plan(*shape).cost for shape in shapes]
     logger.info(f"measuring {len(rows)} networks on {conditions}")
 
     def time_networks(is_training: bool) -> list[tuple[float, float]]:
@@ -402,6 +402,6 @@ def check_table(
         latency = latency.calibrated([*found.points.values(), *found.uniform.values()][:REFERENCES])
         predicted = [latency.of(network) for network in networks]
         whole = [time for i in range(0, number, REFERENCES) for time in latency.measure(networks[i : i + REFERENCES])]
-    macs = [make_plan(network, *shape, check_fit=False).cost.macs for network in networks]
+    macs = [make_plan(network, *shape).cost.macs for network in networks]
     rows = list(zip(map(built_id, networks), macs, predicted, whole, strict=True))
     return Check(table.conditions, found.name, shape[0], latency.factor, rows)

@@ -80,7 +80,7 @@ def steps_of(
         in_chans: Channels of the images.
         training: Include the auxiliary heads, which run only in training.
     """
-    plan = make_plan(architecture, input_size, num_classes, in_chans, check_fit=False)
+    plan = make_plan(architecture, input_size, num_classes, in_chans)
     if plan.choices is not None:
         return [step for step in plan.steps if training or step.role != "auxiliary"]
     sites = trace_timm(plan.backbone.removeprefix(TIMM), input_size, num_classes, in_chans).sites

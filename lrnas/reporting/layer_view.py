@@ -82,7 +82,7 @@ def lay_out(architecture: Architecture, shape: ImageShape) -> tuple[Layer, ...]:
     Returns:
         Layers with weights; the parameters of a norm are added to those of the layer before it.
     """
-    plan = make_plan(architecture, shape.size, shape.num_classes, shape.channels, check_fit=False, deployed=True)
+    plan = make_plan(architecture, shape.size, shape.num_classes, shape.channels, deployed=True)
     convs = {conv.name: (conv.kernel, conv.mix.groups, conv.mix.second) for conv in plan.convs}
     used = [cost for cost in plan.cost.layers if cost.role != "auxiliary"]
     starts = [i for i, cost in enumerate(used) if cost.macs or not i]

@@ -113,7 +113,7 @@ class Network:
         if self.trial.point is None:
             return self.trial.macs
         shape = (self.shape.size, self.shape.num_classes, self.shape.channels)
-        return make_plan(self.trial.architecture, *shape, check_fit=False).cost.macs
+        return make_plan(self.trial.architecture, *shape).cost.macs
 
     def to_dict(self) -> dict[str, Any]:
         trial = self.trial

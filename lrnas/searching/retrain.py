@@ -369,7 +369,7 @@ class _Training:
         Their size may differ from the search.
         """
         size, classes, channels = self.recipe.crop or self.data.image_size, self.data.num_classes, self.data.channels
-        cost = make_plan(architecture, size, classes, channels, check_fit=False, deployed=True).cost
+        cost = make_plan(architecture, size, classes, channels, deployed=True).cost
         return {"macs": cost.macs, "params": cost.params}
 
     def manifest(self, search: Study) -> dict[str, Any]:

@@ -286,7 +286,7 @@ class SearchTraining:
 
     def _count(self, architecture: Architecture) -> dict[str, float]:
         data = self.data
-        plan = make_plan(architecture, self.input_size, data.num_classes, data.channels, check_fit=False, deployed=True)
+        plan = make_plan(architecture, self.input_size, data.num_classes, data.channels, deployed=True)
         return {"macs": plan.cost.macs, "params": plan.cost.params}
 
     def _deployed(self, architecture: Architecture) -> Architecture:

@@ -156,7 +156,7 @@ class SearchSpace:
         Raises:
             OutsideSpace: If the network is not in the space.
         """
-        plan = make_plan(architecture, check_fit=False)
+        plan = make_plan(architecture)
         params = self._choices_of(plan)
         mixes = {conv.name: conv.mix for conv in plan.convs}
         for group in self.groups:
@@ -167,7 +167,7 @@ class SearchSpace:
             if mix != (own := own_mixes[name]):
                 raise OutsideSpace(f"{name}: {mix}; allowed: {own}, because this layer does not vary in this space")
         if len(plan.convs) < len(own_mixes):  # is a layer left out that must be there?
-            found = make_plan(self.architecture(params), check_fit=False)
+            found = make_plan(self.architecture(params))
             if missing := {conv.name for conv in found.convs} - {conv.name for conv in plan.convs}:
                 raise OutsideSpace(f"{min(missing)}: left out; allowed: this layer is in all networks of this space")
         return {parameter.name: params[parameter.name] for parameter in self.parameters}
@@ -395,18 +395,14 @@ def _uniform_networks(space: SearchSpace) -> dict[str, Architecture]:
     most = math.inf
     if space.baseline is not None:
         own = space.params_of(space.points[space.baseline])
-        most = make_plan(space.points[space.baseline], check_fit=False).cost.macs
+        most = make_plan(space.points[space.baseline]).cost.macs
         base |= {name: own[name] for name in space.choices if name in own}
     home = base.get("backbone", space.backbones[0])
     mixes = [("dense", home, 1.0), *(("lr", backbone, 0.0) for backbone in space.backbones)]
     for (mix, backbone, square), width in product(mixes, UNIFORM_WIDTHS):
         wanted = {"form": "mixed", "square": square, "vertical": 0.5, "join": "none", "width": width}
         network = _uniform(space, {**base, "backbone": backbone}, wanted)
-        if (
-            network is None
-            or (key := canonical_id(network)) in known
-            or make_plan(network, check_fit=False).cost.macs > most
-        ):
+        if network is None or (key := canonical_id(network)) in known or make_plan(network).cost.macs > most:
             continue
         known.add(key)
         name = f"{mix}-x{width:g}"

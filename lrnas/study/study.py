@@ -262,7 +262,7 @@ class Study(NotebookView):
         network, shape = self.dense_network, self.image_shape
         if network is None:
             return None
-        return make_plan(network, shape.size, shape.num_classes, shape.channels, check_fit=False, deployed=True).cost
+        return make_plan(network, shape.size, shape.num_classes, shape.channels, deployed=True).cost
 
     @cached_property
     def uniform_names(self) -> dict[str, str]:

@@ -103,7 +103,7 @@ class Job:
         """Return the multiply-accumulates for one image as deployed, at the image size of the training."""
         size = self.recipe.crop or data.image_size
         shape = (size, data.num_classes, data.channels)
-        return make_plan(self.architecture, *shape, check_fit=False, deployed=True).cost.macs
+        return make_plan(self.architecture, *shape, deployed=True).cost.macs
 
     @property
     def cache(self) -> Path:

@@ -53,12 +53,12 @@ def check(architecture: Architecture, size: int) -> None:
         with FlopCounterMode(display=False) as counter:
             found = folded(images)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
-    deployed = make_plan(architecture, size, 10, check_fit=False, deployed=True).cost
+    deployed = make_plan(architecture, size, 10, deployed=True).cost
     assert counter.get_total_flops() == 2 * deployed.macs
     assert sum(parameter.numel() for parameter in folded.parameters()) == deployed.params
-    assert deployed.macs <= make_plan(architecture, size, 10, check_fit=False).cost.macs
+    assert deployed.macs <= make_plan(architecture, size, 10).cost.macs
     form = deployed_form(architecture, size)
-    assert make_plan(form, size, 10, check_fit=False).cost == deployed
+    assert make_plan(form, size, 10).cost == deployed
     assert deployed_form(form, size) is form
     assert canonical_id(form, size) == canonical_id(architecture, size)
     with torch.device("meta"):
@@ -89,7 +89,7 @@ def test_any_shapes(architecture: Architecture, size: int) -> None:
 
 
 def mix(architecture: Architecture, layer: str = "conv1", **sizes: int) -> str:
-    plan = make_plan(deployed_form(architecture, **sizes), check_fit=False)
+    plan = make_plan(deployed_form(architecture, **sizes))
     return next(str(conv.mix) for conv in plan.convs if conv.name == layer)
 
 

@@ -15,6 +15,8 @@ from lrnas.errors import ConversionError, InvalidArchitecture, LrnasError, Unkno
 from lrnas.models.build import create_model
 from lrnas.models.count import OUTSIDE, count_model
 from lrnas.models.plan import canonical_id, make_plan
+from lrnas.models.summary import summarise
+from lrnas.spaces.space import load_space
 
 HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
 
@@ -27,7 +29,7 @@ def facts(cost: Cost) -> Counter[tuple[object, ...]]:
 @given(architectures(), st.sampled_from((64, 97, 224)))
 @settings(max_examples=80)
 def test_closed_form_is_the_built_model_layer_by_layer(architecture: Architecture, size: int) -> None:
-    plan = make_plan(architecture, size, 10, check_fit=False)
+    plan = make_plan(architecture, size, 10)
     model = create_model(architecture, 10, device="meta", **without_heads(architecture))
     built = count_model(model, size)
     assert not [layer for layer in built.layers if layer.name == OUTSIDE]
@@ -40,6 +42,21 @@ def test_closed_form_is_the_built_model_layer_by_layer(architecture: Architectur
     assert sum(p.numel() for p in model.parameters()) == plan.cost.params
 
 
+@pytest.mark.parametrize(
+    ("architecture", "size"),
+    [
+        (Architecture("vgg11", {"conv5_1": Allocation("composite", (FilterGroup("7x1", 1),))}, "max"), 32),
+        (Architecture("timm:resnet18", {"layer1.0.conv1": Allocation("composite", (FilterGroup("99x1", 1),))}), 32),
+        (load_space("nin-deep").points["nin"], 8),
+    ],
+)
+def test_kernels_larger_than_the_map_are_counted_as_they_are_trained(architecture: Architecture, size: int) -> None:
+    counted = summarise("network", architecture, size, 10).built.cost
+    model = create_model(architecture, 10)
+    assert facts(counted) == facts(count_model(model, size))
+    assert model.eval()(torch.zeros(1, 3, size, size)).shape == (1, 10)
+
+
 def without_heads(architecture: Architecture) -> dict[str, bool]:
     return {"aux_logits": False} if architecture.backbone.startswith("googlenet") else {}
 
@@ -49,7 +66,7 @@ def without_heads(architecture: Architecture) -> dict[str, bool]:
 def test_closed_form_is_what_fvcore_counts(architecture: Architecture) -> None:
     from fvcore.nn import FlopCountAnalysis
 
-    plan = make_plan(architecture, 64, 10, check_fit=False)
+    plan = make_plan(architecture, 64, 10)
     model = create_model(architecture, 10, device="meta", **without_heads(architecture)).eval()
     model.to_empty(device="cpu")  # fvcore traces with real tensors; their values do not matter
     with warnings.catch_warnings():
@@ -184,22 +201,12 @@ def test_id_survives_json(architecture: Architecture) -> None:
         (Architecture("nin", classifier="mlp"), None, "classifier of nin must be conv; got 'mlp'"),
         (Architecture("googlenet", pool="none"), None, "pool of googlenet must be avg or max; got 'none'"),
         (Architecture("vgg11_bn", batch_norm=False), None, "vgg11_bn has batch norm; got batch_norm false"),
-        (
-            Architecture("vgg11", {"conv5_1": Allocation("composite", (FilterGroup("7x1", 1),))}, "max"),
-            32,
-            "conv5_1: a kernel larger than the backbone's 3×3 must fit the map; got 7x1 on 2×2 at input 32",
-        ),
         (Architecture("vgg11"), 16, "a 2×2 pool needs a map of at least this size; got 1×1 at input 16"),
         (Architecture("nin"), 0, "the input size must be a whole number above 0; got 0"),
         (Architecture("googlenet_padded"), 128, "googlenet_padded needs input 224"),
         (Architecture("timm:resnet18", pool="max"), None, "timm:resnet18 keeps its own pool"),
         (Architecture("timm:resnet18", {"layer1.0.conv": HALF}), None, "has no layer 'layer1.0.conv'; did you mean"),
         (Architecture("timm:resnet50", {"layer1.0.conv1": HALF}), None, "cannot be replaced: it is 1×1"),
-        (
-            Architecture("timm:resnet18", {"*": Allocation("composite", (FilterGroup("99x1", 1),))}),
-            32,
-            "must fit the map; got 99x1 on 32×32 at input 32",
-        ),
     ],
 )
 def test_refusals(architecture: Architecture, size: int | None, message: str) -> None:

@@ -13,7 +13,7 @@ from lrnas.study.study import ImageShape
 def test_costs_of_layers_add_up_to_the_network(name: str) -> None:
     network = named_networks()[name]
     layers = lay_out(network, ImageShape(64, 3, 10))
-    cost = make_plan(network, 64, 10, 3, check_fit=False, deployed=True).cost
+    cost = make_plan(network, 64, 10, 3, deployed=True).cost
     assert (sum(layer.macs for layer in layers), sum(layer.params for layer in layers)) == (cost.macs, cost.params)
     assert not any(layer.name.endswith(".norm") for layer in layers)
     for layer in layers:

@@ -326,7 +326,7 @@ def test_a_user_file(tmp_path: Path) -> None:
 @given(points())
 def test_all_numbers_of_filters_suit_a_gpu(drawn: tuple[SearchSpace, dict[str, Any]]) -> None:
     space, params = drawn
-    for conv in make_plan(space.architecture(params), check_fit=False).convs:
+    for conv in make_plan(space.architecture(params)).convs:
         filters = [group.num for group in conv.mix.groups]
         if sum(filters) >= 3 * 8:  # there is room for all shapes
             assert not any(number % 8 for number in filters), f"{conv.name}: {conv.mix}"

@@ -157,7 +157,7 @@ def draw_filters(
 
 def mixed_layers(model: nn.Module) -> dict[str, str]:
     """Layers whose filters are not all k×k: paths in the model by the names that `lrnas count` shows."""
-    names = {conv.path: conv.name for conv in make_plan(model.architecture, check_fit=False).convs}  # type: ignore[arg-type]
+    names = {conv.path: conv.name for conv in make_plan(model.architecture).convs}  # type: ignore[arg-type]
     return {names.get(path, path): path for path in foldable_layers(model)}
 
 
