@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lrnas.cli.options import CHANGE_HELP, add_command, add_device, add_option, add_settings, call
 from lrnas.cli.output import make_console, make_table, percent, print_result
 from lrnas.errors import InvalidArchitecture, UnknownName
+from lrnas.searching.checks import check_training
 from lrnas.searching.settings import PATH, WHOLE
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def _count(options: argparse.Namespace) -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> None:
+    check_training(options.recipe, options.set, options.epochs, options.data)  # before anything heavy is imported
     from lrnas.training.reproduce import reproduce
 
     changes = (options.set or {}) | ({} if options.epochs is None else {"epochs": options.epochs})

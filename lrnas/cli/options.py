@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lrnas.errors import LrnasError, MissingExtra, UnknownName
-from lrnas.searching.settings import FLAG, PATH, SETTINGS, TEXT, Kind, read_value, with_default
+from lrnas.searching.settings import FLAG, PATH, SETTINGS, Kind, read_value, with_default
 
 if TYPE_CHECKING:
     from lrnas.study.study import Study
@@ -146,6 +146,15 @@ def add_source_options(command: Parser) -> None:
     add_settings(command, "studies", "storage")
 
 
+def _device(value: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+        raise ValueError
+    return value
+
+
+DEVICE = Kind("cpu, cuda or cuda:N", "cuda", _device)
+
+
 def add_device(command: Parser, what: str) -> None:
     """Add the option --device.
 
@@ -153,7 +162,7 @@ def add_device(command: Parser, what: str) -> None:
         command: Parser of the command.
         what: What is done on the device, for the help.
     """
-    add_option(command, "--device", TEXT, "NAME", f"{what} on cpu or cuda (default: cuda if there is a GPU)")
+    add_option(command, "--device", DEVICE, "NAME", f"{what} on cpu, cuda or cuda:N (default: cuda if there is a GPU)")
 
 
 @contextmanager

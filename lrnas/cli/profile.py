@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from lrnas.cli.options import FILE, add_command, add_option, add_settings, call, needs_extra
+from lrnas.cli.options import FILE, add_command, add_device, add_option, add_settings, call, needs_extra
 from lrnas.cli.output import make_console, make_table, print_result
 from lrnas.errors import LrnasError
 from lrnas.searching.settings import TEXT, WHOLE
@@ -30,7 +30,7 @@ def add_commands(commands: Any) -> None:
     )
     text = "As in `lrnas count`, or STUDY:TRIAL; TRIAL is a number, the name of a network, or best (most accurate)."
     profile.add_argument("sources", nargs="*", metavar="NETWORK", help=text)
-    add_option(profile, "--device", TEXT, "NAME", "Measure on cpu, cuda or cuda:N (default: cuda if there is a GPU)")
+    add_device(profile, "Measure")
     add_option(profile, "--batch", WHOLE, "N", "Measure batches of N images (default: 128 on a GPU, 8 on a CPU)")
     text = "Rows and columns of images (default: the study's, or the paper's)"
     add_option(profile, "--size", WHOLE, "PIXELS", text)

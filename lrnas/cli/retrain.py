@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lrnas._messages import duration
 from lrnas.cli.options import CHANGE_HELP, WORKERS, add_command, add_option, add_settings, call, needs_extra
 from lrnas.cli.output import NARROW, exit_code, make_console, make_table, percent, print_result
+from lrnas.searching.checks import check_training
 from lrnas.searching.settings import FLAG, WHOLE, Kind
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _retrain(options: argparse.Namespace) -> int:
+    check_training(options.recipe, options.set, options.epochs, options.data)  # before anything heavy is imported
     with needs_extra("retraining", "search"):
         import scipy  # noqa: F401  # for the verdicts, after all training
 

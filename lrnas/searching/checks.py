@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lrnas.data.names import SETS, is_in_files, unknown_set
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.models.plan import TIMM
@@ -18,12 +21,9 @@ def check_settings(settings: SearchSettings) -> None:
     """Raise an error if a setting of a search has a wrong value, as far as that is known without training packages."""
     check_sampler(settings.sampler, settings.beat)
     pick_objectives(settings.objectives)
-    epochs = {} if settings.epochs is None else {"epochs": settings.epochs}
-    check_recipe(settings.recipe, {**(settings.set or {}), **epochs})
+    check_training(settings.recipe, settings.set, settings.epochs, settings.data)
     if settings.final_epochs is not None:
         check_recipe("full", {"epochs": settings.final_epochs})
-    if settings.data is not None and settings.data not in SETS and not is_in_files(settings.data):
-        raise unknown_set(settings.data)
     if settings.latency_device is not None and settings.latency_device.partition(":")[0] not in ("cpu", "cuda"):
         raise LrnasError(f"--latency-device must be cpu or cuda; got {settings.latency_device!r}; choose one")
     if not settings.space.startswith(TIMM):  # timm needs torch
@@ -34,6 +34,13 @@ def check_settings(settings: SearchSettings) -> None:
             divisor=settings.divisor,
             stem_stride=settings.stem_stride,
         )
+
+
+def check_training(recipe: str, changes: Mapping[str, Any] | None, epochs: int | None, data: str | None) -> None:
+    """Raise an error if a recipe or a data set does not exist, or if a changed field has a wrong name or value."""
+    check_recipe(recipe, {**(changes or {}), **({} if epochs is None else {"epochs": epochs})})
+    if data is not None and data not in SETS and not is_in_files(data):
+        raise unknown_set(data)
 
 
 def check_sampler(name: str, beat: float | None = None) -> None:

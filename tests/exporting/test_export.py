@@ -503,7 +503,7 @@ def test_exports_of_a_study_have_class_names(
         (["nin", "--out", "bare.safetensors"], "bare.safetensors is a file, but the timm format is a folder"),
         (["nin", "--out", "bare.safetensors/deep"], "bare.safetensors: it is not a folder that you may write to"),
         (["nin", "--batch", "0"], "the batch must be at least 1; got 0"),
-        (["nin", "--device", "tpu"], "the device must be cpu, cuda or cuda:N; got 'tpu'"),
+        (["nin", "--device", "tpu"], "--device takes cpu, cuda or cuda:N; got 'tpu'"),
         (["nin", "--input", "2"], "the network cannot process images of 2×2"),
         (["nin", "--data", "digitz"], "unknown data set 'digitz'; did you mean digits?"),
     ],

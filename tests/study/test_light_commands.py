@@ -65,7 +65,26 @@ def test_a_report_loads_no_training_packages(studies: Path, tmp_path: Path) -> N
     ],
 )
 def test_wrong_values_of_a_search_are_refused_at_once(option: str, message: str) -> None:
-    command = ["search", "--space", "nin", "--budget", "3", option]
+    check_refused(["search", "--space", "nin", "--budget", "3", option], message)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["retrain", "s", "--recipe=ful"], "unknown recipe 'ful'; did you mean full?"),
+        (["retrain", "s", "--data=digit"], "unknown data set 'digit'; did you mean digits?"),
+        (["reproduce", "nin", "--set=lrr=1"], "a recipe has no field 'lrr'; did you mean lr?"),
+        (["reproduce", "nin", "--device=gpu"], "--device takes cpu, cuda or cuda:N; got 'gpu'"),
+        (["export", "nin", "--device=gpu"], "--device takes cpu, cuda or cuda:N; got 'gpu'"),
+        (["profile", "nin", "--device=gpu"], "--device takes cpu, cuda or cuda:N; got 'gpu'"),
+    ],
+)
+def test_wrong_values_of_other_commands_are_refused_at_once(command: list[str], message: str) -> None:
+    check_refused(command, message)
+
+
+def check_refused(command: list[str], message: str) -> None:
+    """Check that a command gives this message, and that it loads nothing heavy for it."""
     result = subprocess.run([sys.executable, "-c", CODE, *command], capture_output=True, text=True, check=True)
     *_, told, facts = result.stderr.splitlines()
     code, found, _ = json.loads(facts)
