@@ -140,10 +140,6 @@ def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
             '{"backbone": "vgg11", "layers": {"*": {"form": "composite", "shares": {"kx1": 2}}}}',
             "a share must be from 0 to 1; got 2 for kx1",
         ),
-        (
-            '{"backbone": "nin", "layers": {"conv3": {"form": "composite", "shares": {"9x9": 1}}}}',
-            "must fit the map; got 9x9 on 7×7 at input 30",
-        ),
     ],
 )
 def test_bad_files_get_one_line_and_exit_code_2(
