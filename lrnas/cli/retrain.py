@@ -34,7 +34,11 @@ def add_commands(commands: Any) -> None:
     text = "Name of the study, see `lrnas studies`; or STUDY@RECIPE, one of its retrainings."
     retrain.add_argument("study", metavar="STUDY", help=text)
     retrain.add_argument(
-        "--front", action="store_true", help="Train the networks on the front (default unless --trials is given)."
+        "--front",
+        action="store_true",
+        default=None,
+        help="Train the networks on the front (default unless --trials is given). After a search with --beat SHARE, "
+        "the default is: for each of the paper's networks, the most accurate one that costs at most this share.",
     )
     kind = Kind("numbers of trials separated by commas", "12,40", _numbers)
     text = "Train the networks of these trials, given by their numbers in the study (default: none)"
@@ -70,10 +74,10 @@ def _retrain(options: argparse.Namespace) -> int:
         from lrnas.searching.retrain import plan_retraining, retrain
 
         if options.dry_run:
-            plan = call(plan_retraining, options, front=options.front or not options.trials)
+            plan = call(plan_retraining, options)
             print_result(options, plan.to_dict, lambda: _print_plan(plan))
             return 0
-        study = call(retrain, options, front=options.front or not options.trials)
+        study = call(retrain, options)
     retrained = read_retrained(study)
     assert retrained is not None
     verdicts = judge(retrained.finals)

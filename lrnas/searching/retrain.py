@@ -33,7 +33,7 @@ from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.trials_per_gpu import share_gpus
 from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import FULL, LONGER, level_study, read_level
+from lrnas.study.levels import FULL, LONGER, compare_with_paper, level_study, read_level, read_short
 from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, keep_images, keep_unreadable, names_of
 from lrnas.study.objectives import RETRAINED
 from lrnas.study.open import name_metrics, open_study
@@ -77,8 +77,9 @@ def retrain(
     Args:
         study: The search, or its name.
         trials: Numbers of trials whose networks are trained.
-        front: Whether to train the networks on the front, that of the finals if there are any; None: only if no trials
-            are given.
+        front: Whether to train the networks on the front, that of the finals if there are any. None: if no trials are
+            given; after a search with `beat`, train instead, for each of the paper's networks, the most accurate one
+            that costs at most this share.
         points: Whether to train the paper's networks of the space.
         seeds: Number of runs of each network.
         recipe: `full`, `paper`, `fast` or a TOML file of a recipe.
@@ -106,7 +107,7 @@ def retrain(
     given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
     with progress_view(events, progress) as view:
         search = open_study(study, storage=storage, studies=studies)
-        networks = _choose(search, trials, not trials if front is None else front, points)
+        networks = _choose(search, trials, front, points)
         training = _Training(search, data, data_dir, recipe, given, image_memory)
         retraining = _open(search, training)
         keep_images(retraining.study.optuna_study, training.named, training.data_dir)
@@ -208,7 +209,7 @@ def plan_retraining(
     given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
     with without_writing():
         search = open_study(study, storage=storage, studies=studies)
-        networks = _choose(search, trials, not trials if front is None else front, points)
+        networks = _choose(search, trials, front, points)
         training = _Training(search, data, data_dir, recipe, given)
     name = f"{search.name}@{training.label}"
     existing = None
@@ -264,8 +265,9 @@ def _open(search: Study, training: _Training) -> Runs:
     return Runs(Ledger(Study(name, optuna_study, RETRAINED, manifest, search.where)))
 
 
-def _choose(search: Study, trials: Sequence[int], front: bool, points: bool) -> list[Chosen]:
+def _choose(search: Study, trials: Sequence[int], front: bool | None, points: bool) -> list[Chosen]:
     """The networks to train, each once, with all its names; the paper's networks first."""
+    wants_best = not trials if front is None else front
     name, manifest = search.name, search.manifest
     command = search.where.command("front", name)
     if manifest.get("trainable") is not None:
@@ -275,7 +277,7 @@ def _choose(search: Study, trials: Sequence[int], front: bool, points: bool) -> 
         )
     summary = search.summary()
     by_number = {trial.number: trial for trial in summary.trials}
-    if front and not summary.front:
+    if wants_best and not summary.front:
         raise StudyError(f"the front has only networks that were trained in full; {name} has none yet; continue it")
     for number in trials:
         if number not in by_number:
@@ -285,12 +287,22 @@ def _choose(search: Study, trials: Sequence[int], front: bool, points: bool) -> 
     names = {search.identify(network): point for point, network in reversed(paper.items())}
     numbers = {trial.identity: trial.number for trial in reversed(summary.trials) if trial.status == "completed"}
     networks = {search.identify(network): network for network in paper.values()} if points else {}
-    finals = final_front(read_level(search))
-    best = [by_number[final.trial] for final in finals if final.trial in by_number] or summary.front
-    for trial in [*(by_number[number] for number in trials), *(best if front else ())]:
+    best = _best(search, front) if wants_best else []
+    kept = [by_number[number] for number in best if number in by_number]
+    for trial in [*(by_number[number] for number in trials), *(kept or summary.front if wants_best else ())]:
         networks.setdefault(trial.identity, trial.architecture)
         numbers.setdefault(trial.identity, trial.number)
     return [Chosen(key, network, names.get(key), numbers.get(key)) for key, network in networks.items()]
+
+
+def _best(search: Study, front: bool | None) -> list[int | None]:
+    """The trials on the front of the finals or, after a search with `beat`, those that beat the paper's networks."""
+    finals = read_level(search)
+    if front is None and search.beat is not None:
+        outcomes = compare_with_paper(finals or read_short(search), search.beat)
+        if rivals := [outcome.rival for outcome in outcomes if outcome.rival is not None]:
+            return list(dict.fromkeys(rival.trial for rival in rivals))
+    return [final.trial for final in final_front(finals)]
 
 
 class _Training:

@@ -1,6 +1,7 @@
 """Retraining of networks of a search: which are chosen, what is recorded, and how results are read."""
 
 import json
+import lzma
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from lrnas.searching.retrain import _choose, _open, _Training, plan_retraining
 from lrnas.searching.search import search
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import MOST_LOSSES
-from lrnas.study.manifest import StudyError, keep_images
+from lrnas.study.manifest import StudyError, keep_images, keep_limits
 from lrnas.study.objectives import InvalidObjectives, UnknownName, pick_objectives
 from lrnas.study.open import open_study
 from lrnas.study.retrained import read_finals, read_retrained, retrained_recipes
@@ -55,6 +56,24 @@ def test_the_front_and_the_paper_s_networks_are_chosen_once_each() -> None:
         ("nin-c3-lr", 2),
     ]
     assert len(_choose(study, (3,), True, True)) == 6
+
+
+def test_after_a_search_with_beat_the_best_below_that_share_of_each_of_the_paper_s_networks_are_chosen(
+    tmp_path: Path,
+) -> None:
+    kept = Path(__file__).parents[2] / "results" / "studies" / "nin-deep-cifar10" / "study.db.xz"
+    (tmp_path / "nin-deep-cifar10").mkdir()
+    (tmp_path / "nin-deep-cifar10" / "study.db").write_bytes(lzma.decompress(kept.read_bytes()))
+    study = open_study("nin-deep-cifar10", studies=tmp_path)
+
+    def found(front: bool | None) -> set[int | None]:
+        return {network.trial for network in _choose(study, (), front, False)}
+
+    front = found(True)
+    assert found(None) == front
+    keep_limits(study.optuna_study, {"beat": 0.6})
+    assert found(None) == {147, 145, 140}  # for nin-c3-lr, nin-c3 and nin
+    assert found(None) < found(True) == front
 
 
 def test_networks_that_cannot_be_retrained() -> None:
