@@ -96,6 +96,8 @@ class Walk:
     steps: list[Step] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     """The keys of the architecture's `layers` that are layers of the network."""
+    left_out: list[str] = field(default_factory=list)
+    """The first layer that is left out of each chain."""
 
     def conv(self, x: Map, name: str, width: int, kernel: int = 1, stride: int = 1, path: str = "") -> Map:
         """Add a convolution with "same" padding, which an architecture can change, and its batch norm.
@@ -157,6 +159,7 @@ class Walk:
         for i, (name, (width, kernel)) in enumerate(layers.items()):
             if i >= needed and not self._find_allocation(name, path_of(name, i), kernel).width:
                 self.used.update(key for j in range(i, len(names)) for key in (names[j], path_of(names[j], j)))
+                self.left_out.append(name)
                 break
             x = self.conv(x, name, width, kernel, 1 if i else stride, path_of(name, i))
         return x
@@ -240,6 +243,11 @@ def _walk_vgg(stages: tuple[tuple[int, ...], ...], walk: Walk) -> None:
         num, stride = len(walk.convs), choices.stem_stride if stage == 1 else 1
         x = walk.chain(x, layers, stride, 1, lambda _, i, first=index: f"features.{first + i * step}")  # type: ignore[misc]
         index += step * (len(walk.convs) - num)
+        if walk.left_out and (paths := [key for key in walk.architecture.layers if key.startswith("features.")]):
+            raise InvalidArchitecture(
+                f"without {walk.left_out[0]}, the layers after it have other paths; got {paths[0]}; give names such as "
+                "conv3_1"
+            )
         if stage < len(stages) or choices.pool == "none":
             x = walk.pool(x, f"pool{stage}", 2, 2, ceil=False)
             index += 1

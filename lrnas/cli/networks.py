@@ -101,6 +101,8 @@ def _reproduce(options: argparse.Namespace) -> None:
 
 
 def _print_models(summaries: list[Summary]) -> None:
+    from lrnas.models.found import found_networks
+
     console = make_console()
     wide = console.width >= 120  # a narrow terminal shows only published counts and differences
     columns = ("published", "counted", "difference")[:: 1 if wide else 2]
@@ -122,6 +124,7 @@ def _print_models(summaries: list[Summary]) -> None:
                 notes.append(f"{summary.name}: {point.note if point.explained else 'the difference is not explained'}")
         console.print(table)
     console.print(f"{len(summaries) - len(notes)} of {len(summaries)} networks have exactly the published counts.")
+    console.print(f"Found by searches, with weights: {', '.join(found_networks())} (docs/networks.md).")
     for note in notes:
         console.print(note)
     console.print("published, counted: by the rules of the paper, which adds one for every bias (docs/counting.md).")

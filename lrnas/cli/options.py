@@ -138,7 +138,8 @@ def add_source_options(command: Parser) -> None:
         metavar="SOURCE",
         help="A checkpoint (folder or file); STUDY:TRIAL, where TRIAL is a number, the name of a network, or best, the "
         "most accurate network on validation images (one of the paper's only if none found is as accurate); "
-        "STUDY@RECIPE:NETWORK for a retrained network; or, for random weights, a NETWORK as in `lrnas count`.",
+        "STUDY@RECIPE:NETWORK for a retrained network; or a NETWORK as in `lrnas count`, with random weights unless "
+        "lrnas has its weights.",
     )
     text = "JSON file with the architecture, for a checkpoint that does not contain it"
     add_option(command, "--architecture", PATH, "FILE", text)

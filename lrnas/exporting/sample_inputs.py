@@ -151,11 +151,16 @@ def _random_inputs(source: Source, recipe: Recipe, shape: tuple[int, int, int], 
         rows, columns = int(own_shape[1]), int(own_shape[2])
     elif known := recipe.crop or source.identity.get("image_size"):
         rows = columns = int(known)
+    elif config := source.identity.get("pretrained_cfg"):  # of a network that is part of lrnas
+        rows, columns = config["input_size"][1:]
     if size is not None:
         rows = columns = size
     number = _number(rows * columns)
     images = torch.randn(number, channels, rows, columns, generator=torch.Generator().manual_seed(0))
     what = f"{number} random images of {rows}×{columns} pixels"
+    if config := source.identity.get("pretrained_cfg"):
+        mean, std = tuple(config["mean"]), tuple(config["std"])
+        return Inputs(images, what, mean, std, config["crop_pct"], tuple(config["label_names"]))
     if trained_on.partition(":")[0] not in FILE_KINDS:
         return Inputs(images, what)
     # images from files are all normalised and cropped in the same way

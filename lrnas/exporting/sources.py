@@ -150,7 +150,8 @@ def find_source(
         raise ExportError(f"{source} does not exist; give a checkpoint, a network or STUDY:TRIAL")
     if (own := found_networks().get(source.replace("_", "-"))) is not None:
         weights = _model_weights(load_tensors(own.weights))
-        return Source(source.replace("_", "-"), own.architecture, "weights of a search", weights, {"data": own.data})
+        identity = {"data": own.data, "pretrained_cfg": own.config}
+        return Source(source.replace("_", "-"), own.architecture, "weights of a search", weights, identity)
     try:
         name, network = read_source(source)
     except UnknownName:

@@ -10,6 +10,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import BACKBONES
 from lrnas.arch.cost import Convention, Cost
 from lrnas.errors import UnknownName
+from lrnas.models.found import found_networks
 from lrnas.models.paper import Counted, Point, count_as, family_table, find_point, named_networks, paper_points
 from lrnas.models.plan import TIMM, Plan, make_plan
 
@@ -111,13 +112,17 @@ def summarise(
     Args:
         name: The name to show.
         architecture: The network.
-        input_size: Rows and columns of the image; by default as in the paper, or as in the timm model.
-        num_classes: Number of classes; by default as in the paper, or as in the timm model.
+        input_size: Rows and columns of the image; by default as in the paper, in the timm model, or in the training of
+            a network that is part of lrnas.
+        num_classes: Number of classes; by default the same.
         in_chans: Channels of the image.
 
     Returns:
         The counts.
     """
+    if (found := found_networks().get(name)) is not None:
+        input_size = found.config["input_size"][1] if input_size is None else input_size
+        num_classes = found.config["num_classes"] if num_classes is None else num_classes
     plan = make_plan(architecture, input_size, num_classes, in_chans)
     deployed = make_plan(architecture, input_size, num_classes, in_chans, deployed=True)
     sizes, point, table = (plan.input_size, plan.num_classes), find_point(architecture), family_table(plan.backbone)

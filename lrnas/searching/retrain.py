@@ -242,7 +242,7 @@ def _time_for(left: Sequence[Work], measured: Sequence[FrozenTrial]) -> float | 
     facts = [trial.user_attrs for trial in trials if "imported_from" not in trial.user_attrs]
     own = sum(known["seconds"] - known.get("seconds_before", 0.0) for known in facts)
     trained = [Work(known["macs"], known["epochs"], known["seconds"]) for known in facts]
-    return seconds_left(trained, left, own / throughput.seconds)
+    return seconds_left(trained, left, min(own / throughput.seconds, max(1, len(left))))
 
 
 def _check_seeds(number: int) -> None:
@@ -299,9 +299,13 @@ def _best(search: Study, front: bool | None) -> list[int | None]:
     """The trials on the front of the finals or, after a search with `beat`, those that beat the paper's networks."""
     finals = read_level(search)
     if front is None and search.beat is not None:
-        outcomes = compare_with_paper(finals or read_short(search), search.beat)
-        if rivals := [outcome.rival for outcome in outcomes if outcome.rival is not None]:
-            return list(dict.fromkeys(rival.trial for rival in rivals))
+        rivals: dict[str, int | None] = {}
+        for level in (finals, read_short(search)):  # a network of the paper may have no rival in the finals yet
+            for outcome in compare_with_paper(level, search.beat):
+                if outcome.rival is not None:
+                    rivals.setdefault(outcome.point.name, outcome.rival.trial)
+        if rivals:
+            return list(dict.fromkeys(rivals.values()))
     return [final.trial for final in final_front(finals)]
 
 

@@ -144,6 +144,9 @@ class Group:
         Raises:
             OutsideSpace: If no values of the parameters give these filters.
         """
+        depth, there = self.axes["depth"], sum(mix is not None for _, mix in mixes)
+        if there and depth.values != (NEUTRAL["depth"],) and depth.match(there) is None:
+            raise OutsideSpace(f"{self.name}: depth {there}; allowed: {format_values(depth)}")
         values = self._solve(mixes)
         if values is None:
             for layer, mix in mixes:

@@ -230,9 +230,11 @@ class _Reader:
             values = given if isinstance(given, list) else [given]
             numbers = [None if axis == "join" and v == "none" else self.number(v, *where) for v in values]
         if axis == "depth":
-            for number in self.listed(numbers, *where):
-                if number is None or number < 1 or number.denominator > 1:
+            depths = [number for number in self.listed(numbers, *where) if number is not None]
+            for number in depths:
+                if number < 1 or number.denominator > 1:
                     self.fail(f"depth must be a whole number above 0; got {number}", *where)
+            return tuple(map(float, sorted(depths)))
         is_share = axis in ("square", "vertical")
         for number in self.listed(numbers, *where):
             if number is not None and not (0 <= number <= 1 if is_share else 0 < number <= 64):

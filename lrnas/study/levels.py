@@ -57,7 +57,7 @@ class Outcome:
     def __str__(self) -> str:
         own = f"{self.point.name}: {_measured(self.point)}"
         if self.rival is None:
-            limit = "no more" if self.beat is None else f"at most {self.beat:g} of it"
+            limit = "no more" if self.beat is None else f"at most {self.beat:g} of its costs"
             return f"{own}; no network found that costs {limit} was trained at this level."
         promised = ""
         if self.rival.promised is not None:

@@ -288,7 +288,7 @@ class Study(NotebookView):
 
     @property
     def beat(self) -> float | None:
-        """Share of the costs of the paper's networks below which the search last looked, as in --beat; None: at all."""
+        """Share of the costs of the paper's networks below which the search last looked (--beat); None: no limit."""
         limits: dict[str, float] = self.optuna_study.user_attrs.get(LIMITS, {})
         return limits.get("beat")
 

@@ -1,5 +1,9 @@
 """The networks that searches found: named models with weights."""
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 import timm
 import torch
@@ -37,16 +41,29 @@ def test_a_named_model_has_its_weights_without_a_download(name: str, monkeypatch
     torch.testing.assert_close(other.forward_features(images), model.forward_features(images))
 
 
+@all_found
 def test_a_named_model_is_exported_with_its_weights(
-    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path_factory.mktemp("export")
-    assert main(["export", "lrnas-nin-a", "--out", str(folder / "a"), "--data-dir", str(folder)]) == 0
+    folder = tmp_path / "a"
+    assert main(["export", name, "--out", str(folder), "--data-dir", str(tmp_path / "nothing")]) == 0
     assert "weights of a search" in capsys.readouterr().out
+    exported = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    own = found_networks()[name].config
+    for key in ("input_size", "mean", "std", "crop_pct"):
+        assert list(np.atleast_1d(exported.pretrained_cfg[key])) == list(np.atleast_1d(own[key])), key
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        exported = timm.create_model(f"local-dir:{folder / 'a'}", pretrained=True).eval()(images)
-        torch.testing.assert_close(exported, lrnas.load_model("lrnas_nin_a")(images))
+        torch.testing.assert_close(exported(images), lrnas.load_model(name.replace("-", "_"))(images))
+
+
+@all_found
+def test_a_named_model_is_counted_for_its_own_images(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["count", name, "--json"]) == 0
+    counted = json.loads(capsys.readouterr().out)
+    assert (counted["macs"], counted["input"], counted["num_classes"]) == (MACS[name], 32, 10)
+    assert main(["models"]) == 0
+    assert name in capsys.readouterr().out
 
 
 @all_found

@@ -237,3 +237,11 @@ def test_timm_backbone_is_built_as_planned() -> None:
     architecture = Architecture("timm:resnet18", {"*": Allocation("separable"), "conv1": HALF})
     built = count_model(create_model(architecture, 10), 64)
     assert facts(make_plan(architecture, 64, 10).cost) == facts(built)
+
+
+def test_layers_behind_one_that_is_left_out_have_no_paths() -> None:
+    left_out = {"conv1_2": Allocation(width=0), "features.12": Allocation(width=0.5)}
+    with pytest.raises(
+        InvalidArchitecture, match=r"without conv1_2, the layers .* other paths; got features\.12; give"
+    ):
+        make_plan(Architecture("vgg16", left_out))

@@ -69,11 +69,10 @@ def test_after_a_search_with_beat_the_best_below_that_share_of_each_of_the_paper
     def found(front: bool | None) -> set[int | None]:
         return {network.trial for network in _choose(study, (), front, False)}
 
-    front = found(True)
-    assert found(None) == front
-    keep_limits(study.optuna_study, {"beat": 0.6})
-    assert found(None) == {147, 145, 140}  # for nin-c3-lr, nin-c3 and nin
-    assert found(None) < found(True) == front
+    assert study.beat == 0.6 and found(None) == {147, 145, 140}  # for nin-c3-lr, nin-c3 and nin
+    assert found(None) < found(True)
+    keep_limits(study.optuna_study, {})
+    assert found(None) == found(True)
 
 
 def test_networks_that_cannot_be_retrained() -> None:
@@ -558,11 +557,9 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(
     runs.ledger.sign_off()
     begun = plan()
     assert [network["done"] for network in begun["networks"]] == [2, 1, 1, 1, 1] and begun["left"] == 4
-    # the seconds of an epoch are proportional to MACs, and all runs were trained in the time from first to last
-    runs_done = [run for run in runs.study.optuna_trials() if run.user_attrs.get("images")]
-    span = sum((run.datetime_complete - run.datetime_start).total_seconds() for run in runs_done)
+    # the seconds of an epoch are proportional to MACs; many runs were trained at a time, so all that are left can be
     macs = [network["macs"] for network in begun["networks"]]
-    assert begun["seconds"] == pytest.approx(sum(macs[1:]) / (sum(macs) + macs[0]) * span, rel=1e-3)
+    assert begun["seconds"] == pytest.approx(sum(macs[1:]) * 1e-5 * fast.recipe.epochs / 4, rel=1e-3)
     assert main([*command, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "s@fast: 5 networks × 2 seeds" in out and " of training, at the speed of the study's trainings" in out

@@ -628,7 +628,10 @@ def test_the_depth_of_a_stage(tmp_path: Path) -> None:
     assert [conv.name for conv in make_plan(network).convs if conv.name[4] in "25"] == ["conv2_1", "conv5_1", "conv5_2"]
     assert space.params_of(network) == params and space.idle_parameters(params) == set()
     assert create_model(network, 10)(torch.randn(1, 3, 32, 32)).shape == (1, 10)
-    with pytest.raises(OutsideSpace, match="conv2_2: left out"):
+    deep = Architecture("vgg_deep", pool="max")
+    with pytest.raises(OutsideSpace, match="conv2: depth 3; allowed: 1 or 2"):
+        space.params_of(deep)
+    with pytest.raises(OutsideSpace, match="conv2: depth 1; allowed: 2 or 3"):
         load(tmp_path, text + '[[space.vary]]\nlayers = "conv*"\ndepth = [2, 3]\nwidth = ["1/2", 1]\n').params_of(
             network
         )
@@ -639,6 +642,7 @@ def test_the_depth_of_a_stage(tmp_path: Path) -> None:
     [
         ("vgg_deep", 'layers = "conv1_*"\ndepth = [1, 4]', "got 4 for conv1_1, conv1_2, conv1_3; choose 3 or less"),
         ("vgg_deep", 'layers = "conv1_*"\ndepth = 1.5', "depth must be a whole number above 0; got 3/2"),
+        ("vgg_deep", 'layers = "conv1_*"\ndepth = 100', "got 100 for conv1_1, conv1_2, conv1_3; choose 3 or less"),
         ("vgg_deep", 'layers = "conv1_*"\ndepth = 0', "depth must be a whole number above 0; got 0"),
         ("vgg_deep", 'layers = ["conv1_1", "conv1_2"]\ndepth = [1, 2]', "without conv1_2 there is no conv1_3"),
         ("googlenet", 'layers = "*.conv3x3"\ndepth = [1, 2]', "inception_3b.conv3x3 cannot be left out"),
