@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 import ray
 import torch
 from ray import tune
-from ray.tune import Callback, RunConfig, TuneConfig, Tuner
+from ray.tune import Callback, ProgressReporter, RunConfig, TuneConfig, Tuner
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
@@ -193,7 +193,11 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
                 reuse_actors=True,
             ),
             run_config=RunConfig(
-                name="search", storage_path=str(scratch), verbose=0, callbacks=[_Watch(searcher)]
+                name="search",
+                storage_path=str(scratch),
+                verbose=0,
+                progress_reporter=_NoReports(),
+                callbacks=[_Watch(searcher)],
             ),  # no retries: the ledger handles them
         ).fit()
 
@@ -459,6 +463,13 @@ def _metrics(result: Mapping[str, Any]) -> dict[str, Any]:
     facts = {METRIC + k.removeprefix(nested): value for k, value in result.items() if k.startswith(nested)}
     digits = {"images_per_second": 1, "images": 0, "gpu_busy": 3}
     return facts | {name: round(result[name], number) for name, number in digits.items() if name in result}
+
+
+class _NoReports(ProgressReporter):
+    """Shows nothing. Tune's own reporter for notebooks clears the output of the cell, even if it is to be silent."""
+
+    def should_report(self, trials: list[Any], done: bool = False) -> bool:
+        return False
 
 
 class _Watch(Callback):

@@ -6,11 +6,13 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from optuna.trial import TrialState
+from ray.tune import Callback, JupyterNotebookReporter, ProgressReporter
 from safetensors.torch import save_file
 from small_studies import SPACE, make_proposals
 
@@ -161,3 +163,16 @@ def test_the_number_of_trials_at_a_time_follows_the_workers(tmp_path: Path) -> N
     assert "task" in searcher.suggest("one") and searcher.suggest("two") is None
     searcher.workers = Workers(concurrency=2)
     assert "task" in searcher.suggest("two")
+
+
+def test_tune_leaves_the_output_of_a_notebook_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own reporter for notebooks would clear what a cell has shown, lrnas's progress bar included."""
+    given: dict[str, Any] = {}
+    tuner = SimpleNamespace(fit=lambda: None)
+    monkeypatch.setattr(ray_tune, "Tuner", lambda *_, **named: given.update(named) or tuner)
+    monkeypatch.setattr(ray_tune, "_Watch", lambda _: Callback())
+    ray_tune._fit(make_searcher(make_proposals(), tmp_path, []), ())
+    reporter = given["run_config"].progress_reporter
+    assert isinstance(reporter, ProgressReporter) and not isinstance(reporter, JupyterNotebookReporter)
+    reporter.setup(start_time=0.0)
+    assert not reporter.should_report([], done=True)
