@@ -181,15 +181,15 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
 
 
 def open_named(options: argparse.Namespace, name: str | None) -> Study:
-    """Open a study of the folder or storage that the options --studies and --storage give.
+    """Open a search of the folder or storage that the options --studies and --storage give.
 
     Args:
         options: The options of the command.
         name: Name of the study; None: the only study there is.
     """
     with needs_extra("a study", "search"):
-        from lrnas.study.open import open_study
-    return call(open_study, options, name=name)
+        from lrnas.study.open import open_search
+    return call(open_search, options, name=name)
 
 
 def call(function: Callable[..., Result], options: argparse.Namespace, **more: Any) -> Result:

@@ -69,7 +69,7 @@ def _retrain(options: argparse.Namespace) -> int:
     from lrnas.study.verdicts import judge
 
     if "@" in options.study:
-        study = call(open_study, options, name=options.study, allow_retraining=True)
+        study = call(open_study, options, name=options.study)
     else:
         from lrnas.searching.retrain import plan_retraining, retrain
 

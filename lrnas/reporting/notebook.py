@@ -7,7 +7,7 @@ they can be read on dark pages too.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatch
 from html import escape
 from typing import Any
@@ -16,9 +16,10 @@ from lrnas.arch.architecture import Architecture
 from lrnas.models.plan import native_input_size, native_num_classes, resolve_backbone
 from lrnas.reporting.layer_view import SHADES, Layer, kind_of, lay_out
 from lrnas.study.levels import read_level
-from lrnas.study.manifest import data_name
-from lrnas.study.retrained import Final, final_front
+from lrnas.study.manifest import RETRAINS, data_name
+from lrnas.study.retrained import Final, final_front, front_marks, read_retrained
 from lrnas.study.study import ImageShape, Study, Trial, Trials
+from lrnas.study.verdicts import TEST, judge
 
 MAX_ROWS = 60
 """Largest number of rows of a table."""
@@ -42,6 +43,8 @@ def as_html(shown: Any) -> str:
 
 @as_html.register
 def _(study: Study) -> str:
+    if RETRAINS in study.manifest:
+        return _retraining(study)
     summary = study.summary()
     counts = ", ".join(f"{number} {status}" for status, number in summary.counts.items()) or "none yet"
     goals = ", ".join(objective.name for objective in study.objectives)
@@ -56,11 +59,14 @@ def _(study: Study) -> str:
 @as_html.register
 def _(trials: Trials) -> str:
     names = trials[0].study.columns if trials else []
-    head = ["trial", "network", "accuracy", "MACs", "share", "parameters"] + ["latency"] * ("latency" in names)
+    is_tested = bool(trials) and RETRAINS in trials[0].study.manifest
+    accuracy = "test accuracy" if is_tested else "accuracy"
+    head = ["trial", "network", accuracy, "MACs", "share", "parameters"] + ["latency"] * ("latency" in names)
     rows = []
     for trial in trials[:MAX_ROWS]:
         latency = [] if "latency" not in names else ["–" if trial.latency is None else f"{trial.latency:.3f} ms"]
-        numbers = (str(trial.number), trial.name, _percent(trial.accuracy), *_costs(trial), *latency)
+        accuracy = _percent(trial.test_accuracy if is_tested else trial.accuracy)
+        numbers = (str(trial.number), trial.name, accuracy, *_costs(trial), *latency)
         rows.append([*numbers, "on the front" if trial.on_front else trial.status])
     more = f"<p>… {len(trials) - MAX_ROWS} more</p>" if len(trials) > MAX_ROWS else ""
     return _table([*head, ""], rows) + more
@@ -69,8 +75,10 @@ def _(trials: Trials) -> str:
 @as_html.register
 def _(trial: Trial) -> str:
     macs, share, params = _costs(trial)
+    is_tested = trial.test_accuracy is not None
+    accuracy, images = (trial.test_accuracy, "test") if is_tested else (trial.accuracy, "validation")
     facts = [
-        f"{_percent(trial.accuracy)} on validation images after {trial.epochs} epoch{'s' * (trial.epochs != 1)}",
+        f"{_percent(accuracy)} on {images} images after {trial.epochs} epoch{'s' * (trial.epochs != 1)}",
         f"{macs} MACs ({share} of the dense network's), {params} parameters",
         f"{trial.status}{', on the front' if trial.on_front else ''}{f': {trial.reason}' if trial.reason else ''}",
     ]
@@ -89,16 +97,36 @@ def _(architecture: Architecture) -> str:
     return f"{_title(architecture.backbone)}<p>{about}</p>{_layers_picture(layers)}"
 
 
-def _finals_table(study: Study, finals: Sequence[Final]) -> str:
+def _retraining(study: Study) -> str:
+    """The networks of a retraining, cheapest first, and the verdicts."""
+    retrained = read_retrained(study)
+    assert retrained is not None
+    marks = front_marks(retrained.finals)
+    for final in (final for final in retrained.finals if final.point is not None):
+        marks[final.identity] = ", ".join(filter(None, [marks.get(final.identity), "paper"]))
+    table = _finals_table(study, retrained.finals, "test accuracy", marks)
+    lines = ["Accuracy on test images, mean ± standard deviation over n seeds."] if table else []
+    verdicts = judge(retrained.finals) if any(final.accuracies for final in retrained.finals) else []
+    lines += [*map(str, verdicts), *([f"Test: {TEST}."] if verdicts else [])]
+    return f"{_title(study.name)}<p>{escape(str(retrained))}</p>{table}<p>{'<br>'.join(map(escape, lines))}</p>"
+
+
+def _finals_table(
+    study: Study, finals: Sequence[Final], measured: str = "accuracy", marks: Mapping[str, str] | None = None
+) -> str:
+    """Networks with their accuracies over seeds; `marks` are the texts of a last column by identity."""
     rows = []
     for final in finals:
         spread = "" if final.deviation is None else f" ± {100 * final.deviation:.2f}"
-        accuracy = f"{100 * final.mean:.2f}{spread} %"
+        accuracy = f"{100 * final.mean:.2f}{spread} %" if final.accuracies else "–"
         share = "–" if study.dense_macs is None else f"{final.macs / study.dense_macs:.3f}"
         trial = "–" if final.trial is None else str(final.trial)
         numbers = (str(len(final.accuracies)), f"{final.macs:,}", share, f"{final.params:,}")
-        rows.append((trial, final.name, accuracy, *numbers))
-    return _table(("trial", "network", "accuracy", "n", "MACs", "share", "parameters"), rows)
+        rows.append(
+            (trial, final.name, accuracy, *numbers, *([] if marks is None else [marks.get(final.identity, "")]))
+        )
+    last = [] if marks is None else [""]
+    return _table(("trial", "network", measured, "n", "MACs", "share", "parameters", *last), rows)
 
 
 def _costs(trial: Trial) -> tuple[str, str, str]:
@@ -138,8 +166,8 @@ def _encode(data: bytes) -> str:
 
 
 def _curve(curve: Sequence[float]) -> str:
-    """A small picture of the accuracy after each epoch; empty for fewer than two epochs."""
-    if len(curve) < 2:
+    """A small picture of the accuracy after each epoch; empty for fewer than two epochs, or if it was not measured."""
+    if len(curve) < 2 or None in curve:  # a retraining may train on the validation images, too
         return ""
     low, high = min(curve), max(curve)
     height, step = 40, BAR / (len(curve) - 1)

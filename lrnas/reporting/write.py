@@ -13,7 +13,7 @@ from lrnas._messages import logger
 from lrnas.errors import LrnasError, MissingExtra, UnknownName
 from lrnas.reporting.html import make_page
 from lrnas.reporting.report import Report, make_report
-from lrnas.study.open import open_study
+from lrnas.study.open import open_search
 from lrnas.study.retrained import read_retrained
 from lrnas.study.study import Study
 
@@ -60,7 +60,7 @@ def report(
         The written files.
     """
     names = [study] if study is None or isinstance(study, str | Study) else study
-    opened = [open_study(name, studies=studies, storage=storage) for name in dict.fromkeys(names)]
+    opened = [open_search(name, studies=studies, storage=storage) for name in dict.fromkeys(names)]
     contents = _make_report(opened, axis)
     folder = Path(opened[0].where.studies, opened[0].name, "-".join(["report", *(each.name for each in opened[1:])]))
     folder = folder if out is None else Path(out)
@@ -101,7 +101,7 @@ def plot(
     files = [] if out is None else [Path(out)]
     for file in files:
         check_format(file)
-    contents = _make_report([open_study(study, studies=studies, storage=storage)], axis)
+    contents = _make_report([open_search(study, studies=studies, storage=storage)], axis)
     shown = contents.studies[0]
     if picture == "pareto" and not shown.full:
         raise LrnasError(f"{shown.name} has no trained network yet; let the search run, then try again")

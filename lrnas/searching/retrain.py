@@ -36,7 +36,7 @@ from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, compare_with_paper, level_study, read_level, read_short
 from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, keep_images, keep_unreadable, names_of
 from lrnas.study.objectives import RETRAINED
-from lrnas.study.open import name_metrics, open_study
+from lrnas.study.open import name_metrics, open_search
 from lrnas.study.optuna_internals import storage_of
 from lrnas.study.retrained import counting_runs, final_front, is_done, retrained_recipes
 from lrnas.study.study import Study
@@ -106,7 +106,7 @@ def retrain(
     workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address, timeout=trial_timeout)
     given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
     with progress_view(events, progress) as view:
-        search = open_study(study, storage=storage, studies=studies)
+        search = open_search(study, storage=storage, studies=studies)
         networks = _choose(search, trials, front, points)
         training = _Training(search, data, data_dir, recipe, given, image_memory)
         retraining = _open(search, training)
@@ -208,7 +208,7 @@ def plan_retraining(
     _check_seeds(seeds)
     given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
     with without_writing():
-        search = open_study(study, storage=storage, studies=studies)
+        search = open_search(study, storage=storage, studies=studies)
         networks = _choose(search, trials, front, points)
         training = _Training(search, data, data_dir, recipe, given)
     name = f"{search.name}@{training.label}"

@@ -50,7 +50,7 @@ from lrnas.study.manifest import (
     read_manifest,
 )
 from lrnas.study.objectives import Limits
-from lrnas.study.open import name_metrics, open_study
+from lrnas.study.open import name_metrics, open_search
 from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
 from lrnas.training.custom import load_trainable
@@ -164,7 +164,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         study = Study(name, stored, training.objectives, manifest, where)
         proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)
         if settings.warm_start is not None:
-            other = open_study(settings.warm_start, storage=settings.storage, studies=settings.studies)
+            other = open_search(settings.warm_start, storage=settings.storage, studies=settings.studies)
             logger.info(f"{proposals.import_from(other)} networks of {settings.warm_start} taken over")
         later = open_levels(study, training.levels, settings.studies) if settings.finals else {}
 

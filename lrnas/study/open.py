@@ -33,7 +33,6 @@ def open_study(
     *,
     studies: str | Path = "studies",
     storage: str | None = None,
-    allow_retraining: bool = False,
 ) -> Study:
     """Open a study that exists, to read it.
 
@@ -42,7 +41,6 @@ def open_study(
             None for the only study there is. A study that is open is returned as it is.
         studies: The folder where studies are kept.
         storage: A database URL or `journal:FILE`; by default the file in the study's folder.
-        allow_retraining: Whether the study may be a retraining or a later level; if not, it is refused.
 
     Returns:
         The study.
@@ -50,6 +48,8 @@ def open_study(
     if isinstance(name, Study):
         return name
     name = only_study(studies, storage) if name is None else name
+    if not isinstance(name, str):
+        raise StudyError(f"a study, or its name, is needed; got {name!r}; `lrnas studies` lists names")
     folder = study_folder(studies, name.partition("@")[0])
     where = Whereabouts(str(studies), storage)
     if storage is None and not (folder / DATABASE).exists():
@@ -63,16 +63,20 @@ def open_study(
     manifest = read_manifest(optuna_study)
     if not manifest:
         raise StudyError(f"{name} is a study of Optuna, but not one of lrnas; give another")
-    search = manifest.get(RETRAINS)
-    if search is not None and not allow_retraining:
-        raise StudyError(
-            f"this needs a search, which has a front; got {name}, a retraining of {search}; "
-            f"`{where.command('retrain', name)}` shows its results"
-        )
-    if LEVEL in manifest and not allow_retraining:
-        command = where.command("front", name.partition("@")[0])
-        raise StudyError(
-            f"this needs a search; got {name}, a later level of one; `{command} --level {manifest[LEVEL]}` shows it"
-        )
-    objectives = RETRAINED if search is not None else pick_objectives(manifest["objectives"])
+    objectives = RETRAINED if RETRAINS in manifest else pick_objectives(manifest["objectives"])
     return Study(name, optuna_study, objectives, manifest, where)
+
+
+def open_search(
+    name: str | Study | None = None, *, studies: str | Path = "studies", storage: str | None = None
+) -> Study:
+    """Open a search. The arguments are those of `open_study`; a retraining or a later level is refused."""
+    study = open_study(name, studies=studies, storage=storage)
+    study.check_front()
+    if LEVEL in study.manifest:
+        command = study.where.command("front", study.name.partition("@")[0])
+        raise StudyError(
+            f"this needs a search; got {study.name}, a later level of one; "
+            f"`{command} --level {study.manifest[LEVEL]}` shows it"
+        )
+    return study

@@ -57,10 +57,10 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
     except ImportError as error:
         raise MissingExtra("a study", error.name, "search") from None
     name, which = found[1], found[2]
-    study = open_study(name, storage=storage, studies=studies, allow_retraining=True)
+    study = open_study(name, storage=storage, studies=studies)
     if "@" not in name and which == "best" and any(final.accuracies for final in read_level(study)):
         name = f"{name}@{SUFFIXES[FULL]}"
-        study = open_study(name, storage=storage, studies=studies, allow_retraining=True)
+        study = open_study(name, storage=storage, studies=studies)
     is_retraining = _is_retraining(study)
     where = Whereabouts(str(studies), storage)
     command = where.command("retrain", name) if is_retraining else where.command("front", name.partition("@")[0])
@@ -96,10 +96,10 @@ def _best_found(study: Study) -> str:
 
 def _finals_of(study: Study) -> list[Final]:
     """The networks of a retraining or of a later level of a search."""
-    from lrnas.study.retrained import gather_runs, open_search
+    from lrnas.study.retrained import gather_runs, open_searched
 
     search, _, part = study.name.partition("@")
-    return gather_runs(study.optuna_study, part, open_search(study, search))
+    return gather_runs(study.optuna_study, part, open_searched(study, search))
 
 
 def _find_trial(study: Study, which: str, look: str) -> Trial:

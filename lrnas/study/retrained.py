@@ -179,7 +179,7 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
             return None
         recipe = recipe or known[-1]
         retraining = optuna.load_study(study_name=f"{study.name}@{recipe}", storage=storage_of(retraining))
-    finals = gather_runs(retraining, recipe, open_search(study, search))
+    finals = gather_runs(retraining, recipe, open_searched(study, search))
     manifest = read_manifest(retraining)
     others = tuple(f"{search}@{other}" for other in known if other != recipe)
     has_points = bool(manifest["space"]["points"])
@@ -206,7 +206,7 @@ def gather_runs(study: optuna.Study, recipe: str, searched: optuna.Study | None)
     return sorted(finals, key=lambda final: final.cheapest_first)
 
 
-def open_search(study: Study, search: str) -> optuna.Study | None:
+def open_searched(study: Study, search: str) -> optuna.Study | None:
     """The search of a retraining; None if it was deleted."""
     if study.name == search:
         return study.optuna_study

@@ -20,7 +20,7 @@ from lrnas.errors import InvalidArchitecture
 from lrnas.models.plan import canonical_id, deployed_form, make_plan
 from lrnas.sampling.pareto import front_indices, hypervolume
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import IMAGES, LIMITS, UNREADABLE, StudyError, data_name
+from lrnas.study.manifest import IMAGES, LIMITS, RETRAINS, UNREADABLE, StudyError, data_name
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
 from lrnas.study.optuna_internals import LAST_ATTRIBUTE, database_of, get_trial
 from lrnas.study.throughput import Throughput, measure_throughput
@@ -84,6 +84,12 @@ class Trial(NotebookView):
         """Costs by name."""
         latency = {} if self.latency is None else {"latency": self.latency}
         return {"macs": self.macs, "params": self.params, **latency}
+
+    @property
+    def test_accuracy(self) -> float | None:
+        """Accuracy on test images, which only tested runs of a retraining have."""
+        names = [objective.name for objective in self.study.objectives]
+        return dict(zip(names, self.values or (), strict=False)).get("test_accuracy")
 
     @property
     def architecture(self) -> Architecture:
@@ -154,7 +160,9 @@ class Trial(NotebookView):
         return export(self, format, out=out, data=data, data_dir=data_dir, force=force, **measured)
 
     def __repr__(self) -> str:
-        accuracy = "" if self.accuracy is None else f", {100 * self.accuracy:.2f} %"
+        tested, known = self.test_accuracy, self.accuracy
+        accuracy = "" if known is None else f", {100 * known:.2f} %"
+        accuracy = accuracy if tested is None else f", {100 * tested:.2f} % on test images"
         front = ", on the front" if self.on_front else ""
         return f"<Trial {self.number}: {self.name}{accuracy}, {self.macs:,} MACs, {self.status}{front}>"
 
@@ -308,6 +316,7 @@ class Study(NotebookView):
         # another driver may be in the middle of writing a trial
         trials = [self._read(trial) for trial in self.optuna_trials() if LAST_ATTRIBUTE in trial.user_attrs]
         full = [trial for trial in trials if trial.status == "completed" and trial.values is not None]
+        full = [] if RETRAINS in self.manifest else full
         minimised = [self.as_costs(trial.values or ()) for trial in full]
         best = front_indices(minimised)
         on_front = {full[i].number for i in best}
@@ -327,12 +336,22 @@ class Study(NotebookView):
         """All trials that have a network, by number; `on_front` marks those on the front."""
         return self.summary().trials
 
+    def check_front(self) -> None:
+        """Refuse a retraining, which has no front of trials: its networks are compared over seeds."""
+        if (search := self.manifest.get(RETRAINS)) is not None:
+            raise StudyError(
+                f"this needs a search, which has a front; got {self.name}, a retraining of {search}; "
+                f"`{self.where.command('retrain', self.name)}` shows its results, in Python `read_finals` and `judge`"
+            )
+
     def front(self) -> Trials:
         """The front: fully trained networks that no other one dominates, cheapest first."""
+        self.check_front()
         return self.summary().front
 
     def hypervolume(self) -> float:
         """Hypervolume of the front, see `Summary`."""
+        self.check_front()
         return self.summary().hypervolume
 
     def counts(self) -> dict[str, int]:
@@ -356,6 +375,7 @@ class Study(NotebookView):
         Returns:
             The trial of that network.
         """
+        self.check_front()
         limits = Limits(max_macs=max_macs, max_params=max_params, max_latency=max_latency)
         if max_latency is not None and "latency" not in self.costs:
             raise StudyError(f"{self.name} has no latencies; got max_latency {max_latency:g}; leave it out")

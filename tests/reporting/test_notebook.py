@@ -1,15 +1,20 @@
 """Studies, trials, networks and conversions in notebooks, and their short texts."""
 
 from dataclasses import replace
+from functools import partial
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import timm
 from filled_studies import fill_study
+from retrainings import finish, retraining
 from small_studies import make_finals, make_search
 
 import lrnas
+from lrnas.errors import LrnasError
+from lrnas.searching.runs import Chosen
 from lrnas.study.study import MAX_PRINTED, Study
 
 
@@ -77,6 +82,36 @@ def test_a_study_with_finals_shows_them() -> None:
     rows = Cells(search._repr_html_()).rows
     assert rows[0][2:4] == ["accuracy", "n"]
     assert [row[1:4] for row in rows[1:]] == [["lr-x0.25", "91.00 %", "1"], ["nin-c3-lr", "95.50 ± 0.71 %", "2"]]
+
+
+def test_a_retraining_shows_its_networks_and_verdicts(tmp_path: Path) -> None:
+    search = make_search(tmp_path / "s")
+    trials = [trial for trial in search.trials if trial.point in ("nin-c3-lr", "lr-x0.25")]
+    runs = retraining(search)
+    assert "0 of 0 networks tested" in runs.study._repr_html_()
+    chosen = [Chosen(t.identity, t.architecture, t.point if t.is_paper else None, t.number) for t in trials]
+    runs.enqueue(chosen, range(1, 3), {t.identity: {"macs": t.macs, "params": t.params} for t in trials})
+    for accuracy in (0.90, 0.91, 0.95):
+        finish(runs, accuracy)
+    study = lrnas.open_study("s@fast", studies=tmp_path)
+    html = study._repr_html_()
+    rows = Cells(html).rows
+    assert rows[0][1:5] == ["network", "test accuracy", "n", "MACs"]
+    shown = {row[1]: [row[2], row[3], row[7]] for row in rows[1:]}
+    assert shown == {
+        "lr-x0.25": ["92.50 ± 3.54 %", "2", "front"],
+        "nin-c3-lr": ["91.00 %", "1", "paper"],
+    }
+    for text in (*map(str, lrnas.judge(lrnas.read_finals(study))), "1 runs not done", "mean ± standard deviation"):
+        assert escape(text) in html
+    rows = Cells(study.trials._repr_html_()).rows
+    assert rows[0][2] == "test accuracy" and rows[1][2] == "90.00 %"
+    assert {row[-1] for row in rows[1:]} == {"completed", "waiting"}  # runs have no front
+    assert "90.00 % on test images after 2 epochs" in study.trials[0]._repr_html_()
+    assert "90.00 % on test images" in repr(study.trials[0])
+    for call in (study.front, study.best, study.hypervolume, partial(lrnas.report, study), partial(lrnas.plot, study)):
+        with pytest.raises(LrnasError, match=r"this needs a search, .*; got s@fast, .* in Python `read_finals` and"):
+            call()
 
 
 def test_an_empty_study_has_no_picture(tmp_path: Path) -> None:

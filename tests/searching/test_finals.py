@@ -24,7 +24,7 @@ from lrnas.study.folder import delete_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import compare_with_paper, level_study, read_level
 from lrnas.study.manifest import OtherSettings, StudyError
-from lrnas.study.open import open_study
+from lrnas.study.open import open_search, open_study
 from lrnas.study.references import find_network
 from lrnas.study.retrained import final_front, read_retrained, retrained_recipes
 
@@ -246,8 +246,8 @@ def test_a_later_level_is_no_search_and_no_retraining(tmp_path: Path) -> None:
     with pytest.raises(
         StudyError, match=r"got s@finals, a later level of one; `lrnas front s --studies .* --level full`"
     ):
-        open_study("s@finals", studies=tmp_path)
-    finals = open_study("s@finals", studies=tmp_path, allow_retraining=True)
+        open_search("s@finals", studies=tmp_path)
+    finals = open_study("s@finals", studies=tmp_path)
     with pytest.raises(StudyError, match="got s@finals, a level of a search"):
         read_retrained(finals)
     assert retrained_recipes(search) == [] and read_retrained(search) is None

@@ -29,7 +29,7 @@ from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.manifest import StudyError, keep_images, keep_limits
 from lrnas.study.objectives import InvalidObjectives, UnknownName, pick_objectives
-from lrnas.study.open import open_study
+from lrnas.study.open import open_search, open_study
 from lrnas.study.retrained import read_finals, read_retrained, retrained_recipes
 from lrnas.study.study import Study
 from lrnas.training.checkpoint import load_checkpoint, save_checkpoint
@@ -405,7 +405,7 @@ def test_networks_have_the_objectives_and_names_of_their_search(tmp_path: Path) 
     runs = retraining(study)
     enqueue(runs, _choose(study, (0,), False, False), range(1, 2))
     finish(runs, 0.9)
-    record = open_study("s@fast", studies=tmp_path, allow_retraining=True)
+    record = open_study("s@fast", studies=tmp_path)
     for source in (study, record):
         (found,) = read_finals(source)
         assert (found.costs, found.name, found.point) == (("params",), "lr-x0.25", None)  # its name in the search
@@ -465,8 +465,8 @@ def test_a_retraining_is_not_accepted_as_a_search(studies: Path, capsys: pytest.
     for _ in range(6):
         finish(runs, 0.9)
     with pytest.raises(StudyError, match=r"a retraining of s; `lrnas retrain s@fast --studies /"):
-        open_study("s@fast", studies=studies)
-    assert open_study("s@fast", studies=studies, allow_retraining=True).counts() == {"completed": 6, "waiting": 4}
+        open_search("s@fast", studies=studies)
+    assert open_study("s@fast", studies=studies).counts() == {"completed": 6, "waiting": 4}
     with pytest.raises(StudyError, match="a study's name must not contain @"):
         search("nin", budget=1, name="s@fast", data="digits", studies=studies)
     with pytest.raises((InvalidObjectives, UnknownName)):
