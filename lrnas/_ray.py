@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import logging
 import os
 import shutil
@@ -37,9 +38,13 @@ class _OwnGroup(ray_services.ConsolePopen):
 
     A signal to all processes of the program's group, as `timeout` sends it, would end Ray before the search stops.
     If the program dies, Ray's processes end nevertheless: they ask the kernel for it.
+
+    Args:
+        started: List that the process adds itself to.
     """
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    def __init__(self, started: list[_OwnGroup], *args: Any, **named: Any) -> None:
+        started.append(self)
         super().__init__(*args, process_group=0, **named)
 
 
@@ -51,10 +56,11 @@ def started_ray(address: str | None = None, files: Sequence[str] = ()) -> Iterat
         address: Address of a Ray cluster, which must ask for a token; None: this machine alone.
         files: Paths of Python modules and packages that are sent to the cluster.
     """
+    started: list[_OwnGroup] = []
     # without the change, Ray prints a long text when a worker is lost
     with _changed(ray_worker, "_worker_logs_enabled", False), scratch_folder() as folder:
         try:
-            _start(address, files, folder)
+            _start(address, files, folder, started)
             if address is not None:
                 _check_token(address)
             yield
@@ -64,10 +70,22 @@ def started_ray(address: str | None = None, files: Sequence[str] = ()) -> Iterat
             except KeyboardInterrupt:  # Ray must end all the same: it would go on writing to its folder
                 ray.shutdown()
                 raise
+            finally:
+                for process in started:
+                    if process.pid and process.poll() is None:  # Ray knows no process of a start that was interrupted
+                        os.killpg(process.pid, signal.SIGKILL)
+                        process.wait()
 
 
-def _start(address: str | None, files: Sequence[str], folder: Path) -> None:
-    """Connect to a cluster, or start Ray on this machine, with its files in a folder, which it opens to everyone."""
+def _start(address: str | None, files: Sequence[str], folder: Path, started: list[_OwnGroup]) -> None:
+    """Connect to a cluster, or start Ray on this machine, with its files in a folder, which it opens to everyone.
+
+    Args:
+        address: As in `started_ray`.
+        files: As in `started_ray`.
+        folder: The folder.
+        started: List to which the processes that are started are added.
+    """
     options: dict[str, Any] = {"address": "local", "include_dashboard": False, "_temp_dir": str(folder / "r")}
     if address is not None:
         options = {"address": address, "runtime_env": {"py_modules": list(files)} if files else None}
@@ -78,7 +96,7 @@ def _start(address: str | None, files: Sequence[str], folder: Path) -> None:
     try:
         with (
             _changed(ray_utils, "get_entrypoint_name", lambda: command),
-            _changed(ray_services, "ConsolePopen", _OwnGroup),
+            _changed(ray_services, "ConsolePopen", functools.partial(_OwnGroup, started)),
             _changed(ray_constants, "ENABLE_RAY_CLUSTER", False),  # only this machine can reach it, as on macOS
         ):
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)

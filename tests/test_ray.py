@@ -1,4 +1,4 @@
-"""Temporary folders for Ray's files."""
+"""Temporary folders for Ray's files, and a start of Ray that is interrupted."""
 
 import os
 import signal
@@ -9,9 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray._private.node import Node
 
 from lrnas import _ray
-from lrnas._ray import SCRATCH, SIGN, scratch_folder
+from lrnas._ray import SCRATCH, SIGN, scratch_folder, started_ray
 
 
 def test_scratch_folders_of_programs_that_were_killed_are_removed(
@@ -47,3 +48,20 @@ def test_scratch_folders_of_programs_that_were_killed_are_removed(
         assert set(place.iterdir()) == {one, two} | kept and abandoned not in (one, two)
         assert one.stat().st_mode & 0o777 == 0o700
     assert set(place.iterdir()) == kept and elsewhere.exists()
+
+
+def test_no_process_of_ray_is_left_if_its_start_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    start = Node.start_ray_processes
+
+    def interrupt(node: Node) -> None:
+        start(node)
+        seen.append(node.get_session_dir_path())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Node, "start_ray_processes", interrupt)
+    with pytest.raises(KeyboardInterrupt), started_ray():
+        pass
+    (session,) = seen
+    commands = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line for line in commands if session in line] == [] and not Path(session).exists()
