@@ -50,7 +50,7 @@ def test_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "study.db").write_bytes(lzma.decompress((ASSETS / "study.db.xz").read_bytes()))
     study = open_study("s", studies=tmp_path)
-    front = [(trial.point, trial.accuracy, trial.macs) for trial in study.front()]
+    front = [(trial.point, trial.accuracy, trial.macs) for trial in study.front("short")]
     assert front == [("lr-x0.25", 0.7, 404_352), ("dense-x0.25", 0.8, 889_728), ("nin-c3-lr", 0.9, 7_417_344)]
     finals = {final.name: (final.accuracies, final.seeds, final.promised) for final in read_level(study)}
     assert finals == {

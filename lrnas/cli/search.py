@@ -19,7 +19,7 @@ from lrnas.cli.output import (
     print_result,
     say,
 )
-from lrnas.errors import LrnasError, UnknownName
+from lrnas.errors import LrnasError
 from lrnas.searching.checks import check_settings
 from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, gather_settings
 
@@ -98,8 +98,10 @@ def _search(options: argparse.Namespace) -> int:
         found = estimate(settings)
         print_result(options, found.to_dict, lambda: print_estimate(found))
         return 0
+    from lrnas.study.levels import pick_level  # with Optuna
+
     study = search(settings)
-    level = _pick_level(study)
+    level = pick_level(study)
     print_result(options, lambda: _front_as_data(study, level), lambda: _print_front(study, level))
     files = _write_files(study, Path(settings.studies) / study.name)
     if not options.json:
@@ -197,20 +199,11 @@ def _clean(options: argparse.Namespace) -> None:
 
 def _front(options: argparse.Namespace) -> None:
     study = open_named(options, options.study)
+    from lrnas.study.levels import pick_level  # with Optuna
+
     study.skip_details()
-    level = _pick_level(study, options.level)
+    level = pick_level(study, options.level)
     print_result(options, lambda: _front_as_data(study, level), lambda: _print_front(study, level))
-
-
-def _pick_level(study: Study, wanted: str | None = None) -> str:
-    """The level to show; by default `full` if there are finals, else `short`."""
-    from lrnas.study.levels import FULL, LEVELS, SHORT, read_level
-
-    if wanted is None:
-        return FULL if any(final.accuracies for final in read_level(study)) else SHORT
-    if wanted not in LEVELS:
-        raise UnknownName("level", wanted, LEVELS)
-    return wanted
 
 
 def _overview(study: Study) -> dict[str, Any]:
@@ -365,10 +358,10 @@ def _front_table(study: Study) -> pd.DataFrame:
     """The front of the finals, or without finals that of the short trainings."""
     import pandas as pd
 
-    from lrnas.study.levels import SHORT, read_level
+    from lrnas.study.levels import SHORT, pick_level, read_level
     from lrnas.study.retrained import final_front
 
-    if _pick_level(study) == SHORT:
+    if pick_level(study) == SHORT:
         table = study.to_pandas()
         return table[table["on_front"]].sort_values(study.costs[0])
     names = ["name", "trial", "point", "identity", "mean", "deviation", *study.costs, "promised", "accuracies"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 import operator
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from lrnas._files import parse_toml, read_text
+from lrnas._quantities import read_number, read_quantity, read_time
 from lrnas.data.names import IMAGE_MEMORY
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.recipes import field_docs
@@ -82,14 +82,8 @@ def _whole(value: Any) -> int:
     return int(value) if isinstance(value, str) else operator.index(value)
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not math.isfinite(number := float(value)):
-        raise ValueError
-    return number
-
-
 def _share(value: Any) -> float:
-    number = _number(value)
+    number = read_number(value)
     if not 0 < number <= 1:
         raise ValueError
     return number
@@ -99,21 +93,6 @@ def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError
     return value
-
-
-def _quantity(value: Any) -> int:
-    unit = {"k": 1e3, "m": 1e6, "g": 1e9}.get(value[-1:].lower(), 1) if isinstance(value, str) else 1
-    number = round(_number(value[:-1] if unit > 1 else value) * unit)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-def _time(unit: str, value: Any) -> float:
-    number = _number(value.removesuffix(unit) if isinstance(value, str) else value)
-    if number <= 0:
-        raise ValueError
-    return number
 
 
 def _shape(value: Any) -> tuple[int, int, int]:
@@ -149,12 +128,12 @@ TEXT = Kind("text in quotes", '"nin"', _text)
 PATH = Kind("a path", "studies", lambda value: _text(os.fspath(value)))
 SOURCE = Kind("a space or a study file", "nin or studies/nin-cifar10.toml", PATH.read)
 WHOLE = Kind("a whole number", "20", _whole)
-NUMBER = Kind("a number", "0.5", _number)
+NUMBER = Kind("a number", "0.5", read_number)
 FLAG = Kind("true or false", "true", _flag)
 SHARE = Kind("a number above 0 and up to 1", "0.6", _share)
-QUANTITY = Kind("a number of at least 1", "120M or 1.5e8", _quantity)
-MILLISECONDS = Kind("milliseconds above 0", "2.5", functools.partial(_time, "ms"))
-SECONDS = Kind("seconds above 0", "600", functools.partial(_time, "s"))
+QUANTITY = Kind("a number of at least 1", "120M or 1.5e8", read_quantity)
+MILLISECONDS = Kind("milliseconds above 0", "2.5", functools.partial(read_time, "ms"))
+SECONDS = Kind("seconds above 0", "600", functools.partial(read_time, "s"))
 PIXELS = Kind("pixels of a side of a square image", "64 or 64x64", _pixels)
 SHAPE = Kind("channels, rows and columns", "3x64x64", _shape)
 NAMES = Kind("names separated by commas", "accuracy,macs", _names)

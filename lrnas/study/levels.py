@@ -7,6 +7,7 @@ So accuracies of different levels are never compared, not even by Optuna's own f
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from lrnas.errors import UnknownName
 from lrnas.recipes import Recipe
 from lrnas.sampling.pareto import costs_no_more
 from lrnas.study.folder import LEVEL_FOLDERS
+from lrnas.study.manifest import LEVEL, read_manifest
 from lrnas.study.optuna_internals import storage_of
-from lrnas.study.retrained import Final, gather_runs
-from lrnas.study.study import Study
+from lrnas.study.retrained import Final, final_front, gather_runs
+from lrnas.study.study import Study, Trial
 
 SHORT, LONGER, FULL = LEVELS = ("short", "longer", "full")
 """Names of the levels, from the shortest training to the longest."""
@@ -83,6 +85,40 @@ def level_study(search: Study, level: str) -> optuna.Study | None:
         return optuna.load_study(study_name=f"{search.name}@{SUFFIXES[level]}", storage=storage_of(search.optuna_study))
     except KeyError:
         return None
+
+
+def pick_level(study: Study, wanted: str | None = None) -> str:
+    """The level to show.
+
+    Args:
+        study: The search; a later level of one has no others.
+        wanted: One of `LEVELS`; None: `full` if there are finals, else `short`.
+    """
+    if wanted is None:
+        has_finals = LEVEL not in study.manifest and any(final.accuracies for final in read_level(study))
+        return FULL if has_finals else SHORT
+    if wanted not in LEVELS:
+        raise UnknownName("level", wanted, LEVELS)
+    return wanted
+
+
+def trained_networks(search: Study, level: str) -> list[tuple[float, Trial]]:
+    """The mean accuracies of the networks of a later level that have a result, and their first runs, cheapest first.
+
+    Args:
+        search: The search.
+        level: `longer` or `full`.
+    """
+    found = level_study(search, level)
+    if found is None:
+        return []
+    study = Study(found.study_name, found, search.objectives, read_manifest(found), search.where)
+    runs = {run.number: run for run in study.trials}
+    finals = [final for final in read_level(search, level) if final.accuracies and math.isfinite(final.mean)]
+    front = {final.identity for final in final_front(finals)}
+    return [
+        (final.mean, dataclasses.replace(runs[final.runs[0]], on_front=final.identity in front)) for final in finals
+    ]
 
 
 def read_level(search: Study, level: str = FULL) -> list[Final]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, overload
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from lrnas._notebook import NotebookView
+from lrnas._quantities import read_quantity, read_time
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.cost import Cost
 from lrnas.errors import InvalidArchitecture
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lrnas import Export
+
+Number = TypeVar("Number", int, float)
 
 MAX_PRINTED = 10
 """Largest number of trials that are printed of a list."""
@@ -164,7 +169,8 @@ class Trial(NotebookView):
         accuracy = "" if known is None else f", {100 * known:.2f} %"
         accuracy = accuracy if tested is None else f", {100 * tested:.2f} % on test images"
         front = ", on the front" if self.on_front else ""
-        return f"<Trial {self.number}: {self.name}{accuracy}, {self.macs:,} MACs, {self.status}{front}>"
+        study = f" of {self.study.name}" if "@" in self.study.name else ""
+        return f"<Trial {self.number}{study}: {self.name}{accuracy}, {self.macs:,} MACs, {self.status}{front}>"
 
 
 class Trials(list[Trial], NotebookView):
@@ -333,7 +339,7 @@ class Study(NotebookView):
 
     @property
     def trials(self) -> Trials:
-        """All trials that have a network, by number; `on_front` marks those on the front."""
+        """All trials that have a network, by number; `on_front` marks those on the front of the level `short`."""
         return self.summary().trials
 
     def check_front(self) -> None:
@@ -344,10 +350,28 @@ class Study(NotebookView):
                 f"`{self.where.command('retrain', self.name)}` shows its results, in Python `read_finals` and `judge`"
             )
 
-    def front(self) -> Trials:
-        """The front: fully trained networks that no other one dominates, cheapest first."""
+    def front(self, level: str | None = None) -> Trials:
+        """The front: networks that no other one dominates, cheapest first.
+
+        Args:
+            level: Training that is compared: `full`, the finals; `longer`; or `short`, that of the search itself. None:
+                `full` if there are finals, else `short`.
+
+        Returns:
+            Trials of the search for `short`. For later levels, whose networks are compared by their mean accuracy over
+            seeds, the first run of each network, a trial of SEARCH@finals or SEARCH@longer.
+        """
         self.check_front()
-        return self.summary().front
+        if (found := self._later(level)) is None:
+            return self.summary().front
+        return Trials(run for _, run in found if run.on_front)
+
+    def _later(self, level: str | None) -> list[tuple[float, Trial]] | None:
+        """Mean accuracies of the networks of a later level, and their first runs; None for the level `short`."""
+        levels = importlib.import_module("lrnas.study.levels")  # it imports this module
+        level = levels.pick_level(self, level)
+        found: list[tuple[float, Trial]] = [] if level == levels.SHORT else levels.trained_networks(self, level)
+        return None if level == levels.SHORT else found
 
     def hypervolume(self) -> float:
         """Hypervolume of the front, see `Summary`."""
@@ -363,26 +387,42 @@ class Study(NotebookView):
         return measure_throughput(self.optuna_trials())
 
     def best(
-        self, *, max_macs: int | None = None, max_params: int | None = None, max_latency: float | None = None
+        self,
+        *,
+        max_macs: int | str | None = None,
+        max_params: int | str | None = None,
+        max_latency: float | str | None = None,
+        level: str | None = None,
     ) -> Trial:
         """The most accurate network within limits; of equally accurate ones, one that is not the paper's.
 
         Args:
-            max_macs: Largest number of multiply-accumulates.
-            max_params: Largest number of parameters.
+            max_macs: Largest number of multiply-accumulates; also as text, such as "3M".
+            max_params: Largest number of parameters; also as text.
             max_latency: Largest latency in milliseconds; only for studies that measure it.
+            level: Training that is compared, as for `front`.
 
         Returns:
-            The trial of that network.
+            The trial of that network; at a later level its first run, as `front` returns it.
         """
         self.check_front()
-        limits = Limits(max_macs=max_macs, max_params=max_params, max_latency=max_latency)
-        if max_latency is not None and "latency" not in self.costs:
-            raise StudyError(f"{self.name} has no latencies; got max_latency {max_latency:g}; leave it out")
-        fits = [trial for trial in self.trials if trial.status == "completed" and not limits.excess(trial.costs)]
+        limits = Limits(
+            max_macs=_read_limit("max_macs", max_macs, read_quantity),
+            max_params=_read_limit("max_params", max_params, read_quantity),
+            max_latency=_read_limit("max_latency", max_latency, functools.partial(read_time, "ms")),
+        )
+        if limits.max_latency is not None and "latency" not in self.costs:
+            raise StudyError(f"{self.name} has no latencies; got max_latency {limits.max_latency:g}; leave it out")
+        later = self._later(level)
+        short = [(trial.accuracy or 0.0, trial) for trial in self.trials if trial.status == "completed"]
+        done = short if later is None else later
+        if not done:
+            raise StudyError(f"{self.name} has no trained network{' at this level' * bool(level)} yet; continue it")
+        fits = [(accuracy, trial) for accuracy, trial in done if not limits.excess(trial.costs)]
         if not fits:
-            raise StudyError(f"no trained network of {self.name} is within these limits; raise them")
-        return max(fits, key=lambda trial: (trial.accuracy or 0.0, not trial.is_paper, -trial.macs))
+            others = "" if later is None else ', or give level="short" for networks without finals'
+            raise StudyError(f"no trained network of {self.name} is within these limits; raise them{others}")
+        return max(fits, key=lambda fit: (fit[0], not fit[1].is_paper, -fit[1].macs))[1]
 
     def to_pandas(self) -> pd.DataFrame:
         """A table with one row per trial, and the architecture as JSON."""
@@ -446,6 +486,14 @@ class Study(NotebookView):
                 return read
             self._finished[trial.number] = read
         return self._finished[trial.number]
+
+
+def _read_limit(name: str, value: Any, read: Callable[[Any], Number]) -> Number | None:
+    """A limit that a user gave, as text or as itself; None if there is none."""
+    try:
+        return None if value is None else read(value)
+    except (ValueError, TypeError, OverflowError):
+        raise StudyError(f"{name} takes a number above 0; got {value!r}; for example 3M or 1.5e8") from None
 
 
 def _read_trial(study: Study, trial: FrozenTrial) -> Trial:

@@ -267,3 +267,26 @@ def test_a_later_level_is_no_search_and_no_retraining(tmp_path: Path) -> None:
     assert named is not None and named.trial.accuracy == 0.93
     assert delete_study("s", studies=tmp_path).trials == {"s": 4, "s@longer": 0, "s@finals": 6}
     assert level_study(make_search(), "full") is None
+
+
+def test_the_front_and_the_best_network_are_those_of_the_finals(tmp_path: Path) -> None:
+    search = make_search(tmp_path / "s")
+    short, best = search.front(), search.best()
+    assert short == search.front("short") and best == search.best(level="short") and best.study is search
+    make_finals(search, {"nin-c3-lr": (0.91, 0.95), "lr-x0.25": (0.92, 0.90), "dense-x0.5": (0.85,)})
+    assert search.front("short") == short and search.best(level="short") == best
+    front = search.front()
+    assert [trial.point for trial in front] == [final.name for final in final_front(read_level(search))]
+    assert [trial.point for trial in front] == ["lr-x0.25", "nin-c3-lr"] and all(trial.on_front for trial in front)
+    found = search.best()  # by the means, not by the first runs
+    assert (found.point, found.accuracy, found.study.name) == ("nin-c3-lr", 0.91, "s@finals")
+    assert repr(found).startswith(f"<Trial {found.number} of s@finals: nin-c3-lr, 91.00 %")
+    assert search.best(max_macs=f"{front[0].macs / 1e6}M").point == "lr-x0.25"
+    with pytest.raises(StudyError, match=r'is within these limits; raise them, or give level="short" for'):
+        search.best(max_macs=1)
+    with pytest.raises(StudyError, match="s has no trained network at this level yet"):
+        search.best(level="longer")
+    with pytest.raises(UnknownName, match="unknown level 'ful'; did you mean full"):
+        search.front("ful")
+    with pytest.raises(StudyError, match="max_macs takes a number above 0; got 'much'; for example 3M"):
+        search.best(max_macs="much")
