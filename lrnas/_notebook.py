@@ -40,6 +40,10 @@ class LiveBar:
     def __init__(self, text: str) -> None:
         display = importlib.import_module("IPython.display").display
         self.handle: Any = display(_bar(text), raw=True, display_id=True)
+        self.text = ""
+        """The last text; empty as long as it is the first one."""
+        self.moves = True
+        """Whether the bar has no total, so that it moves."""
 
     def update(self, text: str, done: int = 0, total: int | None = None) -> None:
         """Show another text.
@@ -49,7 +53,13 @@ class LiveBar:
             done: What is done.
             total: What has to be done; None if that is not known.
         """
+        self.text, self.moves = text, not total
         self.handle.update(_bar(text, done, total), raw=True)
+
+    def end(self) -> None:
+        """Remove a bar that moves, since nothing happens any more; the last text stays, but not the first one."""
+        if self.moves:
+            self.handle.update({"text/html": escape(self.text), "text/plain": self.text}, raw=True)
 
 
 def _bar(text: str, done: int = 0, total: int | None = None) -> dict[str, str]:

@@ -88,9 +88,13 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
             logger.disabled = before
     elif in_notebook():
         show_messages()
-        view = ProgressView(LiveBar("starting"))
-        yield view
-        view.show_rest()
+        bar = LiveBar("starting")
+        view = ProgressView(bar)
+        try:
+            yield view
+            view.show_rest()
+        finally:
+            bar.end()
     elif not sys.stderr.isatty():
         show_messages()
         view = ProgressView()

@@ -12,6 +12,7 @@ from rich.console import Console
 from small_studies import LEVELS, SPACE, cost, make_finals, make_proposals, make_search, train_some
 
 from lrnas._messages import logger
+from lrnas.errors import LrnasError
 from lrnas.searching import progress
 from lrnas.searching.finals import Ladder, Promotions, open_levels
 from lrnas.searching.progress import MIN_NETWORKS, ProgressView, SearchEvents, Work, progress_view, seconds_left
@@ -96,6 +97,23 @@ def test_a_notebook_has_a_bar_and_keeps_the_first_line(
     assert shown["text/html"].startswith('<progress value="4" max="8"></progress> 4/8 trials: 4 completed')
     assert shown["text/plain"].startswith("4/8 trials: 4 completed")
     assert capsys.readouterr().err.startswith("s: 8 trials in all, 4 done; training on digits")
+
+
+def test_a_bar_in_a_notebook_does_not_move_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Display()
+    shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", shell)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython.display", cell)  # type: ignore[arg-type]
+    monkeypatch.setattr(logger, "handlers", [])
+    with pytest.raises(LrnasError), progress_view():
+        raise LrnasError("wrong")
+    assert cell.shown[-1] == {"text/html": "", "text/plain": ""}
+    study = make_finals(make_search(), {"nin-c3-lr": (0.95, 0.0)})
+    with progress_view() as view:
+        view.started(Promotions(Ledger(study)), None)
+        view.changed("ended")
+        assert "<progress" in cell.shown[-1]["text/html"]
+    assert cell.shown[-1]["text/html"].startswith("2 runs at level full done")
 
 
 def test_a_later_level_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
