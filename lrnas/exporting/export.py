@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from lrnas._messages import logger
+from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet
 from lrnas.errors import UnknownName, error_line
@@ -60,7 +61,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(NotebookView):
     """Result of an export."""
 
     name: str

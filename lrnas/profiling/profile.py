@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from lrnas._messages import logger
+from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import Step
 from lrnas.errors import LrnasError, UnknownName, error_line
@@ -73,7 +74,7 @@ class Profiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(NotebookView):
     """Networks measured under the same conditions, baselines first."""
 
     conditions: Conditions

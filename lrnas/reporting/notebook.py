@@ -1,4 +1,4 @@
-"""Studies, trials, networks and conversions as HTML, for notebooks.
+"""Studies, trials, networks, conversions, estimates, times and exports as HTML, for notebooks.
 
 `as_html` is called by the method `_repr_html_` of these objects. Texts and lines take the colour of the page, so that
 they can be read on dark pages too.
@@ -7,11 +7,12 @@ they can be read on dark pages too.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import singledispatch
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lrnas._messages import duration
 from lrnas.arch.architecture import Architecture
 from lrnas.models.plan import native_input_size, native_num_classes, resolve_backbone
 from lrnas.reporting.layer_view import SHADES, Layer, kind_of, lay_out
@@ -20,6 +21,12 @@ from lrnas.study.manifest import RETRAINS, data_name
 from lrnas.study.retrained import Final, final_front, front_marks, read_retrained
 from lrnas.study.study import ImageShape, Study, Trial, Trials
 from lrnas.study.verdicts import TEST, judge
+
+if TYPE_CHECKING:
+    from lrnas.exporting.export import Export
+    from lrnas.models.convert import Conversion
+    from lrnas.profiling.profile import Profile
+    from lrnas.searching.estimate import Estimate
 
 MAX_ROWS = 60
 """Largest number of rows of a table."""
@@ -32,13 +39,57 @@ ROW = 18
 @singledispatch
 def as_html(shown: Any) -> str:
     """An object as HTML."""
-    from lrnas.models.convert import Conversion  # loads torch
+    return _BY_NAME[type(shown).__name__](shown)
 
-    assert isinstance(shown, Conversion), type(shown)
+
+def _conversion(shown: Conversion) -> str:
     replaced = [(path, str(mix), "replaced") for path, mix in shown.replaced.items()]
     left = [(path, "", f"left: {reason}") for path, reason in shown.left.items()]
     title = f"{len(replaced)} convolutions replaced, {len(left)} left as they were"
     return _title(title) + _table(("layer", "new filters", ""), replaced + left)
+
+
+def _profile(profile: Profile) -> str:
+    rows = []
+    for network in profile.networks:
+        shares = {name: "–" if share is None else f"{share:.3f}" for name, share in profile.shares(network).items()}
+        training = "–" if network.training is None else f"{network.training:.3f} ms"
+        times = (f"{network.forward:.3f} ms", shares["forward"], training, shares["training"])
+        compared = "" if network.baseline == network.name else network.baseline
+        rows.append((network.name, f"{network.macs:,}", shares["macs"], *times, compared))
+    head = ("network", "MACs", "share", "forward", "share", "training", "share", "compared with")
+    return _title(f"Times for a batch on {profile.conditions}") + _table(head, rows)
+
+
+def _estimate(estimate: Estimate) -> str:
+    rows = [
+        (level.name, str(level.networks), str(level.runs), str(level.epochs), duration(level.training_seconds))
+        for level in estimate.levels
+    ]
+    times = [
+        f"about {duration(time)}{f' on {number} GPU' if number else ''}" for number, time in estimate.seconds.items()
+    ]
+    lines = [f"Time: {' or '.join(times)}; {estimate.hardware}", *(f"Note: {remark}." for remark in estimate.remarks)]
+    table = _table(("level", "networks", "runs", "epochs", "training time"), rows)
+    return f"{_title(f'Estimate of {estimate.study}')}{table}<p>{'<br>'.join(map(escape, lines))}</p>"
+
+
+def _export(export: Export) -> str:
+    rows = [(str(file), f"{size:,} bytes") for file, size in export.files.items()]
+    check = f"{export.check.same_class} of {export.check.number} images in the same class as before"
+    times = [f"{name}: {1000 * seconds:.3f} ms for a batch" for name, seconds in export.seconds.items()]
+    lines = "<br>".join(map(escape, [check, *times]))
+    code = f"<pre>{escape(export.load)}</pre>"
+    return f"{_title(f'{export.name} as {export.format}')}{_table(('file', 'size'), rows)}<p>{lines}</p>{code}"
+
+
+_BY_NAME: dict[str, Callable[[Any], str]] = {
+    "Conversion": _conversion,
+    "Profile": _profile,
+    "Estimate": _estimate,
+    "Export": _export,
+}
+"""What shows objects whose modules load torch, by the names of their classes."""
 
 
 @as_html.register

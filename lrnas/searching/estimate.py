@@ -25,6 +25,7 @@ import optuna
 import torch
 
 from lrnas._messages import duration, logger
+from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.data.cache import without_writing
 from lrnas.data.names import data_folder
@@ -100,7 +101,7 @@ class LevelEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NotebookView):
     """What a search would train, and what that would take."""
 
     study: str

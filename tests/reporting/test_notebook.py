@@ -1,10 +1,12 @@
 """Studies, trials, networks and conversions in notebooks, and their short texts."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import timm
@@ -14,6 +16,9 @@ from small_studies import make_finals, make_search
 
 import lrnas
 from lrnas.errors import LrnasError
+from lrnas.exporting.export import Check, Export
+from lrnas.profiling.profile import Profile, Profiled
+from lrnas.searching.estimate import Estimate
 from lrnas.searching.runs import Chosen
 from lrnas.study.study import MAX_PRINTED, Study
 
@@ -126,6 +131,26 @@ def test_a_trial_shows_its_layers_and_curve(study: Study) -> None:
     Cells(html)
     assert f"{trial.macs:,} MACs (0.539 of the dense network" in html
     assert "96 3×1 ‖ 96 1×3" in html and "<polyline" in html
+
+
+def test_times_exports_and_estimates_are_tables() -> None:
+    network = lrnas.get_point("nin-c3").architecture
+    base = Profiled("nin", network, "nin", 32, 2_000, 4.0, None, [])
+    conditions: Any = "one core"
+    measured = Profile(conditions, False, [base, replace(base, name="small", macs=1_000, forward=1.0)])
+    rows = Cells(measured._repr_html_()).rows
+    assert rows[2] == ["small", "1,000", "0.500", "1.000 ms", "0.250", "–", "–", "nin"]
+    check = Check("digits", 0.0, 1.0, 63, 64)
+    written = Export("n", "onnx", "", {Path("n.onnx"): 1200}, "load <n>", "", check, {"after": 0.002}, "cpu", 1, 1)
+    html = written._repr_html_()
+    assert Cells(html).rows[1] == ["n.onnx", "1,200 bytes"]
+    assert "63 of 64 images" in html and "after: 2.000 ms" in html and "load &lt;n&gt;" in html
+    level: Any = SimpleNamespace(name="short", networks=4, runs=4, epochs=3, training_seconds=90.0)
+    known = {"study": "s", "levels": (level,), "seconds": {0: 120.0}, "hardware": "CPU", "remarks": ("a rest",)}
+    empty: dict[str, Any] = {field.name: None for field in fields(Estimate)}
+    html = Estimate(**{**empty, **known})._repr_html_()
+    assert Cells(html).rows[1] == ["short", "4", "4", "3", "1 min 30 s"]
+    assert "Time: about 2 min 0 s; CPU<br>Note: a rest." in html
 
 
 def test_names_are_escaped(study: Study) -> None:
