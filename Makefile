@@ -50,7 +50,7 @@ $(READY): pyproject.toml constraints.txt
 	  echo "lrnas needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; \
 	  exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[train,workers,search,export,plot,dashboard,test,lint,docs]'
 	@touch $@
 

@@ -17,7 +17,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import BACKBONES
 from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.models.build import create_model
-from lrnas.models.found import found_networks
+from lrnas.models.found import find_found
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM
 from lrnas.models.summary import read_source
@@ -148,10 +148,10 @@ def find_source(
         return _from_study(found, studies, fresh)
     if source.endswith((".safetensors", ".json")) or "/" in source.removeprefix(TIMM):
         raise ExportError(f"{source} does not exist; give a checkpoint, a network or STUDY:TRIAL")
-    if (own := found_networks().get(source.replace("_", "-"))) is not None:
+    if (own := find_found(source)) is not None:
         weights = _model_weights(load_tensors(own.weights))
         identity = {"data": own.data, "pretrained_cfg": own.config}
-        return Source(source.replace("_", "-"), own.architecture, "weights of a search", weights, identity)
+        return Source(own.name, own.architecture, "weights of a search", weights, identity)
     try:
         name, network = read_source(source)
     except UnknownName:

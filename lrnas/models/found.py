@@ -22,6 +22,7 @@ WEIGHTS = "model.safetensors"
 class FoundNetwork:
     """A network that a search found, and its weights."""
 
+    name: str
     architecture: Architecture
     weights: Path
     """The safetensors file."""
@@ -39,5 +40,11 @@ def found_networks() -> dict[str, FoundNetwork]:
         content = json.loads(file.read_text(encoding="utf-8"))
         config = {**content["pretrained_cfg"], "label_names": tuple(content["label_names"])}
         network = Architecture.from_dict(content["model_args"]["architecture"])
-        found[file.parent.name] = FoundNetwork(network, file.parent / WEIGHTS, content["data"], config)
+        name = file.parent.name
+        found[name] = FoundNetwork(name, network, file.parent / WEIGHTS, content["data"], config)
     return found
+
+
+def find_found(name: str) -> FoundNetwork | None:
+    """The network with this name, which may have underscores as in timm; None if there is none."""
+    return found_networks().get(name.replace("_", "-"))

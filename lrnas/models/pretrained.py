@@ -188,6 +188,11 @@ class _Moments:
     x: Tensor
     y: Tensor
     number: int = 0
+    x_origin: Tensor | None = None
+    """What was subtracted from all patches, so that little is lost where they hardly vary; None: nothing."""
+    y_origin: Tensor | None = None
+    least: float = 1e-30
+    """Errors are shares of at least this mean of |y|²: outputs that hardly vary count as constant."""
 
 
 class _Layer:
@@ -244,6 +249,10 @@ class _Layer:
         for part, wanted in zip(x.split(at_once), y.split(at_once), strict=True):
             patches = self._patches(part).float()
             wanted = wanted.flatten(2).transpose(1, 2).flatten(0, 1).float()
+            if self.conv.bias is not None:
+                if moments.x_origin is None or moments.y_origin is None:
+                    moments.x_origin, moments.y_origin = patches.mean(0), wanted.mean(0)
+                patches, wanted = patches - moments.x_origin, wanted - moments.y_origin
             moments.xx += patches.T @ patches
             moments.yx += wanted.T @ patches
             moments.yy += float(wanted.square().sum())
@@ -270,14 +279,21 @@ class _Layer:
         if self.conv.bias is None:
             means.x.zero_()
             means.y.zero_()
-        scale = float(means.xx.diagonal().mean())
+        scale, scale_y = float(means.xx.diagonal().mean()), means.yy
+        if sums.x_origin is not None and sums.y_origin is not None:
+            scale += float(sums.x_origin.square().mean())
+            scale_y += float(sums.y_origin.square().sum())
         means.xx -= means.x[:, None] * means.x
         means.yx -= means.y[:, None] * means.x
-        means.yy = max(means.yy - float(means.y.square().sum()), RESOLUTION * means.yy)
+        means.yy = max(means.yy - float(means.y.square().sum()), RESOLUTION * scale_y)
         noise = max(NOISE * float(means.xx.diagonal().mean()), RESOLUTION * scale, 1e-12)
         means.xx.diagonal().add_(noise)
         means.yx += noise * self.weight
         means.yy += noise * float(self.full.square().sum())
+        means.least = max(1e-3 * scale_y, means.least)
+        if sums.x_origin is not None and sums.y_origin is not None:
+            means.x += sums.x_origin
+            means.y += sums.y_origin
         return means
 
     def fit(self, moments: _Moments) -> float:
@@ -399,4 +415,4 @@ def _balanced(filters: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor]:
 def _error(weight: Tensor, moments: _Moments) -> float:
     """The mean of |y - weight · x|², as a share of that of |y|²."""
     lost = moments.yy - 2 * (weight * moments.yx).sum() + ((weight @ moments.xx) * weight).sum()
-    return max(0.0, float(lost)) / max(moments.yy, 1e-30)
+    return max(0.0, float(lost)) / max(moments.yy, moments.least)

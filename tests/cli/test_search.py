@@ -138,7 +138,7 @@ def test_with_beat_the_best_network_below_the_share_is_named(
     assert outcomes() == [("dense-x0.25", 0.5, True)]
     keep_limits(search.optuna_study, {"beat": 0.01})
     (line,) = lines()
-    assert line.endswith("; no network found that costs at most 0.01 of it was trained at this level.")
+    assert line.endswith("; no network found that costs at most 0.01 of its costs was trained at this level.")
     keep_limits(search.optuna_study, {})
     (line,) = lines()
     assert "; dense-x0.25 at " in line and line.endswith("measured 97.00 % (1 seed).")

@@ -19,8 +19,8 @@ def make(name: str, **kwargs: object) -> nn.Module:
 
 
 def test_stages_are_those_of_timm() -> None:
-    for name, stages in VGG_STAGES.items():
-        assert vgg_layers(stages, last_pool=True) == cfgs[name]
+    for name in VGG_STAGES.keys() - {"vgg_deep"}:
+        assert vgg_layers(VGG_STAGES[name], last_pool=True) == cfgs[name]
 
 
 EXAMPLES = ["nin_c3_lr", "googlenet_lr", "vgg_gmp_lr_join"]
