@@ -14,7 +14,6 @@ from lrnas.errors import LrnasError
 from lrnas.sampling.axes import Point
 from lrnas.sampling.belief import Observation
 from lrnas.sampling.front_sampler import FrontSampler
-from lrnas.searching.checks import SAMPLERS
 from lrnas.searching.proposals import Proposals, kind_of
 from lrnas.study.objectives import Costs
 
@@ -65,14 +64,14 @@ def _make_tpe(proposals: Proposals, seed: int) -> BaseSampler:
     return TPESampler(multivariate=is_large, n_startup_trials=10, seed=seed)
 
 
-_MAKERS: tuple[Callable[[Proposals, int], BaseSampler], ...] = (
-    _make_front,
-    _make_tpe,
-    lambda _, seed: GPSampler(n_startup_trials=10, seed=seed),  # needs seconds for each proposal
-    lambda _, seed: NSGAIISampler(population_size=24, seed=seed),  # for thousands of trials
-    lambda _, seed: RandomSampler(seed=seed),  # as a baseline
-)
-"""Functions that make the samplers, in the order of their names in `SAMPLERS`."""
+_MAKERS: dict[str, Callable[[Proposals, int], BaseSampler]] = {
+    "front": _make_front,
+    "tpe": _make_tpe,
+    "gp": lambda _, seed: GPSampler(n_startup_trials=10, seed=seed),  # needs seconds for each proposal
+    "nsga2": lambda _, seed: NSGAIISampler(population_size=24, seed=seed),  # for thousands of trials
+    "random": lambda _, seed: RandomSampler(seed=seed),  # as a baseline
+}
+"""Functions that make the samplers, by their names in `lrnas.searching.checks.SAMPLERS`."""
 
 
 def make_sampler(name: str, seed: int, proposals: Proposals) -> BaseSampler:
@@ -83,7 +82,7 @@ def make_sampler(name: str, seed: int, proposals: Proposals) -> BaseSampler:
         seed: Seed of the sampler.
         proposals: The proposals of the search that uses it.
     """
-    return dict(zip(SAMPLERS, _MAKERS, strict=True))[name](proposals, seed)
+    return _MAKERS[name](proposals, seed)
 
 
 def _costs(proposals: Proposals, params: dict[str, Any]) -> Costs | None:
