@@ -2,7 +2,7 @@
 
 The accuracy of a network is a polynomial in the logarithms of its costs, plus a smooth function of its parameters, plus
 the noise of one training. Parameters of one kind, for example all widths, share a length scale. Measurements may have
-several levels, for example short and full trainings: each level is a multiple of the lowest one, plus an offset and a
+several levels, for example short and full trainings: each level is a multiple of the one below, plus an offset and a
 smaller function of its own, so that cheap measurements inform predictions at dear levels.
 
 Hyperparameters maximise the likelihood times a weak prior, with gradients.
@@ -73,6 +73,8 @@ _SCALE = _log_prior(1.0, 0.5, 0.02, 5.0)
 _LENGTH = _log_prior(1.0, 0.5, 0.1, 20.0)
 _NOISE = _log_prior(0.15, 0.5, 0.01, 2.0)
 _SLOPE = _Prior(0.5, 0.2, 0.05, 3.0)  # longer trainings tell networks apart less: by half in results/table
+# With levels between: a lead that lasts until the first of them lasts to the end, in two studies in results/studies.
+_FIRST_STEP, _LATER_STEP = _Prior(0.6, 0.3, 0.05, 3.0), _Prior(1.0, 0.1, 0.05, 3.0)
 _OWN_SCALE = _log_prior(0.2, 0.5, 0.01, 5.0)
 
 
@@ -81,7 +83,7 @@ class _Hyperparameters:
 
     Args:
         vector: (1 + kinds + levels + 2 × (levels - 1),), logarithms of the scale, the lengths and the noise, then the
-            slope and the logarithm of the scale of each level above 0.
+            step and the logarithm of the scale of each level above 0.
         num_kinds: Number of kinds of parameters.
         num_levels: Number of levels.
     """
@@ -94,16 +96,19 @@ class _Hyperparameters:
         """(kinds,), squared length scales."""
         self.noise = np.exp(2 * parts[2])
         """(levels,), variances between trainings of the same network."""
-        self.slopes = np.concatenate([[1.0], parts[3][::2]])
-        """(levels,), factors of the lowest level."""
+        self.steps = np.concatenate([[1.0], parts[3][::2]])
+        """(levels,), factors of the level below."""
         self.own = np.concatenate([[0.0], np.exp(2 * parts[3][1::2])])
         """(levels,), variances of each level's own function."""
+        self.shares = np.tril(np.cumprod(self.steps)[:, None] / np.cumprod(self.steps))
+        """(levels, levels), the share of each level's function, in columns, that is in a level, in rows."""
 
     @staticmethod
     def priors(num_kinds: int, num_levels: int) -> list[_Prior]:
         """Priors of the entries of a vector."""
-        higher = num_levels - 1
-        return [_SCALE, *[_LENGTH] * num_kinds, *[_NOISE] * num_levels, *[_SLOPE, _OWN_SCALE] * higher]
+        steps = {1: [], 2: [_SLOPE]}.get(num_levels, [_FIRST_STEP, *[_LATER_STEP] * (num_levels - 2)])
+        each_level = [prior for step in steps for prior in (step, _OWN_SCALE)]
+        return [_SCALE, *[_LENGTH] * num_kinds, *[_NOISE] * num_levels, *each_level]
 
 
 class AccuracyModel:
@@ -186,15 +191,18 @@ class AccuracyModel:
         base = self._trend(left) @ self._trend(right).T + settings.variance * smooth
         if self.num_levels == 1:
             return np.asarray(base)
-        own = OFFSET_VARIANCE * (left.levels > 0)[:, None] + settings.own[left.levels][:, None] * smooth
-        slopes = np.outer(settings.slopes[left.levels], settings.slopes[right.levels])
-        return np.asarray(slopes * base + own * (left.levels[:, None] == right.levels))
+        one, other = settings.shares[left.levels], settings.shares[right.levels]
+        whole = np.outer(one[:, 0], other[:, 0]) * base
+        for level in range(1, self.num_levels):
+            whole += np.outer(one[:, level], other[:, level]) * (OFFSET_VARIANCE + settings.own[level] * smooth)
+        return np.asarray(whole)
 
     def _variance(self, inputs: Inputs) -> Array:
         """(networks,), the diagonal of `_covariance`."""
-        settings, levels = self._settings, inputs.levels
+        settings = self._settings
         base = (self._trend(inputs) ** 2).sum(axis=1) + settings.variance
-        return np.asarray(settings.slopes[levels] ** 2 * base + OFFSET_VARIANCE * (levels > 0) + settings.own[levels])
+        squares = settings.shares[inputs.levels] ** 2
+        return np.asarray(squares[:, 0] * base + squares[:, 1:] @ (OFFSET_VARIANCE + settings.own[1:]))
 
     # --- the fit
 
@@ -217,8 +225,7 @@ class AccuracyModel:
         rows = np.unique(np.linspace(0, len(self._targets) - 1, MAX_FITTED).astype(np.int64))
         inputs, targets, variances = self.inputs.take(rows), self._targets[rows], self._variances[rows]
         levels, squares, terms = inputs.levels, self._squares(inputs, inputs), self._trend(inputs)
-        trend, same = terms @ terms.T, levels[:, None] == levels
-        offset = np.where(same, OFFSET_VARIANCE * (levels > 0), 0.0)
+        trend, above = terms @ terms.T, range(1, self.num_levels)
         priors = _Hyperparameters.priors(self.num_kinds, self.num_levels)
         means, deviations = np.array([p.mean for p in priors]), np.array([p.deviation for p in priors])
         diagonal = np.diag_indices(len(rows))
@@ -228,9 +235,11 @@ class AccuracyModel:
             root = np.sqrt(5 * np.tensordot(1 / settings.lengths, squares, 1))
             decay = np.exp(-root)
             smooth = (1 + root + root**2 / 3) * decay
-            slopes, own = settings.slopes[levels], np.where(same, settings.own[levels], 0.0)
-            base, products = trend + settings.variance * smooth, np.outer(slopes, slopes)
-            whole = products * base + offset + own * smooth
+            shares = settings.shares[levels]
+            products = shares.T[:, :, None] * shares.T[:, None, :]  # (levels, networks, networks)
+            parts = [products[0] * (trend + settings.variance * smooth)]
+            parts += [products[level] * (OFFSET_VARIANCE + settings.own[level] * smooth) for level in above]
+            whole = np.sum(parts, axis=0)
             whole[diagonal] += settings.noise[levels] + variances + JITTER
             factor = cholesky(whole, lower=True, check_finite=False)
             solved = cho_solve((factor, True), targets, check_finite=False)
@@ -240,13 +249,15 @@ class AccuracyModel:
             value = 0.5 * targets @ solved + np.log(np.diag(factor)).sum() + 0.5 * apart @ apart
 
             weights = inverse - np.outer(solved, solved)  # twice the derivative with respect to `whole`
-            of_variance = settings.variance * (weights * products * smooth).sum()
-            slopes_of_smooth = (settings.variance * products + own) * weights * ((1 + root) * decay)
+            variances_of = np.array([settings.variance, *settings.own[1:]])
+            smooths = (weights * smooth * products).sum(axis=(1, 2)) * variances_of
+            slopes_of_smooth = np.tensordot(variances_of, products, 1) * weights * ((1 + root) * decay)
             of_lengths = (5 / 6) * np.tensordot(squares, slopes_of_smooth, 2) / settings.lengths
             of_noise = settings.noise * np.bincount(levels, weights[diagonal], self.num_levels)
-            by_row = ((weights * base) @ slopes, (weights * own * smooth).sum(axis=1))
-            of_levels = np.stack([np.bincount(levels, row, self.num_levels)[1:] for row in by_row], axis=1)
-            gradient = np.concatenate([[of_variance], of_lengths, of_noise, of_levels.ravel()])
+            below = np.cumsum(parts, axis=0)  # what levels below each one contribute to its covariances
+            of_steps = [(weights * below[k - 1])[levels >= k].sum() / settings.steps[k] for k in above]
+            of_levels = [value for k in above for value in (of_steps[k - 1], smooths[k])]
+            gradient = np.concatenate([[smooths[0]], of_lengths, of_noise, of_levels])
             return float(value), gradient + apart / deviations
 
         return loss

@@ -21,6 +21,8 @@ Array = npt.NDArray[np.float64]
 MAX_MEASURED = 400
 """Accuracies are predicted from at most this many networks, and for these alone: those closest to the front."""
 
+NUM_COMPARED = 3
+"""Number of the paper's networks that are trained at level `longer`, so that other networks can be compared there."""
 CHANCE = 2.0
 """A network may be promoted if it is on the front when it is this many standard deviations better than believed."""
 
@@ -111,15 +113,23 @@ def mark_counting(contenders: Sequence[Contender], boxes: Boxes) -> list[Contend
 
 
 def pick_longer(contenders: Sequence[Contender], seconds_left: float) -> Contender | None:
-    """The network to train next at level `longer`: the one from which the largest gain of the front is expected.
+    """The network to train next at level `longer`.
+
+    First come some of the paper's networks, those that train fastest, unless one of them takes more than a quarter of
+    the time that is left. How much of a lead over them is left at this level says how much to expect of full
+    trainings. Then come the networks from which the largest gain of the front is expected.
 
     Args:
-        contenders: All networks. The paper's networks are not trained at this level, only compared with.
+        contenders: All networks.
         seconds_left: Training time that is left for this level.
 
     Returns:
         The network; None if the time is over.
     """
+    paper = [each for each in contenders if each.is_paper]
+    unknown = [each for each in paper if not each.begun and each.seconds <= seconds_left / 4]
+    if unknown and sum(each.begun > 0 for each in paper) < NUM_COMPARED:
+        return min(unknown, key=lambda each: each.seconds)
     front = [each for each in contenders if each.is_paper or (each.begun and not each.has_failed)]
     new = [each for each in contenders if _is_new(each) and each.seconds <= seconds_left]
     return _largest_gain(new, front)

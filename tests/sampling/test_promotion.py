@@ -52,7 +52,7 @@ def test_networks_outside_the_part_that_is_searched_are_trained_only_as_rivals()
     outside = [replace(each, counts=False) for each in FOUND]
     assert train_all(PAPER + outside, 1000.0, 3).count("cheap") == 0
     assert set(train_all(PAPER + outside, 0.0, 3)) == {"large", "small", "good"}
-    assert pick_longer(PAPER + outside, 1000.0) is None
+    assert pick_longer([replace(each, begun=1) for each in PAPER] + outside, 1000.0) is None
 
 
 def test_which_networks_are_in_the_part_that_is_searched() -> None:
@@ -94,7 +94,22 @@ def test_the_largest_gain_is_trained_longer_while_there_is_time() -> None:
     again = pick_longer([replace(each, begun=1) if each is picked else each for each in everyone], 10.0)
     assert again is not None and again.identity == "cheap"
     assert pick_longer(everyone, 9.0) is None
-    assert pick_longer(PAPER, 100.0) is None
+
+
+def test_three_of_the_papers_networks_are_trained_longer_first_if_they_do_not_take_most_of_the_time() -> None:
+    paper = [replace(contender(f"paper {s}", 100.0, 0.9, paper=True), seconds=s) for s in (40.0, 10.0, 30.0, 20.0)]
+
+    def order(seconds: float, number: int) -> list[str]:
+        everyone, found = paper + FOUND, []
+        while len(found) < number and (picked := pick_longer(everyone, seconds)) is not None:
+            found.append(picked.identity)
+            seconds -= picked.seconds
+            everyone = [replace(each, begun=each.begun + (each is picked)) for each in everyone]
+        return found
+
+    assert order(1000.0, 9) == ["paper 10.0", "paper 20.0", "paper 30.0", "good", "cheap"]
+    assert order(50.0, 9) == ["paper 10.0", "good", "cheap"]
+    assert order(39.0, 9) == ["good", "cheap"]
 
 
 def networks(random: np.random.Generator, number: int = 40) -> tuple[list[Measured], np.ndarray]:
@@ -127,6 +142,36 @@ def test_a_lucky_short_training_is_not_believed() -> None:
     lucky = Measured(middle, (5.0, 5.0), ((honest.accuracies[0][0] + 0.001,), ()))  # 0.024 more than expected
     mean, *_ = believe([*trained, *found[8:], honest, lucky], [0, 0])
     assert mean[-2] > mean[-1]
+
+
+@pytest.mark.parametrize("slope", [0.5, 0.9])
+def test_a_lead_that_lasts_until_the_middle_level_is_believed_to_last(slope: float) -> None:
+    """Only bad networks were trained in full; those at the middle level tell how much of a lead good ones keep."""
+    random = np.random.default_rng(4)
+    features, costs = random.random((60, 2)), np.exp(random.uniform(0, 1, 60))
+    short = 0.80 + 0.04 * features[:, 0] + 0.01 * np.log(costs)
+    longer, full = (base + slope * (short - 0.80) for base in (0.86, 0.90))
+    order = np.argsort(features[:, 0])
+    bad, good = set(order[:6]), set(order[-12:])
+
+    def measure(level: np.ndarray, i: int) -> float:
+        return float(level[i] + 0.001 * random.standard_normal())
+
+    found = [
+        Measured(
+            features[i],
+            (costs[i], costs[i]),
+            (
+                (measure(short, i),),
+                (measure(longer, i),) if i in bad | good else (),
+                (measure(full, i),) if i in bad else (),
+            ),
+        )
+        for i in range(60)
+    ]
+    mean, *_ = believe(found, [0, 0])
+    best = list(good)
+    assert abs(float((mean - full)[best].mean())) < 0.003
 
 
 def test_no_more_than_100_percent_are_promised() -> None:
