@@ -33,7 +33,7 @@ from lrnas.recipes import Recipe
 from lrnas.searching.ray_cluster import Workers, limit_to_room
 from lrnas.training.job import Images
 from lrnas.training.loop import Device
-from lrnas.training.side_by_side import COUNTS, Rate, measure_rates, pick_number
+from lrnas.training.side_by_side import Rate, measure_rates, pick_number
 
 FILE = "trials_per_gpu.json"
 FORMAT = 1
@@ -42,6 +42,8 @@ PATIENCE = 240.0
 """Seconds to wait for the measurement, which needs a whole GPU."""
 CONTEXT_MEMORY = 600_000_000
 """Bytes of GPU memory that CUDA itself and its libraries take in each process, about."""
+NUM_NETWORKS = 4
+"""Number of networks that are measured. More would take longer, because kernels are compiled for each of them."""
 USED_MEMORY = 0.9
 """Share of a GPU's memory that trials may use."""
 
@@ -74,7 +76,7 @@ def share_gpus(
     """
     if (most := _most_per_gpu(workers)) == 1:
         return limit_to_room(replace(workers, gpus=1))
-    networks = networks[: max(COUNTS)]
+    networks = _some_of(networks)
     conditions = _conditions(networks, recipe, data, device)
 
     def measure() -> dict[str, Any]:
@@ -164,7 +166,7 @@ def measure_or_read(
     Returns:
         The measurement, and whether it was kept.
     """
-    networks = networks[: max(COUNTS)]
+    networks = _some_of(networks)
     kept = _find(_read_records(folder / FILE), _conditions(networks, recipe, data, device))
     if kept is not None:
         return kept, True
@@ -199,6 +201,12 @@ def _read_records(file: Path) -> list[dict[str, Any]]:
 
 def _find(records: Sequence[dict[str, Any]], conditions: Mapping[str, Any]) -> dict[str, Any] | None:
     return next((record for record in records if conditions.items() <= record.items()), None)
+
+
+def _some_of(networks: Sequence[Architecture]) -> list[Architecture]:
+    """The first network, which is usually the largest, and others at equal distances in the list."""
+    number = min(NUM_NETWORKS, len(networks))
+    return [networks[len(networks) * i // number] for i in range(number)]
 
 
 def _eval_batch(data: DataSet) -> int:

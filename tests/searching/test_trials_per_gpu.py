@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,20 @@ def test_images_in_files_have_room_as_long_as_a_gpu_can_hold_them(tmp_path: Path
     share = 3.5 * size / 10**12
     needed = memory_per_trial(rates, data, share, 10**12, 1.0)
     assert pick_number(rates, needed, USED_MEMORY * 10**12, 16) == 3
+
+
+def test_four_networks_are_measured_the_first_among_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    networks = [replace(SMALL, divisor=number) for number in range(2, 12)]
+    measured: list[list[int]] = []
+
+    def measure_rates(networks: list[Architecture], *_: Any, **settings: Any) -> list[Rate]:
+        measured.append([network.divisor for network in networks])
+        return [Rate(1, 1.0, 1000, 500)]
+
+    monkeypatch.setattr(trials_per_gpu, "measure_rates", measure_rates)
+    for number in (10, 2):
+        trials_per_gpu.measure_or_read(networks[:number], RECIPE, load_set("digits"), tmp_path, "cpu")
+    assert measured == [[2, 4, 7, 9], [2, 3]]
 
 
 @pytest.fixture
