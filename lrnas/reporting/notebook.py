@@ -130,7 +130,7 @@ def _(trial: Trial) -> str:
     accuracy, images = (trial.test_accuracy, "test") if is_tested else (trial.accuracy, "validation")
     facts = [
         f"{_percent(accuracy)} on {images} images after {trial.epochs} epoch{'s' * (trial.epochs != 1)}",
-        f"{macs} MACs ({share} of the dense network's), {params} parameters",
+        f"{macs} MACs ({share} of the dense network's), {params} parameters, for {_images(trial.study.image_shape)}",
         f"{trial.status}{', on the front' if trial.on_front else ''}{f': {trial.reason}' if trial.reason else ''}",
     ]
     title = f"{trial.study.name}, trial {trial.number}: {trial.name}"
@@ -143,9 +143,16 @@ def _(architecture: Architecture) -> str:
     backbone = resolve_backbone(architecture)[0]
     shape = ImageShape(native_input_size(backbone), 3, native_num_classes(backbone))
     layers = lay_out(architecture, shape)
-    macs = sum(layer.macs for layer in layers)
-    about = f"{macs:,} MACs as deployed, for images of {shape.size}×{shape.size} pixels"
-    return f"{_title(architecture.backbone)}<p>{about}</p>{_layers_picture(layers)}"
+    macs, params = (f"{sum(getattr(layer, name) for layer in layers):,}" for name in ("macs", "params"))
+    facts = [
+        f"{macs} MACs and {params} parameters as deployed, for {_images(shape)}, the backbone's own sizes",
+        "Other sizes: lrnas.make_plan(architecture, input_size, num_classes, deployed=True).cost",
+    ]
+    return f"{_title(architecture.backbone)}<p>{'<br>'.join(map(escape, facts))}</p>{_layers_picture(layers)}"
+
+
+def _images(shape: ImageShape) -> str:
+    return f"images of {shape.size}×{shape.size} pixels in {shape.channels} channels, {shape.num_classes} classes"
 
 
 def _retraining(study: Study) -> str:
@@ -232,28 +239,38 @@ def _curve(curve: Sequence[float]) -> str:
 
 
 def _layers_picture(layers: Sequence[Layer]) -> str:
-    """A bar for each layer, as long as it has filters, in the colours of their shapes."""
+    """A row for each layer: its name, the shape of its output, and a bar as long as it has filters, by their shapes."""
     widest = max((sum(group.num for group in layer.groups) for layer in layers), default=1) or 1
-    name_width = 7 * max((len(layer.name) for layer in layers), default=0) + 8
-    parts, kinds = [], set[str]()
+    outputs = ["×".join(map(str, layer.output)) for layer in layers]
+    maps = _width_of(["layer", *(layer.name for layer in layers)]) + 8
+    bars = maps + _width_of(["output", *outputs]) + 8
+    parts = [_text(0, 0, "layer"), _text(maps, 0, "output"), _text(bars, 0, "filters and MACs")]
+    kinds, right = set[str](), 0
     for i, layer in enumerate(layers):
-        top, left = i * ROW, float(name_width)
-        parts.append(_text(0, top, layer.name))
+        top, left = (i + 1) * ROW, float(bars)
+        parts += [_text(0, top, layer.name), _text(maps, top, outputs[i])]
         for group in layer.groups:
             width, kind = BAR * group.num / widest, kind_of(group)
             kinds.add(kind)
             box = f'x="{left:.1f}" y="{top + 2}" width="{width:.1f}" height="{ROW - 4}" fill="{SHADES[kind]}"'
             parts.append(f"<rect {box}><title>{group.shape}, {group.num} filters</title></rect>")
             left += width
-        parts.append(_text(left + 6, top, f"{_describe(layer)}{layer.macs:,} MACs"))
+        text = f"{_describe(layer)}{layer.macs:,} MACs"
+        parts.append(_text(left + 6, top, text))
+        right = max(right, round(left) + 6 + _width_of([text]))
     shades = [(kind, shade) for kind, shade in SHADES.items() if kind in kinds]
     for i, (kind, shade) in enumerate(shades):
-        top, left = len(layers) * ROW + 4, name_width + 60 * i
+        top, left = (len(layers) + 1) * ROW + 4, bars + 60 * i
         parts.append(f'<rect x="{left}" y="{top + 3}" width="10" height="10" fill="{shade}"/>')
         parts.append(_text(left + 14, top, kind.replace("x", "×")))
-    size = f'width="{name_width + BAR + 330}" height="{(len(layers) + 1) * ROW + 8}"'
+    size = f'width="{max(right, bars + 300)}" height="{(len(layers) + 2) * ROW + 8}"'
     style = 'font-family="sans-serif" font-size="11" fill="currentColor"'
     return f"<svg {size} {style}>{''.join(parts)}</svg>"
+
+
+def _width_of(texts: Iterable[str]) -> int:
+    """Room for the longest text, in pixels."""
+    return 7 * max(map(len, texts), default=0)
 
 
 def _describe(layer: Layer) -> str:

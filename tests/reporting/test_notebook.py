@@ -1,5 +1,6 @@
 """Studies, trials, networks and conversions in notebooks, and their short texts."""
 
+import re
 from dataclasses import fields, replace
 from functools import partial
 from html import escape
@@ -130,7 +131,8 @@ def test_a_trial_shows_its_layers_and_curve(study: Study) -> None:
     html = trial._repr_html_()
     Cells(html)
     assert f"{trial.macs:,} MACs (0.539 of the dense network" in html
-    assert "96 3×1 ‖ 96 1×3" in html and "<polyline" in html
+    assert "parameters, for images of 32×32 pixels in 3 channels, 10 classes" in html
+    assert "96 3×1 ‖ 96 1×3" in html and ">192×32×32<" in html and "<polyline" in html
 
 
 def test_times_exports_and_estimates_are_tables() -> None:
@@ -158,10 +160,26 @@ def test_names_are_escaped(study: Study) -> None:
     assert "<script>" not in trial._repr_html_() and "&lt;script&gt;" in lrnas.Trials([trial])._repr_html_()
 
 
-def test_an_architecture_and_a_conversion() -> None:
+def test_an_architecture() -> None:
     html = lrnas.get_point("vgg-gmp-lr-join").architecture._repr_html_()
     Cells(html)
-    assert "256 3×1 ‖ 256 1×3, then 512 1×1" in html and "images of 224×224 pixels" in html
+    assert "256 3×1 ‖ 256 1×3, then 512 1×1" in html
+    cost = lrnas.make_plan(lrnas.get_point("vgg-gmp-lr-join").architecture, deployed=True).cost
+    assert f"{cost.macs:,} MACs and {cost.params:,} parameters as deployed" in html
+    assert "for images of 224×224 pixels in 3 channels, 1000 classes, the backbone&#x27;s own sizes" in html
+    assert [f">{text}<" in html for text in ("64×224×224", "512×14×14", "1000", "output")] == [True] * 4
+
+
+def test_pictures_of_layers_are_as_wide_as_their_texts() -> None:
+    shapes = {"1x1": 0.2, "kx1": 0.2, "1xk": 0.2, "kxk": 0.4}
+    groups = tuple(lrnas.FilterGroup(shape, share) for shape, share in shapes.items())
+    html = lrnas.Architecture("vgg11", {"*": lrnas.Allocation("composite", groups, join=1.0)})._repr_html_()
+    (width,) = re.findall(r'<svg width="(\d+)"', html)
+    ends = [int(x) + 5.5 * len(text) for x, text in re.findall(r'<text x="(\d+)"[^>]*>([^<]*)<', html)]
+    assert max(ends) < int(width) < max(ends) + 120
+
+
+def test_a_conversion() -> None:
     conversion = lrnas.convert(timm.create_model("resnet10t"))
     assert repr(conversion).startswith("<Conversion: ") and len(repr(conversion)) < 80
     rows = Cells(conversion._repr_html_()).rows[1:]
