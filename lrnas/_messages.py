@@ -6,6 +6,8 @@ import logging
 import re
 import sys
 
+from lrnas.errors import in_users_words
+
 logger = logging.getLogger("lrnas")
 _IN_ADDRESS = re.compile(r"(://[^\s:/@]*:)\S*@")
 _IN_OPTIONS = re.compile(r"([?&][\w-]*(?:pass|pwd|secret|token|key)[\w-]*=)[^\s&]*", re.IGNORECASE)
@@ -29,6 +31,14 @@ def printable(text: object, keep: str = "") -> str:
     return "".join(
         each if each.isprintable() or each in keep else each.encode("unicode_escape").decode() for each in shown
     )
+
+
+def _name_options(record: logging.LogRecord) -> bool:
+    record.msg, record.args = in_users_words(record.getMessage()), None
+    return True
+
+
+logger.addFilter(_name_options)
 
 
 class _Stderr(logging.Handler):

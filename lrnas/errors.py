@@ -3,15 +3,56 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+_OPTION = re.compile(r"(`[^`]*`)|(?<![\w/-])--([a-z][a-z-]+)")
+_command_line: list[bool] = []
+"""Not empty while a command runs."""
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """Context in which messages name options of the command line, such as --epochs, not arguments."""
+    _command_line.append(True)
+    try:
+        yield
+    finally:
+        _command_line.pop()
+
+
+def is_command() -> bool:
+    """Whether a command of the command line runs, not a call from Python."""
+    return bool(_command_line)
+
+
+def in_users_words(text: str) -> str:
+    """The text of a message with options as the user knows them: --data-dir in a command, `data_dir` in Python.
+
+    Whole commands, which are in backquotes, are left as they are.
+    """
+    if _command_line or "--" not in text:
+        return text
+    return _OPTION.sub(lambda found: found[1] or f"`{found[2].replace('-', '_')}`", text)
 
 
 class LrnasError(Exception):
-    """Base class of all errors that a user can correct. The command line prints the message and exits with 2."""
+    """Base class of all errors that a user can correct. The command line prints the message and exits with 2.
+
+    Messages are written with the names of options, such as --epochs; in Python they are shown as arguments.
+    """
+
+    def __str__(self) -> str:
+        return in_users_words(super().__str__())
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, with which Slurm and Kubernetes end a program. Whatever handles Ctrl-C handles it in the same way."""
+
+
+class InvalidArgument(LrnasError, TypeError, ValueError):
+    """An argument of a public function that is missing or of the wrong kind."""
 
 
 class InvalidArchitecture(LrnasError, ValueError):
@@ -61,8 +102,8 @@ class UnknownName(LrnasError, LookupError):
         next_step: Further advice at the end of the message.
     """
 
-    def __init__(self, what: str, name: str, known: Iterable[str], next_step: str = "") -> None:
-        super().__init__(f"unknown {what} {name!r}{closest(name, known)}{next_step}")
+    def __init__(self, what: str, name: object, known: Iterable[str], next_step: str = "") -> None:
+        super().__init__(f"unknown {what} {name!r}{closest(str(name), known)}{next_step}")
 
 
 def closest(name: str, known: Iterable[str], limit: int = 3) -> str:
@@ -84,5 +125,6 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """The type of an error and the first line of its message."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    """The type of an error and the first line of its message, as it was written: another process may show it."""
+    text = Exception.__str__(error) if isinstance(error, LrnasError) else str(error)
+    return f"{type(error).__name__}: {text}".splitlines()[0][:300]

@@ -1,14 +1,18 @@
 """Functions for Python have the names and the behaviour of the commands."""
 
 import inspect
+import re
 from argparse import _SubParsersAction
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from filled_studies import fill_study
 
 import lrnas
-from lrnas.cli.main import make_parser
+from lrnas.cli.main import main, make_parser
 
 ONLY_IN_PYTHON = {
     "search": {"space", "events", "progress"},
@@ -71,3 +75,113 @@ def test_profile_takes_trials_architectures_and_names(tmp_path: Path, monkeypatc
         base, found = result.networks
         assert (base.name, base.macs) == ("nin, batch norm", 222_486_528)
         assert (found.input_size, found.macs) == (32, trial.macs)
+
+
+NETWORK = lrnas.get_point("nin-c3").architecture
+WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("accelerate", (3,), {}, "model takes a model of PyTorch; got 3"),
+    ("canonical_id", ("nin",), {}, "architecture takes an Architecture; got 'nin'; see help(lrnas.canonical_id)"),
+    ("canonical_id", (NETWORK,), {"input_size": -1}, "the input size must be a whole number above 0; got -1"),
+    ("compare_with_paper", (["x"],), {}, "finals takes a list, each of them a Final; got ['x']"),
+    ("convert", (NETWORK,), {}, "model takes a model of PyTorch; got Architecture("),
+    ("convert", (torch.nn.Conv2d(1, 1, 3), "half"), {}, "allocation takes an Allocation or a mapping; got 'half'"),
+    ("convert", (torch.nn.Conv2d(1, 1, 3),), {"init": "pretraind"}, "must be one of pretrained, "),
+    ("convert", (torch.nn.Conv2d(1, 1, 3),), {"divisor": "8"}, "divisor takes a whole number; got '8'"),
+    ("count_model", ("nin",), {}, "model takes a model of PyTorch; got 'nin'"),
+    ("count_model", (torch.nn.Conv2d(3, 1, 3), "32"), {}, "input_size takes a whole number or a list"),
+    ("count_model", (torch.nn.Conv2d(3, 1, 3), -1), {}, "the model cannot be counted with an input of 3×-1×-1"),
+    ("create_model", (), {}, "lrnas.create_model needs architecture; got none; see help(lrnas.create_model)"),
+    ("create_model", (NETWORK, -1), {}, "the number of classes must be at least 0; got -1"),
+    ("create_model", (NETWORK,), {"classes": 10}, "unexpected keyword argument 'classes'; leave this argument out"),
+    ("deployed_form", (None,), {}, "architecture takes an Architecture; got None"),
+    ("distributions_of", ("nin",), {}, "space takes a SearchSpace; got 'nin'"),
+    ("estimate", (3,), {"budget": 2}, "space takes text or a path or a SearchSettings; got 3"),
+    ("estimate", ("nin",), {}, "a search needs a budget; got none; give `budget`, or a study file"),
+    ("estimate", ("nin",), {"budget": 2, "seed": -1}, "the seed must be at least 0; got -1"),
+    ("export", (3,), {}, "source takes text or a path or a Trial; got 3"),
+    ("export", ("nin", "onxx"), {}, "unknown format 'onxx'; did you mean onnx?"),
+    ("export", ("nin", 3), {}, "format takes 'timm' or 'onnx' or 'torch-export'; got 3"),
+    ("export", ("nin",), {"batch": "one"}, "batch takes a whole number; got 'one'"),
+    ("export", ("nin",), {"fuse": "yes"}, "fuse takes True or False; got 'yes'"),
+    ("final_front", ({"x": 1},), {}, "finals takes a list, each of them a Final; got {'x': 1}"),
+    ("fused", (None,), {}, "model takes a model of PyTorch; got None"),
+    ("get_point", (3,), {}, "name takes text; got 3"),
+    ("initialise", (None,), {}, "model takes a model of PyTorch; got None"),
+    ("judge", ("s@fast",), {}, "finals takes a list, each of them a Final; got 's@fast'; see help(lrnas.judge)"),
+    ("load_model", (NETWORK,), {}, "source takes text or a path or a Trial; got Architecture("),
+    ("load_space", (3,), {}, "source takes text; got 3"),
+    ("make_plan", (NETWORK, 32, 10, 3, True), {}, "lrnas.make_plan takes at most 4 arguments without a name; got 5"),
+    ("make_plan", (NETWORK,), {"architecture": NETWORK}, "lrnas.make_plan takes architecture once; got it twice"),
+    ("make_plan", (NETWORK,), {"num_classes": "ten"}, "num_classes takes a whole number or None; got 'ten'"),
+    ("open_study", (3,), {}, "name takes text or a Study or None; got 3"),
+    ("open_study", ("s",), {"folder": "x"}, "unknown argument of lrnas.open_study 'folder'; known: name, studies"),
+    ("plot", (None, 3), {}, "picture takes 'pareto' or 'history' or 'allocation' or 'curves'; got 3"),
+    ("profile", (3,), {}, "a network is a trial, an Architecture, text, or a name and an Architecture; got 3"),
+    ("profile", ([],), {}, "at least one network is needed to measure times; got none"),
+    ("profile", ("nin",), {"threads": -1}, "the number of threads must be at least 1; got -1"),
+    ("profile", ("nin",), {"batch": 0}, "a batch must have at least one image; got 0"),
+    ("read_finals", ("s",), {}, "study takes a Study; got 's'"),
+    ("read_level", (None,), {}, "search takes a Study; got None"),
+    ("report", ([],), {}, "a report needs a study; got none"),
+    ("report", (3,), {}, "study takes text or a Study or a list"),
+    ("retrain", ("s",), {"num_epochs": 3}, "unknown argument of lrnas.retrain 'num_epochs'; did you mean epochs?"),
+    ("search", ("nin",), {}, "a search needs a budget; got none; give `budget`, or a study file"),
+    ("search", ("nin",), {"budget": 2, "num_epochs": 1}, "did you mean min_epochs or epochs"),
+    ("search", ("nin",), {"budget": 2, "progress": "no"}, "progress takes True or False; got 'no'"),
+    ("search", ("nin",), {"budget": 2, "beat": 0.5, "sampler": "tpe"}, "`beat` needs the sampler front; got `sampler`"),
+    ("search", ("nin",), {"budget": [2]}, "budget takes a whole number; got [2]; for example 20"),
+    ("search", ("nin",), {"budget": 2, "trainable": torch.nn.Conv2d(1, 1, 3)}, "must be a function or its name; got C"),
+]
+"""Function, arguments, and a part of the error."""
+
+
+@pytest.mark.parametrize(("name", "values", "named", "message"), WRONG, ids=lambda one: str(one)[:20])
+def test_wrong_arguments_are_refused_in_one_line(
+    name: str, values: tuple[Any, ...], named: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(lrnas.LrnasError, match=re.escape(message)) as caught:
+        getattr(lrnas, name)(*values, **named)
+    assert "\n" not in str(caught.value) and "--" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_wrong_arguments_about_a_study(tmp_path: Path) -> None:
+    study = fill_study(tmp_path, 3)
+    calls: dict[str, Callable[[], object]] = {
+        "seeds takes a whole number; got 'two'; see help(lrnas.retrain)": lambda: lrnas.retrain(study, seeds="two"),  # type: ignore[arg-type]
+        "the number of seeds must be at least 1; got -1": lambda: lrnas.retrain(study, seeds=-1),
+        "trial_timeout takes seconds above 0; got -1": lambda: lrnas.retrain(study, trial_timeout=-1),
+        "memory for images must be from 0 to 1; got 2": lambda: lrnas.retrain(study, data="digits", image_memory=2),
+        "finals takes a list, each of them a Final; got <Study s: ": lambda: lrnas.judge(study),  # type: ignore[arg-type]
+        "got <Study s: nin on cifar10, accuracy, macs>; give for example study.best()": lambda: lrnas.profile(study),  # type: ignore[arg-type]
+        "unknown level 3; known: short, longer, full": lambda: study.front(level=3),  # type: ignore[arg-type]
+        "they were deleted, or are on another machine); only networks whose training was completed have them; name "
+        "another trial": study.trials[1].load,
+        "name another trial, or add `fresh` for random weights": lambda: lrnas.export(study.trials[1]),
+        "`axis` must be one of macs, params for these studies; got 'mac'": lambda: lrnas.plot(study, axis="mac"),
+        "not a text file; give a JSON file": lambda: lrnas.Architecture.load(3),  # type: ignore[arg-type]
+        "groups must be FilterGroups; got 3": lambda: lrnas.Allocation("composite", 3),  # type: ignore[arg-type]
+    }
+    for message, call in calls.items():
+        with pytest.raises(lrnas.LrnasError, match=re.escape(message)) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    with pytest.raises(lrnas.LrnasError, match=r"name another trial$"):  # `load` has no argument for random weights
+        study.trials[1].load()
+
+
+def test_every_public_function_checks_its_arguments() -> None:
+    names = [name for name in lrnas.__all__ if inspect.isfunction(getattr(lrnas, name))]
+    assert set(names) == {name for name, *_ in WRONG} | {"retrain"}
+    assert [name for name in names if "checked" not in getattr(lrnas, name).__code__.co_qualname] == []
+
+
+def test_messages_name_options_in_commands_and_arguments_in_python(capsys: pytest.CaptureFixture[str]) -> None:
+    from lrnas._messages import logger, show_messages
+
+    error = lrnas.LrnasError("lower --batch-size, or see `lrnas search --help` (a--b)")
+    assert str(error) == "lower `batch_size`, or see `lrnas search --help` (a--b)"
+    show_messages()
+    logger.info("%s or lower --final-epochs", "raise --budget")
+    assert capsys.readouterr().err == "raise `budget` or lower `final_epochs`\n"
+    assert main(["search", "--space", "nin", "--budget", "2", "--beat", "0.5", "--sampler", "tpe"]) == 2
+    assert "--beat needs the sampler front; got --sampler tpe" in capsys.readouterr().err

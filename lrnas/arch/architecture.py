@@ -182,6 +182,8 @@ class Allocation:
                         "1 keeps the width"
                     )
                 object.__setattr__(self, name, number)
+        if not isinstance(self.groups, Iterable):
+            raise InvalidArchitecture(f"groups must be FilterGroups; got {self.groups!r}; use FilterGroup('kx1', 0.5)")
         object.__setattr__(self, "groups", tuple(self.groups))
         if self.form == "composite":
             self._check_groups()
@@ -451,7 +453,11 @@ class Architecture(NotebookView):
             return cls.from_dict(json.loads(text, object_pairs_hook=_refuse_repeated_keys), where)
         except InvalidArchitecture:
             raise
-        except (ValueError, RecursionError) as error:  # also if a value of many brackets is put into a message
+        except (
+            ValueError,
+            TypeError,
+            RecursionError,
+        ) as error:  # also if a message has a value of many brackets
             raise InvalidArchitecture(f"{where}: not valid JSON: {error}{SEE}") from None
 
     def to_json(self, indent: int | None = None) -> str:
@@ -463,7 +469,7 @@ class Architecture(NotebookView):
         """Read an architecture from a JSON file."""
         try:
             text = read_text(path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
             raise InvalidArchitecture(f"cannot read {path}: {reason}; give a JSON file") from None
         return cls.from_json(text, str(path))

@@ -17,7 +17,7 @@ from lrnas._messages import show_messages
 from lrnas.cli import catalog, doctor, export, figures, networks, profile, report, retrain, search
 from lrnas.cli.options import Parser
 from lrnas.cli.output import complain, exit_code
-from lrnas.errors import LrnasError, Terminated
+from lrnas.errors import LrnasError, Terminated, naming_options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code: 0 success; 2 an error that lrnas explains in one line, such as wrong usage or a lost storage; 1 an
         error of the operating system, or images that cannot be read; 130 stopped by Ctrl-C; 143 by SIGTERM.
     """
+    with naming_options():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for terminals without the character ×
     show_messages()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from lrnas._arguments import checked
 from lrnas._messages import logger
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
@@ -101,6 +102,7 @@ class Export(NotebookView):
         }
 
 
+@checked
 def export(
     source: str | Path | Trial,
     format: Format = "timm",  # noqa: A002  # the option's name

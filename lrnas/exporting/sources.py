@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from lrnas._arguments import checked
 from lrnas._files import read_json
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import BACKBONES
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from lrnas.study.study import Trial
 
 RANDOM = "random weights, not trained"
+OFFER = ", or add --fresh for random weights"
 STATUS_WORDS = {
     "completed": "they were deleted, or are on another machine",
     "stopped": "it was stopped early",
@@ -91,6 +93,7 @@ class Source:
         return model, channels
 
 
+@checked
 def load_model(
     source: str | Path | Trial,
     *,
@@ -110,7 +113,7 @@ def load_model(
     Returns:
         The network with its weights, in evaluation mode on the CPU.
     """
-    found = find_source(source, architecture=architecture, studies=studies, storage=storage)
+    found = find_source(source, architecture=architecture, studies=studies, storage=storage, fresh=None)
     if found.weights is None:
         raise ExportError(f"a trained network is needed; got {found.name}, which is not; use lrnas.create_model")
     return found.create_model()[0]
@@ -122,7 +125,7 @@ def find_source(
     architecture: str | Path | None = None,
     studies: str | Path = "studies",
     storage: str | None = None,
-    fresh: bool = False,
+    fresh: bool | None = False,
 ) -> Source:
     """Find a network and its weights.
 
@@ -131,7 +134,7 @@ def find_source(
         architecture: JSON file with the architecture, for a file of weights that does not contain it.
         studies: Folder of the studies.
         storage: URL of the studies' database, if they are not in that folder.
-        fresh: Use random weights if the weights of a run were not kept.
+        fresh: Use random weights if the weights of a run were not kept; None: no, and errors do not offer it.
 
     Returns:
         The network.
@@ -162,7 +165,7 @@ def find_source(
     return Source(name.replace(":", "-"), network, RANDOM)
 
 
-def _from_path(path: Path, given: Architecture | None, fresh: bool) -> Source:
+def _from_path(path: Path, given: Architecture | None, fresh: bool | None) -> Source:
     if path.is_dir() or path.name == RECORD:
         return _from_checkpoint(path if path.is_dir() else path.parent, given)
     if path.suffix == ".safetensors":
@@ -178,8 +181,8 @@ def _from_path(path: Path, given: Architecture | None, fresh: bool) -> Source:
         network = Architecture.from_dict(record["architecture"], str(path))
         return Source(path.stem, network, RANDOM, identity=record["identity"])
     raise ExportError(
-        f"{path} is the record of a run whose weights are not in {path.with_suffix('')}; train it again, or add "
-        "--fresh for random weights"
+        f"{path} is the record of a run whose weights are not in {path.with_suffix('')}; train it again"
+        f"{OFFER if fresh is False else ''}"
     )
 
 
@@ -217,7 +220,7 @@ def _model_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return own or dict(tensors)
 
 
-def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool) -> Source:
+def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool | None) -> Source:
     from lrnas.study.folder import trial_folder, trials_folder
     from lrnas.study.manifest import CLASSES, DATA_NAME  # with optuna
 
@@ -237,7 +240,7 @@ def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool) -> Source
     where = f"; weights exist for {', '.join(there[:12])}{', …' * (len(there) > 12)}" if there else ""
     raise ExportError(
         f"trial {trial.number} of {study.name} has no weights ({STATUS_WORDS[trial.status]}); only networks whose "
-        f"training was completed have them{where}; name another trial, or add --fresh for random weights"
+        f"training was completed have them{where}; name another trial{OFFER if fresh is False else ''}"
     )
 
 

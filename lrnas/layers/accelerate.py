@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from lrnas._arguments import checked
 from lrnas.layers import cpu
 from lrnas.layers.kernels import available
 
 
+@checked
 @contextmanager
 def fused(model: nn.Module) -> Iterator[None]:
     """Make a model faster inside a `with` block; afterwards its modules have their old classes again.
@@ -35,6 +37,7 @@ def fused(model: nn.Module) -> Iterator[None]:
             module.__class__ = own
 
 
+@checked
 def accelerate(model: nn.Module) -> nn.Module:
     """Make a trained model faster, permanently and in place.
 

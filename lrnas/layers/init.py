@@ -26,6 +26,7 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
+from lrnas._arguments import checked
 from lrnas.errors import LrnasError
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 
@@ -33,6 +34,7 @@ Rule = Literal["composite", "fan_in", "fan_out", "default"]
 """composite: the paper's rule. fan_in, fan_out: He's rules for each group separately. default: PyTorch's rule."""
 
 
+@checked
 @torch.no_grad()
 def initialise(model: nn.Module, rule: Rule = "composite", *, generator: torch.Generator | None = None) -> None:
     """Initialise all convolutions, linear layers and batch norms of a model, in place.

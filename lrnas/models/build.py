@@ -10,9 +10,10 @@ import timm
 import torch
 from torch import nn
 
+from lrnas._arguments import checked
 from lrnas.arch.architecture import Architecture, Pool
 from lrnas.arch.backbone_shapes import NIN_BLOCKS, VGG_STAGES
-from lrnas.errors import ConversionError
+from lrnas.errors import ConversionError, InvalidArgument
 from lrnas.layers.fold import Folding
 from lrnas.layers.init import Rule, initialise
 from lrnas.models.backbones import GoogLeNet, NiN, Vgg, VggGlobalPool, vgg_layers
@@ -23,6 +24,7 @@ _RESERVED = {"stem_stride", "batch_norm", "norm_layer", "conv_layer", "widths", 
 """Arguments of the backbones that callers cannot give, because the architecture sets them."""
 
 
+@checked
 def create_model(
     architecture: Architecture,
     num_classes: int = 1000,
@@ -53,6 +55,8 @@ def create_model(
         >>> model(torch.zeros(1, 3, 32, 32)).shape
         torch.Size([1, 10])
     """
+    if num_classes < 0:
+        raise InvalidArgument(f"the number of classes must be at least 0; got {num_classes}; 0 means no classifier")
     if kwargs.get("global_pool") in get_args(Pool):
         architecture = dataclasses.replace(architecture, pool=kwargs.pop("global_pool"))
     plan = make_plan(architecture, num_classes=max(num_classes, 1), in_chans=in_chans)
@@ -64,7 +68,12 @@ def create_model(
     else:
         # built on the meta device first, so that memory is needed only for the final layers
         device = torch.device(kwargs.pop("device", None) or torch.get_default_device())
-        model = _create_backbone(plan, device="meta", **kwargs)
+        try:
+            model = _create_backbone(plan, device="meta", **kwargs)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise ConversionError(f"{plan.backbone}: {error}; leave this argument out") from None
         _replace_convs(model, plan)
         if device.type != "meta":
             model.to_empty(device=device)

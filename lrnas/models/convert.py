@@ -21,6 +21,7 @@ from timm.layers import Conv2dSame
 from torch import nn
 from torch.nn.utils import parametrize
 
+from lrnas._arguments import checked
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Allocation, Filters, Mix
 from lrnas.errors import ConversionError, closest
@@ -61,6 +62,7 @@ class Conversion(NotebookView):
         return f", error {self.errors[path]:.3f}" if path in self.errors else ""
 
 
+@checked
 def convert(
     model: nn.Module,
     allocation: Allocation | Mapping[str, Allocation] = LOW_RANK,

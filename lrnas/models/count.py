@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils.flop_counter import FlopCounterMode
 
+from lrnas._arguments import checked
 from lrnas.arch.architecture import Mix
 from lrnas.arch.cost import Cost, LayerCost, MixCost, Role, mix_cost
 from lrnas.errors import LrnasError, UnknownName, error_line
@@ -79,6 +80,7 @@ class Trace:
     """The reason why a convolution cannot be replaced, by path."""
 
 
+@checked
 def count_model(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -> Cost:
     """Count the MACs and parameters of a model in evaluation mode, per layer and in total.
 
@@ -99,7 +101,7 @@ def count_model(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
     if not isinstance(input_size, tuple):
         config = getattr(model, "pretrained_cfg", None) or {}
         size = config.get("input_size", (3, 224, 224))[-1] if input_size is None else input_size
-        input_size = (getattr(model, "in_chans", 3), int(size), int(size))
+        input_size = (getattr(model, "in_chans", 3), size, size)
     return Cost(_count(model, input_size)[0])
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from lrnas._arguments import checked
 from lrnas._resources import PAPER_TABLES, SEARCH_SPACES
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import NIN_BLOCKS
@@ -110,6 +111,7 @@ def named_networks() -> dict[str, Architecture]:
     return networks | {name: found.architecture for name, found in found_networks().items()}
 
 
+@checked
 def get_point(name: str) -> Point:
     """Get a network of the paper by its name.
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lrnas._arguments import checked
 from lrnas.arch.architecture import Allocation, Architecture, FilterGroup, parse_classifier
 from lrnas.arch.backbone_shapes import BACKBONES, Choices, PlannedConv, Step, Walk, smallest_input
 from lrnas.arch.cost import Cost, LayerCost, cheapest_form
@@ -55,6 +56,7 @@ class Plan:
         return f"{self.backbone.removeprefix(TIMM)}-{digest}"
 
 
+@checked
 def make_plan(
     architecture: Architecture,
     input_size: int | None = None,
@@ -101,6 +103,7 @@ def make_plan(
     return Plan(backbone, choices, tuple(walk.convs), Cost(walk.costs), size, num_classes, tuple(walk.steps))
 
 
+@checked
 def deployed_form(architecture: Architecture, input_size: int | None = None, in_chans: int = 3) -> Architecture:
     """The cheapest network that computes exactly the same: layers are one convolution where that has no more MACs.
 
@@ -147,6 +150,7 @@ def _fold_allocation(allocation: Allocation, folded: PlannedConv) -> Allocation:
     return Allocation("composite", (FilterGroup(shape, 1.0),), width)
 
 
+@checked
 def canonical_id(architecture: Architecture, input_size: int | None = None, in_chans: int = 3) -> str:
     """The id of a network as deployed. All descriptions of the same network have the same id.
 

@@ -85,6 +85,8 @@ class Conditions:
         library = " with ACL" if not on_gpu and torch.backends.mkldnn.is_acl_available() else ""
         if batch < 1:
             raise LrnasError(f"a batch must have at least one image; got {batch}; give a larger number")
+        if threads is not None and threads < 1:
+            raise LrnasError(f"the number of threads must be at least 1; got {threads}; give a larger number")
         dtype = dtype or ("bf16" if on_gpu else "fp32")
         if dtype not in DTYPES:
             raise LrnasError(f"the type must be one of {', '.join(DTYPES)}; got {dtype!r}; choose one")

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from lrnas._arguments import checked, is_a, short_repr
 from lrnas._messages import logger
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import Step
-from lrnas.errors import LrnasError, UnknownName, error_line
+from lrnas.errors import InvalidArgument, LrnasError, UnknownName, error_line
 from lrnas.models.paper import family_table, named_networks
 from lrnas.models.plan import built_id, make_plan, native_input_size, native_num_classes, resolve_backbone
 from lrnas.models.summary import read_source
@@ -140,6 +141,7 @@ def baseline_of(architecture: Architecture) -> tuple[str, Architecture]:
     return table.baseline, own
 
 
+@checked
 def profile(
     networks: Named | Sequence[Named],
     *,
@@ -180,6 +182,8 @@ def profile(
         The times of all networks and baselines.
     """
     several = networks if isinstance(networks, Sequence) and not _is_one(networks) else [networks]
+    if not several:
+        raise InvalidArgument("at least one network is needed to measure times; got none; give a name, or a trial")
     found = [_find(network, studies, storage) for network in several]
     wanted = None if baseline is None else _find(baseline, studies, storage)
     found_shapes = [each.shape for each in (*found, wanted) if each is not None and each.shape is not None]
@@ -239,10 +243,15 @@ def _is_one(networks: Any) -> bool:
 
 
 def _find(source: Any, studies: str | Path, storage: str | None) -> _Found:
-    if isinstance(source, tuple):
+    if isinstance(source, tuple) and _is_one(source):
         return _Found(source[0], source[1], None)
     if isinstance(source, Architecture):
         return _Found(built_id(source), source, None)
+    if not isinstance(source, str) and not is_a("Trial", source):
+        raise InvalidArgument(
+            f"a network is a trial, an Architecture, text, or a name and an Architecture; got {short_repr(source)}; "
+            "give for example study.best(), or STUDY:best"
+        )
     if not isinstance(source, str):
         return _Found(f"{source.study.name}:{source.number}", source.architecture, source.study.image_shape)
     if (found := find_network(source, studies, storage)) is not None:

@@ -152,7 +152,8 @@ def _(architecture: Architecture) -> str:
 
 
 def _images(shape: ImageShape) -> str:
-    return f"images of {shape.size}×{shape.size} pixels in {shape.channels} channels, {shape.num_classes} classes"
+    channels = f"{shape.channels} channel{'s' * (shape.channels != 1)}"
+    return f"images of {shape.size}×{shape.size} pixels in {channels}, {shape.num_classes} classes"
 
 
 def _retraining(study: Study) -> str:

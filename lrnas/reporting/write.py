@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from lrnas._arguments import checked
 from lrnas._files import write_atomically
 from lrnas._messages import logger
-from lrnas.errors import LrnasError, MissingExtra, UnknownName
+from lrnas.errors import InvalidArgument, LrnasError, MissingExtra, UnknownName
 from lrnas.reporting.html import make_page
 from lrnas.reporting.report import Report, make_report
 from lrnas.study.open import open_search
@@ -39,6 +40,7 @@ class WrittenReport:
     studies: tuple[Study, ...]
 
 
+@checked
 def report(
     study: str | Study | Sequence[str | Study] | None = None,
     *,
@@ -61,6 +63,8 @@ def report(
     """
     names = [study] if study is None or isinstance(study, str | Study) else study
     opened = [open_search(name, studies=studies, storage=storage) for name in dict.fromkeys(names)]
+    if not opened:
+        raise InvalidArgument("a report needs a study; got none; leave the argument out for the only study there is")
     contents = _make_report(opened, axis)
     folder = Path(opened[0].where.studies, opened[0].name, "-".join(["report", *(each.name for each in opened[1:])]))
     folder = folder if out is None else Path(out)
@@ -68,6 +72,7 @@ def report(
     return WrittenReport(page, tuple(_write_figures(contents, folder)), contents, tuple(opened))
 
 
+@checked
 def plot(
     study: str | Study | None = None,
     picture: Picture = "pareto",

@@ -24,6 +24,7 @@ import numpy as np
 import optuna
 import torch
 
+from lrnas._arguments import checked
 from lrnas._messages import duration, logger
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
@@ -148,6 +149,7 @@ class Estimate(NotebookView):
 
 
 @takes_settings
+@checked
 def estimate(space: str | Path | SearchSettings, *, progress: bool = True, **settings: Any) -> Estimate:
     """Estimate what a search would train and how long it would take; nothing is written.
 

@@ -23,6 +23,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import threadpool_limits
 
+from lrnas._arguments import checked
 from lrnas._differences import list_differences
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, OutsideSpace
@@ -288,6 +289,7 @@ class Proposals(Queue):
         return False
 
 
+@checked
 def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
     """The parameters of a space as Optuna's distributions, by name, for `study.ask`.
 

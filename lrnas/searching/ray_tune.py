@@ -222,7 +222,7 @@ def _train_trial(config: dict[str, Task]) -> None:
             remove_checkpoint(folder)
             outcome = _run(task, device)
     except UnreadableImages as error:  # the same would happen in every other trial
-        outcome = {"status": "unreadable", "reason": str(error)}
+        outcome = {"status": "unreadable", "reason": error.args[0]}
     except UnwritableCheckpoint as error:  # it may happen in every trial, as long as the disk is full
         outcome = {"status": "unwritable", "reason": error_line(error)}
     except (CheckpointError, DataError, OSError) as error:  # the fault of the machine, not of the network

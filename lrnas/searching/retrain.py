@@ -18,6 +18,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
+from lrnas._arguments import checked
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.cache import without_writing
@@ -30,6 +31,7 @@ from lrnas.searching.progress import SearchEvents, Work, progress_view, seconds_
 from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.searching.runs import Chosen, Runs
+from lrnas.searching.settings import SECONDS, read_value
 from lrnas.searching.trials_per_gpu import share_gpus
 from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
@@ -47,6 +49,7 @@ ADVICE = "give them, or another name to the recipe's file"
 """What to do if a retraining was begun with other settings."""
 
 
+@checked
 def retrain(
     study: str | Study,
     *,
@@ -103,6 +106,8 @@ def retrain(
         The retraining, a study with the name SEARCH@RECIPE; `lrnas.read_finals` reads its results.
     """
     _check_seeds(seeds)
+    if trial_timeout is not None:
+        trial_timeout = read_value(SECONDS, trial_timeout, "trial_timeout")
     workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address, timeout=trial_timeout)
     given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
     with progress_view(events, progress) as view:
@@ -343,7 +348,9 @@ class _Training:
         self.named = name = data or hint or searched["data"]
         self.image_size = searched["image_size"] if is_in_files(name) else None
         try:
-            self.data = load_set(name, data_dir, min_size=self.smallest, image_size=self.image_size)
+            self.data = load_set(
+                name, data_dir, min_size=self.smallest, image_size=self.image_size, image_memory=image_memory
+            )
         except DataError as error:
             if data is not None or hint is None:
                 raise

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import optuna
 
+from lrnas._arguments import checked
 from lrnas._messages import logger
 from lrnas.errors import LrnasError
 from lrnas.models.plan import TIMM
@@ -57,6 +58,7 @@ from lrnas.training.custom import load_trainable
 
 
 @takes_settings
+@checked
 def search(
     space: str | Path | SearchSettings, *, events: SearchEvents | None = None, progress: bool = True, **settings: Any
 ) -> Study:

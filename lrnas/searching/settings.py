@@ -17,6 +17,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from lrnas._arguments import short_repr
 from lrnas._files import parse_toml, read_text
 from lrnas._quantities import read_number, read_quantity, read_time
 from lrnas.data.names import IMAGE_MEMORY
@@ -240,6 +241,8 @@ class SearchSettings:
             object.__setattr__(self, name, _read_setting(name, getattr(self, name)))
         if self.budget < 1:
             raise InvalidSettings(f"the budget must be at least 1 network; got {self.budget}; for example 20")
+        if self.seed < 0:
+            raise InvalidSettings(f"the seed must be at least 0; got {self.seed}; for example 1")
         if not 0 <= self.finals <= MAX_FINALS:
             raise InvalidSettings(
                 f"the share of the finals must be from 0 to {MAX_FINALS}; got {self.finals:g}; for example 0.5"
@@ -282,7 +285,8 @@ def read_value(kind: Kind, value: Any, label: str) -> Any:
     try:
         return kind.read(value)
     except (ValueError, TypeError, OverflowError):
-        raise InvalidSettings(f"{label} takes {kind.rule}; got {value!r}; for example {kind.example}") from None
+        shown = short_repr(value)
+        raise InvalidSettings(f"{label} takes {kind.rule}; got {shown}; for example {kind.example}") from None
 
 
 def _read_setting(name: str, value: Any, prefix: str = "") -> Any:
@@ -334,7 +338,8 @@ def _read_source(source: str) -> dict[str, Any]:
 def _read_all(values: Mapping[str, Any], what: str, prefix: str) -> dict[str, Any]:
     for name in values:
         if name not in SETTINGS:
-            raise UnknownName(what, name, SETTINGS, " (`lrnas search --help` lists all)")
+            listed = "`lrnas search --help`" if prefix else "help(lrnas.search)"
+            raise UnknownName(what, name, SETTINGS, f" ({listed} lists all)")
     return {name: _read_setting(name, value, prefix) for name, value in values.items()}
 
 

@@ -21,6 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from lrnas._arguments import checked
 from lrnas._resources import SEARCH_SPACES
 from lrnas.arch.architecture import DENSE, Allocation, Architecture, check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, LrnasError, OutsideSpace, UnknownName, closest
@@ -229,6 +230,7 @@ class SearchSpace:
         return found
 
 
+@checked
 def load_space(
     source: str,
     *,

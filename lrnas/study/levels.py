@@ -15,6 +15,7 @@ from typing import Any
 
 import optuna
 
+from lrnas._arguments import checked
 from lrnas.errors import UnknownName
 from lrnas.recipes import Recipe
 from lrnas.sampling.pareto import costs_no_more
@@ -121,6 +122,7 @@ def trained_networks(search: Study, level: str) -> list[tuple[float, Trial]]:
     ]
 
 
+@checked
 def read_level(search: Study, level: str = FULL) -> list[Final]:
     """The networks of a search that were trained at a later level.
 
@@ -161,6 +163,7 @@ def read_short(search: Study) -> list[Final]:
     return sorted(found, key=lambda final: final.cheapest_first)
 
 
+@checked
 def compare_with_paper(finals: Sequence[Final], beat: float | None = None) -> list[Outcome]:
     """What the finals say about each network of the paper.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import optuna
 
+from lrnas._arguments import checked
 from lrnas.errors import UnknownName
 from lrnas.study.folder import no_such_study, only_study, study_folder, study_names
 from lrnas.study.location import DATABASE, Whereabouts
@@ -28,6 +29,7 @@ def _has_trials(name: str, storage: optuna.storages.BaseStorage) -> bool:
     return bool(optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False))
 
 
+@checked
 def open_study(
     name: str | Study | None = None,
     *,

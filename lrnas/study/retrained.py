@@ -15,6 +15,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
+from lrnas._arguments import checked
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import UnknownName
 from lrnas.sampling.pareto import front_indices
@@ -146,6 +147,7 @@ class Retrained:
         return "; ".join(parts) + "."
 
 
+@checked
 def read_finals(study: Study, recipe: str | None = None) -> list[Final]:
     """Read the networks of a search that were trained again.
 
@@ -254,6 +256,7 @@ def counting_runs(runs: Iterable[FrozenTrial]) -> dict[tuple[str, int], FrozenTr
     return {run_key(run): run for run in ranked if not is_duplicate(run)}
 
 
+@checked
 def final_front(finals: Iterable[Final]) -> list[Final]:
     """The networks that no other one dominates, by mean accuracy and known costs.
 

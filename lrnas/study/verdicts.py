@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lrnas._arguments import checked
 from lrnas.sampling.pareto import costs_no_more
 from lrnas.study.retrained import Final
 
@@ -166,6 +167,7 @@ class Verdict:
         }
 
 
+@checked
 def judge(finals: Sequence[Final]) -> list[Verdict]:
     """Compare the retrained networks of a search with the paper's networks.
 

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lrnas._arguments import short_repr
 from lrnas.data.in_memory import DataSet, epoch_generator
 from lrnas.errors import DataError, LrnasError, closest, error_line
 from lrnas.recipes import Recipe
@@ -321,7 +322,7 @@ def load_trainable(given: str | Callable[..., object]) -> Trainable:
         return Trainable(given, folder, _root(given))
     module, path = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
     if not callable(given) or module is None or path is None:
-        raise TrainableError(f"a trainable must be a function or its name; got {given!r:.80}; define it with def")
+        raise TrainableError(f"a trainable must be a function or its name; got {short_repr(given)}; define it with def")
     _check_signature(path, given)
     name = f"{module}:{path}"
     if module == "__main__":  # workers have another __main__ module

@@ -101,7 +101,7 @@ def _work(config: dict[str, Any]) -> None:
         device = ray.train.torch.get_device()
         result = job.run(job.create_model(data), data, folder, device, compile_model=config["compile_model"])
     except LrnasError as error:
-        (folder / OUTCOME).write_text(json.dumps({"error": str(error)}), encoding="utf-8")
+        (folder / OUTCOME).write_text(json.dumps({"error": error.args[0]}), encoding="utf-8")
         raise  # so that Ray ends the other workers, which may wait for this one
     if dist.get_rank() == 0:
         (folder / OUTCOME).write_text(json.dumps({"status": result.status}), encoding="utf-8")

@@ -201,11 +201,11 @@ def test_bad_layouts_are_one_line(how: str, message: str, tmp_path: Path, capsys
 
 
 def test_sizes_shares_and_names() -> None:
-    with pytest.raises(DataError, match="needs images of at least 32 pixels; got 8; give a larger --image-size"):
+    with pytest.raises(DataError, match="needs images of at least 32 pixels; got 8; give a larger `image_size`"):
         load_set("folder:x", image_size=8, min_size=32)
     with pytest.raises(DataError, match=r"memory for images must be from 0 to 1; got 2; try 0\.5"):
         load_set("folder:x", image_memory=2)
-    with pytest.raises(DataError, match="the images of digits have a fixed size; got --image-size 32; leave it out"):
+    with pytest.raises(DataError, match="the images of digits have a fixed size; got `image_size` 32; leave it out"):
         load_set("digits", image_size=32)
     with pytest.raises(UnknownName, match=r"'imagenet'; known: digits, cifar10, folder:PATH, hfds/NAME"):
         load_set("imagenet")

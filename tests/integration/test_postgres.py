@@ -41,7 +41,7 @@ def test_a_wrong_address_is_refused_at_once(
     url: str, user: str, database: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong = url.replace("postgres:", f"{user}:").replace("/one", f"/{database}")
-    with pytest.raises(StorageError, match=f"cannot be opened: .*{reason}; check --storage") as caught:
+    with pytest.raises(StorageError, match=f"cannot be opened: .*{reason}; check `storage`") as caught:
         open_storage(wrong, tmp_path)
     assert not caplog.messages and PASSWORD not in str(caught.value)
 

@@ -62,7 +62,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     study = fill_study(tmp_path, 0, storage=f"journal:{tmp_path / 'journal'}")
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(LrnasError, match=f"cannot use port {port}: .* in use; give another --port"):
+        with pytest.raises(LrnasError, match=f"cannot use port {port}: .* in use; give another `port`"):
             open_dashboard(study, port)
     with pytest.raises(LrnasError, match="cannot use port 99999"):
         open_dashboard(study, 99999)

@@ -112,7 +112,7 @@ def test_marks_of_drivers_that_were_killed_are_removed(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_ends_the_search(tmp_path: Path) -> None:
     (tmp_path / "trials").write_text("in the way")
-    with pytest.raises(LrnasError, match=r"cannot write to .*trials: File exists; give another --studies"):
+    with pytest.raises(LrnasError, match=r"cannot write to .*trials: File exists; give another `studies`"):
         marked_folder(tmp_path / "trials", make_proposals().ledger).__enter__()
 
 

@@ -140,14 +140,14 @@ def test_proposals_cost_less_than_a_share_of_the_papers_networks() -> None:
 
 def test_beat_needs_the_front_sampler() -> None:
     check_sampler("front", 0.6)
-    with pytest.raises(LrnasError, match="--beat needs the sampler front; got --sampler tpe"):
+    with pytest.raises(LrnasError, match="`beat` needs the sampler front; got `sampler` tpe"):
         check_sampler("tpe", 0.6)
 
 
 def test_beat_needs_named_networks() -> None:
     proposals = make_proposals()
     proposals.space, proposals.beat = dataclasses.replace(SPACE, points={}, uniform={}), 0.6
-    with pytest.raises(LrnasError, match="--beat needs a space with named networks; got nin, which has none"):
+    with pytest.raises(LrnasError, match="`beat` needs a space with named networks; got nin, which has none"):
         make_sampler("front", 0, proposals)
 
 

@@ -72,7 +72,7 @@ def pictures(tmp_path: Path) -> Path:
 
 def test_a_study_that_was_begun_with_another_divisor(pictures: Path, tmp_path: Path) -> None:
     train(begin(tmp_path, pictures, name="s", divisor=1).proposals)
-    with pytest.raises(StudyError, match=r"space.divisor was None, now 8; .*; --divisor 1 rounds filter counts as "):
+    with pytest.raises(StudyError, match=r"space.divisor was None, now 8; .*; `divisor` 1 rounds filter counts as "):
         begin(tmp_path, pictures, name="s")
     assert begin(tmp_path, pictures, name="s", divisor=1).study.spent() == 1
 
@@ -103,7 +103,7 @@ def test_a_study_without_results_begins_anew_with_other_settings(
 
     proposal = proposals.ask()  # while another driver works on it, it stays as it is
     other = {"budget": 2, "data": f"folder:{pictures}", "studies": tmp_path / "studies", "name": "s"}
-    with pytest.raises(StudyError, match=r"objectives was .*; give them, or another --name"):
+    with pytest.raises(StudyError, match=r"objectives was .*; give them, or another `name`"):
         search("nin", **other)
     proposals.ledger.report_epoch(proposal.number, [0.5], 1.0)
     proposals.ledger.complete(proposal.number, 0.5)
@@ -131,7 +131,7 @@ def test_a_study_is_called_after_the_space_and_the_folder(
     assert begin(tmp_path, "moved pictures").study.name == "nin-moved-pictures"
 
     others = write_set(tmp_path / "elsewhere" / "pictures", {"train": 5, "val": 2})
-    with pytest.raises(StudyError, match=r"it was begun with other images, those of folder:pictures; .*another --name"):
+    with pytest.raises(StudyError, match=r"it was begun with other images, those of folder:pictures; .*another `name`"):
         search("nin", budget=2, data=f"folder:{others}", studies=tmp_path / "studies")
 
 

@@ -291,7 +291,7 @@ def test_a_database_that_does_not_answer_is_refused_at_once(
     port: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(
-        StorageError, match=rf"u:\*\*\*@127.0.0.1:{port}/name cannot be opened: .*{reason}; check --storage"
+        StorageError, match=rf"u:\*\*\*@127.0.0.1:{port}/name cannot be opened: .*{reason}; check `storage`"
     ):
         open_storage(f"postgresql://u:secret@127.0.0.1:{port}/name", tmp_path)
     assert not caplog.messages
@@ -345,7 +345,7 @@ def test_commands_that_read_a_study_create_nothing(
     for command in (["front", "s"], ["front"], ["report", "s"], ["studies", "--delete", "s"]):
         assert main([*command, "--storage", url, "--studies", str(tmp_path / "studies")]) == 2
         error = capsys.readouterr().err
-        assert f"must hold studies; got {url}, which does not; check --storage" in error and error.count("\n") == 1
+        assert f"must hold studies; got {url}, which does not; check `storage`" in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -363,7 +363,7 @@ def test_pipes_and_devices_are_no_storages(kind: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "endless").symlink_to("/dev/zero")
     for name in ("pipe", "endless"):
-        with pytest.raises(StorageError, match=rf"must be a regular file; got .*{name}; give another --storage"):
+        with pytest.raises(StorageError, match=rf"must be a regular file; got .*{name}; give another `storage`"):
             open_storage(kind.format(tmp_path / name), tmp_path)
 
 

@@ -155,7 +155,7 @@ def test_a_study_cannot_continue_with_another_training_function() -> None:
     recipe = Recipe().to_dict()
     check_manifest(study, {"recipe": recipe})
     check_manifest(study, {"recipe": recipe, "trainable": None})
-    with pytest.raises(StudyError, match="trainable was None, now 'mine:train'; give them, or another --name"):
+    with pytest.raises(StudyError, match="trainable was None, now 'mine:train'; give them, or another `name`"):
         check_manifest(study, {"recipe": recipe, "trainable": "mine:train"})
 
 
@@ -340,7 +340,7 @@ def test_a_job_gives_the_network_and_the_data(tmp_path: Path) -> None:
     assert outcome["status"] == "completed" and outcome["curve"] == [0.5] and seen["output"] == (2, 7)
     run = seen["run"]
     assert (run.epochs, run.seed, run.device.type, run.recipe) == (1, 5, "cpu", job.recipe)
-    with pytest.raises(TrainableError, match=r"run\.data is the data set of --data, but this study has none"):
+    with pytest.raises(TrainableError, match=r"run\.data is the data set of `data`, but this study has none"):
         _ = run.data
     assert all(map(torch.equal, run.model.parameters(), job.create_model(images).parameters()))
     assert job.identity(images)["trainable"] == "tests:function"
