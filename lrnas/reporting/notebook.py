@@ -99,7 +99,8 @@ def _(study: Study) -> str:
     summary = study.summary()
     counts = ", ".join(f"{number} {status}" for status, number in summary.counts.items()) or "none yet"
     goals = ", ".join(objective.name for objective in study.objectives)
-    about = f"{study.manifest['source']} on {data_name(study.manifest)}, {goals}; trials: {counts}"
+    state = "; interrupted, not complete: the same call continues it" if study.interrupted else ""
+    about = f"{study.manifest['source']} on {data_name(study.manifest)}, {goals}; trials: {counts}{state}"
     finals = final_front([final for final in read_level(study) if final.accuracies]) if "@" not in study.name else []
     table = _finals_table(study, finals) if finals else as_html(summary.front)
     level = "trained in full, mean ± standard deviation over n seeds" if finals else "after the training of the search"

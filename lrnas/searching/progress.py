@@ -17,6 +17,7 @@ import numpy as np
 
 from lrnas._messages import duration, logger, printable, show_messages
 from lrnas._notebook import LiveBar, in_notebook
+from lrnas.errors import is_command
 from lrnas.study.manifest import LEVEL, RETRAINS, data_name
 from lrnas.study.throughput import measure_throughput
 from lrnas.training.progress import TimeLeft
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from lrnas.searching.proposals import Queue
-    from lrnas.study.study import Summary, Trial
+    from lrnas.study.study import Study, Summary, Trial
 
 Change = Literal["started", "epoch", "ended"]
 """What happened to a trial."""
@@ -108,6 +109,13 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
             view = ProgressView(status)
             yield view
             view.show_rest()
+
+
+def tell_interrupted(study: Study) -> None:
+    """Warn that a search or retraining is not complete if the user has stopped it, also if no progress is shown."""
+    if study.interrupted:
+        again = "the same command" if is_command() else "the same call"
+        logger.warning(f"interrupted: {study.name} is not complete; {again} continues it")
 
 
 class ProgressView(SearchEvents):

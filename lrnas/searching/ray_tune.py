@@ -27,6 +27,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from lrnas._messages import logger
+from lrnas._notebook import in_notebook
 from lrnas._ray import scratch_folder
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
@@ -142,7 +143,6 @@ def run_trials(
         raise StudyError(searcher.end_reason)
     if searcher.interrupted:
         study.interrupted = searcher.interrupted
-        logger.info("stopped; the same command continues it")
     elif searcher.end_reason:
         logger.info(searcher.end_reason)
 
@@ -165,7 +165,8 @@ def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
         nonlocal first
         if not searcher.interrupted:
             searcher.interrupted, first = number, time.monotonic()
-            how = "send SIGTERM" if number == signal.SIGTERM else "press Ctrl-C"
+            by_user = "interrupt the kernel" if in_notebook() else "press Ctrl-C"
+            how = "send SIGTERM" if number == signal.SIGTERM else by_user
             logger.info(f"stopping after the current epochs; {how} again to stop at once")
         elif time.monotonic() - first > SAME_SIGNAL_SECONDS:
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt

@@ -27,7 +27,7 @@ from lrnas.data.names import IMAGE_MEMORY, SETS, data_folder, is_in_files, shown
 from lrnas.errors import DataError, LrnasError
 from lrnas.models.plan import has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
-from lrnas.searching.progress import SearchEvents, Work, progress_view, seconds_left
+from lrnas.searching.progress import SearchEvents, Work, progress_view, seconds_left, tell_interrupted
 from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.searching.runs import Chosen, Runs
@@ -145,6 +145,7 @@ def retrain(
                 )
             is_over = bool(retraining.study.interrupted) or not retraining.ledger.wait_for_others()
         retraining.end_duplicates()
+    tell_interrupted(retraining.study)
     return retraining.study
 
 

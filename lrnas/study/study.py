@@ -238,7 +238,8 @@ class Study(NotebookView):
 
     def __repr__(self) -> str:
         goals = ", ".join(objective.name for objective in self.objectives)
-        return f"<Study {self.name}: {self.manifest['source']} on {data_name(self.manifest)}, {goals}>"
+        state = ", interrupted" if self.interrupted else ""
+        return f"<Study {self.name}: {self.manifest['source']} on {data_name(self.manifest)}, {goals}{state}>"
 
     @property
     def costs(self) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -118,7 +119,10 @@ def test_an_interrupted_search_ends_cleanly(number: signal.Signals, to_all: bool
     os.killpg(search.process.pid, number) if to_all else search.process.send_signal(number)
     log = search.end()
     assert search.process.returncode == code  # commands after && do not run
-    assert "stopping after the current epochs; " in log and "stopped; the same command continues it" in log
+    assert (
+        "stopping after the current epochs; " in log
+        and "interrupted: s is not complete; the same command continues it" in log
+    )
     assert "the front" in log and "Traceback" not in log and "***" not in log  # the latter is a stack of C++
     states = Counter(trial.state for trial in trials(tmp_path))
     assert states[TrialState.RUNNING] == 0 and sum(states.values()) < 9
@@ -139,3 +143,21 @@ def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:
     assert search.process.returncode == 0 and states[TrialState.FAIL] == 0, log
     assert sum(states.values()) == 3
     assert "a trial was lost (its worker was lost)" in log and "worker died" not in log  # Ray's own text
+
+
+def test_an_interrupted_search_in_python_says_so(tmp_path: Path) -> None:
+    code = """
+import os, signal, lrnas
+from lrnas.searching.progress import SearchEvents
+
+class Interrupt(SearchEvents):
+    def changed(self, change):
+        if change == "epoch":
+            os.kill(os.getpid(), signal.SIGINT)
+
+study = lrnas.search("nin", budget=2, data="digits", epochs=60, finals=0, name="s", events=Interrupt())
+print("returned", study, study.interrupted)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.stdout.startswith("returned <Study s: ") and ran.stdout.endswith(", interrupted> 2\n"), ran.stderr
+    assert ran.stderr.splitlines()[-1] == "interrupted: s is not complete; the same call continues it"

@@ -20,6 +20,7 @@ from lrnas.errors import LrnasError
 from lrnas.exporting.export import Check, Export
 from lrnas.profiling.profile import Profile, Profiled
 from lrnas.searching.estimate import Estimate
+from lrnas.searching.progress import tell_interrupted
 from lrnas.searching.runs import Chosen
 from lrnas.study.study import MAX_PRINTED, Study
 
@@ -79,6 +80,15 @@ def test_a_study_shows_its_front(study: Study) -> None:
     assert [row[0] for row in rows] == [str(trial.number) for trial in front]
     assert [row[4] for row in rows] == [f"{trial.share:.3f}" for trial in front] and study.dense_macs == 222_486_528
     assert html.count("data:image/png;base64,") == 1
+
+
+def test_an_interrupted_study_says_so(study: Study, caplog: pytest.LogCaptureFixture) -> None:
+    tell_interrupted(study)
+    stopped = replace(study, interrupted=2)
+    tell_interrupted(stopped)
+    assert caplog.messages == ["interrupted: s is not complete; the same call continues it"]
+    assert "; interrupted, not complete: the same call continues it</p>" in stopped._repr_html_()
+    assert repr(stopped) == "<Study s: nin on cifar10, accuracy, macs, interrupted>"
 
 
 def test_a_study_with_finals_shows_them() -> None:
