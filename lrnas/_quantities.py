@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from lrnas.errors import LrnasError
+
+DTYPES = ("bf16", "fp16", "fp32")
+"""Names of the number formats in which networks are measured."""
+
 
 def read_number(value: Any) -> float:
     """A finite number, given as text or as itself; else ValueError or TypeError is raised."""
@@ -28,3 +33,9 @@ def read_time(unit: str, value: Any) -> float:
     if number <= 0:
         raise ValueError
     return number
+
+
+def check_dtype(name: str | None) -> None:
+    """Raise an error if there is no number format of this name; None is the default one."""
+    if name is not None and name not in DTYPES:
+        raise LrnasError(f"the type must be one of {', '.join(DTYPES)}; got {name!r}; choose one")

@@ -75,6 +75,9 @@ def test_profile_takes_trials_architectures_and_names(tmp_path: Path, monkeypatc
         base, found = result.networks
         assert (base.name, base.macs) == ("nin, batch norm", 222_486_528)
         assert (found.input_size, found.macs) == (32, trial.macs)
+    for network in ("lrnas-nin-a", "lrnas_nin_a"):
+        result = lrnas.profile([network, "nin-c3"], layers=False, training=False, batch=1)
+        assert {one.input_size for one in result.networks} == {32}, "as it was trained, not the 30 pixels of the paper"
 
 
 NETWORK = lrnas.get_point("nin-c3").architecture

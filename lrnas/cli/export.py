@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import add_command, add_device, add_option, add_settings, add_source_options, call
 from lrnas.cli.output import make_console, make_table, print_result
+from lrnas.searching.checks import check_format
 from lrnas.searching.settings import PATH, TEXT, WHOLE
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
+    check_format(options.format)  # before anything heavy is imported
     from lrnas.exporting.export import export
 
     result = call(export, options)

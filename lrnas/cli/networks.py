@@ -61,10 +61,19 @@ def add_commands(commands: Any) -> None:
 
 
 def _models(options: argparse.Namespace) -> None:
-    from lrnas.models.summary import summarise_points
+    from lrnas.models.found import found_networks
+    from lrnas.models.summary import summarise, summarise_points
 
     summaries = summarise_points()
-    print_result(options, lambda: [summary.to_dict() for summary in summaries], lambda: _print_models(summaries))
+
+    def data() -> list[dict[str, Any]]:
+        rows = [summary.to_dict() for summary in summaries]
+        for name, network in found_networks().items():
+            about = {"timm": name.replace("-", "_"), "data": network.data}
+            rows.append({**summarise(name, network.architecture).to_dict(), "found": about})
+        return rows
+
+    print_result(options, data, lambda: _print_models(summaries))
 
 
 def _count(options: argparse.Namespace) -> None:

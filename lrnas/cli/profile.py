@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
+from lrnas._quantities import check_dtype
 from lrnas.cli.options import FILE, add_command, add_device, add_option, add_settings, call, needs_extra
 from lrnas.cli.output import make_console, make_table, print_result
 from lrnas.errors import LrnasError
@@ -32,10 +33,10 @@ def add_commands(commands: Any) -> None:
     profile.add_argument("sources", nargs="*", metavar="NETWORK", help=text)
     add_device(profile, "Measure")
     add_option(profile, "--batch", WHOLE, "N", "Measure batches of N images (default: 128 on a GPU, 8 on a CPU)")
-    text = "Rows and columns of images (default: the study's, or the paper's)"
+    text = "Rows and columns of images (default: those in training, or the paper's)"
     add_option(profile, "--size", WHOLE, "PIXELS", text)
-    add_option(profile, "--channels", WHOLE, "N", "Channels of images (default: the study's, or 3)")
-    text = "Number of classes (default: the study's, or the paper's)"
+    add_option(profile, "--channels", WHOLE, "N", "Channels of images (default: those in training, or 3)")
+    text = "Number of classes (default: that in training, or the paper's)"
     add_option(profile, "--classes", WHOLE, "N", text)
     text = "Number format: bf16, fp16 or fp32 (default: bf16 on a GPU, fp32 on a CPU)"
     add_option(profile, "--dtype", TEXT, "NAME", text)
@@ -59,6 +60,7 @@ def add_commands(commands: Any) -> None:
 def _profile(options: argparse.Namespace) -> None:
     if bool(options.sources) == bool(options.check_table):
         raise LrnasError("give networks to measure, or --check-table SPACE; got both or neither; try vgg-gmp-lr-join")
+    check_dtype(options.dtype)  # before anything heavy is imported
     if options.plot is not None:
         with needs_extra("--plot", "plot"):
             from lrnas.reporting.figures.panels import plot_times

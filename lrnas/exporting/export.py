@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +29,14 @@ from lrnas._messages import logger
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet
-from lrnas.errors import UnknownName, error_line
+from lrnas.errors import error_line
 from lrnas.exporting.fastest_form import Fusion, Timer, choose_forms, fastest, torch_timer
 from lrnas.exporting.formats import ARCHITECTURE, CONFIG, WEIGHTS, WRITERS, Network, Written, registered_name
 from lrnas.exporting.onnx import check_extras, has_cuda, onnx_timer
 from lrnas.exporting.sample_inputs import Inputs, find_data, find_inputs
 from lrnas.exporting.sources import ExportError, Source, find_source
 from lrnas.profiling.timing import find_device, measure, num_threads
+from lrnas.searching.checks import check_format
 from lrnas.training.provenance import hardware
 
 if TYPE_CHECKING:
@@ -148,8 +149,7 @@ def export(
     Raises:
         LrnasError: If the network cannot be exported as requested; nothing is written then.
     """
-    if format not in get_args(Format):
-        raise UnknownName("format", str(format), get_args(Format))
+    check_format(format)
     counts = {"batch": batch, "number of threads": threads, "input": input, "number of classes": classes}
     for what, value in counts.items():
         if value is not None and value < 1:

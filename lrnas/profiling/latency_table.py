@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lrnas import __version__
+from lrnas import __version__, _quantities
 from lrnas.arch.architecture import Architecture, Mix
 from lrnas.arch.backbone_shapes import Step
 from lrnas.errors import LrnasError
@@ -36,7 +36,7 @@ from lrnas.profiling.step_modules import Setting, layer_call, network_call, step
 from lrnas.profiling.timing import Call, measure
 from lrnas.spaces.space import SearchSpace
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = dict(zip(_quantities.DTYPES, (torch.bfloat16, torch.float16, torch.float32), strict=True))
 TOGETHER = 12
 """Number of steps that are measured side by side."""
 PASSES, ROUNDS, QUANTILE = 2, 12, 0.1
@@ -87,9 +87,8 @@ class Conditions:
             raise LrnasError(f"a batch must have at least one image; got {batch}; give a larger number")
         if threads is not None and threads < 1:
             raise LrnasError(f"the number of threads must be at least 1; got {threads}; give a larger number")
+        _quantities.check_dtype(dtype)
         dtype = dtype or ("bf16" if on_gpu else "fp32")
-        if dtype not in DTYPES:
-            raise LrnasError(f"the type must be one of {', '.join(DTYPES)}; got {dtype!r}; choose one")
         hardware = torch.cuda.get_device_name(device) if on_gpu else _processor()
         threads = 0 if on_gpu else threads or torch.get_num_threads()
         kernels = on_gpu and os.environ.get("LRNAS_KERNELS") != "off"

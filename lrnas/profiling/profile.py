@@ -24,6 +24,7 @@ from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import Step
 from lrnas.errors import InvalidArgument, LrnasError, UnknownName, error_line
+from lrnas.models.found import find_found
 from lrnas.models.paper import family_table, named_networks
 from lrnas.models.plan import built_id, make_plan, native_input_size, native_num_classes, resolve_backbone
 from lrnas.models.summary import read_source
@@ -34,7 +35,7 @@ from lrnas.spaces.space import load_space
 from lrnas.study.references import check_no_study, find_network
 
 if TYPE_CHECKING:
-    from lrnas.study.study import ImageShape, Trial
+    from lrnas.study.study import Study, Trial
 
 Named: TypeAlias = "str | Trial | Architecture | tuple[str, Architecture]"
 """A network that can be measured."""
@@ -166,9 +167,9 @@ def profile(
             name from `lrnas models`, a backbone, an architecture FILE.json, timm:MODEL or STUDY:TRIAL.
         device: cpu, cuda or cuda:N; None for the GPU if there is one.
         batch: Images in a batch; None for 128 on a GPU and 8 on a CPU.
-        size: Rows and columns of the images; None for the study's or the paper's.
-        channels: Channels of the images; None for the study's, or 3.
-        classes: Number of classes; None for the study's or the paper's.
+        size: Rows and columns of the images; None for those in training, else the paper's.
+        channels: Channels of the images; None for those in training, else 3.
+        classes: Number of classes; None for those in training, else the paper's.
         dtype: bf16, fp16 or fp32; None for bf16 on a GPU and fp32 on a CPU.
         threads: CPU threads; None for PyTorch's number.
         compile: Use torch.compile for networks, baselines and layers.
@@ -227,12 +228,20 @@ def profile(
     return Profile(conditions, compile, measured, others.cores())
 
 
+class _Shape(NamedTuple):
+    """Size and channels of images, and the number of classes, that a network was trained for."""
+
+    size: int
+    channels: int
+    num_classes: int
+
+
 class _Found(NamedTuple):
-    """A network to measure, and the shape of its study's images; None if it is from no study."""
+    """A network to measure, and what it was trained for; None if it was not trained."""
 
     name: str
     network: Architecture
-    shape: ImageShape | None
+    shape: _Shape | None
 
 
 def _is_one(networks: Any) -> bool:
@@ -253,9 +262,12 @@ def _find(source: Any, studies: str | Path, storage: str | None) -> _Found:
             "give for example study.best(), or STUDY:best"
         )
     if not isinstance(source, str):
-        return _Found(f"{source.study.name}:{source.number}", source.architecture, source.study.image_shape)
+        return _Found(f"{source.study.name}:{source.number}", source.architecture, _shape_of(source.study))
     if (found := find_network(source, studies, storage)) is not None:
-        return _Found(found.name, found.trial.architecture, found.study.image_shape)
+        return _Found(found.name, found.trial.architecture, _shape_of(found.study))
+    if (own := find_found(source)) is not None:
+        channels, size, _ = own.config["input_size"]
+        return _Found(own.name, own.architecture, _Shape(size, channels, own.config["num_classes"]))
     try:
         return _Found(*read_source(source), None)
     except UnknownName:
@@ -263,12 +275,17 @@ def _find(source: Any, studies: str | Path, storage: str | None) -> _Found:
         raise
 
 
+def _shape_of(study: Study) -> _Shape:
+    shape = study.image_shape
+    return _Shape(shape.size, shape.channels, shape.num_classes)
+
+
 def _common(option: str, given: int | None, found: Sequence[int]) -> int | None:
-    """A number that is given, else that of the studies' images, which must be the same for all studies."""
+    """A number that is given, else that of the networks' trainings, which must be the same for all of them."""
     if given is None and len(numbers := sorted(set(found))) > 1:
         raise LrnasError(
-            f"networks of studies are measured as they were trained; got studies of {option} "
-            f"{' and '.join(map(str, numbers))}; give --{option}"
+            f"networks are measured as they were trained; got networks of {option} {' and '.join(map(str, numbers))}; "
+            f"give --{option}"
         )
     return given if given is not None or not found else found[0]
 

@@ -195,6 +195,6 @@ def test_studies_with_different_images_are_not_mixed(
     fill_study(tmp_path, 4, name="large")
     options = ["--studies", str(tmp_path), "--no-layers", "--no-training", "--batch", "1", "--device", "cpu", "--json"]
     assert main(["profile", "s:0", "large:1", *options]) == 2
-    assert "got studies of size 8 and 32; give --size" in capsys.readouterr().err
+    assert "got networks of size 8 and 32; give --size" in capsys.readouterr().err
     assert main(["profile", "s:0", "large:1", "--size", "8", "--channels", "1", *options]) == 0
     assert {network["input"] for network in json.loads(capsys.readouterr().out)["networks"]} == {8}
