@@ -165,7 +165,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         if beyond := training.beyond(limits):
             logger.info(f"left out, because they are beyond the limits: {', '.join(beyond)}")
         name_metrics(stored, training.objectives)
-        keep_limits(stored, limits.given() | ({} if settings.beat is None else {"beat": settings.beat}))
+        keep_limits(stored, {**limits.given(), "beat": settings.beat})
         where = Whereabouts(settings.studies, settings.storage)
         study = Study(name, stored, training.objectives, manifest, where)
         proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)

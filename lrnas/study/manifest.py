@@ -196,14 +196,24 @@ def has_results(study: optuna.Study) -> bool:
     return any(trial.user_attrs.get("trained") or "imported_from" in trial.user_attrs for trial in ended)
 
 
-def keep_limits(study: optuna.Study, limits: Mapping[str, float]) -> None:
+def keep_limits(study: optuna.Study, limits: Mapping[str, float | None]) -> None:
     """Write the limits and the share of --beat that a search continues with; a message says so if they changed."""
-    before = study.user_attrs.get(LIMITS)
-    if before == limits:
+    stored, before = study.user_attrs.get(LIMITS), read_limits(study)
+    if stored == limits:
         return
     study.set_user_attr(LIMITS, dict(limits))
-    if before is not None and has_results(study):
-        logger.info(f"{study.study_name} had {_show_limits(before)}, and continues with {_show_limits(limits)}")
+    now = read_limits(study)
+    if stored is not None and now != before and has_results(study):
+        logger.info(f"{study.study_name} had {_show_limits(before)}, and continues with {_show_limits(now)}")
+
+
+def read_limits(study: optuna.Study) -> dict[str, float]:
+    """The limits and the share of --beat that a search last had, by name, without those that it did not have."""
+    attributes = study.user_attrs
+    limits = attributes.get(LIMITS, {})
+    if "beat" not in limits:  # it was first kept only among the settings that a search is begun with
+        limits = {**limits, "beat": attributes.get(MANIFEST, {}).get(SETTINGS, {}).get("beat")}
+    return {name: value for name, value in limits.items() if value is not None}
 
 
 def keep_unreadable(study: optuna.Study, number: int) -> None:

@@ -23,7 +23,7 @@ from lrnas.errors import InvalidArchitecture
 from lrnas.models.plan import canonical_id, deployed_form, make_plan
 from lrnas.sampling.pareto import front_indices, hypervolume
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import IMAGES, LIMITS, RETRAINS, UNREADABLE, StudyError, data_name
+from lrnas.study.manifest import IMAGES, RETRAINS, UNREADABLE, StudyError, data_name, read_limits
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
 from lrnas.study.optuna_internals import LAST_ATTRIBUTE, database_of, get_trial
 from lrnas.study.throughput import Throughput, measure_throughput
@@ -304,8 +304,7 @@ class Study(NotebookView):
     @property
     def beat(self) -> float | None:
         """Share of the costs of the paper's networks below which the search last looked (--beat); None: no limit."""
-        limits: dict[str, float] = self.optuna_study.user_attrs.get(LIMITS, {})
-        return limits.get("beat")
+        return read_limits(self.optuna_study).get("beat")
 
     def deployed(self, architecture: Architecture) -> Architecture:
         """The deployed form of a network for the images of this study."""

@@ -25,7 +25,7 @@ from lrnas.searching.proposals import Proposals, distributions_of
 from lrnas.spaces.parameters import Parameter
 from lrnas.spaces.space import SearchSpace, load_space
 from lrnas.study.ledger import DRIVER, GONE_AFTER, WATCH, _signed
-from lrnas.study.manifest import StudyError, check_manifest, keep_limits
+from lrnas.study.manifest import LIMITS, MANIFEST, StudyError, check_manifest, keep_limits
 from lrnas.study.objectives import InvalidObjectives, Limits, pick_objectives
 from lrnas.study.optuna_internals import BulkStorage
 
@@ -517,8 +517,31 @@ def test_a_message_says_that_limits_changed(tmp_path: Path, caplog: pytest.LogCa
     keep_limits(proposals.study.optuna_study, Limits(min_macs=1000, max_latency=1.5).given())
     keep_limits(proposals.study.optuna_study, {})
     assert caplog.messages == [
-        "s had no limits, and continues with --min-macs 1000 --max-latency 1.5",
-        "s had --min-macs 1000 --max-latency 1.5, and continues with no limits",
+        "s had no limits, and continues with `min_macs` 1000 `max_latency` 1.5",
+        "s had `min_macs` 1000 `max_latency` 1.5, and continues with no limits",
+    ]
+
+
+def test_a_share_to_beat_that_was_kept_among_the_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Older searches have it there alone: continued with the same share, nothing has changed."""
+    proposals = make_proposals(tmp_path)
+    finish(proposals, 0.9)
+    study = proposals.study.optuna_study
+    caplog.set_level("INFO", "lrnas")
+    study.set_user_attr(MANIFEST, {**study.user_attrs[MANIFEST], "settings": {"beat": 0.6}})
+    study.set_user_attr(LIMITS, {})
+    assert proposals.study.beat == 0.6
+    keep_limits(study, {"beat": 0.6})
+    assert not caplog.messages and study.user_attrs[LIMITS] == {"beat": 0.6}
+    study.set_user_attr(LIMITS, {"max_macs": 1000})
+    keep_limits(study, {"max_macs": 1000, "beat": 0.5})
+    keep_limits(study, {"max_macs": 1000, "beat": None})
+    assert proposals.study.beat is None
+    keep_limits(study, {"beat": 0.6})
+    assert caplog.messages == [
+        "s had `max_macs` 1000 `beat` 0.6, and continues with `max_macs` 1000 `beat` 0.5",
+        "s had `max_macs` 1000 `beat` 0.5, and continues with `max_macs` 1000",
+        "s had `max_macs` 1000, and continues with `beat` 0.6",
     ]
 
 

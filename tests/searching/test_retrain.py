@@ -71,7 +71,7 @@ def test_after_a_search_with_beat_the_best_below_that_share_of_each_of_the_paper
 
     assert study.beat == 0.6 and found(None) == {147, 145, 140}  # for nin-c3-lr, nin-c3 and nin
     assert found(None) < found(True)
-    keep_limits(study.optuna_study, {})
+    keep_limits(study.optuna_study, {"beat": None})
     assert found(None) == found(True)
 
 
