@@ -167,18 +167,23 @@ class StudyReport:
 
     @property
     def training(self) -> str:
-        """The training that all networks of the search get, in words."""
-        epochs = self.study.manifest["recipe"]["epochs"]
-        return f"short training, {epochs} epoch{'s' * (epochs != 1)}"
+        """The training that all networks of the search get, in words; it is short if there are later levels."""
+        number = self.study.manifest["recipe"]["epochs"]
+        epochs = f"{number} epoch{'s' * (number != 1)}"
+        return f"short training, {epochs}" if self._later else f"{epochs} of training"
+
+    @cached_property
+    def _later(self) -> dict[str, optuna.Study]:
+        """The later levels of the search, by name."""
+        levels = {level: level_study(self.study, level) for level in SUFFIXES}
+        return {level: found for level, found in levels.items() if found is not None}
 
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Training time of all networks together, by level; without levels at which nothing was trained."""
-        levels = {level: level_study(self.study, level) for level in SUFFIXES}
         later = {
             level: sum(run.user_attrs.get("seconds", 0.0) for run in found.get_trials(deepcopy=False))
-            for level, found in levels.items()
-            if found is not None
+            for level, found in self._later.items()
         }
         short = self.history[-1].seconds if self.history else 0.0
         return {level: seconds for level, seconds in {SHORT: short, **later}.items() if seconds}

@@ -41,7 +41,7 @@ def test_the_cheapest_network_that_is_as_accurate_as_the_dense_one(study: StudyR
     share = found[cheap].trial.share
     assert headline is not None and share is not None and share < 0.1
     told = f"98.61 % at {share:.3f} of nin's MACs ({cheap}); nin has 98.15 %. "
-    told += "Validation images after short training, 9 epochs, one seed."
+    told += "Validation images after 9 epochs of training, one seed."
     assert str(headline) == told and headline.trial == found[cheap].trial.number
 
 
@@ -69,7 +69,7 @@ def test_a_dense_network_that_was_not_trained() -> None:
         f"80.00 % at {study.networks[1].trial.macs / dense:.3f} of nin's MACs (dense-x0.25); "
         f"nin-c3-lr has 90.00 % at {study.networks[2].trial.macs / dense:.2f}, nin itself was not trained. "
     )
-    told += "Validation images after short training, 20 epochs, one seed."
+    told += "Validation images after 20 epochs of training, one seed."
     assert str(make_headline(study, "macs")) == told  # none is as accurate
     better = with_accuracies(study, {"lr-x0.25": 0.9, "nin-c3-lr": 0.89}, others=0.95)
     assert "90.00 %" in str(make_headline(better, "macs"))  # the cheapest
@@ -85,7 +85,7 @@ def test_a_space_without_a_dense_network() -> None:
     study = with_accuracies(study, {"dense-x0.25": 0.8, "lr-x0.25": 0.7, "nin-c3-lr": 0.6}, others=0.5)
     macs = study.networks[1].trial.macs
     told = f"80.00 % with {macs:,} MACs (dense-x0.25), the most accurate of 3 networks. "
-    told += "Validation images after short training, 20 epochs, one seed."
+    told += "Validation images after 20 epochs of training, one seed."
     assert str(make_headline(study, "macs")) == told
     assert study.networks[1].to_dict()["share"] is None and study.to_dict()["dense"] is None
 

@@ -171,7 +171,7 @@ def test_the_legend_does_not_list_missing_networks(
     assert legend_of(drawn_by(monkeypatch, lambda: plot_front(make_report([early]), file))) == ["stopped early"]
     unnamed = with_trials(record, lambda trial: replace(trial, point=None) if trial.status == "completed" else None)
     axes = drawn_by(monkeypatch, lambda: plot_front(make_report([unnamed]), file))
-    assert legend_of(axes) == ["short training, 9 epochs", "on the front", "best for the cost shown"]
+    assert legend_of(axes) == ["9 epochs of training", "on the front", "best for the cost shown"]
     paper = with_trials(record, lambda trial: trial if trial.point in record.manifest["space"]["points"] else None)
     axes = drawn_by(monkeypatch, lambda: plot_front(make_report([paper]), file))
     assert legend_of(axes) == ["the paper's", "on the front", "best for the cost shown"]
@@ -280,7 +280,7 @@ def test_figures_have_names_and_labels(report: Report, records: list[Study], tmp
     assert "hours of training" in texts["history"] and "rungs" in texts["curves"]
     assert all(name in texts["allocation"] for name in ("conv1", "conv3", "k×k", "join"))
     assert "accuracy" in texts["importances"] and "conv1.width" in texts["importances"]
-    assert "20 networks after short training, 9 epochs, 20 of 22<" in texts["importances"]  # continued on a second line
+    assert "20 networks after 9 epochs of training, 20<" in texts["importances"]  # continued on a second line
     assert "mean ± sd over seeds" in texts["finals"]
     assert "parameters, millions" in texts["one"]
 
@@ -380,7 +380,7 @@ def test_parameters_that_matter_for_any_objective_are_shown(
     wanted = sorted(values["accuracy"], key=lambda name: -max(each[name] for each in values.values()))
     first = sorted(wanted, key=lambda name: -values["accuracy"][name])
     assert wanted[:3] != first[:3]  # not those of the first objective
-    for number, note in ((3, f"epochs, 3 of {len(wanted)} parameters"), (len(wanted), "short training, 9 epochs")):
+    for number, note in ((3, f"training, 3 of {len(wanted)} parameters"), (len(wanted), "9 epochs of training")):
         monkeypatch.setattr("lrnas.reporting.figures.report_plots.MAX_PARAMETERS", number)
         axes = drawn_by(monkeypatch, lambda: plot_importances(study, tmp_path / "importances.svg"))
         assert [label.get_text() for label in axes.get_yticklabels()] == wanted[:number][::-1]
