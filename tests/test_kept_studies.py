@@ -37,3 +37,26 @@ def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
         low, high = (f"{100 * end:+.2f}" for end in verdict.interval)
         told = f"at {verdict.share:.2f} of its MACs: {100 * (verdict.difference or 0):+.2f} points"
         assert told in FINDINGS and f"{low} to {high}" in FINDINGS, verdict.point
+
+
+def test_the_headline_of_the_readme() -> None:
+    """Its numbers are those of the kept studies."""
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    vgg, nin = (
+        json.loads((ROOT / "results" / "studies" / f"{name}-deep-cifar10" / "retrained.json").read_text("utf-8"))
+        for name in ("vgg", "nin")
+    )
+    networks = vgg["networks"]
+    found = min((network for network in networks if network["point"] is None), key=lambda network: network["macs"])
+    (dense,) = (network for network in networks if network["point"] == "vgg-gmp")
+    told = "**{:.1f} % at a quarter of the MACs, where VGG-11 with global max pooling has {:.1f} %.**"
+    assert told.format(100 * found["mean"], 100 * dense["mean"]) in readme
+    assert 0.2 < found["macs"] / dense["macs"] <= 0.25
+    assert {network["n"] for network in networks} == {8} and "over 8 random seeds" in readme
+    for study, number, words in ((vgg, 6, "Six of the paper's eight VGGs"), (nin, 3, "its three NiNs")):
+        assert len(study["verdicts"]) == number and words in readme
+        assert {verdict["verdict"] for verdict in study["verdicts"]} == {"dominated"}
+        assert max(verdict["share"] for verdict in study["verdicts"]) < 0.6
+    assert "are each beaten beyond noise by a network with less than 60 % of its MACs" in readme
+    drawn = [sum((network["point"] is None) is is_found for network in networks) for is_found in (True, False)]
+    assert drawn == [2, 6] and "two networks that lrnas found, and six of the paper's VGGs" in readme

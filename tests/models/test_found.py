@@ -1,6 +1,7 @@
 """The networks that searches found: named models with weights."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 import lrnas
 from benchmarks.models import accuracy
+from lrnas._resources import MODELS
 from lrnas.cli.main import main
 from lrnas.data.names import data_folder
 from lrnas.models.found import found_networks
@@ -23,6 +25,23 @@ all_found = pytest.mark.parametrize("name", TESTED)
 
 def test_all_are_tested() -> None:
     assert found_networks().keys() == TESTED.keys()
+
+
+@all_found
+def test_the_table_of_models(name: str) -> None:
+    """Its numbers are those of the network, of the test below and of the kept study."""
+    results = MODELS.parent
+    rows = [line for line in (MODELS / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    assert len(rows) == len(TESTED)
+    (row,) = (line for line in rows if f"`{name.replace('-', '_')}`" in line)
+    cost = make_plan(found_networks()[name].architecture, 32, 10, deployed=True).cost
+    assert f" | {cost.macs:,} | {cost.params:,} | {TESTED[name]:.2f} % | " in row
+    matched = re.search(r"trial (\d+) of \[?([\w-]+)", row)
+    assert matched is not None
+    kept = json.loads((results / "studies" / matched[2] / "retrained.json").read_text(encoding="utf-8"))
+    (network,) = (one for one in kept["networks"] if one["trial"] == int(matched[1]))
+    assert (network["macs"], network["params"], network["n"]) == (cost.macs, cost.params, 8)
+    assert row.endswith(f"| {100 * network['mean']:.2f} ± {100 * network['sd']:.2f} % |")
 
 
 @all_found

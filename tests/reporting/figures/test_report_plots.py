@@ -280,7 +280,7 @@ def test_figures_have_names_and_labels(report: Report, records: list[Study], tmp
     assert "hours of training" in texts["history"] and "rungs" in texts["curves"]
     assert all(name in texts["allocation"] for name in ("conv1", "conv3", "k×k", "join"))
     assert "accuracy" in texts["importances"] and "conv1.width" in texts["importances"]
-    assert "20 networks after 9 epochs of training, 20<" in texts["importances"]  # continued on a second line
+    assert "20 networks after 9 epochs of training,<" in texts["importances"]  # continued on a second line
     assert "mean ± sd over seeds" in texts["finals"]
     assert "parameters, millions" in texts["one"]
 
