@@ -238,6 +238,10 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert page.evaluate("document.getElementById('history').layout.xaxis.title.text").startswith("training time")
     page.get_by_label("switch between light and dark").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.evaluate("byId('studies').rows[1].cells[9].textContent = '52 min (short 32 min, longer 5 min, full 15 min)'")
+    page.evaluate("byId('studies').rows[1].cells[10].textContent = 'NVIDIA H200'")
+    assert page.evaluate("(one => one.scrollWidth - one.clientWidth)(byId('studies').parentElement)") <= 0  # it fits
     assert tab.complaints == []
 
 
