@@ -29,7 +29,7 @@ from lrnas._messages import logger
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet
-from lrnas.errors import error_line
+from lrnas.errors import error_line, in_users_words
 from lrnas.exporting.fastest_form import Fusion, Timer, choose_forms, fastest, torch_timer
 from lrnas.exporting.formats import ARCHITECTURE, CONFIG, WEIGHTS, WRITERS, Network, Written, registered_name
 from lrnas.exporting.onnx import check_extras, has_cuda, onnx_timer
@@ -158,7 +158,7 @@ def export(
 
     def note(line: str) -> None:
         if line:
-            notes.append(line)
+            notes.append(in_users_words(line))
             logger.info(line)
 
     target, message = _pick_device(format, device)

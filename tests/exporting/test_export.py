@@ -479,7 +479,7 @@ def test_exports_of_a_study_have_class_names(
     names = [f"kind {i}" for i in range(10)]
     make_study(tmp_path / "studies", "folder:0123456789abcdef", classes=names, data_name="folder:mine")
     result = lrnas.export("small:1", out="out")
-    message = "checking with random images, because images of folder:mine need --data"
+    message = "checking with random images, because images of folder:mine need `data`"
     assert result.notes == [message] == [record.getMessage() for record in caplog.records]
     assert json.loads(Path("out/config.json").read_text())["label_names"] == names
 

@@ -345,7 +345,7 @@ def test_commands_that_read_a_study_create_nothing(
     for command in (["front", "s"], ["front"], ["report", "s"], ["studies", "--delete", "s"]):
         assert main([*command, "--storage", url, "--studies", str(tmp_path / "studies")]) == 2
         error = capsys.readouterr().err
-        assert f"must hold studies; got {url}, which does not; check `storage`" in error and error.count("\n") == 1
+        assert f"must hold studies; got {url}, which does not; check --storage" in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
