@@ -119,6 +119,7 @@ def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "spaces", "--json")
     assert [(space["name"], space["dimension"]) for space in json.loads(out)] == [
         ("googlenet", 33),
+        ("googlenet-small", 27),
         ("nin", 22),
         ("nin-deep", 43),
         ("vgg-deep", 27),

@@ -172,7 +172,7 @@ def test_errors_in_python_are_as_clear() -> None:
         lrnas.search("nin", budget=20, num_epochs=3)
     with pytest.raises(InvalidSettings, match=r"^epochs takes a whole number; got 2.5; for example 20$"):
         lrnas.search("nin", budget=20, epochs=2.5)
-    with pytest.raises(InvalidSettings, match=r"^space takes a space or a study file; got 3; for example nin or "):
+    with pytest.raises(LrnasError, match=r"^space takes text or a path or a SearchSettings; got 3; see help"):
         lrnas.search(3, budget=20)
     with pytest.raises(InvalidSettings, match=r"^recipe takes text in quotes; got 3; for example \"nin\"$"):
         lrnas.search("nin", budget=20, recipe=3)

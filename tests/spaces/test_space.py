@@ -25,7 +25,7 @@ from lrnas.spaces import parameters, toml_file
 from lrnas.spaces.space import Parameter, SearchSpace, load_space, named_spaces
 
 PAPER_SPACES = ("googlenet", "nin", "vgg11")
-SPACES = ("googlenet", "nin", "nin-deep", "vgg-deep", "vgg11")
+SPACES = ("googlenet", "googlenet-small", "nin", "nin-deep", "vgg-deep", "vgg11")
 HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
 DOCS = Path(lrnas.__file__).parent.parent / "docs" / "spaces.md"
 OWN = """\
@@ -66,6 +66,7 @@ def test_the_spaces_of_lrnas() -> None:
     sizes = {name: (load_space(name).dimension, load_space(name).granularity) for name in SPACES}
     assert sizes == {
         "googlenet": (33, "stage"),
+        "googlenet-small": (27, "stage"),
         "nin": (22, "layer"),
         "nin-deep": (43, "layer"),
         "vgg-deep": (27, "stage"),
@@ -302,7 +303,7 @@ def test_bad_sources(source: str, options: dict[str, Any], message: str) -> None
 
 
 def test_unknown_names_get_the_closest() -> None:
-    with pytest.raises(UnknownName, match=r"unknown space 'googlnet'; did you mean googlenet\?"):
+    with pytest.raises(UnknownName, match=r"unknown space 'googlnet'; did you mean googlenet or googlenet-small\?"):
         load_space("googlnet")
     with pytest.raises(InvalidSpace, match=r"cannot read nowhere.toml: No such file"):
         load_space("nowhere.toml")
@@ -594,6 +595,14 @@ def test_values_of_present_and_kernel_that_are_refused(tmp_path: Path, entry: st
     with pytest.raises(InvalidSpace) as caught:
         load(tmp_path, f'[space]\nbackbone = "nin"\n[[space.vary]]\n{entry}\n')
     assert message in str(caught.value)
+
+
+def test_the_networks_of_the_paper_are_the_same_in_the_space_for_small_images() -> None:
+    small, large = load_space("googlenet-small"), load_space("googlenet", stem_stride=1)
+    for name, architecture in large.points.items():
+        assert small.points[name] == architecture
+        assert canonical_id(small.architecture(small.params_of(architecture))) == canonical_id(architecture)
+    assert small.points.keys() == large.points.keys() and small.left_out == ()
 
 
 @pytest.mark.parametrize("name", ["nin", "vgg"])
