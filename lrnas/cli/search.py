@@ -209,7 +209,7 @@ def _front(options: argparse.Namespace) -> None:
 def _overview(study: Study) -> dict[str, Any]:
     from lrnas.study.manifest import data_name
 
-    summary = study.summary()
+    summary = study.short_summary()
     counts, front = summary.counts, summary.front
     return {
         "study": study.name,
@@ -238,7 +238,7 @@ def _front_as_data(study: Study, level: str) -> dict[str, Any]:
             "outcomes": [outcome.to_dict() for outcome in compare_with_paper(finals, study.beat)],
             "manifest": study.manifest,
         }
-    summary = study.summary()
+    summary = study.short_summary()
     return {
         "study": study.name,
         "level": level,
@@ -274,7 +274,7 @@ def _print_front(study: Study, level: str) -> None:
     if level != SHORT:
         _print_level(study, level)
         return
-    summary = study.summary()
+    summary = study.short_summary()
     front = summary.front
     console = make_console()
     if not front:

@@ -126,6 +126,19 @@ class _Kept:
         return is_same and is_current and LAST_ATTRIBUTE in self.trial.user_attrs
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What decides whether a trial is on the front."""
+
+    trial_id: int
+    state: TrialState
+    status: str | None
+    """Its attribute `status`, if it has one."""
+    is_named: bool
+    """Whether it has the attribute `point`."""
+    values: tuple[float, ...]
+
+
 DETAILS = ("commit", "versions", "hardware", "node", "owner")
 """Attributes that say where and with what a trial was trained."""
 
@@ -277,6 +290,41 @@ class BulkStorage(RDBStorage):
             which &= or_(trial.trial_id > after, also)
         found = self._read(which)
         return [trial for trial in found if trial._trial_id > after or trial._trial_id in listed]
+
+    def read_listed(self, ids: Sequence[int]) -> list[FrozenTrial]:
+        """The trials with these ids, in this order."""
+        trial = models.TrialModel.__table__.c
+        parts = [ids[i : i + MAX_LISTED] for i in range(0, len(ids), MAX_LISTED)]
+        found = {one._trial_id: one for part in parts for one in self._read(trial.trial_id.in_(part))}
+        return [found[trial_id] for trial_id in ids]
+
+    def read_outlines(self, study_id: int) -> list[Outline]:
+        """Outlines of the trials that have `LAST_ATTRIBUTE`, by number. Their other attributes are not read."""
+        trial, value = models.TrialModel.__table__, models.TrialValueModel.__table__
+        attribute = models.TrialUserAttributeModel.__table__
+        last, status = attribute.alias(), attribute.alias()
+        has_last = (last.c.trial_id == trial.c.trial_id) & (last.c.key == LAST_ATTRIBUTE)
+        has_status = (status.c.trial_id == trial.c.trial_id) & (status.c.key == "status")
+        mine = trial.c.study_id == study_id
+        with _create_scoped_session(self.scoped_session) as session, without_collecting():
+            # trials first: all values and attributes of a finished trial were written before its state
+            heads = session.execute(
+                select(trial.c.trial_id, trial.c.state, status.c.value_json)
+                .select_from(trial.join(last, has_last).outerjoin(status, has_status))
+                .where(mine)
+                .order_by(trial.c.number)
+            ).all()
+            named = select(attribute.c.trial_id).join(trial).where(mine, attribute.c.key == "point")
+            names = set(session.execute(named).scalars())
+            read = select(value.c.trial_id, value.c.value, value.c.value_type).join(trial).where(mine)
+            values: dict[int, list[float]] = defaultdict(list)
+            for owner, number, kind in session.execute(read.order_by(value.c.trial_id, value.c.objective)).all():
+                values[owner].append(models.TrialValueModel.stored_repr_to_value(number, kind))
+        read_text = functools.lru_cache(json.loads)
+        return [
+            Outline(i, state, text and read_text(text), i in names, tuple(values.get(i, ())))
+            for i, state, text in heads
+        ]
 
     def _get_trials(
         self,

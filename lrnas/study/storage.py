@@ -49,7 +49,7 @@ SAFE_TO_REPEAT = (
     "create_new_study", "delete_study", "set_study_user_attr", "set_study_system_attr", "get_study_id_from_name",
     "get_study_name_from_id", "get_study_directions", "get_study_user_attrs", "get_study_system_attrs",
     "get_all_studies", "write", "set_trial_user_attr", "set_trial_system_attr", "set_trial_intermediate_value",
-    "get_trial_id_from_study_id_trial_number", "get_trial", "read_trials",
+    "get_trial_id_from_study_id_trial_number", "get_trial", "read_trials", "read_listed", "read_outlines",
 )  # fmt: skip
 """Storage operations that are safe to retry."""
 

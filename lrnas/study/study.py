@@ -23,9 +23,9 @@ from lrnas.errors import InvalidArchitecture
 from lrnas.models.plan import canonical_id, deployed_form, make_plan
 from lrnas.sampling.pareto import front_indices, hypervolume
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import IMAGES, RETRAINS, UNREADABLE, StudyError, data_name, read_limits
+from lrnas.study.manifest import IMAGES, LEVEL, RETRAINS, UNREADABLE, StudyError, data_name, read_limits
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
-from lrnas.study.optuna_internals import LAST_ATTRIBUTE, database_of, get_trial
+from lrnas.study.optuna_internals import LAST_ATTRIBUTE, database_of, get_trial, id_of_study
 from lrnas.study.throughput import Throughput, measure_throughput
 
 if TYPE_CHECKING:
@@ -321,17 +321,42 @@ class Study(NotebookView):
         """Trials, front, counts and hypervolume, from one reading of the storage."""
         # another driver may be in the middle of writing a trial
         trials = [self._read(trial) for trial in self.optuna_trials() if LAST_ATTRIBUTE in trial.user_attrs]
+        counts = Counter(trial.status for trial in trials)
         full = [trial for trial in trials if trial.status == "completed" and trial.values is not None]
         full = [] if RETRAINS in self.manifest else full
-        minimised = [self.as_costs(trial.values or ()) for trial in full]
+        best, volume = self._find_front([trial.values or () for trial in full])
+        return self._summarise(trials, {full[i].number for i in best}, counts, volume)
+
+    def short_summary(self) -> Summary:
+        """The same as `summary`, except for the trials: those on the front, and those with a name.
+
+        Other trials are only counted, which takes a fifth of the time of reading them.
+        """
+        database = database_of(self.optuna_study)
+        if database is None or RETRAINS in self.manifest or LEVEL in self.manifest:  # names of runs are not stored
+            return self.summary()
+        outlines = database.read_outlines(id_of_study(self.optuna_study))
+        counts = Counter(_status(outline.state, outline.status) for outline in outlines)
+        full = [one for one in outlines if one.state == TrialState.COMPLETE and one.status == "completed"]
+        best, volume = self._find_front([outline.values for outline in full])
+        on_front = {full[i].trial_id for i in best}
+        shown = [one.trial_id for one in outlines if one.is_named or one.trial_id in on_front]
+        rows = database.read_listed(shown)
+        numbers = {row.number for row, trial_id in zip(rows, shown, strict=True) if trial_id in on_front}
+        return self._summarise([self._read(row) for row in rows], numbers, counts, volume)
+
+    def _find_front(self, values: Sequence[Sequence[float]]) -> tuple[list[int], float]:
+        """Indices of the values on the front, and its hypervolume."""
+        minimised = [self.as_costs(each) for each in values]
         best = front_indices(minimised)
-        on_front = {full[i].number for i in best}
-        trials = Trials(
+        return best, hypervolume([minimised[i] for i in best], [1.0] * len(self.objectives))
+
+    def _summarise(self, trials: list[Trial], on_front: set[int], counts: dict[str, int], volume: float) -> Summary:
+        marked = Trials(
             dataclasses.replace(trial, on_front=True) if trial.number in on_front else trial for trial in trials
         )
-        front = Trials(sorted((trial for trial in trials if trial.on_front), key=self.cheapest_first))
-        volume = hypervolume([minimised[i] for i in best], [1.0] * len(self.objectives))
-        return Summary(trials, front, dict(Counter(trial.status for trial in trials)), volume)
+        front = Trials(sorted((trial for trial in marked if trial.on_front), key=self.cheapest_first))
+        return Summary(marked, front, dict(counts), volume)
 
     def cheapest_first(self, trial: Trial) -> tuple[float, int]:
         """Sort key: the first cost objective, then the number."""
@@ -496,6 +521,11 @@ def _read_limit(name: str, value: Any, read: Callable[[Any], Number]) -> Number 
         raise StudyError(f"{name} takes a number above 0; got {value!r}; for example 3M or 1.5e8") from None
 
 
+def _status(state: TrialState, status: str | None) -> str:
+    """The status of a trial, from its state and its attribute."""
+    return (status or "lost") if state.is_finished() else state.name.lower()
+
+
 def _read_trial(study: Study, trial: FrozenTrial) -> Trial:
     attributes = trial.user_attrs
     curve = tuple(attributes.get("curve", ()))
@@ -503,7 +533,7 @@ def _read_trial(study: Study, trial: FrozenTrial) -> Trial:
     return Trial(
         number=trial.number,
         state=trial.state.name,
-        status=trial.state.name.lower() if not trial.state.is_finished() else attributes.get("status", "lost"),
+        status=_status(trial.state, attributes.get("status")),
         description=attributes["architecture"],
         identity=attributes["id"],
         point=attributes.get("point") or (study.uniform_names.get(attributes["id"]) if "seed" in attributes else None),

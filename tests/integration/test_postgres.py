@@ -108,6 +108,8 @@ def test_a_study_in_a_database_from_search_to_page(tmp_path: Path, url: str) -> 
     assert search.process.returncode == 0 and PASSWORD not in log, log
     assert 'Look again: lrnas front s --storage "$STORAGE"' in log
     (full, *_) = [row.number for row in trials(url) if row.user_attrs["status"] == "completed"]
+    front = json.loads(run(tmp_path, "front", "s", "--storage", url, "--json"))
+    assert front["counts"] == open_study("s", storage=url).counts() and front["front"]
 
     options = ["--trials", str(full), "--no-points", "--recipe", "fast", "--epochs", "1", "--seeds", "2"]
     again = json.loads(run(tmp_path, "retrain", "s", "--storage", url, *options, "--json"))
