@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import sys
@@ -103,8 +104,14 @@ def _recipe_options(manifest: Mapping[str, Any]) -> str:
     space = manifest["space"]
     backbone = space["choices"]["backbone"][0]
     norms = has_norms(backbone, space["batch_norm"])
-    fast = get_recipe("fast", backbone, manifest["image_size"], sys.maxsize, norms=norms).to_dict()
+    fast = _fast_recipe(backbone, manifest["image_size"], norms)
     always = ("batch_size", "lr")  # in `fast`, they depend on the number of images
     changes = {key: value for key, value in manifest["recipe"].items() if value != fast[key] or key in always}
     texts = {key: str(value).lower() if isinstance(value, bool) else value for key, value in changes.items()}
     return " ".join(["--recipe fast", *(f"--set {key}={text}" for key, text in texts.items())])
+
+
+@functools.cache  # a report asks for it for every network
+def _fast_recipe(backbone: str, image_size: int, norms: bool) -> dict[str, Any]:
+    """All fields of the recipe `fast`."""
+    return get_recipe("fast", backbone, image_size, sys.maxsize, norms=norms).to_dict()
