@@ -483,14 +483,24 @@ class _Watch(Callback):
         """When to look again."""
         self.trials: dict[str, Any] = {}
         """Tune's trials that are in training, by their id."""
+        self.requests: dict[Any, Any] = {}
+        """Different requests for resources; Tune makes one for each trial."""
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.trials[trial.trial_id] = trial
 
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        result.pop("config", None)  # a copy of the task, which Tune would keep
+
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.trials.pop(trial.trial_id, None)
-        trial.metric_analysis.clear()  # Tune keeps 15 kB for each trial; the study has what is needed
-        trial.metric_n_steps.clear()
+        # Tune keeps its trials as long as the search runs; the study has what is needed
+        for part in (trial.metric_analysis, trial.metric_n_steps, trial.config, trial.evaluated_params):
+            part.clear()
+        request = trial.placement_group_factory
+        trial.placement_group_factory = self.requests.setdefault(request, request)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.on_trial_complete(iteration, trials, trial)

@@ -15,6 +15,7 @@ import copy
 import functools
 import gc
 import json
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -47,6 +48,7 @@ MAX_AGE = 1.0
 
 _read_distribution = functools.lru_cache(maxsize=1024)(json_to_distribution)
 _write_distribution = functools.lru_cache(maxsize=1024)(distribution_to_json)
+_read_detail = functools.lru_cache(maxsize=1024)(json.loads)  # most trials have the same ones, and share them
 
 
 def storage_of(study: optuna.Study) -> BaseStorage:
@@ -393,6 +395,7 @@ class BulkStorage(RDBStorage):
         for owner, name, value, text in (
             rows(models.TrialParamModel, *columns, is_ordered=True) if self.reads_details else ()
         ):
+            name = sys.intern(name)  # one text for all trials takes less memory
             distributions[owner][name] = distribution = _read_distribution(text)
             params[owner][name] = distribution.to_external_repr(value)
 
@@ -406,8 +409,8 @@ class BulkStorage(RDBStorage):
             attributes.append(defaultdict(dict))
             texts = rows(model, "key", "value_json")
             read = json.loads(f"[{','.join(text for _, _, text in texts)}]")  # one by one takes twice as long
-            for (owner, key, _), value in zip(texts, read, strict=True):
-                attributes[-1][owner][key] = value
+            for (owner, key, text), value in zip(texts, read, strict=True):
+                attributes[-1][owner][sys.intern(key)] = _read_detail(text) if key in DETAILS else value
         user, system = attributes
 
         return {

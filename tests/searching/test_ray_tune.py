@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from optuna.trial import TrialState
-from ray.tune import Callback, JupyterNotebookReporter, ProgressReporter
+from ray.tune import Callback, JupyterNotebookReporter, PlacementGroupFactory, ProgressReporter
+from ray.tune.experiment import Trial as TuneTrial
 from safetensors.torch import save_file
 from small_studies import SPACE, make_proposals
 
@@ -176,3 +177,24 @@ def test_tune_leaves_the_output_of_a_notebook_alone(tmp_path: Path, monkeypatch:
     assert isinstance(reporter, ProgressReporter) and not isinstance(reporter, JupyterNotebookReporter)
     reporter.setup(start_time=0.0)
     assert not reporter.should_report([], done=True)
+
+
+def test_tune_keeps_nothing_large_of_a_trial_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_tune.RayLife, "of_this_driver", lambda _: None)
+    searcher = make_searcher(make_proposals(), tmp_path, [])
+    watch = ray_tune._Watch(searcher)
+    trials = []
+    for name in ("one", "two"):
+        config = searcher.suggest(name)
+        trial = TuneTrial("train", stub=True, trial_id=name, config=config, evaluated_params=dict(config))
+        trial.placement_group_factory = PlacementGroupFactory([{"CPU": 1}])
+        trials.append(trial)
+        watch.on_trial_start(0, trials, trial)
+        result = {"curve": [0.5], "seconds": 1.0, "config": copy.copy(config)}
+        watch.on_trial_result(0, trials, trial, result)
+        trial.update_last_result(result)
+        assert trial.config and trial.metric_analysis  # it is still in training
+        watch.on_trial_complete(0, trials, trial)
+        assert not trial.config and not trial.evaluated_params and not trial.metric_analysis
+        assert "config" not in trial.last_result and trial.last_result["curve"] == [0.5]
+    assert trials[0].placement_group_factory is trials[1].placement_group_factory
