@@ -8,11 +8,11 @@ import inspect
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-from lrnas.errors import InvalidArgument, UnknownName
+from lrnas.errors import InvalidArgument, closest
 
 MAX_SHOWN = 80
 """Largest number of characters of a wrong value that a message shows."""
@@ -55,7 +55,7 @@ def checked(function: Function) -> Function:
             if name not in known:
                 if takes_others:
                     continue
-                raise UnknownName(f"argument of {place}", name, known, f"; see help({place})")
+                raise InvalidArgument(f"unknown argument of {place} {name!r}{closest(name, known)}; see help({place})")
             if not known[name].accepts(value):
                 words = known[name].words
                 raise InvalidArgument(f"{name} takes {words}; got {short_repr(value)}; see help({place})")
@@ -86,9 +86,9 @@ def _read(node: ast.expr, names: Mapping[str, Any]) -> Rule:
         case ast.Constant(None):
             return Rule("None", lambda value: value is None)
         case ast.Subscript(ast.Name("Sequence" | "Iterable" as kind), item):
-            return _several(_read(item, names), Sequence if kind == "Sequence" else Iterable)
+            return _several(_read(item, names), _is_sequence if kind == "Sequence" else _is_iterable)
         case ast.Subscript(ast.Name("tuple"), ast.Tuple([item, ast.Constant()])):  # tuple[int, ...]
-            return _several(_read(item, names), tuple)
+            return _several(_read(item, names), _is_sequence)
         case ast.Subscript(ast.Name("Mapping")):
             return Rule("a mapping", lambda value: isinstance(value, Mapping))
         case ast.Subscript(ast.Name("Literal"), ast.Constant(text)):
@@ -98,7 +98,9 @@ def _read(node: ast.expr, names: Mapping[str, Any]) -> Rule:
                 return _PLAIN[name]
             if get_origin(found := names.get(name)) is Literal:
                 return _one_of(get_args(found))
-            if isinstance(found, type) or (name[:1].isupper() and found is None):
+            if isinstance(found, type) and not getattr(found, "_is_protocol", False):
+                return Rule(_ARTICLE.get(name, f"a {name}"), lambda value: isinstance(value, found))
+            if name[:1].isupper() and found is None:  # imported for type checkers only
                 return Rule(_ARTICLE.get(name, f"a {name}"), functools.partial(is_a, name))
     return Rule("", lambda value: True)
 
@@ -108,9 +110,9 @@ def _either(first: Rule, second: Rule) -> Rule:
     return Rule(words, lambda value: first.accepts(value) or second.accepts(value))
 
 
-def _several(item: Rule, kind: Any) -> Rule:
+def _several(item: Rule, is_kind: Callable[[Any], bool]) -> Rule:
     def accepts(value: Any) -> bool:
-        if isinstance(value, str | bytes | Mapping) or not isinstance(value, kind):
+        if isinstance(value, str | bytes | Mapping) or not is_kind(value):
             return False
         return not isinstance(value, Sequence) or all(item.accepts(one) for one in value)  # others can be read once
 
@@ -123,8 +125,21 @@ def _one_of(values: tuple[Any, ...]) -> Rule:
 
 
 def is_a(name: str, value: Any) -> bool:
-    """Whether a value is of a class with this name, which need not be imported."""
-    return any(one.__name__ == name for one in type(value).__mro__)
+    """Whether a value is of a class of lrnas, torch or pandas with this name, which need not be imported."""
+    known = ("lrnas", "torch", "pandas")
+    return any(one.__name__ == name and one.__module__.partition(".")[0] in known for one in type(value).__mro__)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence)
+
+
+def _is_iterable(value: Any) -> bool:
+    try:
+        iter(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_whole(value: Any) -> bool:
@@ -144,7 +159,7 @@ def _is_number(value: Any) -> bool:
 _PLAIN = {
     "int": Rule("a whole number", _is_whole),
     "float": Rule("a number", _is_number),
-    "bool": Rule("True or False", lambda value: isinstance(value, bool)),
+    "bool": Rule("True or False", lambda value: type(value).__name__ in ("bool", "bool_")),  # also NumPy's
     "str": Rule("text", lambda value: isinstance(value, str)),
     "Path": Rule("a path", lambda value: isinstance(value, os.PathLike)),
     "Any": Rule("", lambda value: True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from contextlib import suppress
 
 from lrnas.errors import in_users_words
 
@@ -34,7 +35,8 @@ def printable(text: object, keep: str = "") -> str:
 
 
 def _name_options(record: logging.LogRecord) -> bool:
-    record.msg, record.args = in_users_words(record.getMessage()), None
+    with suppress(TypeError, ValueError):  # a message that does not fit its arguments; its handler tells
+        record.msg, record.args = in_users_words(record.getMessage()), None
     return True
 
 

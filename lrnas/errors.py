@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-_OPTION = re.compile(r"(`[^`]*`)|(?<![\w/-])--([a-z][a-z-]+)")
+_OPTION = re.compile(r"(`[^`]*`)|(?<![\w/=-])--([a-z][a-z-]+)")
 _command_line: list[bool] = []
 """Not empty while a command runs."""
 

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import optuna
 import pytest
 import torch
 from filled_studies import fill_study
 
 import lrnas
 from lrnas.cli.main import main, make_parser
+from lrnas.errors import LrnasError
 
 ONLY_IN_PYTHON = {
     "search": {"space", "events", "progress"},
@@ -188,3 +191,36 @@ def test_messages_name_options_in_commands_and_arguments_in_python(capsys: pytes
     assert capsys.readouterr().err == "raise `budget` or lower `final_epochs`\n"
     assert main(["search", "--space", "nin", "--budget", "2", "--beat", "0.5", "--sampler", "tpe"]) == 2
     assert "--beat needs the sampler front; got --sampler tpe" in capsys.readouterr().err
+
+
+class Batches:
+    """Batches that are read by their numbers, as those of a data set of torch."""
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        if number == 2:
+            raise IndexError
+        return torch.rand(2, 3, 32, 32)
+
+
+def test_values_that_are_as_good_as_the_annotated_ones_are_accepted() -> None:
+    network = lrnas.Architecture("nin")
+    assert lrnas.make_plan(network, np.int64(32), deployed=np.True_).cost == lrnas.make_plan(network, 32).cost
+    model = lrnas.create_model(network, np.int64(10))
+    assert lrnas.count_model(model, [3, 32, 32]) == lrnas.count_model(model, 32)
+    lrnas.convert(
+        model, lrnas.Allocation.composite(vertical=0.5, horizontal=0.5), init="pretrained", calibration=Batches()
+    )
+
+
+def test_objects_of_optuna_are_not_taken_for_those_of_lrnas() -> None:
+    study = optuna.create_study()
+    for function in (lrnas.read_finals, lrnas.report, lrnas.compare_with_paper):
+        with pytest.raises(LrnasError, match="takes "):
+            function(study)
+
+
+def test_what_is_unknown_is_a_type_error_as_in_python() -> None:
+    with pytest.raises(TypeError, match=r"unknown argument of lrnas\.open_study 'studys'; did you mean studies"):
+        lrnas.open_study("s", studys="x")
+    with pytest.raises(LrnasError, match="classes"):
+        lrnas.create_model(lrnas.Architecture("timm:resnet18"), classes=10)

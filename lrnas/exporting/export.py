@@ -110,7 +110,7 @@ def export(
     *,
     out: str | Path | None = None,
     fuse: bool = False,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     batch: int = 1,
     threads: int | None = None,
     data: str | None = None,
@@ -192,7 +192,7 @@ def export(
     )  # fmt: skip
 
 
-def _pick_device(wanted_format: str, name: str | None) -> tuple[torch.device, str]:
+def _pick_device(wanted_format: str, name: str | torch.device | None) -> tuple[torch.device, str]:
     """The device where the network will run, and a message if it is not the default device."""
     if wanted_format == "onnx":
         check_extras()

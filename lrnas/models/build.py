@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, get_args
 
@@ -62,18 +64,15 @@ def create_model(
     plan = make_plan(architecture, num_classes=max(num_classes, 1), in_chans=in_chans)
     kwargs |= {"num_classes": num_classes, "in_chans": in_chans}
     if architecture.backbone.startswith(TIMM) and _timm_builds_backbone(architecture, plan):
-        model = timm.create_model(architecture.backbone.removeprefix(TIMM), **kwargs)
+        with _refusing_arguments(architecture.backbone):
+            model = timm.create_model(architecture.backbone.removeprefix(TIMM), **kwargs)
         for path in _replace_convs(model, plan):
             initialise(model.get_submodule(path), init)
     else:
         # built on the meta device first, so that memory is needed only for the final layers
         device = torch.device(kwargs.pop("device", None) or torch.get_default_device())
-        try:
+        with _refusing_arguments(plan.backbone):
             model = _create_backbone(plan, device="meta", **kwargs)
-        except TypeError as error:
-            if "unexpected keyword argument" not in str(error):
-                raise
-            raise ConversionError(f"{plan.backbone}: {error}; leave this argument out") from None
         _replace_convs(model, plan)
         if device.type != "meta":
             model.to_empty(device=device)
@@ -96,6 +95,17 @@ def deployed_folding(architecture: Architecture, input_size: int | None = None, 
         The folding. The folded model is the one that `create_model` builds for `deployed_form(architecture)`.
     """
     return Folding(forms={conv.path: "single" for conv in folded_convs(architecture, input_size, in_chans)})
+
+
+@contextmanager
+def _refusing_arguments(backbone: str) -> Iterator[None]:
+    """Context in which an argument that the backbone does not have is refused in one line."""
+    try:
+        yield
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ConversionError(f"{backbone}: {error}; leave this argument out") from None
 
 
 def _timm_builds_backbone(architecture: Architecture, plan: Plan) -> bool:

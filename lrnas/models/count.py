@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -81,7 +82,7 @@ class Trace:
 
 
 @checked
-def count_model(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -> Cost:
+def count_model(model: nn.Module, input_size: int | Sequence[int] | None = None) -> Cost:
     """Count the MACs and parameters of a model in evaluation mode, per layer and in total.
 
     Args:
@@ -98,11 +99,11 @@ def count_model(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
         >>> cost.macs, cost.params
         (1814073344, 11689512)
     """
-    if not isinstance(input_size, tuple):
+    if input_size is None or isinstance(input_size, int):
         config = getattr(model, "pretrained_cfg", None) or {}
         size = config.get("input_size", (3, 224, 224))[-1] if input_size is None else input_size
         input_size = (getattr(model, "in_chans", 3), size, size)
-    return Cost(_count(model, input_size)[0])
+    return Cost(_count(model, tuple(input_size))[0])
 
 
 @lru_cache(maxsize=64)

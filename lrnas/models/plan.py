@@ -90,9 +90,10 @@ def make_plan(
     backbone, batch_norm = resolve_backbone(architecture)
     size = native_input_size(backbone) if input_size is None else input_size
     num_classes = native_num_classes(backbone) if num_classes is None else num_classes
-    for what, value in (("input size", size), ("number of classes", num_classes), ("in_chans", in_chans)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    for what, value in (("input size", size), ("number of classes", num_classes), ("number of channels", in_chans)):
+        if value < 1:
             raise InvalidArchitecture(f"the {what} must be a whole number above 0; got {value!r}")
+    size, num_classes, in_chans = int(size), int(num_classes), int(in_chans)  # they may be NumPy's
     if backbone.startswith(TIMM):
         return _plan_timm(architecture, backbone, size, num_classes, in_chans, deployed)
     choices = _resolve_choices(architecture, backbone, batch_norm)

@@ -146,7 +146,7 @@ def baseline_of(architecture: Architecture) -> tuple[str, Architecture]:
 def profile(
     networks: Named | Sequence[Named],
     *,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     batch: int | None = None,
     size: int | None = None,
     channels: int | None = None,
@@ -199,7 +199,11 @@ def profile(
     shapes: list[tuple[Architecture, int, int, int]] = []
     for _, network, _ in rows:
         backbone = resolve_backbone(network)[0]
-        shape = (size or native_input_size(backbone), classes or native_num_classes(backbone), channels)
+        shape = (
+            native_input_size(backbone) if size is None else size,
+            native_num_classes(backbone) if classes is None else classes,
+            channels,
+        )
         shapes.append((network, *shape))
     costs = [make_plan(*shape).cost for shape in shapes]
     logger.info(f"measuring {len(rows)} networks on {conditions}")
@@ -391,7 +395,7 @@ def check_table(
     space: str,
     *,
     number: int = 12,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     batch: int | None = None,
     size: int | None = None,
     channels: int | None = None,

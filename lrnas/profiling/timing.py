@@ -37,7 +37,7 @@ LIMIT = 2.0
 """After this many seconds of samples, a call gets no further samples."""
 
 
-def find_device(name: str | None) -> torch.device:
+def find_device(name: str | torch.device | None) -> torch.device:
     """The device with a given name; for None, the GPU if there is one, else the CPU."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
