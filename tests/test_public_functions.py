@@ -224,3 +224,9 @@ def test_what_is_unknown_is_a_type_error_as_in_python() -> None:
         lrnas.open_study("s", studys="x")
     with pytest.raises(LrnasError, match="classes"):
         lrnas.create_model(lrnas.Architecture("timm:resnet18"), classes=10)
+
+
+def test_a_report_links_to_its_page_in_a_notebook(tmp_path: Path) -> None:
+    study = fill_study(tmp_path, 3)
+    written = lrnas.report(study, out=tmp_path / "a & b")
+    assert f'href="{tmp_path}/a &amp; b/' in written._repr_html_() and len(repr(written)) < 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +38,10 @@ class WrittenReport:
     """The figures beside it; none without matplotlib."""
     contents: Report = field(repr=False)
     """What the page shows."""
-    studies: tuple[Study, ...]
+    studies: tuple[Study, ...] = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        return f'Written: <a href="{html.escape(str(self.page), quote=True)}">{html.escape(str(self.page))}</a>'
 
 
 @checked

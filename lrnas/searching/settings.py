@@ -126,6 +126,7 @@ def _function(value: Any) -> Any:
 
 
 TEXT = Kind("text in quotes", '"nin"', _text)
+DATA = Kind("text in quotes", '"cifar10" or "folder:my_images"', _text)
 PATH = Kind("a path", "studies", lambda value: _text(os.fspath(value)))
 SOURCE = Kind("a space or a study file", "nin or studies/nin-cifar10.toml", PATH.read)
 WHOLE = Kind("a whole number", "20", _whole)
@@ -150,7 +151,7 @@ class SearchSettings:
     """Search space: a name from `lrnas spaces`, FILE.toml, or timm:MODEL for any CNN of timm."""
     budget: int = setting(WHOLE, "N", MISSING, group=FREE)
     """Train N networks in all, including those named in the space."""
-    data: str | None = setting(TEXT, "NAME")
+    data: str | None = setting(DATA, "NAME")
     """Data set: digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm (default: cifar10 with a
     GPU, digits without)."""
     image_size: int | None = setting(PIXELS, "PIXELS")

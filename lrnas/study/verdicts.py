@@ -91,7 +91,7 @@ class Verdict:
         rival = f"{self.rival.title}{number} at {shares}"
         links = {
             "dominated": f"dominated by {rival}",
-            "no difference shown": f"no difference from {rival} shown, {self.why()}",
+            "no difference shown": f"no difference shown between it and {rival}, {self.why()}",
             "not reached": f"not reached; {self.why()} is {rival}",
             "unknown": f"no verdict, {self.why()}; {rival}",
         }

@@ -98,7 +98,7 @@ def test_no_difference_shown_and_not_reached() -> None:
     found = verdict(POINT, near, final("far", 40, 0.5, 0.51, 0.52))
     assert (found.kind, found.rival) == ("no difference shown", near)
     assert found.interval is not None and found.interval[0] < 0 < found.interval[1]
-    assert "no difference from near at 0.500 of its MACs shown, as far as 3 runs tell: " in str(
+    assert "no difference shown between it and near at 0.500 of its MACs, as far as 3 runs tell: " in str(
         found
     ) and "p =" not in str(found)
     behind = verdict(POINT, final("far", 40, 0.5, 0.51, 0.52))
