@@ -207,7 +207,7 @@ def test_timm_folded_and_not(tmp_path: Path, forced: None, architecture: Archite
     x = torch.randn(2, 3, 16, 16)
     plain = lrnas.export(source, out=tmp_path / "plain")
     assert plain.notes == [
-        f"checking with random images, because images of {what} need --data, and the names of the classes are not "
+        f"checking with random images, because images of {what} need `data`, and the names of the classes are not "
         "written"
     ]
     assert plain.check.images == "64 random images of 16×16 pixels"
