@@ -16,7 +16,7 @@ from lrnas._messages import duration
 from lrnas.arch.architecture import Architecture
 from lrnas.models.plan import native_input_size, native_num_classes, resolve_backbone
 from lrnas.reporting.layer_view import SHADES, Layer, kind_of, lay_out
-from lrnas.study.levels import read_level
+from lrnas.study.levels import FULL, level_study, read_level
 from lrnas.study.manifest import RETRAINS, data_name
 from lrnas.study.retrained import Final, final_front, front_marks, read_retrained
 from lrnas.study.study import ImageShape, Study, Trial, Trials
@@ -99,7 +99,10 @@ def _(study: Study) -> str:
     summary = study.summary()
     counts = ", ".join(f"{number} {status}" for status, number in summary.counts.items()) or "none yet"
     goals = ", ".join(objective.name for objective in study.objectives)
-    state = "; interrupted, not complete: the same call continues it" if study.interrupted else ""
+    level_runs = None if "@" in study.name else level_study(study, FULL)
+    unfinished = [] if level_runs is None else [run for run in level_runs.trials if not run.state.is_finished()]
+    state = f"; not complete, full trainings that are not done: {len(unfinished)}" if unfinished else ""
+    state = "; interrupted, not complete: the same call continues it" if study.interrupted else state
     about = f"{study.manifest['source']} on {data_name(study.manifest)}, {goals}; trials: {counts}{state}"
     finals = final_front([final for final in read_level(study) if final.accuracies]) if "@" not in study.name else []
     table = _finals_table(study, finals) if finals else as_html(summary.front)
@@ -113,7 +116,10 @@ def _(trials: Trials) -> str:
     names = trials[0].study.columns if trials else []
     is_tested = bool(trials) and RETRAINS in trials[0].study.manifest
     accuracy = "test accuracy" if is_tested else "accuracy"
-    head = ["trial", "network", accuracy, "MACs", "share", "parameters"] + ["latency"] * ("latency" in names)
+    is_run = bool(trials) and "@" in trials[0].study.name
+    head = ["run" if is_run else "trial", "network", accuracy, "MACs", "share", "parameters"] + ["latency"] * (
+        "latency" in names
+    )
     rows = []
     for trial in trials[:MAX_ROWS]:
         latency = [] if "latency" not in names else ["–" if trial.latency is None else f"{trial.latency:.3f} ms"]
@@ -121,7 +127,12 @@ def _(trials: Trials) -> str:
         numbers = (str(trial.number), trial.name, accuracy, *_costs(trial), *latency)
         rows.append([*numbers, "on the front" if trial.on_front else trial.status])
     more = f"<p>… {len(trials) - MAX_ROWS} more</p>" if len(trials) > MAX_ROWS else ""
-    return _table([*head, ""], rows) + more
+    about = (
+        f"<p>Runs of {escape(trials[0].study.name)}, each one training; the study shows means over seeds.</p>"
+        if is_run
+        else ""
+    )
+    return _table([*head, ""], rows) + more + about
 
 
 @as_html.register

@@ -22,6 +22,7 @@ from lrnas.profiling.profile import Profile, Profiled
 from lrnas.searching.estimate import Estimate
 from lrnas.searching.progress import tell_interrupted
 from lrnas.searching.runs import Chosen
+from lrnas.study.levels import level_study
 from lrnas.study.study import MAX_PRINTED, Study
 
 
@@ -98,6 +99,13 @@ def test_a_study_with_finals_shows_them() -> None:
     rows = Cells(search._repr_html_()).rows
     assert rows[0][2:4] == ["accuracy", "n"]
     assert [row[1:4] for row in rows[1:]] == [["lr-x0.25", "91.00 %", "1"], ["nin-c3-lr", "95.50 ± 0.71 %", "2"]]
+    assert Cells(search.front()._repr_html_()).rows[0][0] == "run"
+    assert f"Runs of {search.name}@finals, each one training" in search.front()._repr_html_()
+    assert "not complete" not in search._repr_html_()
+    level = level_study(search, "full")
+    assert level is not None
+    level.enqueue_trial({})  # as a run that was begun when the driver was killed
+    assert "; not complete, full trainings that are not done: 1</p>" in search._repr_html_()
 
 
 def test_a_retraining_shows_its_networks_and_verdicts(tmp_path: Path) -> None:
