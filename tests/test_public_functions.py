@@ -16,6 +16,8 @@ from filled_studies import fill_study
 import lrnas
 from lrnas.cli.main import main, make_parser
 from lrnas.errors import LrnasError
+from lrnas.reporting.report import make_report
+from lrnas.reporting.write import WrittenReport
 
 ONLY_IN_PYTHON = {
     "search": {"space", "events", "progress"},
@@ -228,5 +230,6 @@ def test_what_is_unknown_is_a_type_error_as_in_python() -> None:
 
 def test_a_report_links_to_its_page_in_a_notebook(tmp_path: Path) -> None:
     study = fill_study(tmp_path, 3)
-    written = lrnas.report(study, out=tmp_path / "a & b")
-    assert f'href="{tmp_path}/a &amp; b/' in written._repr_html_() and len(repr(written)) < 2000
+    written = WrittenReport(Path("a & b/s.html"), (), make_report([study]), (study,))
+    assert '<a href="a &amp; b/s.html">a &amp; b/s.html</a>' in written._repr_html_()
+    assert repr(written) == f"WrittenReport(page={written.page!r}, figures=())"
