@@ -25,7 +25,7 @@ def test_a_killed_search_continues(tmp_path: Path) -> None:
     first = Search(tmp_path, "--budget", "3", *SMALL)
     first.wait_for("trials: ", 1)
     deadline = time.monotonic() + 120
-    while not any(t.state == TrialState.RUNNING and t.user_attrs.get("epochs", 0) for t in trials(tmp_path)):
+    while not any(t.state == TrialState.RUNNING and t.user_attrs.get("epochs") == 1 for t in trials(tmp_path)):
         assert time.monotonic() < deadline and first.process.poll() is None, "too quick to be killed in mid-trial"
         time.sleep(0.05)
     first.kill()
