@@ -60,8 +60,9 @@ HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
 
 
 @pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.ci] * (i % 4 == 0)) for i, name in enumerate(FAMILIES)]
+)
 def test_families_of_timm(name: str) -> None:
     model = timm.create_model(name, num_classes=10).eval()
     size = 160 if name.startswith("inception") else 96
