@@ -1,7 +1,8 @@
 """Which network a search trains next at a later level, judged by what is believed about all of them.
 
 Nothing here reads a study or trains a network. `believe` predicts accuracies after full training from all levels
-together; `mark_counting` says which networks count; `pick_longer` and `pick_full` choose, one run at a time.
+together; `mark_counting` says which networks count; `pick_first`, `pick_longer` and `pick_full` choose, one run at a
+time.
 """
 
 from __future__ import annotations
@@ -83,11 +84,13 @@ class Contender:
     seconds: float
     """Expected training time of one run at the level in question."""
     begun: int = 0
-    """Number of runs at this level that were begun, whatever became of them."""
+    """Number of runs at this level or, for networks that are not the paper's, above it, whatever became of them."""
     has_failed: bool = False
     """Whether a run at this level diverged or failed; the network then gets no more runs, unless it is the paper's."""
     counts: bool = True
     """Whether it is in the part of the front that is searched; see `mark_counting`."""
+    is_first: bool = False
+    """Whether `pick_first` chose it, so that nothing was promised."""
 
     @property
     def best(self) -> float:
@@ -110,6 +113,29 @@ def mark_counting(contenders: Sequence[Contender], boxes: Boxes) -> list[Contend
         return bool(is_inside.any() and not (costs < boxes.least).all())
 
     return [replace(each, counts=counts(each)) for each in contenders]
+
+
+def pick_first(contenders: Sequence[Contender], seconds_left: float) -> Contender | None:
+    """The network to train in full before accuracies are promised, beside the paper's networks.
+
+    At most two networks: the best of those that cost no more than the most expensive of the paper's networks, and the
+    best of those that cost no more than the cheapest. What is left of their lead over the paper's networks says how
+    much to expect of others. A network that takes more than a quarter of the time is left out.
+
+    Args:
+        contenders: All networks.
+        seconds_left: Training time that is left for level `full`.
+
+    Returns:
+        The network; None if there is none to train.
+    """
+    paper = sorted((each for each in contenders if each.is_paper), key=lambda each: each.costs, reverse=True)
+    for point in (*paper[:1], *paper[1:][-1:]):
+        rivals = _rivals(contenders, point)
+        fits = [each for each in rivals if not each.begun and each.seconds <= seconds_left / 4]
+        if fits and not any(each.begun for each in rivals):
+            return max(fits, key=lambda each: each.mean)
+    return None
 
 
 def pick_longer(contenders: Sequence[Contender], seconds_left: float) -> Contender | None:
@@ -140,10 +166,10 @@ def pick_full(
 ) -> Contender | None:
     """The network to train next at level `full`, with its next seed.
 
-    First come one run of each of the paper's networks, and one of the best network that costs no more than it; then,
-    as long as there is time, the other seeds of the paper's networks, and networks that may be on the front, those with
-    the largest expected gain first. A network is promoted only while all seeds of what is on the believed front can
-    still be trained.
+    First come one run of each of the paper's networks, and one of the best network that costs no more than it, if the
+    best one is not among the first networks; then, as long as there is time, the other seeds of the paper's networks,
+    and networks that may be on the front, those with the largest expected gain first. A network is promoted only while
+    all seeds of what is on the believed front can still be trained.
 
     Args:
         contenders: All networks.
@@ -158,10 +184,10 @@ def pick_full(
     if first := [point for point in paper if not point.begun]:
         return first[0]
     for point in paper:
-        rivals = [each for each in contenders if not each.is_paper and costs_no_more(each.costs, point.costs)]
-        is_tried = any(rival.begun and not rival.has_failed for rival in rivals)
-        if not is_tried and (unknown := [rival for rival in rivals if not rival.begun]):
-            return max(unknown, key=lambda rival: rival.mean)
+        rivals = [each for each in _rivals(contenders, point) if not each.has_failed]
+        is_tried = any(each.begun and not each.is_first for each in rivals)
+        if rivals and not is_tried and not (best := max(rivals, key=lambda each: each.mean)).begun:
+            return best
     if more := [point for point in paper if point.begun < num_seeds and point.seconds <= seconds_left]:
         return min(more, key=lambda point: point.begun)
     finals = [each for each in contenders if each.begun and (each.is_paper or not each.has_failed)]
@@ -173,6 +199,11 @@ def pick_full(
         return promoted
     affordable = [each for each in unfinished if each.seconds <= seconds_left + slack]
     return min(affordable, key=lambda each: each.begun, default=None)
+
+
+def _rivals(contenders: Sequence[Contender], point: Contender) -> list[Contender]:
+    """The found networks that cost no more than one of the paper's."""
+    return [each for each in contenders if not each.is_paper and costs_no_more(each.costs, point.costs)]
 
 
 def _is_new(network: Contender) -> bool:

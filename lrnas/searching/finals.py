@@ -26,6 +26,7 @@ from lrnas.sampling.promotion import (
     Measured,
     believe,
     mark_counting,
+    pick_first,
     pick_full,
     pick_longer,
 )
@@ -115,34 +116,32 @@ class Ladder:
             level: Name of the level.
             is_patient: Whether to promote no network before the first one is trained in full, because nothing can be
                 promised until then.
-            num_workers: Choose only runs of the paper's networks: the first of each, and others while there are fewer
-                than this; None: choose any runs.
+            num_workers: Choose only runs that are trained before accuracies are promised: the first run of each of the
+                paper's networks, then those of `pick_first`, and other seeds of the paper's networks while there are
+                fewer runs than this; None: choose any runs.
         """
         self._read_runs()
         first = self._first_trials()
         if not first:
             return None
         is_paper = {identity: self._point_of(trial) is not None for identity, trial in first.items()}
-        if num_workers is not None or (is_patient and self._is_first_in_training()):
-            return self._next_of_paper([first[each] for each in first if is_paper[each]], num_workers)
-        shown = self._near_front(first, is_paper)
-        measured = [self._measured(first[each]) for each in shown]
-        with threadpool_limits(1):  # the cores are for the workers
-            mean, deviation, is_full = believe(measured, self.proposals.axes.kinds)
-        contenders = [
-            Contender(
-                identity,
-                is_paper[identity],
-                self._costs_to_beat(first[identity], is_paper[identity]),
-                float(mean[i]),
-                float(deviation[i]),
-                self._expected_seconds(first[identity], level),
-                len(runs := self._runs[level].get(identity, [])),
-                any(has_failed(run) or run.user_attrs.get("status") == "diverged" for run in runs),
-            )
-            for i, identity in enumerate(shown)
-        ]
-        contenders = self._mark_counting(contenders)
+        paper = [first[each] for each in first if is_paper[each]]
+        if num_workers is None and not (is_patient and self._is_first_in_training()):
+            return self._choose_any(level, first, is_paper)
+        if new := [trial for trial in paper if trial.user_attrs["id"] not in self._runs[FULL]]:
+            return self._promote(new[0], FULL, None)
+        if num_workers is not None:
+            left = self.seconds_left(FULL) - max(0.0, self.seconds_left(LONGER))
+            contenders, _ = self._contenders(FULL, first, is_paper)
+            if (picked := pick_first(contenders, left)) is not None:
+                return self._promote(first[picked.identity], FULL, None)
+        return self._next_seed(paper, num_workers)
+
+    def _choose_any(
+        self, level: str, first: Mapping[str, FrozenTrial], is_paper: Mapping[str, bool]
+    ) -> Promotion | None:
+        """The next run at a level, of whatever network."""
+        contenders, is_full = self._contenders(level, first, is_paper)
         left, slack = self.seconds_left(level), SLACK * self._later_seconds()
         if level == FULL:
             picked = pick_full(contenders, left, len(self.levels[FULL].seeds), slack)
@@ -151,6 +150,33 @@ class Ladder:
         if picked is None:
             return None
         return self._promote(first[picked.identity], level, (picked.mean, picked.deviation) if is_full else None)
+
+    def _contenders(
+        self, level: str, first: Mapping[str, FrozenTrial], is_paper: Mapping[str, bool]
+    ) -> tuple[list[Contender], bool]:
+        """The networks that may be trained at a level, and whether their accuracies are those after full training."""
+        shown = self._near_front(first, is_paper)
+        measured = [self._measured(first[each]) for each in shown]
+        with threadpool_limits(1):  # the cores are for the workers
+            mean, deviation, is_full = believe(measured, self.proposals.axes.kinds)
+        runs = {each: self._runs[level].get(each, []) for each in shown}
+        if level == LONGER:  # what was trained in full need not be trained longer; the paper's networks are compared
+            runs = {each: runs[each] + ([] if is_paper[each] else self._runs[FULL].get(each, [])) for each in shown}
+        contenders = [
+            Contender(
+                each,
+                is_paper[each],
+                self._costs_to_beat(first[each], is_paper[each]),
+                float(mean[i]),
+                float(deviation[i]),
+                self._expected_seconds(first[each], level),
+                len(runs[each]),
+                any(has_failed(run) or run.user_attrs.get("status") == "diverged" for run in runs[each]),
+                is_first=bool(runs[each]) and "promised" not in runs[each][0].user_attrs,
+            )
+            for i, each in enumerate(shown)
+        ]
+        return self._mark_counting(contenders), is_full
 
     def _costs_to_beat(self, trial: FrozenTrial, is_paper: bool) -> tuple[float, ...]:
         """The costs of a network. With `beat`, a network of the paper counts as if it had this share of its costs."""
@@ -215,20 +241,22 @@ class Ladder:
         """Training time of all later levels together."""
         return self.share / (1 - self.share) * self.seconds(SHORT)
 
-    def _next_of_paper(self, trials: Sequence[FrozenTrial], num_workers: int | None) -> Promotion | None:
-        """The next run of the paper's networks at level `full`; None if there is none, or not enough time for it."""
-        begun = {trial.number: len(self._runs[FULL].get(trial.user_attrs["id"], [])) for trial in trials}
-        seconds = {trial.number: self._expected_seconds(trial, FULL) for trial in trials}
+    def _next_seed(self, paper: Sequence[FrozenTrial], num_workers: int | None) -> Promotion | None:
+        """The next seed of one of the paper's networks at level `full`, if it is needed and there is time for it.
+
+        Args:
+            paper: The trials of the paper's networks; each has a run at level `full`.
+            num_workers: Choose none if there are so many runs at this level; None: do not count them.
+        """
+        begun = {trial.number: len(self._runs[FULL][trial.user_attrs["id"]]) for trial in paper}
+        seconds = {trial.number: self._expected_seconds(trial, FULL) for trial in paper}
         left = self.seconds_left(FULL)
         if num_workers is not None:  # level `longer` and the networks to compare with need time as well
+            if sum(map(len, self._runs[FULL].values())) >= num_workers:
+                return None
             left -= max(0.0, self.seconds_left(LONGER)) + sum(seconds.values())
-        is_enough = num_workers is not None and sum(begun.values()) >= num_workers
-        num_seeds = 1 if is_enough else len(self.levels[FULL].seeds)
-        due = [
-            trial
-            for trial in trials
-            if not begun[trial.number] or (begun[trial.number] < num_seeds and seconds[trial.number] <= left)
-        ]
+        num_seeds = len(self.levels[FULL].seeds)
+        due = [trial for trial in paper if begun[trial.number] < num_seeds and seconds[trial.number] <= left]
         return self._promote(min(due, key=lambda trial: begun[trial.number]), FULL, None) if due else None
 
     def _is_first_in_training(self) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lrnas.sampling.gain import Boxes
-from lrnas.sampling.promotion import Contender, Measured, believe, mark_counting, pick_full, pick_longer
+from lrnas.sampling.promotion import Contender, Measured, believe, mark_counting, pick_first, pick_full, pick_longer
 
 
 def contender(name: str, macs: float, mean: float, *, paper: bool = False, begun: int = 0) -> Contender:
@@ -33,6 +33,29 @@ def test_the_papers_networks_come_first_and_a_rival_for_each_even_without_time()
     assert train_all(PAPER + FOUND, 0.0, 3) == ["large", "small", "good"]
     dear = [contender("dear", 90.0, 0.95), contender("cheap", 10.0, 0.85)]
     assert train_all(PAPER + dear, 0.0, 3) == ["large", "small", "dear", "cheap"]
+
+
+def test_the_first_networks_are_rivals_of_the_most_expensive_and_the_cheapest_of_the_papers() -> None:
+    middle = contender("middle", 70.0, 0.89, paper=True)
+    dear, good, cheap = contender("dear", 90.0, 0.95), *FOUND[:2]
+    everyone = [*PAPER, middle, dear, good, cheap]
+    assert pick_first(everyone, 40.0) is dear and pick_first(everyone, 39.0) is None
+    dear = replace(dear, begun=1, is_first=True)
+    everyone = [*PAPER, middle, dear, good, cheap]
+    assert pick_first(everyone, 40.0) is good
+    everyone = [*PAPER, middle, dear, replace(good, begun=1, is_first=True, has_failed=True), cheap]
+    assert pick_first(everyone, 40.0) is None  # no other network takes the place of one that failed
+    assert pick_first(FOUND, 40.0) is None and pick_first(PAPER, 40.0) is None
+    assert pick_first([PAPER[0], replace(good, begun=1)], 40.0) is None
+
+
+def test_a_better_rival_than_the_first_networks_is_trained_and_then_no_other() -> None:
+    paper = [replace(each, begun=3) for each in PAPER]
+    first = replace(FOUND[0], begun=1, is_first=True)
+    better, other = contender("better", 45.0, 0.92), contender("other", 46.0, 0.93)
+    assert pick_full([*paper, first, FOUND[1]], 0.0, 3) is None
+    assert pick_full([*paper, first, better], 0.0, 3) is better
+    assert pick_full([*paper, first, replace(better, begun=1), other], 0.0, 3) is None
 
 
 def test_all_seeds_of_the_paper_and_of_the_believed_front_are_trained_before_the_time_is_over() -> None:

@@ -93,17 +93,46 @@ def test_rivals_of_the_paper_cost_at_most_the_share_to_beat(beat: float | None, 
     assert run.architecture == proposals.space.uniform[name]
 
 
-@pytest.mark.parametrize(("share", "num_workers", "seeds"), [(0.95, 1, 1), (0.95, 2, 2), (0.95, 8, 3), (0.8, 8, 1)])
-def test_seeds_of_the_papers_networks_fill_the_workers_as_far_as_there_is_time(
-    share: float, num_workers: int, seeds: int
-) -> None:
-    """With 0.8 of the time, the later levels have 16 s: too little for two runs of 9 s and the other level."""
+@pytest.mark.parametrize(
+    ("share", "num_workers", "names"),
+    [
+        (0.95, 1, ["nin-c3-lr", "dense-x0.25"]),
+        (0.95, 2, ["nin-c3-lr", "dense-x0.25"]),
+        (0.95, 3, ["nin-c3-lr", "dense-x0.25", "nin-c3-lr"]),
+        (0.95, 8, ["nin-c3-lr", "dense-x0.25", "nin-c3-lr", "nin-c3-lr"]),
+        (0.8, 8, ["nin-c3-lr"]),
+    ],
+)
+def test_what_is_trained_before_anything_is_promised(share: float, num_workers: int, names: list[str]) -> None:
+    """The paper's network, its best rival, and other seeds of the paper's while workers would wait.
+
+    With 0.8 of the time, the later levels have 16 s: too little for two runs of 9 s and the other level.
+    """
     ladder, runs = climb(train_some(make_proposals()), share)
+    names_of = {network.to_json(): name for name, network in ladder.proposals.space.uniform.items()}
     runs.choose = functools.partial(ladder.choose, "full", num_workers=num_workers)
     found = []
     while (run := runs.ask()) is not None:
-        found.append((run.point, run.seed))
-    assert found == [("nin-c3-lr", 1000 + i) for i in range(seeds)]
+        found.append(run.point or names_of[run.architecture.to_json()])
+    assert found == names
+
+
+def test_nothing_was_promised_for_the_first_network_and_it_is_not_trained_longer() -> None:
+    ladder, runs = climb(train_some(make_proposals()), share=0.98)
+    runs.choose = functools.partial(ladder.choose, "full", num_workers=1)
+    while (run := runs.ask()) is not None:
+        finish(runs, run, 0.94 if run.point else 0.95)
+    longer = Promotions(Ledger(ladder.studies["longer"]), choose=functools.partial(ladder.choose, "longer"))
+    while (run := longer.ask()) is not None:
+        finish(longer, run, 0.85, seconds=3.0)
+    _, runs = climb(ladder.proposals, share=0.98)
+    while (run := runs.ask()) is not None:
+        finish(runs, run, 0.93)
+    finals = [final for final in read_level(ladder.proposals.study) if final.point is None]
+    (first,) = (final for final in finals if final.accuracies[0] == 0.95)
+    others = [final for final in finals if final is not first]
+    assert first.promised is None and others and all(final.promised is not None for final in others)
+    assert first.identity not in {final.identity for final in read_level(ladder.proposals.study, "longer")}
 
 
 def test_promotions_are_decided_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
