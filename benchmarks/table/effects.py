@@ -6,6 +6,8 @@ A linear model is fitted to the validation accuracies of the networks that are n
 log parameters, and the parameters of the space. The effect of a number is the change of accuracy from its lowest to its
 highest value; that of another parameter is the difference from its first value. A parameter that has no effect in a
 network, such as those of a layer that it does not have, counts there as if it had its mean value.
+
+Then it prints what a join is worth after full training, beside what costs and the accuracy after short training say.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.table.analyse import SHORT, by_network, label
+from benchmarks.table.analyse import FULL, SHORT, by_network, label
 from benchmarks.table.networks import DENSE, get_space, read_networks
 from benchmarks.table.records import Record, known_files, read_records
 
@@ -59,13 +61,39 @@ def find_effects(space: str, records: Sequence[Record]) -> tuple[list[Effect], i
             if column.startswith(f"{name} "):
                 rests = np.array([name in one for one in idle])
                 columns[column][rests] = columns[column][~rests].mean()
+    effects, rest = _fit(columns, accuracies)
+    return effects[costs:], len(runs), rest
+
+
+def _fit(columns: dict[str, Values], values: Values) -> tuple[list[Effect], float]:
+    """Effects of all columns on some values, and the standard deviation of the rest."""
     matrix = np.array(list(columns.values())).T
-    solution, _, rank, _ = np.linalg.lstsq(matrix, accuracies, rcond=None)
-    rest = accuracies - matrix @ solution
-    variance = float(rest @ rest) / (len(runs) - int(rank))
+    solution, _, rank, _ = np.linalg.lstsq(matrix, values, rcond=None)
+    rest = values - matrix @ solution
+    variance = float(rest @ rest) / (len(values) - int(rank))
     errors = np.sqrt(variance * np.diag(np.linalg.pinv(matrix.T @ matrix)))
-    effects = [Effect(*row) for row in zip(columns, solution.tolist(), errors.tolist(), strict=True)]
-    return effects[costs:], len(runs), variance**0.5
+    return [Effect(*row) for row in zip(columns, solution.tolist(), errors.tolist(), strict=True)], variance**0.5
+
+
+def find_joins(space: str, records: Sequence[Record]) -> tuple[list[Effect], int, float]:
+    """What the accuracy after short training and a join in each layer say about full training, at equal costs.
+
+    All networks count that were trained in full, with the mean of validation and test accuracy over seeds.
+    """
+    own = [record for record in records if record["network"]["space"] == space]
+    short = by_network([record for record in own if label(record) == SHORT])
+    full = by_network([record for record in own if label(record) == FULL])
+    both = [identity for identity in full if identity in short]
+    networks = [full[identity][0]["network"] for identity in both]
+    joins = [{name for name, layer in each["architecture"]["layers"].items() if layer.get("join")} for each in networks]
+    log_macs, log_params = (np.log([float(network[cost]) for network in networks]) for cost in ("macs", "params"))
+    columns: dict[str, Values] = {"": np.ones(len(both)), "macs": log_macs, "macs²": log_macs**2, "params": log_params}
+    columns["accuracy after short training"] = np.array([100 * short[i][0]["curves"]["val"][-1] for i in both])
+    for layer in sorted(set[str]().union(*joins)):
+        columns[f"a join in {layer}"] = np.array([layer in each for each in joins], float)
+    values = [[50 * (record["curves"]["val"][-1] + record["test"]) for record in full[i]] for i in both]
+    effects, rest = _fit(columns, np.array([np.mean(each) for each in values]))
+    return effects[4:], len(both), rest
 
 
 def main() -> None:
@@ -76,6 +104,10 @@ def main() -> None:
     for space in DENSE:
         effects, number, rest = find_effects(space, records)
         print(f"{space}: {number} networks; standard deviation of the rest {rest:.2f} points")
+        for effect in effects:
+            print(f"  {effect.points:+6.2f} ± {effect.error:.2f}  {effect.name}")
+        effects, number, rest = find_joins(space, records)
+        print(f"{space}, full training: {number} networks; standard deviation of the rest {rest:.2f} points")
         for effect in effects:
             print(f"  {effect.points:+6.2f} ± {effect.error:.2f}  {effect.name}")
 

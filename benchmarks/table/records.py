@@ -24,6 +24,8 @@ Record = dict[str, Any]
 FOLDER = Path(__file__).parents[2] / "results" / "table"
 SHARED = ("network", "recipe", "run")
 """The parts of records that a packed file stores once, in lists of their own."""
+STAND_IN_FILES = (FOLDER / "pilot.json.xz", FOLDER / "trainings.json.xz")
+"""What the stand-in for training is made from: always the same, so that runs of samplers can be compared."""
 
 
 def key_of(record: Record) -> str:

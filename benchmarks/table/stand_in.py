@@ -21,7 +21,7 @@ from sklearn.ensemble import ExtraTreesRegressor
 
 from benchmarks.table.analyse import FULL, SHORT, by_network, label, taus
 from benchmarks.table.networks import DENSE, Network, get_space, read_networks
-from benchmarks.table.records import Record, known_files, read_records
+from benchmarks.table.records import STAND_IN_FILES, Record, read_records
 from lrnas.sampling.axes import Axes
 from lrnas.searching.proposals import distributions_of
 
@@ -122,7 +122,7 @@ def _solve(terms: Values, targets: Values) -> Values:
 
 
 def main() -> None:
-    records = read_records(known_files())
+    records = read_records(STAND_IN_FILES)
     for space in DENSE:
         found = StandIn(space, records)
         print(space, "made from {} networks, {} of them trained in full".format(*found.num_networks), found.errors())
