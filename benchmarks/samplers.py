@@ -37,7 +37,7 @@ import optuna
 
 from benchmarks.common import costs as count_costs, make_parser, write_result
 from benchmarks.table.networks import DENSE, LOWEST, dense_macs
-from benchmarks.table.records import known_files, read_records
+from benchmarks.table.records import STAND_IN_FILES, read_records
 from benchmarks.table.stand_in import StandIn
 from lrnas.arch.architecture import Architecture
 from lrnas.sampling.promotion import Measured, believe
@@ -178,7 +178,7 @@ _STAND_INS: dict[str, StandIn] = {}
 
 def _stand_in(space: str) -> StandIn:
     if space not in _STAND_INS:
-        _STAND_INS[space] = StandIn(space, read_records(known_files()))
+        _STAND_INS[space] = StandIn(space, read_records(STAND_IN_FILES))
     return _STAND_INS[space]
 
 
