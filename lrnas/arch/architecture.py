@@ -252,8 +252,12 @@ class Allocation:
         shares = data.pop("shares", {})
         if not isinstance(shares, Mapping):
             raise InvalidArchitecture(f'{where}: shares must be an object such as {{"kx1": 0.5}}; got {shares!r}')
+        flat = [part for item in shares.items() for part in item]
         with _located(where):
-            return cls(groups=tuple(FilterGroup(shape, share) for shape, share in shares.items()), **data)
+            try:
+                return _make_allocation(*flat, **data)
+            except TypeError:  # a value such as a list, which cannot be looked up, and which is refused
+                return _make_allocation.__wrapped__(*flat, **data)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, without settings that are the same as in the backbone."""
@@ -271,20 +275,33 @@ class Allocation:
             width: Number of filters of the backbone's layer.
             divisor: Filter counts are multiples of this number; see `Architecture`.
         """
-        filters = scale_width(self.width, width, divisor)
-        if self.form == "separable":
-            middle = filters if self.middle is None else scale_width(self.middle, width, divisor)
-            return Mix((Filters(1, kernel, middle),), Filters(kernel, 1, filters))
-        join = None if self.join is None else Filters(1, 1, scale_width(self.join, width, divisor))
-        if self.form == "dense":
-            return Mix((Filters(kernel, kernel, filters),), join)
-        shapes, places = _order_groups(tuple([group.shape for group in self.groups]), kernel)
-        shares = [0.0] * len(shapes)
-        for group, place in zip(self.groups, places, strict=True):
-            shares[place] += group.share
-        counts = apportion(filters, shares, divisor)
-        groups = [Filters(rows, columns, n) for (rows, columns), n in zip(shapes, counts, strict=True) if n]
-        return Mix(tuple(groups), join)
+        return _fill_layer(self, kernel, width, divisor)
+
+
+@lru_cache(maxsize=4096, typed=True)  # the networks of a study have few different layers; True == 1, but is refused
+def _make_allocation(*shares: Any, **others: Any) -> Allocation:
+    """An allocation from its shapes, each followed by its share, and its other fields."""
+    groups = tuple(FilterGroup(shape, share) for shape, share in zip(shares[::2], shares[1::2], strict=True))
+    return Allocation(groups=groups, **others)
+
+
+@lru_cache(maxsize=4096)
+def _fill_layer(allocation: Allocation, kernel: int, width: int, divisor: int) -> Mix:
+    """The filters of an allocation in one layer; see `Allocation.at`."""
+    filters = scale_width(allocation.width, width, divisor)
+    if allocation.form == "separable":
+        middle = filters if allocation.middle is None else scale_width(allocation.middle, width, divisor)
+        return Mix((Filters(1, kernel, middle),), Filters(kernel, 1, filters))
+    join = None if allocation.join is None else Filters(1, 1, scale_width(allocation.join, width, divisor))
+    if allocation.form == "dense":
+        return Mix((Filters(kernel, kernel, filters),), join)
+    shapes, places = _order_groups(tuple([group.shape for group in allocation.groups]), kernel)
+    shares = [0.0] * len(shapes)
+    for group, place in zip(allocation.groups, places, strict=True):
+        shares[place] += group.share
+    counts = apportion(filters, shares, divisor)
+    groups = [Filters(rows, columns, n) for (rows, columns), n in zip(shapes, counts, strict=True) if n]
+    return Mix(tuple(groups), join)
 
 
 @lru_cache(maxsize=4096)

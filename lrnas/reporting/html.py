@@ -17,7 +17,6 @@ from lrnas.reporting.headline import Headline, best_few, make_headlines
 from lrnas.reporting.layer_view import SHADES
 from lrnas.reporting.report import PALETTE, Report
 from lrnas.study.manifest import data_name
-from lrnas.study.optuna_internals import without_collecting
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("basics.js", "charts.js", "tested.js", "card.js", "table.js", "print.js", "page.js")
@@ -34,8 +33,7 @@ def make_page(report: Report) -> str:
         report: The report to show.
     """
     headlines = make_headlines(report)
-    with without_collecting():  # a page of thousands of trials has millions of objects, and all of them are needed
-        data, texts = split_texts(report.to_dict())
+    data, texts = split_texts(report)
     for study, shown, headline in zip(report.studies, data["studies"], headlines, strict=True):
         trial = headline and headline.trial
         best = best_few(study, report.axis.name) + ([] if trial is None else [trial])
@@ -52,27 +50,31 @@ def make_page(report: Report) -> str:
     return PLACEHOLDER.sub(lambda found: parts[found[1]], _asset("page.html"))
 
 
-def split_texts(data: dict[str, Any]) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+def split_texts(report: Report) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
     """Split the data of a report into data that the page needs at once and texts that are rarely shown.
 
     Args:
-        data: A report as a dict; it is changed.
+        report: The report.
 
     Returns:
         The data without texts, and the texts of networks in chunks. Layers that are equal in several networks are
         stored once, in `shapes`; each network has their indices and its own costs.
     """
-    indices: dict[str, int] = {}
+    data = report.to_dict()
+    indices: dict[tuple[object, ...], int] = {}
     shapes: list[dict[str, Any]] = []
     texts = []
-    for network in (network for study in data["studies"] for network in study["networks"]):
+    every = (network for study in report.studies for network in study.networks)
+    shown = (network for study in data["studies"] for network in study["networks"])
+    for layers, network in zip((one.layers for one in every), shown, strict=True):
         texts.append({name: network.pop(name) for name in ("architecture", "lines")})
-        layers = network["layers"]
-        costs = {name: [layer.pop(name) for layer in layers] for name in ("macs", "params")}
-        for layer, key in zip(layers, keys := list(map(str, layers)), strict=True):
-            if indices.setdefault(key, len(shapes)) == len(shapes):
-                shapes.append(layer)
-        network["layers"] = {"shapes": [indices[key] for key in keys], **costs}
+        places = []
+        for layer in layers:
+            places.append(place := indices.setdefault(layer.shape, len(shapes)))
+            if place == len(shapes):
+                shapes.append(layer.shape_to_dict())
+        costs = {name: [getattr(layer, name) for layer in layers] for name in ("macs", "params")}
+        network["layers"] = {"shapes": places, **costs}
     chunks = [texts[first : first + CHUNK] for first in range(0, len(texts), CHUNK)]
     return data | {"shapes": shapes, "at_a_time": CHUNK}, chunks
 

@@ -116,6 +116,7 @@ class Network:
         return make_plan(self.trial.architecture, *shape).cost.macs
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything but its layers."""
         trial = self.trial
         return {
             **{name: getattr(trial, name) for name in (*COLUMNS, "reason")},
@@ -124,7 +125,6 @@ class Network:
             "status_words": self.status,
             "curve": [round(value, 5) for value in trial.curve],
             "metrics": dict(trial.metrics),
-            "layers": [layer.to_dict() for layer in self.layers],
             "architecture": trial.description,
             "lines": [[line.title, line.line] for line in self.lines],
         }
@@ -383,9 +383,9 @@ def _report_study(study: Study) -> StudyReport:
     summary, where = study.summary(), study.where
     manifest = study.manifest
     points = manifest["space"]["points"]
+    shape, lines = study.image_shape, shell_lines(study, summary.trials, where)
     networks = [
-        Network(trial, trial.point in points, study.image_shape, tuple(shell_lines(study, trial, where)))
-        for trial in summary.trials
+        Network(trial, trial.point in points, shape, own) for trial, own in zip(summary.trials, lines, strict=True)
     ]
     return StudyReport(
         study.name,

@@ -16,6 +16,7 @@ from lrnas.errors import InvalidArgument, LrnasError, MissingExtra, UnknownName
 from lrnas.reporting.html import make_page
 from lrnas.reporting.report import Report, make_report
 from lrnas.study.open import open_search
+from lrnas.study.optuna_internals import without_collecting
 from lrnas.study.retrained import read_retrained
 from lrnas.study.study import Study
 
@@ -69,11 +70,13 @@ def report(
     opened = [open_search(name, studies=studies, storage=storage) for name in dict.fromkeys(names)]
     if not opened:
         raise InvalidArgument("a report needs a study; got none; leave the argument out for the only study there is")
-    contents = _make_report(opened, axis)
     folder = Path(opened[0].where.studies, opened[0].name, "-".join(["report", *(each.name for each in opened[1:])]))
     folder = folder if out is None else Path(out)
-    page = _write_page(contents, folder)
-    return WrittenReport(page, tuple(_write_figures(contents, folder)), contents, tuple(opened))
+    with without_collecting():  # thousands of trials are millions of objects, and all of them are needed
+        contents = _make_report(opened, axis)
+        page = _write_page(contents, folder)
+        figures = _write_figures(contents, folder)
+    return WrittenReport(page, tuple(figures), contents, tuple(opened))
 
 
 @checked

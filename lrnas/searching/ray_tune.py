@@ -23,6 +23,7 @@ import ray
 import torch
 from ray import tune
 from ray.tune import Callback, ProgressReporter, RunConfig, TuneConfig, Tuner
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
@@ -65,6 +66,8 @@ number of trials at a time if that is more, because one fault of a GPU may end a
 SAME_SIGNAL_SECONDS = 0.5
 """Two signals within this time count as one: `timeout` sends one to a process and one to its group."""
 
+TUNE_SETS = ("_stopped_trials", "_failed_trials", "_trials_to_cache")
+"""Sets of Tune's controller that keep trials that have ended."""
 WATCH_SECONDS = 0.5
 """Seconds between looks at Ray's processes, its nodes and trials that hang."""
 
@@ -84,7 +87,7 @@ class Task:
     test: bool
     """Whether to test the network at the end."""
 
-    # Tune keeps several copies of every trial's configuration, and its text in a name, as long as the search runs
+    # Tune makes several copies of every trial's configuration, and has its text in a name
 
     def __deepcopy__(self, memo: object) -> Task:
         return self
@@ -198,7 +201,7 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
                 storage_path=str(scratch),
                 verbose=0,
                 progress_reporter=_NoReports(),
-                callbacks=[_Watch(searcher)],
+                callbacks=[_Watch(searcher), _NoLines()],
             ),  # no retries: the ledger handles them
         ).fit()
 
@@ -473,6 +476,16 @@ class _NoReports(ProgressReporter):
         return False
 
 
+class _NoLines(TrialProgressCallback):
+    """Shows nothing of single trials. Tune's own callback shows nothing either, but remembers every trial."""
+
+    def log_result(self, trial: Any, result: dict[str, Any], error: bool = False) -> None:
+        pass
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        pass
+
+
 class _Watch(Callback):
     """Watches over a search: Ray must live, trials must go on, and nodes that join get trials."""
 
@@ -483,24 +496,12 @@ class _Watch(Callback):
         """When to look again."""
         self.trials: dict[str, Any] = {}
         """Tune's trials that are in training, by their id."""
-        self.requests: dict[Any, Any] = {}
-        """Different requests for resources; Tune makes one for each trial."""
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.trials[trial.trial_id] = trial
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        result.pop("config", None)  # a copy of the task, which Tune would keep
-
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.trials.pop(trial.trial_id, None)
-        # Tune keeps its trials as long as the search runs; the study has what is needed
-        for part in (trial.metric_analysis, trial.metric_n_steps, trial.config, trial.evaluated_params):
-            part.clear()
-        request = trial.placement_group_factory
-        trial.placement_group_factory = self.requests.setdefault(request, request)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.on_trial_complete(iteration, trials, trial)
@@ -536,6 +537,16 @@ class _RungScheduler(FIFOScheduler):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FIFOScheduler, ()  # for the same reason as in the searcher
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> None:
+        """Let Tune forget all trials that have ended before; the study has what is needed.
+
+        Tune would keep them as long as the search runs, and look at each of them again in every step.
+        """
+        ended = {one for one in tune_controller.get_trials() if one.is_finished()}
+        tune_controller.get_trials()[:] = [one for one in tune_controller.get_trials() if one not in ended]
+        for name in TUNE_SETS:
+            getattr(tune_controller, name, set()).difference_update(ended)
 
     @_guarded
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:

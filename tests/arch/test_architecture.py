@@ -14,6 +14,8 @@ from lrnas.errors import InvalidArchitecture
 
 HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
 
+PAIR = {"layers": {"a": {"form": "composite", "shares": {"kx1": 0.75, "1xk": "1/4"}, "join": 1}}}
+
 LITERAL = """{"version": 1, "backbone": "vgg11", "pool": "max", "stem_stride": 2, "batch_norm": true,
  "classifier": "mlp:512",
  "layers": {"*": {"form": "composite", "shares": {"1xk": 0.375, "kx1": 0.375, "kxk": 0.25}, "join": 1},
@@ -42,6 +44,15 @@ def test_json_literal_both_ways() -> None:
 @given(architectures())
 def test_json_round_trip(architecture: Architecture) -> None:
     assert Architecture.from_json(architecture.to_json()) == architecture
+
+
+def test_equal_layers_are_read_once() -> None:
+    one, other = (Architecture.from_json(json.dumps({"backbone": name} | PAIR)) for name in ("nin", "vgg11"))
+    assert one.layers["a"] is other.layers["a"] and one.layers["a"].at(3, 64) is other.layers["a"].at(3, 64)
+    for wrong in ({"kx1": True}, {"kx1": [1]}):  # True == 1
+        assert Allocation.from_dict({"form": "composite", "shares": {"kx1": 1}}).groups[0].share == 1
+        with pytest.raises(InvalidArchitecture, match=r"the share of kx1 filters must be a number"):
+            Allocation.from_dict({"form": "composite", "shares": wrong})
 
 
 def test_is_frozen_hashable_and_can_be_pickled() -> None:

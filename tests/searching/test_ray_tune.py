@@ -1,9 +1,11 @@
 """What is recorded when a trial ends. Searches with Ray are in `integration/`."""
 
 import copy
+import gc
 import json
 import shutil
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +14,11 @@ from typing import Any
 import pytest
 import torch
 from optuna.trial import TrialState
-from ray.tune import Callback, JupyterNotebookReporter, PlacementGroupFactory, ProgressReporter
+from ray.train._internal.storage import StorageContext
+from ray.tune import Callback, JupyterNotebookReporter, ProgressReporter
+from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.progress_reporter import TrialProgressCallback
 from safetensors.torch import save_file
 from small_studies import SPACE, make_proposals
 
@@ -166,7 +171,9 @@ def test_the_number_of_trials_at_a_time_follows_the_workers(tmp_path: Path) -> N
     assert "task" in searcher.suggest("two")
 
 
-def test_tune_leaves_the_output_of_a_notebook_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_leaves_the_output_of_a_notebook_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its own reporter for notebooks would clear what a cell has shown, lrnas's progress bar included."""
     given: dict[str, Any] = {}
     tuner = SimpleNamespace(fit=lambda: None)
@@ -177,24 +184,32 @@ def test_tune_leaves_the_output_of_a_notebook_alone(tmp_path: Path, monkeypatch:
     assert isinstance(reporter, ProgressReporter) and not isinstance(reporter, JupyterNotebookReporter)
     reporter.setup(start_time=0.0)
     assert not reporter.should_report([], done=True)
+    (lines,) = (one for one in given["run_config"].callbacks if isinstance(one, TrialProgressCallback))
+    before, trial = copy.deepcopy(vars(lines)), TuneTrial("train", stub=True)
+    lines.on_trial_result(0, [trial], trial, {"done": True})
+    lines.on_trial_complete(0, [trial], trial)
+    assert vars(lines) == before and capsys.readouterr().out == ""  # Tune's own would keep the trial
 
 
-def test_tune_keeps_nothing_large_of_a_trial_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_tune.RayLife, "of_this_driver", lambda _: None)
-    searcher = make_searcher(make_proposals(), tmp_path, [])
-    watch = ray_tune._Watch(searcher)
-    trials = []
-    for name in ("one", "two"):
-        config = searcher.suggest(name)
-        trial = TuneTrial("train", stub=True, trial_id=name, config=config, evaluated_params=dict(config))
-        trial.placement_group_factory = PlacementGroupFactory([{"CPU": 1}])
-        trials.append(trial)
-        watch.on_trial_start(0, trials, trial)
-        result = {"curve": [0.5], "seconds": 1.0, "config": copy.copy(config)}
-        watch.on_trial_result(0, trials, trial, result)
-        trial.update_last_result(result)
-        assert trial.config and trial.metric_analysis  # it is still in training
-        watch.on_trial_complete(0, trials, trial)
-        assert not trial.config and not trial.evaluated_params and not trial.metric_analysis
-        assert "config" not in trial.last_result and trial.last_result["curve"] == [0.5]
-    assert trials[0].placement_group_factory is trials[1].placement_group_factory
+def test_tune_forgets_trials_that_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", "1")  # else the controller asks Ray for its size
+    storage = StorageContext(str(tmp_path / "tune"), "search")
+    scheduler = ray_tune._RungScheduler(make_searcher(make_proposals(), tmp_path, []), ())
+    controller = TuneController(storage=storage, scheduler=scheduler)
+    trials = [TuneTrial("train", stub=True, storage=storage) for _ in range(5)]
+    for trial in trials:
+        controller.add_trial(trial)
+        controller._set_trial_status(trial, TuneTrial.RUNNING)
+    controller._pending_trials_list.clear()  # as its next step does
+    for trial in trials[:3]:
+        controller.stop_trial(trial)
+    assert controller.get_trials() == trials[2:] and controller.get_live_trials() == set(trials[3:])
+    assert controller._stopped_trials == {trials[2]} and controller._trials_to_cache == set(trials[2:])
+    kept = [weakref.ref(trial) for trial in trials]
+    del trial, trials
+    gc.collect()
+    assert [one() is None for one in kept] == [True, True, False, False, False]
+    for trial in list(controller.get_live_trials()):
+        controller.stop_trial(trial)
+    assert not controller.get_live_trials()
+    assert len(controller.get_trials()) == 1  # if there were none, Tune would look for them in its files

@@ -42,6 +42,8 @@ LAYERS = {"o": 3.0, "D": 4.0}
 """Order of drawing (zorder): the paper's networks are above the others."""
 MAX_NETWORKS = 60
 """Largest number of networks in a figure of their layers; if there are more, some are left out evenly."""
+MAX_JOINED = 100
+"""Largest number of training curves that are drawn as one line with gaps."""
 HATCHES = ("", "", "///", "...")
 """Hatches of the bars of importances, one for each objective, since colours have other meanings."""
 MAX_ROWS = 24
@@ -233,8 +235,10 @@ def plot_curves(study: StudyReport, path: style.Files) -> Figure:
         if not some:
             continue
         curves = [[(epoch, 100 * value) for epoch, value in enumerate(one.trial.curve, 1)] for one in some]
-        # one collection: thousands of single lines would be slow
-        axes.add_collection(LineCollection(curves, colors=colour, linewidths=width, zorder=2))
+        # thousands of single lines would be slow, and one line of all of them is too much for Matplotlib
+        parts = [curves[first : first + MAX_JOINED] for first in range(0, len(curves), MAX_JOINED)]
+        lines = [[point for curve in part for point in (*curve, (math.nan, math.nan))] for part in parts]
+        axes.add_collection(LineCollection(lines, colors=colour, linewidths=width, zorder=2))
         dots = [curve[0] for curve in curves if len(curve) == 1]
         axes.plot([x for x, _ in dots], [y for _, y in dots], ".", color=colour)
         axes.plot([], [], color=colour, label=label)
@@ -480,6 +484,8 @@ def _draw_layer(panel: Axes, networks: Sequence[Network], name: str, dense: int 
     floor = [0] * len(networks)
     for kind in SHADES:
         numbers = [0 if layer is None else layer.counts().get(kind, 0) for layer in layers]
+        if not any(numbers):
+            continue  # bars without height would take as long to draw as others
         panel.bar(range(len(networks)), numbers, 0.9, floor, color=SHADES[kind])
         floor = [low + number for low, number in zip(floor, numbers, strict=True)]
     most = max(*floor, dense or 0)

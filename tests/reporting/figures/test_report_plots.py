@@ -186,6 +186,19 @@ def test_the_legend_does_not_list_missing_curves(
     assert legend_of(axes) == ["not stopped", "on the front", "the paper's"]
 
 
+def test_thousands_of_curves_are_few_lines(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = report.studies[0]
+    some = [network for network in study.full if not network.is_paper and not network.trial.on_front]
+    many = replace(study, networks=tuple(some[i % len(some)] for i in range(1050)))
+    axes = drawn_by(monkeypatch, lambda: plot_curves(many, tmp_path / "curves.svg"))
+    (lines,) = axes.collections
+    assert isinstance(lines, LineCollection) and len(lines.get_paths()) == 11
+    drawn = np.concatenate([np.asarray(path.vertices) for path in lines.get_paths()])
+    assert np.isnan(drawn[:, 0]).sum() == 1050  # a gap after every curve
+    expected = [value for network in many.networks for value in network.trial.curve]
+    assert drawn[~np.isnan(drawn[:, 0])][:, 1] == pytest.approx(100 * np.array(expected))
+
+
 def test_layers_are_drawn_with_their_widths(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = report.studies[0]
     axes = all_drawn_by(monkeypatch, lambda: plot_allocation(study, tmp_path / "layers.svg", report.axis))
@@ -198,6 +211,7 @@ def test_layers_are_drawn_with_their_widths(report: Report, tmp_path: Path, monk
         for bar in panels[name].patches:
             tops[round(bar.get_x() + 0.45)] += bar.get_height()
         assert tops == [layer.num_filters for layer in layers]
+    assert len(panels["cccp1"].patches) == len(front)  # no bars for shapes that the layer does not have
     (dense,) = (line for line in panels["conv1"].lines if line.get_linestyle() == ":")
     assert set(dense.get_ydata()) == {192}
 
