@@ -29,16 +29,17 @@ class Rule(NamedTuple):
 
 
 def checked(function: Function) -> Function:
-    """Decorator for a public function: raises InvalidArgument if an argument is not of the kind that is annotated.
+    """Decorator for a public function or method: raises InvalidArgument if an argument is not as it is annotated.
 
     Known kinds are numbers, text, paths, classes, literals, sequences and mappings of them, and unions. Other
     annotations allow every value.
     """
-    parameters = inspect.signature(function).parameters
+    parameters = dict(inspect.signature(function).parameters)
+    is_method = parameters.pop("self", None) is not None
     positional = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
     takes_others = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     required = [name for name, one in parameters.items() if one.default is one.empty and one.kind != one.VAR_KEYWORD]
-    place = f"lrnas.{function.__name__}"
+    place = f"lrnas.{function.__qualname__}"
 
     @functools.cache
     def rules() -> dict[str, Rule]:
@@ -46,7 +47,8 @@ def checked(function: Function) -> Function:
         return {name: _rule(one.annotation, names) for name, one in parameters.items()}
 
     @functools.wraps(function)
-    def call(*values: Any, **named: Any) -> Any:
+    def call(*all_values: Any, **named: Any) -> Any:
+        values = all_values[is_method:]
         if len(values) > len(positional):
             count = f"{len(positional)} argument{'s' * (len(positional) != 1)} without a name"
             raise InvalidArgument(f"{place} takes at most {count}; got {len(values)}; see help({place})")
@@ -63,7 +65,7 @@ def checked(function: Function) -> Function:
             raise InvalidArgument(f"{place} needs {' and '.join(missing)}; got none; see help({place})")
         if twice := given.keys() & named.keys():
             raise InvalidArgument(f"{place} takes {min(twice)} once; got it twice; leave out one")
-        return function(*values, **named)
+        return function(*all_values, **named)
 
     return call  # type: ignore[return-value]
 
@@ -96,7 +98,10 @@ def _read(node: ast.expr, names: Mapping[str, Any]) -> Rule:
         case ast.Name(name) | ast.Attribute(attr=name):
             if name in _PLAIN:
                 return _PLAIN[name]
-            if get_origin(found := names.get(name)) is Literal:
+            found = names.get(name)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and name[:1].isupper():
+                found = getattr(names.get(node.value.id), name, None)  # random.Random
+            if get_origin(found) is Literal:
                 return _one_of(get_args(found))
             if isinstance(found, type) and not getattr(found, "_is_protocol", False):
                 return Rule(_ARTICLE.get(name, f"a {name}"), lambda value: isinstance(value, found))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 import optuna
@@ -17,6 +18,7 @@ from optuna.pruners import BasePruner
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
+from .arguments import read_list, read_names
 from .curves import CURVE
 from .pareto import costs_no_more
 
@@ -52,6 +54,10 @@ def compare(accuracy: float, costs: Sequence[float], others: Iterable[tuple[floa
     return Standing(sum(rival > own for rival in rivals), len(rivals))
 
 
+def _is_epoch(number: object) -> bool:
+    return isinstance(number, Integral) and int(number) > 0
+
+
 class FrontPruner(BasePruner):
     """Pruner for multi-objective studies: the first objective is known epoch by epoch, the costs before training.
 
@@ -73,8 +79,8 @@ class FrontPruner(BasePruner):
     """
 
     def __init__(self, cost_names: Sequence[str], rungs: Iterable[int]) -> None:
-        self.cost_names = tuple(cost_names)
-        self.rungs = tuple(rungs)
+        self.cost_names = read_names("cost_names", cost_names)
+        self.rungs = read_list("rungs", rungs, _is_epoch, "epochs from 1, such as [3, 9]")
 
     def report(self, trial: optuna.Trial, value: float) -> None:
         """Record the first objective after one more epoch.
@@ -121,4 +127,10 @@ class FrontPruner(BasePruner):
         return compare(sign * value, self._costs(trial), others)
 
     def _costs(self, trial: FrozenTrial) -> list[float]:
-        return [trial.user_attrs[name] for name in self.cost_names]
+        try:
+            return [trial.user_attrs[name] for name in self.cost_names]
+        except KeyError as error:
+            raise ValueError(
+                f"trials must have their costs as user attributes; trial {trial.number} has no {error}; call "
+                "trial.set_user_attr before the first report"
+            ) from None

@@ -25,6 +25,7 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from .arguments import check_functions, read_list, read_names
 from .axes import Axes, Params, Point, last_part
 from .belief import Belief, Costs, Observation
 from .curves import CURVE
@@ -85,12 +86,21 @@ class FrontSampler(BaseSampler):
         repeats: bool = False,
         seed: int | None = None,
     ) -> None:
+        optional = {"is_allowed": is_allowed, "idle_at": idle_at, "identity_of": identity_of}
+        check_functions(
+            costs_of=costs_of, kind_of=kind_of, **{key: one for key, one in optional.items() if one is not None}
+        )
+        named = read_list("named", named, lambda point: isinstance(point, Mapping), "points, mappings of parameters")
+        known = {} if distributions is None else distributions
+        if not isinstance(known, Mapping) or not all(isinstance(one, BaseDistribution) for one in known.values()):
+            raise TypeError(f"distributions takes a mapping of names to Optuna's distributions; got {known!r:.80}")
         if beat is not None and (beat <= 0 or not named):
             raise ValueError(f"beat is above 0 and needs named points; got {beat} and {len(named)} points; give both")
         self.costs_of, self.is_allowed = costs_of, is_allowed
-        self.cost_names, self.other_costs = tuple(cost_names), tuple(other_costs)
+        self.cost_names = read_names("cost_names", cost_names)
+        self.other_costs = read_names("other_costs", other_costs)
         self.distributions = None if distributions is None else dict(distributions)
-        self.named, self.beat = tuple(named), beat
+        self.named, self.beat = named, beat
         self.kind_of, self.idle_at = kind_of, idle_at
         self.identity_of = identity_of
         self.repeats = repeats
@@ -126,6 +136,7 @@ class FrontSampler(BaseSampler):
         if trial.system_attrs.get("fixed_params", {}).keys() >= search_space.keys():
             return {}  # all values were given when the trial was enqueued, or no parameter is known yet
         if study is not self._study or search_space != self._space:
+            self._check(study)
             self._study, self._space, self._finished = study, search_space, {}
             self._axes = Axes(search_space, self.kind_of, self.idle_at)
             self._dearest = self._find_dearest()
@@ -146,6 +157,13 @@ class FrontSampler(BaseSampler):
             if new is None or gains[again] > scores[new]:
                 return self._axes.params(belief.known[again].point)
         return self._explore(seen) if new is None else self._axes.params(points[new])
+
+    def _check(self, study: optuna.Study) -> None:
+        """Raise an error if the objectives of a study are not those of the sampler."""
+        wanted, found = [StudyDirection.MINIMIZE] * len(self.cost_names), study.directions[1:]
+        if found != wanted:
+            names, ways = ", ".join(self.cost_names), [direction.name.lower() for direction in study.directions]
+            raise ValueError(f"objectives after the first must be the costs {names}, all minimised; got {ways}")
 
     # --- trials so far
 
@@ -212,7 +230,10 @@ class FrontSampler(BaseSampler):
 
     def _sort(self, costs: Mapping[str, float]) -> Costs:
         """Costs as a tuple, those that are objectives first."""
-        return tuple(float(costs[name]) for name in (*self.cost_names, *self.other_costs))
+        try:
+            return tuple(float(costs[name]) for name in (*self.cost_names, *self.other_costs))
+        except KeyError as error:
+            raise ValueError(f"costs_of must return all costs; got {', '.join(costs)} without {error}") from None
 
     def _identity(self, point: Point) -> Hashable:
         return point.tobytes() if self.identity_of is None else self.identity_of(self._axes.params(point))

@@ -79,6 +79,7 @@ class SearchSpace:
         """The names of the backbones."""
         return tuple(map(str, self.choices["backbone"].values))
 
+    @checked
     def architecture(self, params: Mapping[str, Any]) -> Architecture:
         """The network of a point.
 
@@ -96,6 +97,7 @@ class SearchSpace:
             layers.update({name: allocation for name, allocation in allocations.items() if allocation != DENSE})
         return _make_architecture(choices, layers, self.batch_norm, self.divisor)
 
+    @checked
     def idle_parameters(self, params: Mapping[str, Any]) -> set[str]:
         """The parameters that have no effect at a point: those of layers that its network does not have, for example.
 
@@ -134,6 +136,7 @@ class SearchSpace:
         """What `_kept_layers` found before."""
         return {}
 
+    @checked
     def draw(self, chance: random.Random) -> dict[str, Any]:
         """Draw a random point, uniformly.
 
@@ -145,6 +148,7 @@ class SearchSpace:
         """
         return {parameter.name: chance.choice(parameter.values) for parameter in self.parameters}
 
+    @checked
     def params_of(self, architecture: Architecture) -> dict[str, Any]:
         """The point of a network.
 

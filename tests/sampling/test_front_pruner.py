@@ -65,6 +65,22 @@ def test_a_study_with_two_objectives(direction: str) -> None:
     assert [len(trial.user_attrs["curve"]) for trial in study.trials] == [5, 5, 2, 2, 2, 2, 5]
 
 
+def test_wrong_arguments_are_refused_in_one_line() -> None:
+    for names, rungs, message in (
+        ("macs", [1], r"cost_names takes a list of names, such as \['macs'\]; got 'macs'"),
+        (["macs"], 3, r"rungs takes a list of epochs from 1, such as \[3, 9\]; got 3"),
+        (["macs"], [0], "rungs takes a list of epochs from 1"),
+        (["macs"], ["3"], "rungs takes a list of epochs from 1"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            FrontPruner(names, rungs)  # type: ignore[arg-type]
+    pruner = FrontPruner(["macs"], np.arange(1, 3))
+    trial = optuna.create_study(directions=["maximize", "minimize"]).ask()
+    pruner.report(trial, 0.5)
+    with pytest.raises(ValueError, match=r"costs as user attributes; trial 0 has no 'macs'; call trial\.set_user"):
+        pruner.should_prune(trial)
+
+
 def test_the_sampler_learns_from_stopped_trials() -> None:
     sampler = FrontSampler(lambda params: {"macs": params["width"]}, ["macs"], seed=0)
     pruner = FrontPruner(["macs"], rungs=[1])

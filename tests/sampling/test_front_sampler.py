@@ -1,6 +1,7 @@
 """The front sampler in ordinary Optuna studies, with a formula in place of training."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -192,6 +193,35 @@ def test_beat_needs_named_points() -> None:
             ValueError, match=f"beat is above 0 and needs named points; got {beat} and {len(named)} points"
         ):
             FrontSampler(costs_of, ["macs"], SPACE, named=named, beat=beat)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"cost_names": "macs"}, r"cost_names takes a list of names, such as \['macs'\]; got 'macs'"),
+        ({"cost_names": 3}, "cost_names takes a list of names"),
+        ({"other_costs": "params"}, "other_costs takes a list of names"),
+        ({"costs_of": {"macs": 1}}, "costs_of takes a function; got {'macs': 1}"),
+        ({"is_allowed": 3}, "is_allowed takes a function; got 3"),
+        ({"distributions": ["x"]}, "distributions takes a mapping of names to Optuna's distributions; got"),
+        ({"distributions": {"x": 1}}, "distributions takes a mapping of names to Optuna's distributions; got"),
+        ({"named": NAMED[0]}, "named takes a list of points, mappings of parameters; got"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        FrontSampler(**{"costs_of": costs_of, "cost_names": ["macs"], "distributions": SPACE, **changed})
+
+
+def test_a_study_with_other_objectives_is_refused() -> None:
+    sampler = FrontSampler(costs_of, ["macs"], SPACE)
+    message = "objectives after the first must be the costs macs, all minimised; got "
+    for directions in (["maximize"], ["maximize", "maximize"], ["maximize", "minimize", "minimize"]):
+        with pytest.raises(ValueError, match=re.escape(f"{message}{directions}")):
+            optuna.create_study(directions=directions, sampler=sampler).ask(SPACE)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=FrontSampler(costs_of, ["mac"], SPACE))
+    with pytest.raises(ValueError, match=r"costs_of must return all costs; got macs.* without 'mac'"):
+        study.ask(SPACE)
 
 
 def test_it_beats_chance() -> None:

@@ -1,0 +1,1 @@
+../../../lrnas/sampling/arguments.py
