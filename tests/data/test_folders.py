@@ -237,7 +237,7 @@ def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.Capt
     out, err = capsys.readouterr()
     assert out == expected
     assert re.fullmatch(
-        r"packing the 69 images of folder:\S+, once, in \S+/cache/packs\npacked: 0\.0 GB in \d+ s\n", err
+        r"packing the 69 images of folder:\S+, once, in \S+/cache/packs\npacked: [\d.]+ kB in \d+ s\n", err
     )
     assert main(command) == 0
     assert capsys.readouterr() == (expected, "")  # it is packed

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.usefixtures("no_
 
 ROOM = 2**26
 """Bytes that a process in the group may take."""
-TIMEOUT = 15
+TIMEOUT = 30
 
 
 @pytest.fixture

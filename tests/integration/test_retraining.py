@@ -35,7 +35,6 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.ci
 def test_recorded_accuracies_are_those_of_the_weights(tmp_path: Path) -> None:
     storage = make_search(tmp_path / "studies" / "s").optuna_study._storage
     process = start(tmp_path, "--epochs", "1", "--seeds", "1", "--json")

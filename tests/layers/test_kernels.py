@@ -229,7 +229,7 @@ def make_network(name: str, batch_norm: bool) -> nn.Module:
     [
         ("nin", False, 10),
         ("nin", True, 10),
-        ("vgg-gmp-lr-join", False, 16),
+        pytest.param("vgg-gmp-lr-join", False, 16, marks=pytest.mark.slow),
         pytest.param("timm:resnet10t", True, 32, marks=pytest.mark.slow),
         pytest.param("timm:regnetx_002", True, 32, marks=pytest.mark.slow),  # norm and activation in one module
     ],

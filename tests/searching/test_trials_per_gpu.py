@@ -119,7 +119,6 @@ def test_a_worker_measures_and_a_second_search_does_not(tmp_path: Path, caplog: 
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.usefixtures("ray_with_a_gpu")
 def test_without_a_measurement_four_share_a_gpu(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -7,8 +7,8 @@ import optuna
 import pytest
 from small_studies import make_proposals, make_search
 
+from lrnas._messages import file_size
 from lrnas.cli.main import main
-from lrnas.cli.output import file_size
 from lrnas.errors import UnknownName
 from lrnas.study.folder import delete_if_empty, delete_study, study_names, trial_folder, trials_folder
 from lrnas.study.manifest import StudyError, check_manifest

@@ -164,7 +164,6 @@ def test_nin_c3_lr_learns_the_digits_in_a_few_epochs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_two_workers_have_the_loss_curve_of_one(thin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed, shutdown = [], ray.shutdown
 

@@ -27,7 +27,6 @@ def test_a_network_with_more_macs_takes_longer(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_networks_are_measured_in_several_processes_at_a_time() -> None:
     speeds, start = measure_speeds([SMALL, DENSE], RECIPE, DIGITS, "cpu", eval_batch=50, processes=2)
     assert start > 0 and [one.step > 0 for one in speeds] == [True, True] and speeds[1].step > speeds[0].step

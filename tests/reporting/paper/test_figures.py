@@ -211,7 +211,6 @@ def test_a_figure_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_every_figure_is_drawn(tmp_path: Path) -> None:
     assert {name: is_drawn(name, tmp_path) for name in FIGURES} == dict.fromkeys(FIGURES, True)
 
