@@ -109,7 +109,7 @@ def run(command: list[str]) -> float:
 
 def cpu_seconds(found: dict[str, Any]) -> float:
     """Predicted CPU seconds of the training processes, with those for their start."""
-    return 3600 * found["hours"] + found["at_a_time"] * found["start_seconds"] * (1 - found["busy"])
+    return 3600 * found["device_hours"] + found["at_a_time"] * found["start_seconds"] * (1 - found["busy"])
 
 
 def predict(command: list[str]) -> dict[str, Any]:

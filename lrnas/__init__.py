@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from lrnas._notebook import import_without_advice
+
 if TYPE_CHECKING:
     from lrnas.arch.architecture import (
         Allocation as Allocation,
@@ -160,3 +162,5 @@ if "timm" in sys.modules:
     importlib.import_module("lrnas.models.lrnas")
 else:
     sys.meta_path.insert(0, _AfterTimm())
+
+import_without_advice()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 MAX_LISTED = 4
@@ -16,7 +16,11 @@ def list_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         old: Settings as they were.
         new: Settings as they are now.
     """
-    found = list(find_differences(old, new))
+    return tell_differences(list(find_differences(old, new)))
+
+
+def tell_differences(found: Sequence[tuple[str, Any, Any]]) -> str:
+    """The first of some differences, in words; each has a name, the old and the new value."""
     listed = [f"{where} was {repr(before)[:60]}, now {repr(now)[:60]}" for where, before, now in found[:MAX_LISTED]]
     more = [f"and {len(found) - MAX_LISTED} more"] if len(found) > MAX_LISTED else []
     return "; ".join([*listed, *more])

@@ -6,7 +6,9 @@ Nothing here needs IPython: it is used if a notebook has loaded it.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
+import warnings
 from html import escape
 from typing import Any
 
@@ -28,6 +30,14 @@ def in_notebook() -> bool:
     """Whether the program runs in a notebook: Jupyter, Colab or VS Code."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return hasattr(shell, "kernel")
+
+
+def import_without_advice() -> None:
+    """In a notebook, keep tqdm and Ray from advising to install ipywidgets when they are imported: nothing uses it."""
+    if in_notebook():
+        with warnings.catch_warnings(action="ignore"):
+            importlib.import_module("tqdm.auto")
+        logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
 
 
 class LiveBar:

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import linecache
 import re
+import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-_OPTION = re.compile(r"(`[^`]*`)|(?<![\w/=-])--([a-z][a-z-]+)")
+OPTIONS = {
+    "address", "architecture", "axis", "baseline", "batch", "batch-norm", "beat", "browser", "budget", "channels",
+    "check-table", "classes", "compile", "concurrency", "cpus-per-trial", "data", "data-dir", "delete", "device",
+    "divisor", "dry-run", "dtype", "epochs", "final-epochs", "final-seeds", "finals", "force", "format", "fresh",
+    "front", "fuse", "gpus-per-trial", "granularity", "image-memory", "image-size", "input", "latency-batch",
+    "latency-device", "layer", "layers", "level", "max-latency", "max-macs", "max-params", "min-epochs", "min-macs",
+    "name", "number", "objectives", "out", "plot", "points", "port", "profile", "recipe", "records", "results",
+    "sampler", "seed", "seeds", "set", "show", "size", "space", "stem-stride", "storage", "studies", "threads",
+    "trainable", "training", "trial-timeout", "trials", "warm-start", "workers", "yes",
+}  # fmt: skip
+"""Options of all commands, without `no-`; in Python, they are arguments."""
+_OPTION = re.compile(r"(`[^`]*`)|(?<![\w/=-])--([a-z][a-z-]+)(?![\w/-])")
 _command_line: list[bool] = []
 """Not empty while a command runs."""
 
@@ -30,11 +44,12 @@ def is_command() -> bool:
 def in_users_words(text: str) -> str:
     """The text of a message with options as the user knows them: --data-dir in a command, `data_dir` in Python.
 
-    Whole commands, which are in backquotes, are left as they are.
+    Whole commands, which are in backquotes, are left as they are, and so is what is no option of lrnas, such as a part
+    of a path.
     """
     if _command_line or "--" not in text:
         return text
-    return _OPTION.sub(lambda found: found[1] or f"`{found[2].replace('-', '_')}`", text)
+    return _OPTION.sub(lambda found: f"`{found[2].replace('-', '_')}`" if found[2] in OPTIONS else found[0], text)
 
 
 class LrnasError(Exception):
@@ -45,6 +60,17 @@ class LrnasError(Exception):
 
     def __str__(self) -> str:
         return in_users_words(super().__str__())
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the line of the notebook and the message; later, with `%tb`, the whole traceback."""
+        if sys.exc_info()[1] is not self:
+            return traceback.format_exception(self)
+        places = [
+            f"line {number}: {linecache.getline(frame.f_code.co_filename, number).strip()}"
+            for frame, number in traceback.walk_tb(self.__traceback__)
+            if frame.f_globals.get("__name__") == "__main__"
+        ]
+        return [*places[-1:], f"{type(self).__name__}: {self}", "(%tb shows the whole traceback)"]
 
 
 class Terminated(KeyboardInterrupt):

@@ -7,9 +7,7 @@ trainings do, and `full` is such a full training; both were chosen by measuremen
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -305,18 +303,3 @@ def named_recipes() -> dict[str, Recipe]:
     short = {"fast": _FAST, "fast, without norms": _FAST_WITHOUT_NORMS}
     full = {"full": _FULL, "full, without norms": _FULL_WITHOUT_NORMS}
     return {**short, **full, **{f"paper, {family}": recipe for family, recipe in _PAPER.items()}}
-
-
-def field_docs(described: type = Recipe) -> dict[str, str]:
-    """The descriptions of the fields of a dataclass, by field: the text under each field.
-
-    Args:
-        described: The class; by default `Recipe`.
-    """
-    body = ast.parse(inspect.getsource(described)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    docs = {}
-    for node, after in zip(body.body, body.body[1:], strict=False):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(after, ast.Expr):
-            docs[node.target.id] = str(ast.literal_eval(after.value))
-    return docs

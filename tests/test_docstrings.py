@@ -1,5 +1,6 @@
 """Docstrings of public functions: they explain every argument, and their examples give what they show."""
 
+import dataclasses
 import doctest
 import importlib
 import inspect
@@ -36,3 +37,13 @@ def test_every_argument_is_explained(name: str) -> None:
         one for one in inspect.signature(function).parameters if not re.search(rf"^    {one}: ", text, re.MULTILINE)
     ]
     assert "Args:\n" in text and missing == []
+
+
+@pytest.mark.parametrize("name", ["Trial", "Profile", "Estimate", "Export"])
+def test_help_explains_every_field(name: str) -> None:
+    described = getattr(lrnas, name)
+    text = inspect.getdoc(described) or ""
+    missing = [
+        one.name for one in dataclasses.fields(described) if not re.search(rf"^    {one.name}: \S", text, re.MULTILINE)
+    ]
+    assert "\nAttributes:\n" in text and missing == []

@@ -29,9 +29,10 @@ def test_every_example_is_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.examples
-@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.ci] * (name == "own_images.py")) for name in ARGUMENTS]
+)
 def test_example(name: str, tmp_path: Path) -> None:
     arguments = [argument.format(folder=tmp_path) for argument in ARGUMENTS[name]]
     done = subprocess.run([sys.executable, EXAMPLES / name, *arguments], capture_output=True, text=True, timeout=500)

@@ -1,6 +1,7 @@
 """Functions for Python have the names and the behaviour of the commands."""
 
 import inspect
+import random
 import re
 from argparse import _SubParsersAction
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from filled_studies import fill_study
 
 import lrnas
 from lrnas.cli.main import main, make_parser
-from lrnas.errors import LrnasError
+from lrnas.errors import OPTIONS, LrnasError
 from lrnas.reporting.report import make_report
 from lrnas.reporting.write import WrittenReport
 
@@ -48,6 +49,13 @@ def test_arguments_have_the_names_of_options(name: str) -> None:
     assert all(one.kind is not one.VAR_KEYWORD for one in arguments.values())
     wanted = options - {"help", "json"} - ONLY_AS_OPTIONS.get(name, set())
     assert set(arguments) - ONLY_IN_PYTHON[name] == wanted - ONLY_IN_PYTHON[name]
+
+
+def test_messages_know_all_options() -> None:
+    (commands,) = (action for action in make_parser()._actions if isinstance(action, _SubParsersAction))
+    found = {option for command in commands.choices.values() for option in command._option_string_actions}
+    names = {option.removeprefix("--").removeprefix("no-") for option in found if option.startswith("--")}
+    assert names - {"help", "json"} == OPTIONS
 
 
 def test_report_and_plot(tmp_path: Path) -> None:
@@ -86,6 +94,7 @@ def test_profile_takes_trials_architectures_and_names(tmp_path: Path, monkeypatc
 
 
 NETWORK = lrnas.get_point("nin-c3").architecture
+SPACE = lrnas.load_space("nin")
 WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("accelerate", (3,), {}, "model takes a model of PyTorch; got 3"),
     ("canonical_id", ("nin",), {}, "architecture takes an Architecture; got 'nin'; see help(lrnas.canonical_id)"),
@@ -156,6 +165,10 @@ def test_wrong_arguments_about_a_study(tmp_path: Path) -> None:
     study = fill_study(tmp_path, 3)
     calls: dict[str, Callable[[], object]] = {
         "seeds takes a whole number; got 'two'; see help(lrnas.retrain)": lambda: lrnas.retrain(study, seeds="two"),  # type: ignore[arg-type]
+        "trials takes a list, each of them a whole number or a Trial; got 'all'": lambda: lrnas.retrain(
+            study,
+            trials="all",  # type: ignore[arg-type]
+        ),
         "the number of seeds must be at least 1; got -1": lambda: lrnas.retrain(study, seeds=-1),
         "trial_timeout takes seconds above 0; got -1": lambda: lrnas.retrain(study, trial_timeout=-1),
         "memory for images must be from 0 to 1; got 2": lambda: lrnas.retrain(study, data="digits", image_memory=2),
@@ -166,6 +179,14 @@ def test_wrong_arguments_about_a_study(tmp_path: Path) -> None:
         "another trial": study.trials[1].load,
         "name another trial, or add `fresh` for random weights": lambda: lrnas.export(study.trials[1]),
         "`axis` must be one of macs, params for these studies; got 'mac'": lambda: lrnas.plot(study, axis="mac"),
+        "params takes a mapping; got 'x'; see help(lrnas.SearchSpace.architecture)": lambda: SPACE.architecture("x"),  # type: ignore[arg-type]
+        "lrnas.SearchSpace.architecture takes at most 1 argument without a name; got 2": lambda: SPACE.architecture(
+            {},
+            3,  # type: ignore[call-arg]
+        ),
+        "lrnas.SearchSpace.params_of needs architecture; got none": lambda: SPACE.params_of(),  # type: ignore[call-arg]
+        "architecture takes an Architecture; got 'nin'": lambda: SPACE.params_of("nin"),  # type: ignore[arg-type]
+        "chance takes a Random; got 3; see help(lrnas.SearchSpace.draw)": lambda: SPACE.draw(3),  # type: ignore[arg-type]
         "not a text file; give a JSON file": lambda: lrnas.Architecture.load(3),  # type: ignore[arg-type]
         "groups must be FilterGroups; got 3": lambda: lrnas.Allocation("composite", 3),  # type: ignore[arg-type]
     }
@@ -186,8 +207,13 @@ def test_every_public_function_checks_its_arguments() -> None:
 def test_messages_name_options_in_commands_and_arguments_in_python(capsys: pytest.CaptureFixture[str]) -> None:
     from lrnas._messages import logger, show_messages
 
-    error = lrnas.LrnasError("lower --batch-size, or see `lrnas search --help` (a--b)")
-    assert str(error) == "lower `batch_size`, or see `lrnas search --help` (a--b)"
+    error = lrnas.LrnasError("lower --image-size, or see `lrnas search --help` (a--b)")
+    assert str(error) == "lower `image_size`, or see `lrnas search --help` (a--b)"
+    path = "my --photos --data/2024 --epochs-1"
+    assert (
+        str(lrnas.LrnasError(f"{path} is no folder; give another --data"))
+        == f"{path} is no folder; give another `data`"
+    )
     show_messages()
     logger.info("%s or lower --final-epochs", "raise --budget")
     assert capsys.readouterr().err == "raise `budget` or lower `final_epochs`\n"
@@ -212,6 +238,10 @@ def test_values_that_are_as_good_as_the_annotated_ones_are_accepted() -> None:
     lrnas.convert(
         model, lrnas.Allocation.composite(vertical=0.5, horizontal=0.5), init="pretrained", calibration=Batches()
     )
+
+
+def test_a_point_of_a_space_is_drawn() -> None:
+    assert SPACE.architecture(SPACE.draw(chance=random.Random(0))).backbone in SPACE.backbones
 
 
 def test_objects_of_optuna_are_not_taken_for_those_of_lrnas() -> None:

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from lrnas._field_docs import field_docs
 from lrnas.errors import LrnasError, UnknownName
-from lrnas.recipes import InvalidRecipe, Recipe, field_docs, get_recipe, named_recipes
+from lrnas.recipes import InvalidRecipe, Recipe, get_recipe, named_recipes
 
 
 def test_every_field_has_a_description() -> None:
-    assert list(field_docs()) == list(Recipe().to_dict())
-    assert all(line.endswith(".") and "\n" not in line for line in field_docs().values())
+    assert list(field_docs(Recipe)) == list(Recipe().to_dict())
+    assert all(line.endswith(".") and "\n" not in line for line in field_docs(Recipe).values())
 
 
 def test_the_papers_recipe_on_the_papers_images() -> None:

@@ -41,6 +41,7 @@ NEEDS_NO_TORCH = (
     "sampling",
     "study",
     "searching.settings",
+    "exporting.names",
     "reporting.html",
     "cli",
 )

@@ -43,13 +43,14 @@ def add_commands(commands: Any) -> None:
 
 
 def _recipes(options: argparse.Namespace) -> None:
-    from lrnas.recipes import field_docs, named_recipes
+    from lrnas._field_docs import field_docs
+    from lrnas.recipes import Recipe, named_recipes
 
     recipes = named_recipes()
 
     def show() -> None:
         table = make_table("Recipes", ["field"], recipes, ["meaning"])
-        for field, meaning in field_docs().items():
+        for field, meaning in field_docs(Recipe).items():
             values = [getattr(recipe, field) for recipe in recipes.values()]
             shown = [str(value).lower() if isinstance(value, bool) else f"{value}" for value in values]
             table.add_row(field, *shown, meaning)

@@ -14,8 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from lrnas._messages import file_size
 from lrnas.cli.options import add_command, add_settings
-from lrnas.cli.output import file_size, make_console, make_table, print_result
+from lrnas.cli.output import make_console, make_table, print_result
 from lrnas.errors import LrnasError, error_line
 
 EXTRAS = ("", "train", "workers", "search")

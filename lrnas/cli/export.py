@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrnas.cli.options import add_command, add_device, add_option, add_settings, add_source_options, call
 from lrnas.cli.output import make_console, make_table, print_result
-from lrnas.searching.checks import check_format
+from lrnas.exporting.names import check_format
 from lrnas.searching.settings import PATH, TEXT, WHOLE
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _export(options: argparse.Namespace) -> None:
 def _print_fusion(fusion: Fusion, result: Export) -> None:
     columns = list(dict.fromkeys(name for choice in fusion.layers for name in choice.seconds))
     where = "onnxruntime" if result.format == "onnx" else "PyTorch"
-    title = f"Forms of every layer, milliseconds in {where} {_conditions(result)}"
+    title = f"Forms of every layer, milliseconds in {where} {result.conditions}"
     table = make_table(title, ["layer", "filters"], columns, ["chosen", ""])
     for choice in fusion.layers:
         table.add_row(choice.layer, choice.filters, *_times(choice, columns), choice.chosen, choice.remark)
@@ -70,11 +70,6 @@ def _print_fusion(fusion: Fusion, result: Export) -> None:
     listed = ", ".join(f"{name} {1000 * seconds:.3f}" for name, seconds in fusion.network.seconds.items())
     why = f" ({fusion.network.remark})" if fusion.network.remark else ""
     console.print(f"The whole network: {listed}; kept: {fusion.network.chosen}{why}.", soft_wrap=True)
-
-
-def _conditions(result: Export) -> str:
-    threads = f", {result.threads} thread{'s' * (result.threads != 1)}" if result.device == "cpu" else ""
-    return f"for {result.batch} at a time on {result.device}{threads}"
 
 
 def _size(number: int) -> str:
@@ -98,7 +93,7 @@ def _print_export(result: Export) -> None:
         f"{check.largest_output:.3g}), {check.same_class} of {check.number} in the same class"
     )
     listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in result.seconds.items())
-    console.print(f"Takes:    {listed} {_conditions(result)}")
+    console.print(f"Takes:    {listed} {result.conditions}")
     console.print(f"Load:     {result.load}", soft_wrap=True)
     if result.also:
         console.print(f"          {result.also}", soft_wrap=True)

@@ -93,16 +93,6 @@ def percent(share: float | None, deviation: float | None = None) -> str:
     return "–" if share is None else f"{100 * share:.2f}{spread} %"
 
 
-def file_size(number: int) -> str:
-    """A number of bytes with three digits and a unit."""
-    size, unit = float(number), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 999.5:
-            break
-        size, unit = size / 1000, larger
-    return f"{size:.3g} {unit}"
-
-
 def magnitude(number: int) -> str:
     """A number, rounded to a power of ten with two digits if it is large."""
     return f"{number:,}" if number < 100_000 else f"{number:.1e}".replace("e+", "e")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING, Any
 
 from lrnas._quantities import check_dtype
@@ -14,9 +13,6 @@ from lrnas.searching.settings import TEXT, WHOLE
 
 if TYPE_CHECKING:
     from lrnas.profiling.profile import Check, LayerTime, Profile, Profiled
-
-BUSY = 0.2
-"""Number of CPU cores used by other programs above which times should be measured again."""
 
 
 def add_commands(commands: Any) -> None:
@@ -129,8 +125,6 @@ def _sum(layers: list[LayerTime]) -> LayerTime:
 
 
 def _print_profile(result: Profile) -> None:
-    from lrnas.profiling.profile import REPETITIONS
-
     for network in result.networks:
         if network.layers:
             _print_layers(result, network)
@@ -143,19 +137,8 @@ def _print_profile(result: Profile) -> None:
         table.add_row(network.name, *_cells(network, base, trained), "" if base is network else base.name)
     console = make_console()
     console.print(table)
-    spread = max(network.spread for network in result.networks)
-    console.print(
-        f"Times are medians over rounds that measure all networks, repeated {REPETITIONS} times; repetitions differ "
-        f"from the times shown by at most {spread:.1%}. MACs are for one image."
-    )
-    if any(network.layers for network in result.networks):
-        console.print(
-            "The sum of layers is not the time of the network: each layer is measured alone, again and again, with its "
-            "data in the cache; and timm's models have more than the layers shown."
-        )
-    if result.busy_cores is not None:
-        busy = f"Other programs used {result.busy_cores:.1f} of {os.cpu_count()} CPU cores meanwhile"
-        console.print(f"{busy}{': measure again when they are idle.' if result.busy_cores > BUSY else '.'}")
+    for line in result.lines:
+        console.print(line)
 
 
 def _print_check(result: Check) -> None:

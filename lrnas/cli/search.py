@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrnas._messages import file_size
 from lrnas.cli.dry_run import print_estimate
 from lrnas.cli.options import add_command, add_option, add_settings, call, needs_extra, open_named
 from lrnas.cli.output import (
     NARROW,
     complain,
     exit_code,
-    file_size,
     make_console,
     make_table,
     percent,

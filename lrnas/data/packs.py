@@ -39,7 +39,7 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 from PIL import Image
 
-from lrnas._messages import logger
+from lrnas._messages import duration, file_size, logger
 from lrnas.data.cache import read_arrays, write_cache
 from lrnas.data.names import Progress, data_folder, short_name, shown_name
 from lrnas.data.sources import CROP_SHARE, Found, Problem, Source, read_rgb, read_size, reason
@@ -277,7 +277,7 @@ class _PackFiles:
             about = json.dumps({"name": self.name, "unreadable": unreadable})
             write_cache(self.index, lambda stream: np.savez(stream, table=table, about=np.array(about)))
             self.journal.unlink()
-        logger.info("packed: %.1f GB in %.0f s", _num_bytes(table) / 1e9, time.monotonic() - started)
+        logger.info(f"packed: {file_size(_num_bytes(table))} in {duration(time.monotonic() - started)}")
         return Pack(self.file, table, self.images.counts, unreadable)
 
     def _remove_outdated(self) -> None:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from lrnas._arguments import checked
+from lrnas._field_docs import in_help
 from lrnas._messages import logger
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
@@ -32,22 +33,22 @@ from lrnas.data.in_memory import DataSet
 from lrnas.errors import error_line, in_users_words
 from lrnas.exporting.fastest_form import Fusion, Timer, choose_forms, fastest, torch_timer
 from lrnas.exporting.formats import ARCHITECTURE, CONFIG, WEIGHTS, WRITERS, Network, Written, registered_name
+from lrnas.exporting.names import SUFFIX, check_format
 from lrnas.exporting.onnx import check_extras, has_cuda, onnx_timer
 from lrnas.exporting.sample_inputs import Inputs, find_data, find_inputs
 from lrnas.exporting.sources import ExportError, Source, find_source
 from lrnas.profiling.timing import find_device, measure, num_threads
-from lrnas.searching.checks import check_format
 from lrnas.training.provenance import hardware
 
 if TYPE_CHECKING:
     from lrnas.study.study import Trial
 
 Format = Literal["timm", "onnx", "torch-export"]
-SUFFIX = {"timm": "", "onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-4
 """Largest allowed difference of outputs, as a share of the largest output. Rounding errors are far smaller."""
 
 
+@in_help
 @dataclass(frozen=True, slots=True)
 class Check:
     """Comparison of the exported network with the original."""
@@ -55,19 +56,24 @@ class Check:
     images: str
     """Description of the images."""
     max_difference: float
+    """Largest difference of an output."""
     largest_output: float
+    """Largest absolute value of an output."""
     same_class: int
     """Number of images that both networks put into the same class."""
     number: int
     """Number of images."""
 
 
+@in_help
 @dataclass(frozen=True)
 class Export(NotebookView):
     """Result of an export."""
 
     name: str
+    """Name of the network."""
     format: str
+    """timm, onnx or torch-export."""
     origin: str
     """Description of the weights."""
     files: dict[Path, int]
@@ -77,10 +83,13 @@ class Export(NotebookView):
     also: str
     """Another way to load it, or how to run it; may be empty."""
     check: Check
+    """Comparison with the network before the export."""
     seconds: dict[str, float]
     """Time of one batch, before and after the export."""
     device: str
+    """Where times were measured."""
     batch: int
+    """Images in a batch, for the times."""
     threads: int
     """CPU threads, for PyTorch and onnxruntime."""
     fusion: Fusion | None = None
@@ -91,6 +100,12 @@ class Export(NotebookView):
     def __repr__(self) -> str:
         checked = f"{self.check.same_class} of {self.check.number} images in the same class"
         return f"<Export of {self.name} as {self.format}: {', '.join(map(str, self.files))}; {checked}>"
+
+    @property
+    def conditions(self) -> str:
+        """Batch, device and threads of the times, in words."""
+        threads = f", {self.threads} thread{'s' * (self.threads != 1)}" if self.device == "cpu" else ""
+        return f"for {self.batch} at a time on {self.device}{threads}"
 
     def to_dict(self) -> dict[str, Any]:
         """All results, for JSON."""

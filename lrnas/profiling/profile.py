@@ -9,6 +9,7 @@ which is computed from a table of layers.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from lrnas._arguments import checked, is_a, short_repr
+from lrnas._field_docs import in_help
 from lrnas._messages import logger
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
@@ -41,47 +43,65 @@ Named: TypeAlias = "str | Trial | Architecture | tuple[str, Architecture]"
 """A network that can be measured."""
 
 
+BUSY = 0.2
+"""Number of CPU cores used by other programs above which times should be measured again."""
 REPETITIONS = 3
 """How often whole networks are measured, each time as a median over rounds."""
 
 
+@in_help
 @dataclass(frozen=True, slots=True)
 class LayerTime:
     """A layer with the batch norm and ReLU after it, measured by itself; times in milliseconds per batch."""
 
     name: str
+    """Name of the layer."""
     filters: str
+    """Its filters, or its kind if it is no convolution."""
     macs: int
+    """Multiply-accumulates for one image."""
     forward: float
+    """Time of a forward pass."""
     training: float | None
     """Time of forward and backward pass; None if it was not measured."""
 
 
+@in_help
 @dataclass(frozen=True, slots=True)
 class Profiled:
     """A measured network; times in milliseconds per batch."""
 
     name: str
+    """Name of the network, or its canonical id."""
     architecture: Architecture
+    """The network as data."""
     baseline: str
     """The name of the network it is compared with; its own name for a baseline."""
     input_size: int
+    """Rows and columns of the images."""
     macs: int
+    """Multiply-accumulates for one image."""
     forward: float
+    """Time of a forward pass."""
     training: float | None
     """Time of a step of SGD; None if it was not measured."""
     layers: list[LayerTime]
+    """Times of its layers; empty if they were not measured."""
     spread: float = 0.0
     """Largest difference of a repetition from these times, as a share of the time."""
 
 
+@in_help
 @dataclass(frozen=True, slots=True)
 class Profile(NotebookView):
     """Networks measured under the same conditions, baselines first."""
 
     conditions: Conditions
+    """Device, number format, batch and threads."""
     compiled: bool
+    """Whether networks and layers were compiled with torch.compile."""
     networks: list[Profiled]
+    """The networks with their times, baselines first."""
     busy_cores: float | None = None
     """Number of CPU cores that other programs used on average during the measurements; None if unknown."""
 
@@ -101,6 +121,24 @@ class Profile(NotebookView):
             "forward": network.forward / base.forward,
             "training": network.training / base.training if trained else None,  # type: ignore[operator]
         }
+
+    @property
+    def lines(self) -> list[str]:
+        """How the times were measured and how sure they are, in words."""
+        spread = max(network.spread for network in self.networks)
+        found = [
+            f"Times are medians over rounds that measure all networks, repeated {REPETITIONS} times; repetitions "
+            f"differ from the times shown by at most {spread:.1%}. MACs are for one image."
+        ]
+        if any(network.layers for network in self.networks):
+            found.append(
+                "The sum of layers is not the time of the network: each layer is measured alone, again and again, with "
+                "its data in the cache; and timm's models have more than the layers shown."
+            )
+        if self.busy_cores is not None:
+            busy = f"Other programs used {self.busy_cores:.1f} of {os.cpu_count()} CPU cores meanwhile"
+            found.append(f"{busy}{': measure again when they are idle.' if self.busy_cores > BUSY else '.'}")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""

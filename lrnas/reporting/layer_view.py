@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lrnas.arch.architecture import Architecture, Filters
 from lrnas.models.plan import make_plan
@@ -15,8 +14,7 @@ SHADES = {"kx1": "#159a94", "1xk": "#e0862c", "kxk": "#9a4fb0", "1x1": "#cdb98a"
 """Colours of the kinds of filters in all pictures; they have no other meaning there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """One layer that has weights."""
 
     name: str
@@ -53,9 +51,14 @@ class Layer:
         """Number of filters, its width."""
         return sum(self.counts().values())
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Everything but the costs."""
+        return self.name, self.output, self.kernel, self.groups, self.second
+
+    def shape_to_dict(self) -> dict[str, Any]:
         return {
-            **{name: getattr(self, name) for name in ("name", "macs", "params", "kernel", "join")},
+            **{name: getattr(self, name) for name in ("name", "kernel", "join")},
             "output": list(self.output),
             "groups": [[*group, kind_of(group)] for group in self.groups],
             "second": None if self.second is None else [*self.second, kind_of(self.second)],
@@ -84,18 +87,15 @@ def lay_out(architecture: Architecture, shape: ImageShape) -> tuple[Layer, ...]:
     """
     plan = make_plan(architecture, shape.size, shape.num_classes, shape.channels, deployed=True)
     convs = {conv.name: (conv.kernel, conv.mix.groups, conv.mix.second) for conv in plan.convs}
-    used = [cost for cost in plan.cost.layers if cost.role != "auxiliary"]
-    starts = [i for i, cost in enumerate(used) if cost.macs or not i]
-    return tuple(
-        Layer(
-            used[first].name,
-            used[first].macs,
-            sum(cost.params for cost in used[first:end]),
-            tuple(used[first].output),
-            *convs.get(used[first].name, ()),
-        )
-        for first, end in zip(starts, [*starts[1:], len(used)], strict=True)
-    )
+    layers: list[list[Any]] = []
+    for name, _, macs, params, _, output, role in plan.cost.layers:
+        if role == "auxiliary":
+            continue
+        if macs or not layers:
+            layers.append([name, macs, params, tuple(output)])
+        else:
+            layers[-1][2] += params
+    return tuple([Layer(*layer, *convs.get(layer[0], ())) for layer in layers])
 
 
 def merge_orders(orders: Iterable[Sequence[str]]) -> list[str]:

@@ -25,13 +25,17 @@ from lrnas.study.verdicts import TEST, judge
 if TYPE_CHECKING:
     from lrnas.exporting.export import Export
     from lrnas.models.convert import Conversion
-    from lrnas.profiling.profile import Profile
+    from lrnas.profiling.profile import LayerTime, Profile, Profiled
     from lrnas.searching.estimate import Estimate
 
 MAX_ROWS = 60
 """Largest number of rows of a table."""
 BAR = 260
 """Width of the bar of the widest layer, in pixels."""
+SHARE = "share of dense MACs"
+"""Name of the column with MACs relative to those of the dense network."""
+STATUSES = {"limit": "beyond a limit", "duplicate": "known already"}
+"""Words for the status of trials that were not trained; others are shown as they are."""
 ROW = 18
 """Height of a layer in a picture, in pixels."""
 
@@ -50,34 +54,68 @@ def _conversion(shown: Conversion) -> str:
 
 
 def _profile(profile: Profile) -> str:
-    rows = []
+    trained = any(network.training is not None for network in profile.networks)
+    columns = _time_columns(trained)
+    rows, layers = [], []
     for network in profile.networks:
-        shares = {name: "–" if share is None else f"{share:.3f}" for name, share in profile.shares(network).items()}
-        training = "–" if network.training is None else f"{network.training:.3f} ms"
-        times = (f"{network.forward:.3f} ms", shares["forward"], training, shares["training"])
-        compared = "" if network.baseline == network.name else network.baseline
-        rows.append((network.name, f"{network.macs:,}", shares["macs"], *times, compared))
-    head = ("network", "MACs", "share", "forward", "share", "training", "share", "compared with")
-    return _title(f"Times for a batch on {profile.conditions}") + _table(head, rows)
+        base = profile.baseline(network)
+        rows.append((network.name, *_time_cells(network, base, trained), "" if base is network else base.name))
+        others = {layer.name: layer for layer in base.layers}
+        cells = [
+            (layer.name, layer.filters, *_time_cells(layer, others.get(layer.name), trained))
+            for layer in network.layers
+        ]
+        table = _table(("layer", "filters", *columns), cells)
+        title = f"{network.name}, layer by layer, compared with {base.name}"
+        layers.append(f"<details><summary>{escape(title)}</summary>{table}</details>" if table else "")
+    compiled = ", compiled" if profile.compiled else ""
+    title = _title(f"Times for a batch on {profile.conditions}{compiled}")
+    table = _table(("network", *columns, "compared with"), rows)
+    return f"{title}{table}<p>{'<br>'.join(map(escape, profile.lines))}</p>{''.join(layers)}"
+
+
+def _time_columns(trained: bool) -> list[str]:
+    """Names of the columns of `_time_cells`."""
+    names = ["MACs", "share of MACs", "forward", "share of forward time"]
+    return [*names, *(["training", "share of training time"] if trained else [])]
+
+
+def _time_cells(own: LayerTime | Profiled, base: LayerTime | Profiled | None, trained: bool) -> list[str]:
+    """MACs and times, each followed by its ratio to those of the network that it is compared with."""
+    cells = []
+    for name in ("macs", "forward", *(("training",) if trained else ())):
+        value, other = getattr(own, name), getattr(base, name, None)
+        shown = f"{value:,}" if name == "macs" else "–" if value is None else f"{value:.3f} ms"
+        cells += [shown, f"{value / other:.3f}" if value is not None and other else "–"]
+    return cells
 
 
 def _estimate(estimate: Estimate) -> str:
-    rows = [
-        (level.name, str(level.networks), str(level.runs), str(level.epochs), duration(level.training_seconds))
-        for level in estimate.levels
+    networks = []
+    for network in estimate.networks:
+        marks = ["paper"] * network.is_paper
+        marks += [f"left out: {', '.join(network.beyond)}"] if network.beyond else []
+        networks.append(
+            (network.name, f"{network.macs:,}", f"{network.share:.3f}", f"{network.params:,}", ", ".join(marks))
+        )
+    levels = []
+    for level in estimate.levels:
+        numbers = map(str, (level.networks, level.runs, level.epochs, level.batch_size))
+        levels.append((level.name, *numbers, duration(level.training_seconds)))
+    data = f"{estimate.data}: {estimate.train_images:,} training and {estimate.val_images:,} validation images"
+    tables = [
+        _table(("network", "MACs", SHARE, "parameters", ""), networks),
+        f"<p>{escape(data)}</p>",
+        _table(("level", "networks", "runs", "epochs", "batch size", "training time"), levels),
     ]
-    times = [
-        f"about {duration(time)}{f' on {number} GPU' if number else ''}" for number, time in estimate.seconds.items()
-    ]
-    lines = [f"Time: {' or '.join(times)}; {estimate.hardware}", *(f"Note: {remark}." for remark in estimate.remarks)]
-    table = _table(("level", "networks", "runs", "epochs", "training time"), rows)
-    return f"{_title(f'Estimate of {estimate.study}')}{table}<p>{'<br>'.join(map(escape, lines))}</p>"
+    lines = "<br>".join(map(escape, estimate.lines))
+    return f"{_title(f'Estimate of {estimate.study}')}{''.join(tables)}<p>{lines}</p>"
 
 
 def _export(export: Export) -> str:
     rows = [(str(file), f"{size:,} bytes") for file, size in export.files.items()]
     check = f"{export.check.same_class} of {export.check.number} images in the same class as before"
-    times = [f"{name}: {1000 * seconds:.3f} ms for a batch" for name, seconds in export.seconds.items()]
+    times = [f"{name}: {1000 * seconds:.3f} ms {export.conditions}" for name, seconds in export.seconds.items()]
     lines = "<br>".join(map(escape, [check, *times]))
     code = f"<pre>{escape(export.load)}</pre>"
     return f"{_title(f'{export.name} as {export.format}')}{_table(('file', 'size'), rows)}<p>{lines}</p>{code}"
@@ -97,7 +135,9 @@ def _(study: Study) -> str:
     if RETRAINS in study.manifest:
         return _retraining(study)
     summary = study.summary()
-    counts = ", ".join(f"{number} {status}" for status, number in summary.counts.items()) or "none yet"
+    counts = (
+        ", ".join(f"{number} {STATUSES.get(status, status)}" for status, number in summary.counts.items()) or "none yet"
+    )
     goals = ", ".join(objective.name for objective in study.objectives)
     level_runs = None if "@" in study.name else level_study(study, FULL)
     unfinished = [] if level_runs is None else [run for run in level_runs.trials if not run.state.is_finished()]
@@ -117,7 +157,7 @@ def _(trials: Trials) -> str:
     is_tested = bool(trials) and RETRAINS in trials[0].study.manifest
     accuracy = "test accuracy" if is_tested else "accuracy"
     is_run = bool(trials) and "@" in trials[0].study.name
-    head = ["run" if is_run else "trial", "network", accuracy, "MACs", "share", "parameters"] + ["latency"] * (
+    head = ["run" if is_run else "trial", "network", accuracy, "MACs", SHARE, "parameters"] + ["latency"] * (
         "latency" in names
     )
     rows = []
@@ -125,7 +165,7 @@ def _(trials: Trials) -> str:
         latency = [] if "latency" not in names else ["–" if trial.latency is None else f"{trial.latency:.3f} ms"]
         accuracy = _percent(trial.test_accuracy if is_tested else trial.accuracy)
         numbers = (str(trial.number), trial.name, accuracy, *_costs(trial), *latency)
-        rows.append([*numbers, "on the front" if trial.on_front else trial.status])
+        rows.append([*numbers, "on the front" if trial.on_front else STATUSES.get(trial.status, trial.status)])
     more = f"<p>… {len(trials) - MAX_ROWS} more</p>" if len(trials) > MAX_ROWS else ""
     about = (
         f"<p>Runs of {escape(trials[0].study.name)}, each one training; the study shows means over seeds.</p>"
@@ -139,11 +179,12 @@ def _(trials: Trials) -> str:
 def _(trial: Trial) -> str:
     macs, share, params = _costs(trial)
     is_tested = trial.test_accuracy is not None
+    status = STATUSES.get(trial.status, trial.status)
     accuracy, images = (trial.test_accuracy, "test") if is_tested else (trial.accuracy, "validation")
     facts = [
         f"{_percent(accuracy)} on {images} images after {trial.epochs} epoch{'s' * (trial.epochs != 1)}",
         f"{macs} MACs ({share} of the dense network's), {params} parameters, for {_images(trial.study.image_shape)}",
-        f"{trial.status}{', on the front' if trial.on_front else ''}{f': {trial.reason}' if trial.reason else ''}",
+        f"{status}{', on the front' if trial.on_front else ''}{f': {trial.reason}' if trial.reason else ''}",
     ]
     title = f"{trial.study.name}, trial {trial.number}: {trial.name}"
     picture = _layers_picture(lay_out(trial.architecture, trial.study.image_shape))
@@ -179,7 +220,7 @@ def _retraining(study: Study) -> str:
     lines = ["Accuracy on test images, mean ± standard deviation over n seeds."] if table else []
     verdicts = judge(retrained.finals) if any(final.accuracies for final in retrained.finals) else []
     lines += [*map(str, verdicts), *([f"Test: {TEST}."] if verdicts else [])]
-    return f"{_title(study.name)}<p>{escape(str(retrained))}</p>{table}<p>{'<br>'.join(map(escape, lines))}</p>"
+    return f"{_title(str(retrained))}{table}<p>{'<br>'.join(map(escape, lines))}</p>"
 
 
 def _finals_table(
@@ -197,7 +238,7 @@ def _finals_table(
             (trial, final.name, accuracy, *numbers, *([] if marks is None else [marks.get(final.identity, "")]))
         )
     last = [] if marks is None else [""]
-    return _table(("trial", "network", measured, "n", "MACs", "share", "parameters", *last), rows)
+    return _table(("trial", "network", measured, "n", "MACs", SHARE, "parameters", *last), rows)
 
 
 def _costs(trial: Trial) -> tuple[str, str, str]:

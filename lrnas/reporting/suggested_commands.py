@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,44 +28,45 @@ class ShellLine:
     line: str
 
 
-def shell_lines(study: Study, trial: Trial, where: Whereabouts) -> list[ShellLine]:
-    """Suggested commands for one network.
+def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> list[tuple[ShellLine, ...]]:
+    """Suggested commands for networks of a study.
 
     Args:
-        study: The study of the network.
-        trial: The trial of the network.
+        study: The study of the networks.
+        trials: The trials of the networks.
         where: Where the study is kept.
 
     Returns:
-        Commands that write its description, train it again and export it, in this order.
+        For each network, commands that write its description, train it again and export it, in this order.
     """
-    manifest = study.manifest
-    file = shlex.quote(f"{_file_name(study.name)}-{trial.number}.json")
-    lines = [ShellLine("Write its description to a file", f"echo {shlex.quote(trial.description)} > {file}")]
-    if manifest.get("trainable") is None:  # with a custom training function, only a search can train it
-        data = manifest["data"]
-        images = f"--data {data}" if data in SETS else f'--data "$DATA" --image-size {manifest["image_size"]}'
-        option, hint, beside = _retrain_parts(manifest)
-        compare = ", and compare them" if beside else ", and test it"
-        lines += [
-            ShellLine(
-                f"Train it again as the study did, and test it{hint}",
-                f"lrnas reproduce {file} {images} {_recipe_options(manifest)}",
-            ),
-            ShellLine(
-                f"Train it{beside} in full, over three seeds{compare}{hint}",
-                f"lrnas retrain {shlex.quote(study.name)} --trials {trial.number}{where.options()}{option} --seeds 3",
-            ),
-        ]
-    if ":" in study.name:  # `lrnas export` would read a part of it as the number of a trial
-        return lines
-    export = f"lrnas export {shlex.quote(f'{study.name}:{trial.number}')}{where.options()}"
-    if (trial_folder(trials_folder(where.studies, study.name), trial.number) / CHECKPOINT).exists():
-        lines.append(ShellLine("Export it for timm", export))
-        lines.append(ShellLine("Export it as ONNX, in its fastest form", f"{export} --format onnx --fuse"))
-    else:
-        lines.append(ShellLine("Export it with random weights", f"{export} --fresh"))
-    return lines
+    manifest, options, quoted = study.manifest, where.options(), shlex.quote(study.name)
+    data, file_name = manifest["data"], _file_name(study.name)
+    images = f"--data {data}" if data in SETS else f'--data "$DATA" --image-size {manifest["image_size"]}'
+    option, hint, beside = _retrain_parts(manifest)
+    compare = ", and compare them" if beside else ", and test it"
+    has_own_code = manifest.get("trainable") is not None  # then only a search can train its networks
+    recipe = "" if has_own_code else _recipe_options(manifest)
+    folder = trials_folder(where.studies, study.name)
+    has_weights = {file.parent.name for file in folder.glob(f"*/{CHECKPOINT}")}
+
+    def suggest(trial: Trial) -> Iterator[ShellLine]:
+        file = shlex.quote(f"{file_name}-{trial.number}.json")
+        yield ShellLine("Write its description to a file", f"echo {shlex.quote(trial.description)} > {file}")
+        if not has_own_code:
+            line = f"lrnas reproduce {file} {images} {recipe}"
+            yield ShellLine(f"Train it again as the study did, and test it{hint}", line)
+            line = f"lrnas retrain {quoted} --trials {trial.number}{options}{option} --seeds 3"
+            yield ShellLine(f"Train it{beside} in full, over three seeds{compare}{hint}", line)
+        if ":" in study.name:  # `lrnas export` would read a part of it as the number of a trial
+            return
+        export = f"lrnas export {shlex.quote(f'{study.name}:{trial.number}')}{options}"
+        if has_weights and trial_folder(folder, trial.number).name in has_weights:
+            yield ShellLine("Export it for timm", export)
+            yield ShellLine("Export it as ONNX, in its fastest form", f"{export} --format onnx --fuse")
+        else:
+            yield ShellLine("Export it with random weights", f"{export} --fresh")
+
+    return [tuple(suggest(trial)) for trial in trials]
 
 
 def retrain_line(study: Study, where: Whereabouts) -> ShellLine | None:
@@ -104,14 +104,8 @@ def _recipe_options(manifest: Mapping[str, Any]) -> str:
     space = manifest["space"]
     backbone = space["choices"]["backbone"][0]
     norms = has_norms(backbone, space["batch_norm"])
-    fast = _fast_recipe(backbone, manifest["image_size"], norms)
+    fast = get_recipe("fast", backbone, manifest["image_size"], sys.maxsize, norms=norms).to_dict()
     always = ("batch_size", "lr")  # in `fast`, they depend on the number of images
     changes = {key: value for key, value in manifest["recipe"].items() if value != fast[key] or key in always}
     texts = {key: str(value).lower() if isinstance(value, bool) else value for key, value in changes.items()}
     return " ".join(["--recipe fast", *(f"--set {key}={text}" for key, text in texts.items())])
-
-
-@functools.cache  # a report asks for it for every network
-def _fast_recipe(backbone: str, image_size: int, norms: bool) -> dict[str, Any]:
-    """All fields of the recipe `fast`."""
-    return get_recipe("fast", backbone, image_size, sys.maxsize, norms=norms).to_dict()

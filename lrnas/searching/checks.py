@@ -15,8 +15,6 @@ from lrnas.study.objectives import pick_objectives
 
 SAMPLERS = ("front", "tpe", "gp", "nsga2", "random")
 """Names of the samplers."""
-FORMATS = ("timm", "onnx", "torch-export")
-"""Names of the formats of `lrnas export`."""
 
 
 def check_settings(settings: SearchSettings) -> None:
@@ -51,9 +49,3 @@ def check_sampler(name: str, beat: float | None = None) -> None:
         raise UnknownName("sampler", name, SAMPLERS)
     if beat is not None and name != "front":
         raise LrnasError(f"--beat needs the sampler front; got --sampler {name}; leave out one of the two")
-
-
-def check_format(name: str) -> None:
-    """Raise an error if a network cannot be exported in this format."""
-    if name not in FORMATS:
-        raise UnknownName("format", name, FORMATS)

@@ -25,7 +25,8 @@ import optuna
 import torch
 
 from lrnas._arguments import checked
-from lrnas._messages import duration, logger
+from lrnas._field_docs import in_help
+from lrnas._messages import duration, file_size, logger
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.data.cache import without_writing
@@ -70,6 +71,7 @@ SHOWN_GPUS = (1, 2, 4, 8)
 """Numbers of GPUs that the time is estimated for, if there is a GPU."""
 
 
+@in_help
 @dataclass(frozen=True, slots=True)
 class NamedNetwork:
     """A named network of the space."""
@@ -82,61 +84,96 @@ class NamedNetwork:
     share: float
     """The same, relative to the dense network."""
     params: int
+    """Number of parameters as deployed."""
     beyond: tuple[str, ...]
     """The limits that leave it out."""
 
 
+@in_help
 @dataclass(frozen=True, slots=True)
 class LevelEstimate:
     """What a search would train at one level."""
 
     name: str
+    """short, longer or full."""
     networks: int
+    """Number of networks."""
     runs: int
+    """Number of trainings: one for each network and seed."""
     seeds: int
     """Largest number of runs of a network."""
     epochs: int
+    """Number of epochs of each training; early stopping may end some before."""
     batch_size: int
+    """Images in a batch."""
     training_seconds: float
     """Training time of all runs together, if as many train at a time as in the search."""
 
 
+@in_help
 @dataclass(frozen=True, slots=True)
 class Estimate(NotebookView):
     """What a search would train, and what that would take."""
 
     study: str
+    """Name that the study would have."""
     space: str
+    """Name or file of the space."""
     num_parameters: int
+    """Number of parameters of the space."""
     num_points: int
+    """Number of points of the space; several of them can be the same network."""
     networks: tuple[NamedNetwork, ...]
+    """The named networks of the space: the paper's and uniform ones."""
     data: str
+    """Name of the data set."""
     train_images: int
-    """Training images, each of which is trained once per epoch."""
+    """Number of training images, each of which is trained once per epoch."""
     val_images: int
+    """Number of validation images."""
     levels: tuple[LevelEstimate, ...]
+    """What would be trained, level by level."""
     hardware: str
+    """The processors of this machine."""
     device: str
+    """Where networks would train: cpu or cuda."""
     at_a_time: int
     """Number of trials at a time, on each GPU or on all CPU cores."""
     at_a_time_reason: str
+    """Why it is this number, in words."""
     seconds: dict[int, float]
-    """Wall time from the command to the front, by the number of GPUs; with a CPU, there is one entry, for 0."""
+    """Time to wait, from the command to the front, by the number of GPUs; with a CPU, there is one entry, for 0."""
     busy: float
     """Share of the CPU cores that other programs took from the trainings during the measurement; 0 with a GPU."""
     start_seconds: float
     """Time in which a training process starts."""
     idle_seconds: float
-    """Wall time if other programs took nothing, on the GPUs of this machine."""
-    hours: float
-    """GPU-hours on one GPU, or CPU-hours."""
+    """Time to wait if other programs took nothing, on the GPUs of this machine."""
+    device_hours: float
+    """GPU-hours on one GPU, or hours of CPU cores: what is paid for, not the time to wait, which is `seconds`."""
     packing_seconds: float
-    """Part of the wall time in which images from files are packed."""
+    """Part of the time to wait in which images from files are packed."""
     gpu_memory: int | None
     """Bytes of GPU memory that each trial needs; None without a GPU."""
     disk: dict[str, int]
     """Bytes on the disk by purpose: checkpoints, study, pack."""
     remarks: tuple[str, ...]
+    """What else to know, in words."""
+
+    @property
+    def lines(self) -> list[str]:
+        """Where it would be trained, and the time, memory and disk that it would take, in words."""
+        where = "on a GPU" if self.device == "cuda" else "on this machine"
+        found = [f"{self.hardware}; {self.at_a_time} at a time {where} ({self.at_a_time_reason})"]
+        for number, seconds in self.seconds.items():
+            gpus = f" on {number} GPU{'s' * (number > 1)}" if number else ""
+            found.append(f"Time{gpus}: about {duration(seconds)}")
+        packing = f", {duration(self.packing_seconds)} of it for packing" if self.packing_seconds else ""
+        found.append(f"{'GPU' if self.device == 'cuda' else 'CPU'}-hours: about {self.device_hours:.2g}{packing}")
+        if self.gpu_memory is not None:
+            found.append(f"GPU memory: about {file_size(self.gpu_memory)} for each network in training")
+        parts = ", ".join(f"{name} {file_size(size)}" for name, size in self.disk.items() if size)
+        return [*found, f"Disk: about {parts}", *(f"Note: {remark}." for remark in self.remarks)]
 
     def __repr__(self) -> str:
         runs = sum(level.runs for level in self.levels)
@@ -224,7 +261,7 @@ def _estimate(settings: SearchSettings) -> Estimate:
         busy=machine.busy,
         start_seconds=machine.start,
         idle_seconds=idle_seconds,
-        hours=hours,
+        device_hours=hours,
         packing_seconds=packing,
         gpu_memory=None if machine.memory is None else round(machine.memory),
         disk={"checkpoints": weights, "study": ATTRIBUTE_BYTES * rows, "pack": pack},

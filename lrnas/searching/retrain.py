@@ -41,7 +41,7 @@ from lrnas.study.objectives import RETRAINED
 from lrnas.study.open import name_metrics, open_search
 from lrnas.study.optuna_internals import storage_of
 from lrnas.study.retrained import counting_runs, final_front, is_done, retrained_recipes
-from lrnas.study.study import Study
+from lrnas.study.study import Study, Trial
 from lrnas.study.throughput import measure_throughput
 from lrnas.training.job import Job
 
@@ -53,7 +53,7 @@ ADVICE = "give them, or another name to the recipe's file"
 def retrain(
     study: str | Study,
     *,
-    trials: Sequence[int] = (),
+    trials: Sequence[int | Trial] = (),
     front: bool | None = None,
     points: bool = True,
     seeds: int = 3,
@@ -79,7 +79,7 @@ def retrain(
 
     Args:
         study: The search, or its name.
-        trials: Numbers of trials whose networks are trained.
+        trials: Trials whose networks are trained, or their numbers in the search; also `study.front()`.
         front: Whether to train the networks on the front, that of the finals if there are any. None: if no trials are
             given; after a search with `beat`, train instead, for each of the paper's networks, the most accurate one
             that costs at most this share.
@@ -194,7 +194,7 @@ class RetrainingPlan:
 def plan_retraining(
     study: str | Study,
     *,
-    trials: Sequence[int] = (),
+    trials: Sequence[int | Trial] = (),
     front: bool | None = None,
     points: bool = True,
     seeds: int = 3,
@@ -271,7 +271,7 @@ def _open(search: Study, training: _Training) -> Runs:
     return Runs(Ledger(Study(name, optuna_study, RETRAINED, manifest, search.where)))
 
 
-def _choose(search: Study, trials: Sequence[int], front: bool | None, points: bool) -> list[Chosen]:
+def _choose(search: Study, trials: Sequence[int | Trial], front: bool | None, points: bool) -> list[Chosen]:
     """The networks to train, each once, with all its names; the paper's networks first."""
     wants_best = not trials if front is None else front
     name, manifest = search.name, search.manifest
@@ -285,19 +285,24 @@ def _choose(search: Study, trials: Sequence[int], front: bool | None, points: bo
     by_number = {trial.number: trial for trial in summary.trials}
     if wants_best and not summary.front:
         raise StudyError(f"the front has only networks that were trained in full; {name} has none yet; continue it")
-    for number in trials:
-        if number not in by_number:
+    wanted = [by_number.get(trial) if not isinstance(trial, Trial) else trial for trial in trials]
+    for given, trial in zip(trials, wanted, strict=True):
+        if trial is None:
             known = f"its last trial is {max(by_number)}" if by_number else "it has none yet"
-            raise StudyError(f"{name} has no network of trial {number}; {known}; `{command}` shows the best ones")
+            raise StudyError(f"{name} has no network of trial {given}; {known}; `{command}` shows the best ones")
+        if trial.study.name.partition("@")[0] != name:
+            raise StudyError(f"trials must be of {name}; got {trial!r}, one of {trial.study.name}; give that study")
     paper = {point: Architecture.from_dict(value, point) for point, value in manifest["space"]["points"].items()}
     names = {search.identify(network): point for point, network in reversed(paper.items())}
     numbers = {trial.identity: trial.number for trial in reversed(summary.trials) if trial.status == "completed"}
     networks = {search.identify(network): network for network in paper.values()} if points else {}
     best = _best(search, front) if wants_best else []
     kept = [by_number[number] for number in best if number in by_number]
-    for trial in [*(by_number[number] for number in trials), *(kept or summary.front if wants_best else ())]:
-        networks.setdefault(trial.identity, trial.architecture)
-        numbers.setdefault(trial.identity, trial.number)
+    for trial in [*filter(None, wanted), *(kept or summary.front if wants_best else ())]:
+        identity = search.identify(trial.architecture)
+        networks.setdefault(identity, trial.architecture)
+        if trial.study.name == name:  # runs of later levels have other numbers
+            numbers.setdefault(identity, trial.number)
     return [Chosen(key, network, names.get(key), numbers.get(key)) for key, network in networks.items()]
 
 

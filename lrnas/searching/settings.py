@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from lrnas._arguments import short_repr
+from lrnas._field_docs import field_docs
 from lrnas._files import parse_toml, read_text
 from lrnas._quantities import read_number, read_quantity, read_time
 from lrnas.data.names import IMAGE_MEMORY
 from lrnas.errors import LrnasError, UnknownName
-from lrnas.recipes import field_docs
 
 PINNED = "what is searched (pinned: cannot change when the study continues)"
 FREE = "how it is searched (may change when the study continues)"

@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from lrnas._differences import find_differences, list_differences
+from lrnas._differences import find_differences, tell_differences
 from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
 from lrnas.data.names import is_in_files, shown_name, with_absolute_paths
@@ -40,6 +40,12 @@ FREE = ("source", DATA_NAME, CLASSES, SETTINGS)
 """Manifest keys that may change without a conflict."""
 NEW_KEYS = frozenset(("channels", "num_classes"))
 """Manifest keys that studies of version 0.1.0 do not have."""
+WORDS = {
+    "reference.macs": "the highest number of MACs of a named network",
+    "reference.params": "the highest number of parameters of a named network",
+    "rungs": "the list of epochs after which networks may be stopped",
+}
+"""Words for manifest entries that follow from several settings."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """Manifest entries that are measured: a study keeps those that were measured when it was begun."""
 
@@ -169,14 +175,16 @@ def check_manifest(
         if isinstance(stored.get(part), dict) and key in stored[part] and key in wanted.get(part, {}):
             wanted[part][key] = stored[part][key]
     compared = stored | {key: wanted.get(key) for key in FREE}
-    if found := list_differences(compared, wanted):
-        changed = {where for where, _, _ in find_differences(compared, wanted)}
+    if found := list(find_differences(compared, wanted)):
+        changed = {where for where, _, _ in found}
         if "data" in changed:
             advice = f"it was begun with other images, those of {data_name(stored)}; {advice}"
         if RETRAINS not in stored and "space.divisor" in changed:
             divisor = stored["space"].get("divisor", 1)
             advice = f"--divisor {divisor} rounds filter counts as the study does; {advice}"
-        raise OtherSettings(study.study_name, found, advice)
+        causes = [each for each in found if each[0] not in WORDS] or found
+        told = tell_differences([(WORDS.get(where, where), *values) for where, *values in causes])
+        raise OtherSettings(study.study_name, told, advice)
     return dict(wanted)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, overload
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from lrnas._field_docs import in_help
 from lrnas._notebook import NotebookView
 from lrnas._quantities import read_quantity, read_time
 from lrnas.arch.architecture import Architecture
@@ -46,13 +47,15 @@ COLUMNS = (
 """Columns of a table of trials."""
 
 
+@in_help
 @dataclass(frozen=True, slots=True)
 class Trial(NotebookView):
     """One network of a study and what is known about it."""
 
     number: int
+    """Number of the trial in its study, from 0."""
     state: str
-    """State of the Optuna trial."""
+    """State of the Optuna trial, such as COMPLETE."""
     status: str
     """One of running, waiting, completed, stopped, diverged, faulty, limit, duplicate and lost."""
     description: str
@@ -62,10 +65,11 @@ class Trial(NotebookView):
     point: str | None
     """Its name, if it is a network of the paper or a uniform network of the space."""
     macs: int
-    """MACs, parameters and latency are those of the network as deployed."""
+    """Multiply-accumulates for one image, as deployed."""
     params: int
+    """Number of parameters, as deployed."""
     latency: float | None
-    """Milliseconds for a batch; None if the study does not measure latency."""
+    """Milliseconds for a batch, as deployed; None if the study does not measure latency."""
     accuracy: float | None
     """Validation accuracy: the final one of a completed trial, else the last one reported."""
     epochs: int
@@ -73,7 +77,7 @@ class Trial(NotebookView):
     curve: tuple[float, ...]
     """Validation accuracy after each epoch."""
     seconds: float
-    """Training time."""
+    """Training time of this trial."""
     reason: str
     """Why the trial was stopped, refused or lost."""
     values: tuple[float, ...] | None
@@ -81,6 +85,7 @@ class Trial(NotebookView):
     study: Study = field(compare=False)
     """The study that the trial belongs to."""
     on_front: bool = False
+    """Whether the network is on the front of its study."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics that a user's own training code reported last."""
 
@@ -188,6 +193,7 @@ class Trials(list[Trial], NotebookView):
         return "[" + ",\n ".join([*map(repr, self[:MAX_PRINTED]), *more]) + "]"
 
 
+@in_help
 @dataclass(frozen=True, slots=True)
 class ImageShape:
     """Input and output of a study's networks."""
@@ -195,9 +201,12 @@ class ImageShape:
     size: int
     """Height and width of the images that networks are trained on."""
     channels: int
+    """Channels of the images."""
     num_classes: int
+    """Number of classes."""
 
 
+@in_help
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The state of a study at one moment."""

@@ -31,7 +31,7 @@ def test_numbers_of_filters_and_joins() -> None:
     assert layers["conv1"].counts() == {"kxk": 96, "other": 96} and layers["conv1"].join is None
     assert layers["conv3"].counts() == {"kx1": 192, "1xk": 192} and layers["conv3"].join is None
     assert layers["conv3"].is_varied and not layers["cccp1"].is_varied
-    assert layers["conv2"].to_dict()["groups"] == [[5, 1, 48, "kx1"], [1, 5, 48, "1xk"], [5, 5, 96, "kxk"]]
+    assert layers["conv2"].shape_to_dict()["groups"] == [[5, 1, 48, "kx1"], [1, 5, 48, "1xk"], [5, 5, 96, "kxk"]]
 
 
 def test_layers_of_different_backbones_are_in_a_natural_order() -> None:

@@ -1,28 +1,32 @@
 """Studies, trials, networks and conversions in notebooks, and their short texts."""
 
+import linecache
 import re
-from dataclasses import fields, replace
+import subprocess
+import sys
+from dataclasses import replace
 from functools import partial
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import timm
 from filled_studies import fill_study
 from retrainings import finish, retraining
-from small_studies import make_finals, make_search
+from small_studies import SPACE, make_finals, make_proposals, make_search
 
 import lrnas
+from lrnas.cli.dry_run import print_estimate
 from lrnas.errors import LrnasError
 from lrnas.exporting.export import Check, Export
-from lrnas.profiling.profile import Profile, Profiled
-from lrnas.searching.estimate import Estimate
+from lrnas.profiling.profile import LayerTime, Profile, Profiled
+from lrnas.searching.estimate import Estimate, LevelEstimate, NamedNetwork
 from lrnas.searching.progress import tell_interrupted
 from lrnas.searching.runs import Chosen
 from lrnas.study.levels import level_study
+from lrnas.study.objectives import Limits
 from lrnas.study.study import MAX_PRINTED, Study
 
 
@@ -112,7 +116,8 @@ def test_a_retraining_shows_its_networks_and_verdicts(tmp_path: Path) -> None:
     search = make_search(tmp_path / "s")
     trials = [trial for trial in search.trials if trial.point in ("nin-c3-lr", "lr-x0.25")]
     runs = retraining(search)
-    assert "0 of 0 networks tested" in runs.study._repr_html_()
+    html = runs.study._repr_html_()
+    assert "0 of 0 networks tested" in html and html.count("s@fast") == 1
     chosen = [Chosen(t.identity, t.architecture, t.point if t.is_paper else None, t.number) for t in trials]
     runs.enqueue(chosen, range(1, 3), {t.identity: {"macs": t.macs, "params": t.params} for t in trials})
     for accuracy in (0.90, 0.91, 0.95):
@@ -153,24 +158,83 @@ def test_a_trial_shows_its_layers_and_curve(study: Study) -> None:
     assert "96 3×1 ‖ 96 1×3" in html and ">192×32×32<" in html and "<polyline" in html
 
 
-def test_times_exports_and_estimates_are_tables() -> None:
+def test_times_are_tables() -> None:
     network = lrnas.get_point("nin-c3").architecture
-    base = Profiled("nin", network, "nin", 32, 2_000, 4.0, None, [])
+    layers = [LayerTime("conv1", "192 3x3", 1_000, 2.0, None)]
+    base = Profiled("nin", network, "nin", 32, 2_000, 4.0, None, layers)
+    small = replace(base, name="small", macs=1_000, forward=1.0, layers=[replace(layers[0], forward=0.5)], spread=0.02)
     conditions: Any = "one core"
-    measured = Profile(conditions, False, [base, replace(base, name="small", macs=1_000, forward=1.0)])
-    rows = Cells(measured._repr_html_()).rows
-    assert rows[2] == ["small", "1,000", "0.500", "1.000 ms", "0.250", "–", "–", "nin"]
+    html = Profile(conditions, True, [base, small], 0.5)._repr_html_()
+    rows = Cells(html).rows
+    assert rows[0] == ["network", "MACs", "share of MACs", "forward", "share of forward time", "compared with"]
+    assert rows[2] == ["small", "1,000", "0.500", "1.000 ms", "0.250", "nin"]
+    assert rows[-1] == ["conv1", "192 3x3", "1,000", "1.000", "0.500 ms", "0.250"]
+    assert "<summary>small, layer by layer, compared with nin</summary>" in html and "one core, compiled" in html
+    assert "at most 2.0%" in html and "CPU cores meanwhile: measure again" in html
+    trained = replace(base, training=8.0)
+    rows = Cells(Profile(conditions, False, [trained, replace(small, training=4.0)])._repr_html_()).rows
+    assert rows[0][5:7] == ["training", "share of training time"] and rows[2][5:7] == ["4.000 ms", "0.500"]
+
+
+def test_an_export_is_a_table() -> None:
     check = Check("digits", 0.0, 1.0, 63, 64)
-    written = Export("n", "onnx", "", {Path("n.onnx"): 1200}, "load <n>", "", check, {"after": 0.002}, "cpu", 1, 1)
+    written = Export("n", "onnx", "", {Path("n.onnx"): 1200}, "load <n>", "", check, {"after": 0.002}, "cpu", 8, 2)
     html = written._repr_html_()
     assert Cells(html).rows[1] == ["n.onnx", "1,200 bytes"]
-    assert "63 of 64 images" in html and "after: 2.000 ms" in html and "load &lt;n&gt;" in html
-    level: Any = SimpleNamespace(name="short", networks=4, runs=4, epochs=3, training_seconds=90.0)
-    known = {"study": "s", "levels": (level,), "seconds": {0: 120.0}, "hardware": "CPU", "remarks": ("a rest",)}
-    empty: dict[str, Any] = {field.name: None for field in fields(Estimate)}
-    html = Estimate(**{**empty, **known})._repr_html_()
-    assert Cells(html).rows[1] == ["short", "4", "4", "3", "1 min 30 s"]
-    assert "Time: about 2 min 0 s; CPU<br>Note: a rest." in html
+    assert "63 of 64 images" in html and "load &lt;n&gt;" in html
+    assert "after: 2.000 ms for 8 at a time on cpu, 2 threads" in html
+
+
+def test_an_estimate_shows_what_the_command_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    estimate = Estimate(
+        study="s",
+        space="nin",
+        num_parameters=3,
+        num_points=9,
+        networks=(NamedNetwork("nin", True, 2_000, 1.0, 300, ("max_macs",)),),
+        data="digits",
+        train_images=1_000,
+        val_images=200,
+        levels=(LevelEstimate("short", 4, 4, 1, 3, 64, 90.0),),
+        hardware="a CPU",
+        device="cpu",
+        at_a_time=2,
+        at_a_time_reason="1 of 2 CPU cores each",
+        seconds={0: 120.0},
+        busy=0.0,
+        start_seconds=1.0,
+        idle_seconds=120.0,
+        device_hours=0.05,
+        packing_seconds=5.0,
+        gpu_memory=2_000_000,
+        disk={"checkpoints": 4_000, "study": 0},
+        remarks=("a rest",),
+    )
+    html = estimate._repr_html_()
+    rows = Cells(html).rows
+    assert rows[1] == ["nin", "2,000", "1.000", "300", "paper, left out: max_macs"]
+    assert rows[3] == ["short", "4", "4", "3", "64", "1 min 30 s"]
+    print_estimate(estimate)
+    printed = capsys.readouterr().out.splitlines()
+    for line in (
+        "a CPU; 2 at a time on this machine (1 of 2 CPU cores each)",
+        "Time: about 2 min 0 s",
+        "CPU-hours: about 0.05, 5 s of it for packing",
+        "GPU memory: about 2 MB for each network in training",
+        "Disk: about checkpoints 4 kB",
+        "Note: a rest.",
+    ):
+        assert line in printed and line in html
+
+
+def test_trials_that_were_not_trained_are_told_in_words() -> None:
+    proposals = make_proposals(limits=Limits(max_macs=5_000_000))
+    proposals.enqueue({"nin": SPACE.points["nin"], "lr-x0.25": SPACE.uniform["lr-x0.25"]})
+    proposals.ask()
+    html = proposals.study._repr_html_()
+    assert "trials: 1 beyond a limit, 1 running" in html
+    assert "beyond a limit" in proposals.study.trials._repr_html_()
+    assert "beyond a limit: beyond max_macs" in proposals.study.trials[0]._repr_html_()
 
 
 def test_names_are_escaped(study: Study) -> None:
@@ -203,3 +267,37 @@ def test_a_conversion() -> None:
     rows = Cells(conversion._repr_html_()).rows[1:]
     assert len(rows) == len(conversion.replaced) + len(conversion.left)
     assert rows[-1][-1].startswith("left: ")
+
+
+def test_errors_are_shown_in_short_and_their_traceback_later() -> None:
+    code = "import lrnas\nlrnas.open_study(\n    3)\n"
+    linecache.cache["<cell 1>"] = (len(code), None, code.splitlines(keepends=True), "<cell 1>")  # as IPython does
+    try:
+        exec(compile(code, "<cell 1>", "exec"), {"__name__": "__main__"})
+    except LrnasError as error:
+        kept, shown = error, error._render_traceback_()
+    message = "InvalidArgument: name takes text or a Study or None; got 3; see help(lrnas.open_study)"
+    assert shown == ["line 2: lrnas.open_study(", message, "(%tb shows the whole traceback)"]
+    assert "_arguments.py" in "".join(kept._render_traceback_())
+
+
+NOTEBOOK = """
+import sys
+from types import ModuleType, SimpleNamespace
+
+class ZMQInteractiveShell:
+    config = {"IPKernelApp": {}}
+    kernel = object()
+    events = SimpleNamespace(register=lambda *names: None)
+
+sys.modules["IPython"], sys.modules["ipykernel.zmqshell"] = ModuleType("IPython"), ModuleType("zmqshell")
+sys.modules["IPython"].get_ipython = sys.modules["IPython"].version_info = ZMQInteractiveShell
+sys.modules["ipywidgets"] = None  # not installed
+import lrnas
+lrnas.search
+"""
+
+
+def test_a_notebook_gets_no_advice_to_install_widgets() -> None:
+    result = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, check=True)
+    assert result.stderr == ""

@@ -27,7 +27,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def test_suggested_lines_are_valid_commands(record: Study, tmp_path: Path) -> None:
     trial = record.trials[4]
-    write, again, full, export = shell_lines(record, trial, Whereabouts("my studies", "journal:a b"))
+    write, again, full, export = shell_lines(record, [trial], Whereabouts("my studies", "journal:a b"))[0]
     subprocess.run(write.line, shell=True, cwd=tmp_path, check=True)
     (file,) = tmp_path.iterdir()
     assert canonical_id(Architecture.load(file)) == trial.identity
@@ -43,7 +43,7 @@ def test_suggested_lines_are_valid_commands(record: Study, tmp_path: Path) -> No
 
 
 def test_the_recipe_is_the_study_s(record: Study) -> None:
-    again = shell_lines(record, record.trials[0], Whereabouts())[1]
+    again = shell_lines(record, [record.trials[0]], Whereabouts())[0][1]
     options = make_parser().parse_args(shlex.split(again.line)[1:])
     assert options.set.keys() == {"epochs", "batch_size", "lr"}
     norms = bool(record.manifest["space"]["batch_norm"])
@@ -53,7 +53,7 @@ def test_the_recipe_is_the_study_s(record: Study) -> None:
     record.manifest["recipe"], before = odd.to_dict(), record.manifest["recipe"]
     record.manifest["image_size"] = 8
     try:
-        again = shell_lines(record, record.trials[0], Whereabouts())[1]
+        again = shell_lines(record, [record.trials[0]], Whereabouts())[0][1]
     finally:
         record.manifest |= {"recipe": before, "image_size": SIZE}
     options = make_parser().parse_args(shlex.split(again.line)[1:])
@@ -82,18 +82,18 @@ def test_passwords_are_not_in_suggested_commands(record: Study) -> None:
         "postgresql://h/db?user=u&password=secret",
         "postgresql:///db?host=h&password=secret",
     ):
-        lines = [line.line for line in shell_lines(record, record.trials[0], Whereabouts(storage=url))]
+        lines = [line.line for line in shell_lines(record, [record.trials[0]], Whereabouts(storage=url))[0]]
         assert not any("secret" in line for line in lines) and any('--storage "$STORAGE"' in line for line in lines)
-    lines = [line.line for line in shell_lines(record, record.trials[0], Whereabouts(storage="mysql://host/db"))]
+    lines = [line.line for line in shell_lines(record, [record.trials[0]], Whereabouts(storage="mysql://host/db"))[0]]
     assert any("--storage mysql://host/db" in line for line in lines)
 
 
 def test_without_the_paper_s_networks_no_comparison_is_promised(record: Study) -> None:
-    title = shell_lines(record, record.trials[0], Whereabouts())[2].title
+    title = shell_lines(record, [record.trials[0]], Whereabouts())[0][2].title
     assert title == "Train it and the paper's networks in full, over three seeds, and compare them"
     points, record.manifest["space"]["points"] = record.manifest["space"]["points"], {}
     try:
-        title = shell_lines(record, record.trials[0], Whereabouts())[2].title
+        title = shell_lines(record, [record.trials[0]], Whereabouts())[0][2].title
     finally:
         record.manifest["space"]["points"] = points
     assert title == "Train it in full, over three seeds, and test it"
@@ -103,7 +103,7 @@ def test_weights_that_are_kept_are_exported(record: Study, tmp_path: Path) -> No
     folder = tmp_path / record.name / "trials" / "00002"
     folder.mkdir(parents=True)
     (folder / RECORD).write_text(json.dumps({}))
-    lines = [line.line for line in shell_lines(record, record.trials[2], Whereabouts(str(tmp_path)))]
+    lines = [line.line for line in shell_lines(record, [record.trials[2]], Whereabouts(str(tmp_path)))[0]]
     assert len([line for line in lines if line.startswith("lrnas export")]) == 2
     assert not any("--fresh" in line for line in lines)
 
@@ -111,7 +111,7 @@ def test_weights_that_are_kept_are_exported(record: Study, tmp_path: Path) -> No
 def test_own_training_code_gets_no_reproduce_command(record: Study) -> None:
     record.manifest["trainable"] = "mine:train"
     try:
-        lines = [line.line for line in shell_lines(record, record.trials[0], Whereabouts())]
+        lines = [line.line for line in shell_lines(record, [record.trials[0]], Whereabouts())[0]]
         assert retrain_line(record, Whereabouts()) is None
     finally:
         record.manifest["trainable"] = None

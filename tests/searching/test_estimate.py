@@ -133,7 +133,6 @@ def test_an_estimate_is_short_when_it_is_printed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_dry_run_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

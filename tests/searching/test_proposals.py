@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import socket
 import time
 from datetime import datetime, timedelta
@@ -390,8 +391,11 @@ def test_two_drivers_never_get_the_same_trial(tmp_path: Path) -> None:
 def test_continuing_with_other_settings_is_refused(tmp_path: Path) -> None:
     proposals = make_proposals(tmp_path)
     changed = {**proposals.study.manifest, "reference": {"macs": 1, "params": 2e6}}
-    with pytest.raises(StudyError, match=r"begun with other settings: reference.macs was 20000000.0, now 1; give them"):
+    told = "the highest number of MACs of a named network was 20000000.0, now 1"
+    with pytest.raises(StudyError, match=f"begun with other settings: {re.escape(told)}; give them"):
         check_manifest(proposals.study.optuna_study, changed)
+    with pytest.raises(StudyError, match="begun with other settings: seed was 0, now 3; give them"):
+        check_manifest(proposals.study.optuna_study, {**changed, "seed": 3, "rungs": [1]})
 
 
 def test_objectives() -> None:

@@ -13,7 +13,7 @@ import torch
 from optuna.trial import TrialState
 from PIL import Image
 from retrainings import ask, enqueue, finish, retraining
-from small_studies import SPACE, make_proposals, make_search
+from small_studies import SPACE, make_finals, make_proposals, make_search
 
 from lrnas.cli.main import main
 from lrnas.cli.retrain import _print_finals
@@ -56,6 +56,21 @@ def test_the_front_and_the_paper_s_networks_are_chosen_once_each() -> None:
         ("nin-c3-lr", 2),
     ]
     assert len(_choose(study, (3,), True, True)) == 6
+
+
+def test_trials_are_given_by_number_or_as_they_are() -> None:
+    study = make_search()
+    assert _choose(study, study.front(), False, False) == _choose(study, (0, 1, 2), False, False)
+    assert _choose(study, [study.best(), 0], False, False) == _choose(study, (2, 0), False, False)
+    make_finals(study, {"nin-c3-lr": (0.95,), "lr-x0.25": (0.91,)})
+    front = study.front()
+    assert [(trial.study.name, trial.number) for trial in front] == [("s@finals", 1), ("s@finals", 0)]
+    assert _choose(study, front, False, False) == _choose(study, (0, 2), False, False)
+    other = replace(study, name="t")
+    with pytest.raises(
+        StudyError, match=r"trials must be of s; got <Trial 0: .* MACs, completed, on the front>, one of t; give"
+    ):
+        _choose(study, [replace(study.trials[0], study=other)], False, False)
 
 
 def test_after_a_search_with_beat_the_best_below_that_share_of_each_of_the_paper_s_networks_are_chosen(
