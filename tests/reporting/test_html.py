@@ -6,7 +6,6 @@ import gzip
 import json
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -143,10 +142,8 @@ class Tab:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", lambda dialog: self.complaints.append(f"dialog {dialog.message}"))
         self.page.on("request", self._note_request)
-        begun = time.perf_counter()
         self.page.goto(file.as_uri())
         self.page.wait_for_selector("html[data-ready=yes]")
-        self.seconds = time.perf_counter() - begun
 
     def _note_request(self, request: Any) -> None:
         if request.url.startswith(("http", "ws")):
@@ -800,7 +797,6 @@ def test_a_page_of_2000_trials_in_a_browser(browser: Any, tmp_path: Path) -> Non
     file = write_page(tmp_path, 2000)
     assert file.stat().st_size < 8e6
     tab = Tab(browser, file, 1400, 900)
-    assert tab.seconds < 10  # docs/report.md has the measured time; a test machine may be busy
     assert tab.points().count() < 300  # the others are painted as one element
     tab.see_all()
     assert tab.page.locator("#number").inner_text() == "2,000 trials"
