@@ -6,8 +6,8 @@
 The benchmark writes JPEGs of about 500×375 pixels, cut out of photographs (default: the two of scikit-learn). After
 200 of them they are repeated, as links. It measures, on the same machine and one after another:
 
-- Packing, compared with processes on all cores that only decode the JPEGs, and that decode and resize them. Each is
-  measured several times in turn; all files are in memory, because they were just written.
+- Packing, compared with processes on all cores that only decode the JPEGs, with PIL as timm does, and with torchvision
+  as packing does. Each is measured several times in turn; all files are in memory, because they were just written.
 - What resized crops of the pack lose: their difference from the same crops of the original images, smoothed before they
   are made smaller, as timm makes them. For comparison, that between timm's two ways of interpolation, which it chooses
   from at random.
@@ -42,8 +42,7 @@ from lrnas.data.catalog import load_set
 from lrnas.data.crops import gather, make_places, random_resized_boxes
 from lrnas.data.in_memory import DataSet, Evaluation
 from lrnas.data.packed import PackedSet
-from lrnas.data.packs import resized
-from lrnas.data.sources import read_rgb
+from lrnas.data.sources import read_pixels_quickly, read_rgb
 from lrnas.recipes import Recipe, get_recipe
 from lrnas.training.loop import train
 from lrnas.training.provenance import provenance
@@ -75,22 +74,19 @@ def write_images(root: Path, photographs: Sequence[Path], number: int) -> list[P
     return sorted((root / "train").glob("*/*.jpg"))
 
 
-def decode(file: str) -> None:
+def decode_with_pil(file: str) -> None:
     with Path(file).open("rb") as stream:
         read_rgb(stream)
 
 
-def decode_and_resize(task: tuple[str, int]) -> None:
-    file, size = task
+def decode(file: str) -> None:
     with Path(file).open("rb") as stream:
-        image = read_rgb(stream)
-    rows, columns = resized((image.height, image.width), size)
-    np.asarray(image.resize((columns, rows), Image.Resampling.BILINEAR))
+        read_pixels_quickly(stream)
 
 
 def bare_loop(function: Callable[[Any], None], tasks: Sequence[Any]) -> float:
     """Images per second of a pool of processes that return nothing."""
-    with multiprocessing.Pool(CORES) as pool:
+    with multiprocessing.Pool(CORES, torch.set_num_threads, (1,)) as pool:
         pool.map(function, tasks[:CORES])  # all processes have started
         started = time.perf_counter()
         for _ in pool.imap_unordered(function, tasks, chunksize=32):
@@ -235,10 +231,10 @@ def main() -> None:
         files = [str(file) for file in write_images(root, options.photographs, options.images)]
         name = f"folder:{root}"
 
-        packing: dict[str, list[float]] = {"decode": [], "decode and resize": [], "pack": []}
+        packing: dict[str, list[float]] = {"decode with PIL": [], "decode": [], "pack": []}
         for _ in range(options.repeats):
+            packing["decode with PIL"].append(bare_loop(decode_with_pil, files))
             packing["decode"].append(bare_loop(decode, files))
-            packing["decode and resize"].append(bare_loop(decode_and_resize, [(file, options.size) for file in files]))
             packing["pack"].append(packing_rate(name, cache, options.size))
         for what, rates in packing.items():
             listed = ", ".join(f"{rate:,.0f}" for rate in rates)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from lrnas.data import packs
 from lrnas.data.folders import find_folders
 from lrnas.data.names import Progress
 from lrnas.data.packs import Pack, estimate_pack, open_pack
-from lrnas.data.sources import read_rgb
+from lrnas.data.sources import read_pixels_quickly, read_rgb
 from lrnas.errors import DataError
 
 SIZE = 14
@@ -59,6 +60,11 @@ def originals(root: Path) -> Iterator[Image.Image]:
                 yield read_rgb(stream)
 
 
+def assert_close(pixels: np.ndarray, others: np.ndarray) -> None:
+    """Equal up to how numbers are rounded."""
+    assert pixels.shape == others.shape and np.abs(pixels.astype(int) - others).max() <= 1
+
+
 def test_pixels_are_those_of_torchvision(tmp_path: Path) -> None:
     from torchvision import transforms  # takes seconds
 
@@ -73,7 +79,9 @@ def test_pixels_are_those_of_torchvision(tmp_path: Path) -> None:
     }.items():
         pixels = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(root / "train" / "red" / f"{name}.png")
-    Image.fromarray(rng.integers(0, 256, (40, 30), dtype=np.uint8)).save(root / "train" / "red" / "grey.jpg")
+    for name, mode in {"grey": "L", "colours": "RGB", "print": "CMYK"}.items():
+        smooth = Image.fromarray(rng.integers(0, 256, (5, 4, 3), dtype=np.uint8)).resize((30, 40))
+        smooth.convert(mode).save(root / "train" / "red" / f"{name}.jpg")
     made = pack(root, tmp_path)
     resize, centre = transforms.Resize(SHORT), transforms.CenterCrop(SIZE)
     shapes = set()
@@ -81,10 +89,10 @@ def test_pixels_are_those_of_torchvision(tmp_path: Path) -> None:
         pixels, whole = image(made, number), np.asarray(resize(original))
         shapes.add(pixels.shape[:2])
         if max(whole.shape) <= packs.LONGEST * SHORT:
-            assert np.array_equal(pixels, whole)
-        assert np.array_equal(centre(Image.fromarray(pixels)), centre(resize(original)))
+            assert_close(pixels, whole)
+        assert_close(np.asarray(centre(Image.fromarray(pixels))), np.asarray(centre(resize(original))))
     assert {(48, 16), (16, 37), (16, 28), (16, 64), (64, 16), (21, 16)} <= shapes
-    assert made.counts == {"test": 3, "train": 12, "val": 3} and made.first("val") == 15 and not made.unreadable
+    assert made.counts == {"test": 3, "train": 14, "val": 3} and made.first("val") == 17 and not made.unreadable
 
 
 def test_a_pack_is_made_once_per_size(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +161,19 @@ def test_unreadable_images_are_noted_and_tried_again(pictures: Path, tmp_path: P
     (pictures / "val" / "red" / "001.png").write_bytes(good)  # found again, without a change of the set
     again = open_pack(found, "same", SIZE, tmp_path)
     assert again.unreadable.keys() == {7, 33, 34} and again.table[1, 35] > 0
+
+
+def test_what_libjpeg_says_about_an_image_is_not_shown(
+    pictures: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    file = pictures / "train" / "red" / "odd.jpg"
+    Image.fromarray(noise).save(file)
+    data = file.read_bytes()
+    file.write_bytes(data[:-2] + b"more bytes" + data[-2:])
+    read_pixels_quickly(BytesIO(file.read_bytes()))
+    assert "extraneous bytes" in capfd.readouterr().err
+    assert not pack(pictures, tmp_path).unreadable and capfd.readouterr().err == ""
 
 
 SLOW = """
