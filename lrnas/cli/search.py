@@ -350,8 +350,16 @@ def _print_level(study: Study, level: str) -> None:
         "Accuracy on validation images, mean ± standard deviation over n seeds; promised: predicted when the network "
         "was chosen, ± standard deviation. `lrnas retrain` tests networks."
     )
-    for outcome in compare_with_paper(finals, study.beat) if level == FULL else ():
+    if level != FULL:
+        return
+    for outcome in compare_with_paper(finals, study.beat):
         console.print(str(outcome))
+    front, known = study.short_summary().front, {final.trial for final in finals}
+    if left := sum(trial.number not in known for trial in front):
+        console.print(
+            f"{left} of the {len(front)} networks on the front of the short trainings were not trained in full: "
+            f"`lrnas front {study.name} --level short` shows them; a larger --finals trains more."
+        )
 
 
 def _front_table(study: Study) -> pd.DataFrame:

@@ -163,9 +163,10 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         keep_images(stored, training.data_name, settings.data_dir)
         keep_unreadable(stored, training.prepare_data(events.preparing))
         if beyond := training.beyond(limits):
-            logger.info(f"left out, because they are beyond the limits: {', '.join(beyond)}")
+            in_vain = settings.beat is not None and space.points.keys() <= set(beyond)
+            why = "; so --beat has no network to compare with" if in_vain else ""
+            logger.info(f"left out, because they are beyond the limits: {', '.join(beyond)}{why}")
         name_metrics(stored, training.objectives)
-        keep_limits(stored, {**limits.given(), "beat": settings.beat})
         where = Whereabouts(settings.studies, settings.storage)
         study = Study(name, stored, training.objectives, manifest, where)
         proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)
@@ -180,6 +181,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             seed = (settings.seed + 1_000_003 * len(stored.get_trials(deepcopy=False))) % 2**32
             stored.sampler = make_sampler(settings.sampler, seed, proposals)
             _enqueue_first(proposals, feasible, settings.budget)
+            keep_limits(stored, {**limits.given(), "beat": settings.beat})  # from here on nothing is refused
             if running.has_mps and settings.gpus_per_trial is None and trainable is None:
                 running = training.share_gpus(workers, limits, feasible)
             events.started(proposals, settings.budget, training.dense_macs())

@@ -244,4 +244,10 @@ def keep_images(study: optuna.Study, data: str, data_dir: str | None = None) -> 
 
 def _show_limits(limits: Mapping[str, float]) -> str:
     """Limits as options of the command line."""
-    return " ".join(f"--{name.replace('_', '-')} {value:.12g}" for name, value in limits.items()) or "no limits"
+    return " ".join(f"--{name.replace('_', '-')} {_show_number(value)}" for name, value in limits.items()) or "no limits"
+
+
+def _show_number(value: float) -> str:
+    """A number as people write it on a command line: 2.5M."""
+    millions = f"{value / 1e6:.6g}"
+    return f"{millions}M" if value >= 1e6 and float(millions) * 1e6 == value else f"{value:.12g}"

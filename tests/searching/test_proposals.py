@@ -518,11 +518,11 @@ def test_a_message_says_that_limits_changed(tmp_path: Path, caplog: pytest.LogCa
     assert not caplog.messages  # nothing was trained yet
     finish(proposals, 0.9)
     keep_limits(proposals.study.optuna_study, {})
-    keep_limits(proposals.study.optuna_study, Limits(min_macs=1000, max_latency=1.5).given())
+    keep_limits(proposals.study.optuna_study, Limits(2_500_000, 1_000_001, max_latency=1.5).given())
     keep_limits(proposals.study.optuna_study, {})
     assert caplog.messages == [
-        "s had no limits, and continues with `min_macs` 1000 `max_latency` 1.5",
-        "s had `min_macs` 1000 `max_latency` 1.5, and continues with no limits",
+        "s had no limits, and continues with `max_macs` 2.5M `min_macs` 1000001 `max_latency` 1.5",
+        "s had `max_macs` 2.5M `min_macs` 1000001 `max_latency` 1.5, and continues with no limits",
     ]
 
 

@@ -16,7 +16,7 @@ from lrnas.searching.progress import ProgressView, SearchEvents
 from lrnas.searching.proposals import Proposals, Queue
 from lrnas.searching.search import search
 from lrnas.study.folder import study_names
-from lrnas.study.manifest import StudyError
+from lrnas.study.manifest import StudyError, read_limits
 from lrnas.study.open import open_study
 from lrnas.study.study import ImageShape
 
@@ -190,6 +190,15 @@ def test_a_search_that_is_refused_leaves_no_study(pictures: Path, tmp_path: Path
     assert study_names(tmp_path / "studies") == []
 
 
+def test_nothing_for_beat_to_compare_with_is_told(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lrnas")
+    begin(tmp_path, pictures, name="s", beat=0.6, max_macs=10**7)
+    (line,) = [each for each in caplog.messages if each.startswith("left out")]
+    assert "nin, nin-c3, nin-c3-lr" in line and line.endswith("; so `beat` has no network to compare with")
+
+
 def test_what_is_refused_after_the_study_was_created_leaves_no_study(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +215,9 @@ def test_what_is_refused_after_the_study_was_created_leaves_no_study(
         search("nin", name="s", warm_start="other", set={"lr": 0.5}, **options)
     with pytest.raises(UnknownName, match="unknown study 'nobody'"):
         search("nin", name="s", warm_start="nobody", **options)
+    with pytest.raises(UnknownName, match="unknown study 'nobody'"):
+        search("nin", name="other", warm_start="nobody", max_macs=10**7, **options)
+    assert read_limits(open_study("other", studies=tmp_path / "studies").optuna_study) == {}  # as it was
     monkeypatch.setattr(driver, "running_ray", refuse)
     with pytest.raises(LrnasError, match="cannot reach"):
         search("nin", name="s", **options)
