@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from lrnas._interrupts import later_interrupts
 from lrnas._notebook import import_without_advice
 
 if TYPE_CHECKING:
@@ -120,7 +121,9 @@ __all__ = list(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'lrnas' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"lrnas.{_HOME[name]}"), name)
+    with later_interrupts():
+        module = importlib.import_module(f"lrnas.{_HOME[name]}")
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

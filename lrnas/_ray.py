@@ -12,17 +12,22 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import ray
 from ray._common.utils import get_default_system_temp_dir
-from ray._private import ray_constants, services as ray_services, utils as ray_utils, worker as ray_worker
+from ray._private import (
+    node as ray_node,
+    ray_constants,
+    services as ray_services,
+    utils as ray_utils,
+    worker as ray_worker,
+)
 from ray.exceptions import AuthenticationError
 
-from lrnas._messages import hide_passwords
+from lrnas._messages import hide_passwords, logger
 from lrnas.errors import LrnasError, Terminated
 
 SCRATCH = "lrnas_"
@@ -48,6 +53,10 @@ class _OwnGroup(ray_services.ConsolePopen):
         super().__init__(*args, process_group=0, **named)
 
 
+class SlowStart(LrnasError):
+    """Ray was not ready in time."""
+
+
 @contextmanager
 def started_ray(address: str | None = None, files: Sequence[str] = ()) -> Iterator[None]:
     """Context in which Ray runs, and at whose end it has left nothing.
@@ -56,6 +65,17 @@ def started_ray(address: str | None = None, files: Sequence[str] = ()) -> Iterat
         address: Address of a Ray cluster, which must ask for a token; None: this machine alone.
         files: Paths of Python modules and packages that are sent to the cluster.
     """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_started_once(address, files))
+        except SlowStart:  # if other programs use all cores, processes of Ray are not ready after 15 s, and it gives up
+            logger.info("Ray did not start in time, perhaps because other programs use all cores; trying once more")
+            stack.enter_context(_started_once(address, files))
+        yield
+
+
+@contextmanager
+def _started_once(address: str | None, files: Sequence[str]) -> Iterator[None]:
     started: list[_OwnGroup] = []
     # without the change, Ray prints a long text when a worker is lost
     with _changed(ray_worker, "_worker_logs_enabled", False), scratch_folder() as folder:
@@ -98,6 +118,10 @@ def _start(address: str | None, files: Sequence[str], folder: Path, started: lis
             _changed(ray_utils, "get_entrypoint_name", lambda: command),
             _changed(ray_services, "ConsolePopen", functools.partial(_OwnGroup, started)),
             _changed(ray_constants, "ENABLE_RAY_CLUSTER", False),  # only this machine can reach it, as on macOS
+            # a search has no use for these three processes, which take half of the time of the start
+            _changed(ray_services, "start_api_server", lambda *_, **__: (None, None)),
+            _changed(ray_node.Node, "start_monitor", lambda node: None),
+            _changed(ray_node.Node, "start_log_monitor", lambda node: None),
         ):
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     except SystemExit:  # raised by Ray's own handler of SIGTERM
@@ -105,7 +129,8 @@ def _start(address: str | None, files: Sequence[str], folder: Path, started: lis
     except Exception as error:  # Ray raises errors of any type
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         if address is None:
-            raise LrnasError(f"Ray cannot start on this machine: {reason}; the same command tries again") from None
+            kind = SlowStart if "timed out" in reason else LrnasError
+            raise kind(f"Ray cannot start on this machine: {reason}; the same command tries again") from None
         is_refused = isinstance(error, AuthenticationError) or "InvalidAuthToken" in repr(error.__cause__)
         advice = "set the cluster's token on this machine, see docs/cluster.md" if is_refused else "check --address"
         raise LrnasError(f"cannot reach a Ray cluster at {address}: {reason}; {advice}") from None
@@ -115,7 +140,7 @@ def _start(address: str | None, files: Sequence[str], folder: Path, started: lis
 
 
 @contextmanager
-def _changed(module: ModuleType, name: str, value: object) -> Iterator[None]:
+def _changed(module: object, name: str, value: object) -> Iterator[None]:
     """Context in which a variable of Ray has another value: a setting for which Ray has no option."""
     before = getattr(module, name)
     setattr(module, name, value)

@@ -52,14 +52,8 @@ def in_users_words(text: str) -> str:
     return _OPTION.sub(lambda found: f"`{found[2].replace('-', '_')}`" if found[2] in OPTIONS else found[0], text)
 
 
-class LrnasError(Exception):
-    """Base class of all errors that a user can correct. The command line prints the message and exits with 2.
-
-    Messages are written with the names of options, such as --epochs; in Python they are shown as arguments.
-    """
-
-    def __str__(self) -> str:
-        return in_users_words(super().__str__())
+class _OneLine(BaseException):
+    """An error that notebooks show without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the line of the notebook and the message; later, with `%tb`, the whole traceback."""
@@ -73,8 +67,22 @@ class LrnasError(Exception):
         return [*places[-1:], f"{type(self).__name__}: {self}", "(%tb shows the whole traceback)"]
 
 
+class LrnasError(_OneLine, Exception):
+    """Base class of all errors that a user can correct. The command line prints the message and exits with 2.
+
+    Messages are written with the names of options, such as --epochs; in Python they are shown as arguments.
+    """
+
+    def __str__(self) -> str:
+        return in_users_words(super().__str__())
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, with which Slurm and Kubernetes end a program. Whatever handles Ctrl-C handles it in the same way."""
+
+
+class Interrupted(_OneLine, KeyboardInterrupt):
+    """Ctrl-C before a search or a retraining was ready to stop by itself."""
 
 
 class InvalidArgument(LrnasError, TypeError, ValueError):

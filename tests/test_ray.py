@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ray
 from ray._private.node import Node
 
 from lrnas import _ray
-from lrnas._ray import SCRATCH, SIGN, scratch_folder, started_ray
+from lrnas._ray import SCRATCH, SIGN, SlowStart, scratch_folder, started_ray
 
 
 def test_scratch_folders_of_programs_that_were_killed_are_removed(
@@ -63,5 +65,38 @@ def test_no_process_of_ray_is_left_if_its_start_is_interrupted(monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt), started_ray():
         pass
     (session,) = seen
-    commands = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert [line for line in commands if session in line] == [] and not Path(session).exists()
+    assert processes(session) == [] and not Path(session).exists()
+
+
+def processes(session: str) -> list[str]:
+    """The commands of all processes that belong to a session of Ray."""
+    commands = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in commands if session in line]
+
+
+def test_a_slow_start_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """And Ray runs without processes that a search does not need."""
+    caplog.set_level("INFO", "lrnas")
+    failures, start = 1, ray.init
+
+    def fail_first(**options: Any) -> Any:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise Exception("The current node timed out during startup. This could happen because of anything.")
+        return start(**options)
+
+    monkeypatch.setattr(ray, "init", fail_first)
+    with started_ray():
+        assert ray.get(ray.remote(os.getenv).remote("RAY_JOB_ID"))
+        session = ray._private.worker._global_node.get_session_dir_path()
+        running = processes(session)
+    assert any("raylet" in line for line in running)
+    assert not [line for line in running if "monitor.py" in line or "dashboard.py" in line]
+    assert caplog.messages == [
+        "Ray did not start in time, perhaps because other programs use all cores; trying once more"
+    ]
+    assert processes(session) == []
+    failures = 2
+    with pytest.raises(SlowStart, match="Ray cannot start on this machine: The current node timed out"), started_ray():
+        pass

@@ -17,7 +17,7 @@ import numpy as np
 
 from lrnas._messages import duration, logger, printable, show_messages
 from lrnas._notebook import LiveBar, in_notebook
-from lrnas.errors import is_command
+from lrnas.errors import Interrupted, is_command
 from lrnas.study.manifest import LEVEL, RETRAINS, data_name
 from lrnas.study.throughput import measure_throughput
 from lrnas.training.progress import TimeLeft
@@ -94,6 +94,8 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
         try:
             yield view
             view.show_rest()
+        except KeyboardInterrupt:
+            raise Interrupted("nothing is lost; the same call continues") from None
         finally:
             bar.end()
     elif not sys.stderr.isatty():

@@ -244,7 +244,9 @@ def keep_images(study: optuna.Study, data: str, data_dir: str | None = None) -> 
 
 def _show_limits(limits: Mapping[str, float]) -> str:
     """Limits as options of the command line."""
-    return " ".join(f"--{name.replace('_', '-')} {_show_number(value)}" for name, value in limits.items()) or "no limits"
+    return (
+        " ".join(f"--{name.replace('_', '-')} {_show_number(value)}" for name, value in limits.items()) or "no limits"
+    )
 
 
 def _show_number(value: float) -> str:

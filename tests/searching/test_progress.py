@@ -12,7 +12,7 @@ from rich.console import Console
 from small_studies import LEVELS, SPACE, cost, make_finals, make_proposals, make_search, train_some
 
 from lrnas._messages import logger
-from lrnas.errors import LrnasError
+from lrnas.errors import Interrupted, LrnasError
 from lrnas.searching import progress
 from lrnas.searching.finals import Ladder, Promotions, open_levels
 from lrnas.searching.progress import MIN_NETWORKS, ProgressView, SearchEvents, Work, progress_view, seconds_left
@@ -108,6 +108,11 @@ def test_a_bar_in_a_notebook_does_not_move_after_the_end(monkeypatch: pytest.Mon
     with pytest.raises(LrnasError), progress_view():
         raise LrnasError("wrong")
     assert cell.shown[-1] == {"text/html": "", "text/plain": ""}
+    with pytest.raises(Interrupted) as caught, progress_view():
+        raise KeyboardInterrupt
+    assert str(caught.value) == "nothing is lost; the same call continues" and hasattr(
+        caught.value, "_render_traceback_"
+    )
     study = make_finals(make_search(), {"nin-c3-lr": (0.95, 0.0)})
     with progress_view() as view:
         view.started(Promotions(Ledger(study)), None)
