@@ -91,9 +91,10 @@ def _started_once(address: str | None, files: Sequence[str]) -> Iterator[None]:
                 ray.shutdown()
                 raise
             finally:
-                for process in started:
-                    if process.pid and process.poll() is None:  # Ray knows no process of a start that was interrupted
-                        os.killpg(process.pid, signal.SIGKILL)
+                for process in started:  # those of a start that failed, which Ray does not know, with their children
+                    if process.pid:
+                        with suppress(ProcessLookupError):
+                            os.killpg(process.pid, signal.SIGKILL)
                         process.wait()
 
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,20 +53,41 @@ def test_scratch_folders_of_programs_that_were_killed_are_removed(
     assert set(place.iterdir()) == kept and elsewhere.exists()
 
 
-def test_no_process_of_ray_is_left_if_its_start_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("raylet_dies", [False, True])
+def test_no_process_of_ray_is_left_if_its_start_is_interrupted(
+    raylet_dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     start = Node.start_ray_processes
 
     def interrupt(node: Node) -> None:
         start(node)
-        seen.append(node.get_session_dir_path())
+        (raylet,) = node.all_processes["raylet"]
+        seen.append((node.get_session_dir_path(), raylet.process.pid))
+        while not _group(raylet.process.pid) - {raylet.process.pid}:  # its agents
+            time.sleep(0.01)
+        if raylet_dies:
+            raylet.process.kill()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Node, "start_ray_processes", interrupt)
     with pytest.raises(KeyboardInterrupt), started_ray():
         pass
-    (session,) = seen
-    assert processes(session) == [] and not Path(session).exists()
+    ((session, raylet),) = seen
+    assert not Path(session).exists()
+    for _ in range(100):  # they were killed, which takes a moment
+        if not (left := [*processes(session), *_group(raylet)]):
+            break
+        time.sleep(0.1)
+    assert not left
+    assert not Path(session).exists()
+
+
+def _group(number: int) -> set[int]:
+    """The processes of a process group that run."""
+    rows = subprocess.run(["ps", "-eo", "pid,pgid,stat"], capture_output=True, text=True, check=True).stdout.split("\n")
+    parts = [row.split() for row in rows[1:] if row]
+    return {int(pid) for pid, group, state in parts if int(group) == number and not state.startswith("Z")}
 
 
 def processes(session: str) -> list[str]:
