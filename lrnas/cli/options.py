@@ -28,6 +28,9 @@ WORKERS = ("cpus_per_trial", "gpus_per_trial", "concurrency", "address", "trial_
 class Parser(argparse.ArgumentParser):
     """Parser whose errors are one line. The line names the closest command or option if one is unknown."""
 
+    _is_intermixed = False
+    """Whether options and positional arguments are parsed one after the other, because they alternate."""
+
     def error(self, message: str) -> NoReturn:
         if choice := re.match(r"argument (\w+): invalid choice: '(.*)' \(choose from (.*)\)", message):
             known = re.findall(r"[\w-]+", choice[3])
@@ -39,6 +42,11 @@ class Parser(argparse.ArgumentParser):
         if unknown and unknown[0].startswith("-"):
             known = re.findall(r"--[a-z-]+", self.format_help())
             raise UnknownName("option", unknown[0].partition("=")[0], known, f" (see `{self.prog} --help`)")
+        if unknown and not self._is_intermixed:
+            self._is_intermixed = True  # argparse calls this method for each of the two parts
+            options, unknown = self.parse_known_intermixed_args(args)
+            if unknown:
+                self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options, unknown
 
 

@@ -189,7 +189,9 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str],
         (["count"], "the following arguments are required: NETWORK; see `lrnas count --help`"),
         (["count", "nin", "--input", "large"], "--input takes a whole number; got 'large'; for example 20"),
         (["count", "nin", "--lyers=1"], "unknown option '--lyers'; did you mean --layers? (see `lrnas count --help`)"),
-        (["count", "nin", "nin"], "unrecognized arguments: nin; see `lrnas --help`"),
+        (["count", "nin", "nin"], "unrecognized arguments: nin; see `lrnas count --help`"),
+        (["plot", "pareto", "--out", "x.png", "a", "b"], "unrecognized arguments: b; see `lrnas plot --help`"),
+        (["plot", "pareto", "--out", "x.png", "a", "--axes", "b"], "unknown option '--axes'; did you mean --axis?"),
         (
             ["search", "nin", "--num-epochs", "3"],
             "unknown option '--num-epochs'; did you mean --min-epochs or --epochs",
@@ -204,6 +206,20 @@ def test_usage_errors_get_one_line_and_exit_code_2(
     code, out, err = run(capsys, *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("lrnas: ") and message in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ("plot pareto --out x.png photos", {"picture": "pareto", "name": "photos", "out": Path("x.png")}),
+        ("plot --axis params curves --out x.png photos", {"picture": "curves", "name": "photos", "axis": "params"}),
+        ("report a --out x b", {"names": ["a", "b"], "out": Path("x")}),
+        ("profile nin --batch 1 nin-c3 --no-layers vgg11", {"sources": ["nin", "nin-c3", "vgg11"], "batch": 1}),
+        ("figures table1 --out x table2", {"names": ["table1", "table2"]}),
+    ],
+)
+def test_options_may_stand_between_arguments(arguments: str, wanted: dict[str, object]) -> None:
+    assert vars(make_parser().parse_args(arguments.split())).items() >= wanted.items()
 
 
 def test_every_option_says_what_it_does() -> None:
