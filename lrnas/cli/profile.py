@@ -36,7 +36,8 @@ def add_commands(commands: Any) -> None:
     add_option(profile, "--classes", WHOLE, "N", text)
     text = "Number format: bf16, fp16 or fp32 (default: bf16 on a GPU, fp32 on a CPU)"
     add_option(profile, "--dtype", TEXT, "NAME", text)
-    add_option(profile, "--threads", WHOLE, "N", "Use N threads of a CPU (default: as many as PyTorch uses)")
+    text = "Use N threads of a CPU (default: as many as PyTorch uses, or, without --check-table, 1 if that is faster)"
+    add_option(profile, "--threads", WHOLE, "N", text)
     text = "Compile all networks with torch.compile, the baselines too."
     profile.add_argument("--compile", action="store_true", help=text)
     text = "Compare all networks with this one (default: each with the dense network of its family)"

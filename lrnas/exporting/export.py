@@ -37,7 +37,7 @@ from lrnas.exporting.names import SUFFIX, check_format
 from lrnas.exporting.onnx import check_extras, has_cuda, onnx_timer
 from lrnas.exporting.sample_inputs import Inputs, find_data, find_inputs
 from lrnas.exporting.sources import ExportError, Source, find_source
-from lrnas.profiling.timing import find_device, measure, num_threads
+from lrnas.profiling.timing import find_device, pick_threads
 from lrnas.training.provenance import hardware
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def export(
         note("images were whitened in training, which is not part of the network: whiten its inputs in the same way")
     expected = _outputs(model, inputs.images)
     images = inputs.batch(batch)
-    threads = threads or _pick_threads(model, images, target)
+    threads = threads or pick_threads([torch.inference_mode()(lambda: model(images))], target)
     with _temporary_folder(place) as folder:
         fusion = None
         if fuse:
@@ -284,20 +284,6 @@ def _outputs(model: nn.Module, images: Tensor) -> Tensor:
 
 def _make_timer(wanted_format: str, device: torch.device, threads: int) -> Timer:
     return onnx_timer(device, threads) if wanted_format == "onnx" else torch_timer(device, threads)
-
-
-def _pick_threads(model: nn.Module, images: Tensor, device: torch.device) -> int:
-    """The number of CPU threads for all measurements: PyTorch's number, or one if that is faster."""
-    most = torch.get_num_threads()
-    if device.type != "cpu" or most == 1:
-        return most
-    shortest: dict[int, float] = {}
-    with torch.inference_mode():
-        for number in (1, most, 1, most):
-            with num_threads(number):  # not through `measure`, whose clock differs with one thread
-                (seconds,) = measure([lambda: model(images)], device, rounds=5, limit=0.3, quantile=0.0)
-            shortest[number] = min(seconds, shortest.get(number, seconds))
-    return min(shortest, key=shortest.__getitem__)
 
 
 def _check(written: Written, inputs: Inputs, expected: Tensor) -> Check:

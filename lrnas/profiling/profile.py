@@ -32,7 +32,7 @@ from lrnas.models.plan import built_id, make_plan, native_input_size, native_num
 from lrnas.models.summary import read_source
 from lrnas.profiling.latency_table import DTYPES, REFERENCES, Conditions, Latency, LatencyTable
 from lrnas.profiling.step_modules import Setting, layer_call, network_call, steps_of
-from lrnas.profiling.timing import Call, OtherWork, find_device, measure, num_threads
+from lrnas.profiling.timing import Call, OtherWork, find_device, measure, pick_threads
 from lrnas.spaces.space import load_space
 from lrnas.study.references import check_no_study, find_network
 
@@ -209,7 +209,7 @@ def profile(
         channels: Channels of the images; None for those in training, else 3.
         classes: Number of classes; None for those in training, else the paper's.
         dtype: bf16, fp16 or fp32; None for bf16 on a GPU and fp32 on a CPU.
-        threads: CPU threads; None for PyTorch's number.
+        threads: CPU threads; None for PyTorch's number, or for one if forward passes are faster with it.
         compile: Use torch.compile for networks, baselines and layers.
         baseline: Network to compare all others with; None for the dense network of each one's family.
         training: Measure training steps too.
@@ -244,12 +244,13 @@ def profile(
         )
         shapes.append((network, *shape))
     costs = [make_plan(*shape).cost for shape in shapes]
-    logger.info(f"measuring {len(rows)} networks on {conditions}")
 
-    def time_networks(is_training: bool) -> list[tuple[float, float]]:
+    def make_calls(is_training: bool) -> list[Call]:
+        return [network_call(*shape[:3], setting, channels, training=is_training) for shape in shapes]
+
+    def time_networks(calls: list[Call]) -> list[tuple[float, float]]:
         """The median of all repetitions, and the largest difference from it, as a share of it."""
-        calls = [network_call(*shape[:3], setting, channels, training=is_training) for shape in shapes]
-        repeated = np.array([_milliseconds(calls, place) for _ in range(REPETITIONS)])
+        repeated = np.array([_milliseconds(calls, place, conditions.threads) for _ in range(REPETITIONS)])
         medians = np.median(repeated, axis=0)
         return list(zip(medians.tolist(), (np.abs(repeated - medians).max(axis=0) / medians).tolist(), strict=True))
 
@@ -257,11 +258,16 @@ def profile(
 
     # torch.compile's own limit on compilations of one kind of module is lower than the number of layers
     many_compilations = torch._dynamo.config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000)
-    with num_threads(conditions.threads), _explained_errors(), many_compilations:
-        forward = time_networks(False)
-        trained = time_networks(True) if training else [(None, 0.0)] * len(rows)
+    with _explained_errors(), many_compilations:
+        calls = make_calls(False)
+        if place.type == "cpu" and threads is None:
+            conditions = dataclasses.replace(conditions, threads=pick_threads(calls, place))
+        logger.info(f"measuring {len(rows)} networks on {conditions}")
+        forward = time_networks(calls)
+        del calls  # the memory of a GPU is for the training steps
+        trained = time_networks(make_calls(True)) if training else [(None, 0.0)] * len(rows)
         steps = [steps_of(*shape) if layers else [] for shape in shapes]
-        times = _time_layers(steps, setting, training)
+        times = _time_layers(steps, setting, conditions.threads, training)
     measured = []
     for i, (name, network, base) in enumerate(rows):
         (whole, spread), (step, step_spread) = forward[i], trained[i]
@@ -348,11 +354,11 @@ def _with_baselines(
     return rows + [(*row, baseline_names[identity]) for identity, row in given.items() if identity not in baselines]
 
 
-def _milliseconds(calls: list[Call], device: torch.device) -> list[float]:
-    return [1000 * seconds for seconds in measure(calls, device)] if calls else []
+def _milliseconds(calls: list[Call], device: torch.device, threads: int) -> list[float]:
+    return [1000 * seconds for seconds in measure(calls, device, threads=threads)] if calls else []
 
 
-def _time_layers(steps: list[list[Step]], setting: Setting, training: bool) -> list[list[LayerTime]]:
+def _time_layers(steps: list[list[Step]], setting: Setting, threads: int, training: bool) -> list[list[LayerTime]]:
     """Times of the steps of several networks; steps with the same name are measured together."""
     firsts = {own[0].key for own in steps if own}
     names = list(dict.fromkeys(step.name for own in steps for step in own))
@@ -361,11 +367,11 @@ def _time_layers(steps: list[list[Step]], setting: Setting, training: bool) -> l
         logger.info(f"measuring {sum(map(len, steps))} layers in {len(names)} places")
     for name in names:
         new = {step.key: step for own in steps for step in own if step.name == name and step.key not in times}
-        forward = _milliseconds([layer_call(step, setting) for step in new.values()], setting.device)
+        forward = _milliseconds([layer_call(step, setting) for step in new.values()], setting.device, threads)
         trained: Sequence[float | None] = [None] * len(new)
         if training:
             calls = [layer_call(step, setting, training=True, is_first=key in firsts) for key, step in new.items()]
-            trained = _milliseconds(calls, setting.device)
+            trained = _milliseconds(calls, setting.device, threads)
         times |= dict(zip(new, zip(forward, trained, strict=True), strict=True))
     return [[LayerTime(step.name, _filters(step), step.macs, *times[step.key]) for step in own] for own in steps]
 

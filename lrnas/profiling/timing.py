@@ -99,6 +99,26 @@ def num_threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def pick_threads(calls: Sequence[Call], device: torch.device) -> int:
+    """The number of CPU threads with which calls are fastest: PyTorch's number, or one.
+
+    Several threads wait for each other. While other programs use a core, this can take many times as long as the work.
+
+    Args:
+        calls: The calls that will be measured.
+        device: Where they run; on a GPU, the number is PyTorch's.
+    """
+    most = torch.get_num_threads()
+    if device.type != "cpu" or most == 1:
+        return most
+    shortest: dict[int, float] = {}
+    for number in (1, most, 1, most):
+        with num_threads(number):  # not through `measure`, whose clock differs with one thread
+            seconds = sum(measure(calls, device, rounds=5, limit=0.3, quantile=0.0))
+        shortest[number] = min(seconds, shortest.get(number, seconds))
+    return min(shortest, key=shortest.__getitem__)
+
+
 @functools.cache
 def _openmp() -> ctypes.CDLL | None:
     """The OpenMP library that PyTorch is linked with; None if there is none or if it cannot be found."""

@@ -28,6 +28,7 @@ from lrnas.exporting.fastest_form import Times, choose_forms, fastest, torch_tim
 from lrnas.layers.conv import CompositeConv2d
 from lrnas.models.build import create_model, deployed_folding
 from lrnas.models.plan import canonical_id
+from lrnas.profiling import timing
 from lrnas.profiling.timing import measure
 from lrnas.recipes import Recipe
 from lrnas.searching.proposals import Proposals
@@ -95,7 +96,7 @@ def dense_is_fastest(forms: Mapping[str, nn.Module], x: Tensor) -> Times:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure times with a single short sample."""
-    for module in (exporting, forms):
+    for module in (timing, forms):
         monkeypatch.setattr(
             module, "measure", lambda calls, device, **options: measure(calls, device, rounds=1, sample=0.0)
         )

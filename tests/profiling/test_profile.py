@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from filled_studies import fill_study
 from small_studies import SPACE, cost, make_search
 
@@ -24,6 +25,7 @@ from lrnas.profiling.profile import baseline_of
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure with a single short sample; the times are meaningless."""
+    monkeypatch.setattr(profile, "pick_threads", lambda calls, device: 1)
     for module in (profile, latency):
         monkeypatch.setattr(
             module, "measure", lambda calls, device, **options: timing.measure(calls, device, rounds=1, sample=0.0)
@@ -84,9 +86,32 @@ def test_layers_and_networks_are_compared_with_the_baseline(
 
 def test_a_profile_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.010, 0.013, 0.009])
-    monkeypatch.setattr(profile, "measure", lambda calls, device: [next(times)] * len(calls))
+    monkeypatch.setattr(profile, "measure", lambda calls, device, **options: [next(times)] * len(calls))
     (network,) = profile.profile("nin", layers=False, training=False, size=8, batch=1).networks
     assert network.forward == 10 and network.spread == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("fastest", [1, 2])
+def test_a_profile_takes_one_thread_if_that_is_faster(
+    fastest: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(calls: list[timing.Call], device: torch.device, threads: int | None = None, **_: object) -> list[float]:
+        measured.append(threads)
+        return [1.0 if torch.get_num_threads() == fastest else 2.0] * len(calls)
+
+    measured: list[int | None] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: number[0])
+    number = [2]
+    monkeypatch.setattr(torch, "set_num_threads", lambda wanted: number.__setitem__(0, wanted))
+    for module in (profile, timing):
+        monkeypatch.setattr(module, "measure", measure)
+    options = ["profile", "nin-c3", "--size", "8", "--batch", "1", "--no-training", "--device", "cpu"]
+    assert main(options) == 0
+    assert f"fp32, batch 1, {fastest} thread{'s' * (fastest > 1)};" in capsys.readouterr().out
+    assert set(measured) == {None, fastest}  # None: while the number is chosen
+    assert number == [2]
+    measured.clear()
+    assert main([*options, "--threads", "2"]) == 0 and set(measured) == {2}
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system does not tell how busy it is")
