@@ -20,7 +20,7 @@ from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.models.build import create_model
 from lrnas.models.found import find_found
 from lrnas.models.paper import named_networks
-from lrnas.models.plan import TIMM
+from lrnas.models.plan import TIMM, names_to_suggest
 from lrnas.models.summary import read_source
 from lrnas.study.references import StudyNetwork, check_no_study, find_network
 from lrnas.training.checkpoint import RECORD, load_checkpoint, load_tensors
@@ -144,6 +144,8 @@ def find_source(
         return _from_study(StudyNetwork(source.study, source), source.study.where.studies, fresh)
     path, source = Path(source), str(source)
     if len(source) < 1000 and path.exists():
+        if path.is_dir() and not (path / RECORD).exists():  # a study can have the name of the folder of its images
+            check_no_study(source, studies, storage)
         return _from_path(path, given, fresh)
     if given is not None:
         raise ExportError(f"--architecture needs a file of weights as the source; got {source!r}; leave it out")
@@ -159,7 +161,7 @@ def find_source(
         name, network = read_source(source)
     except UnknownName:
         check_no_study(source, studies, storage)
-        known = [*named_networks(), *BACKBONES]
+        known = names_to_suggest(source, [*named_networks(), *BACKBONES])
         where = " (also: a checkpoint, FILE.json, timm:MODEL or STUDY:TRIAL; `lrnas models` lists networks)"
         raise UnknownName("source", source[:80], known, where) from None
     return Source(name.replace(":", "-"), network, RANDOM)

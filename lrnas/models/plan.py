@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lrnas._arguments import checked
@@ -227,6 +229,20 @@ def resolve_backbone(architecture: Architecture) -> tuple[str, bool]:
     if name not in BACKBONES:
         raise UnknownName("backbone", name, BACKBONES, " (timm:NAME is any CNN of timm)")
     return name, bool(batch_norm)
+
+
+def names_to_suggest(name: str, known: Iterable[str]) -> list[str]:
+    """The names that an error may suggest for an unknown network or space: `known`, or only timm:NAME if that exists.
+
+    The name is looked up in the files of timm, because importing timm takes seconds.
+    """
+    known, own = list(known), name.lower()
+    package = importlib.util.find_spec("timm")
+    if own in known or not own.isidentifier() or package is None or package.origin is None:
+        return known
+    files = (Path(package.origin).parent / "models").glob("*.py")
+    is_model = any(f"@register_model\ndef {own}(" in file.read_text(encoding="utf-8") for file in files)
+    return [TIMM + own] if is_model else known
 
 
 def has_norms(backbone: str, batch_norm: bool | None) -> bool:

@@ -12,7 +12,7 @@ from lrnas.arch.cost import Convention, Cost
 from lrnas.errors import UnknownName
 from lrnas.models.found import found_networks
 from lrnas.models.paper import Counted, Point, count_as, family_table, find_point, named_networks, paper_points
-from lrnas.models.plan import TIMM, Plan, make_plan
+from lrnas.models.plan import TIMM, Plan, make_plan, names_to_suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def read_source(source: str) -> tuple[str, Architecture]:
         return source, Architecture(source)
     if source.endswith(".json") or (len(source) < 1000 and Path(source).is_file()):
         return Path(source).stem, Architecture.load(source)
-    known = [*networks, *BACKBONES]
+    known = names_to_suggest(source, [*networks, *BACKBONES])
     raise UnknownName("network", source[:80], known, " (`lrnas models` lists all; or give FILE.json or timm:MODEL)")
 
 

@@ -25,7 +25,7 @@ from lrnas._arguments import checked
 from lrnas._resources import SEARCH_SPACES
 from lrnas.arch.architecture import DENSE, Allocation, Architecture, check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, LrnasError, OutsideSpace, UnknownName, closest
-from lrnas.models.plan import TIMM, Plan, canonical_id, make_plan, resolve_backbone
+from lrnas.models.plan import TIMM, Plan, canonical_id, make_plan, names_to_suggest, resolve_backbone
 from lrnas.spaces.layer_groups import make_groups
 from lrnas.spaces.parameters import Group, Parameter, format_value, format_values
 from lrnas.spaces.toml_file import CHOICES, GRANULARITIES, Definition, Entry, Source, read_definition
@@ -279,9 +279,8 @@ def load_space(
     elif source.endswith(".toml") or (len(source) < 1000 and Path(source).is_file()):
         definition = read_definition(Path(source), source)
     else:
-        raise UnknownName(
-            "space", source[:80], named_spaces(), " (`lrnas spaces` lists all; or give FILE.toml or timm:MODEL)"
-        )
+        known = names_to_suggest(source, named_spaces())
+        raise UnknownName("space", source[:80], known, " (`lrnas spaces` lists all; or give FILE.toml or timm:MODEL)")
     if divisor is not None:
         check_divisor(divisor)
         definition = dataclasses.replace(definition, divisor=divisor)

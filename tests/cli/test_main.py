@@ -163,6 +163,11 @@ def test_bad_files_get_one_line_and_exit_code_2(
     ("arguments", "message"),
     [
         (["count", "vgg-gmp-lrr"], "unknown network 'vgg-gmp-lrr'; did you mean vgg-gmp-lr"),
+        (["count", "VGG11"], "unknown network 'VGG11'; did you mean vgg11"),
+        (["count", "NIN"], "unknown network 'NIN'; did you mean nin"),
+        (["count", "resnet50"], "unknown network 'resnet50'; did you mean timm:resnet50? (`lrnas models` lists all"),
+        (["search", "--space", "ResNet18", "--budget", "3"], "unknown space 'ResNet18'; did you mean timm:resnet18?"),
+        (["export", "resnet18"], "unknown source 'resnet18'; did you mean timm:resnet18?"),
         (["count", "timm:resnet81"], "unknown timm model 'resnet81'; did you mean resnet"),
         (["count", "x" * 5000], "unknown network"),
         (["count", "timm:nin_c3"], "nin_c3 is one of lrnas; write nin-c3"),
@@ -247,6 +252,7 @@ def test_help_says_which_networks_a_limit_keeps_out(capsys: pytest.CaptureFixtur
     [
         *(["--help"], ["models"], ["models", "--json"], ["count", "vgg-gmp-lr"], ["spaces"]),
         *(["export", "nin", "--format", "bogus"], ["profile", "nin", "--dtype", "bogus"]),
+        *(["count", "resnet50"], ["search", "--space", "resnet18", "--budget", "3"]),
     ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:

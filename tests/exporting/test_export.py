@@ -448,6 +448,8 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
         code, out, err = run(capsys, "export", source)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert message in err
+    Path("small").mkdir()  # the images of the study, for example
+    assert "did you mean small:best?" in run(capsys, "export", "small")[2]
 
 
 def test_trials_are_loaded_and_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
