@@ -57,7 +57,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 1
     except KeyboardInterrupt as error:
         is_terminated = isinstance(error, Terminated)
-        complain("terminated" if is_terminated else "interrupted")
+        complain("; ".join(filter(None, ("terminated" if is_terminated else "interrupted", str(error)))))
         return exit_code(signal.SIGTERM if is_terminated else signal.SIGINT)
     return code
 

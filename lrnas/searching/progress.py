@@ -116,8 +116,21 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
 def tell_interrupted(study: Study) -> None:
     """Warn that a search or retraining is not complete if the user has stopped it, also if no progress is shown."""
     if study.interrupted:
-        again = "the same command" if is_command() else "the same call"
-        logger.warning(f"interrupted: {study.name} is not complete; {again} continues it")
+        logger.warning(f"interrupted: {study.name} is not complete; {_how_to_continue()}")
+
+
+@contextmanager
+def continuable() -> Iterator[None]:
+    """Context of a search or retraining: an interrupt that ends it at once says that the same command continues it."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.args = (_how_to_continue(),)
+        raise
+
+
+def _how_to_continue() -> str:
+    return f"the same {'command' if is_command() else 'call'} continues it"
 
 
 class ProgressView(SearchEvents):
@@ -212,11 +225,12 @@ class ProgressView(SearchEvents):
         done = queue.spent() - running
         throughput = measure_throughput(queue.study.optuna_trials(), since=self.began)
         rate = "" if throughput is None else f"; {throughput}"
+        goes_on = not queue.study.interrupted
         if self.budget is None:
             level = queue.study.manifest.get(LEVEL)
-            left = _left(self._seconds_left_of_levels(summary.trials, now) if running else None)
+            left = _left(self._seconds_left_of_levels(summary.trials, now) if goes_on and running else None)
             return f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}{rate}{left}"
-        left = _left(self._seconds_left(summary.trials, now) if done < self.budget else None)
+        left = _left(self._seconds_left(summary.trials, now) if goes_on and done < self.budget else None)
         if RETRAINS in queue.study.manifest:  # test accuracies are shown when all runs are done
             return f"{done}/{self.budget} runs: {running} running{failed}{rate}{left}"
         return (

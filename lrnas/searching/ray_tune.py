@@ -48,7 +48,7 @@ from lrnas.searching.ray_cluster import (
 from lrnas.study.folder import trial_folder
 from lrnas.study.ledger import MOST_LOSSES, training_facts
 from lrnas.study.manifest import StudyError
-from lrnas.study.study import METRIC
+from lrnas.study.study import METRIC, Study
 from lrnas.training.checkpoint import (
     CheckpointError,
     DamagedCheckpoint,
@@ -125,7 +125,7 @@ def run_trials(
         while True:
             before = _count_events(searcher)
             try:
-                with _stoppable(searcher):
+                with _stoppable(study):
                     _fit(searcher, rungs)
             except (Exception, _Abandoned):
                 if searcher.failure is None:
@@ -140,13 +140,11 @@ def run_trials(
             ledger.release_orphans()
             # lost trials wait to be tried again, so there is another round, unless nothing happened in this one
             is_stuck = _count_events(searcher) == before
-            if searcher.end_reason or searcher.interrupted or queue.is_over(budget) or is_stuck:
+            if searcher.end_reason or study.interrupted or queue.is_over(budget) or is_stuck:
                 break
     if searcher.broken:
         raise StudyError(searcher.end_reason)
-    if searcher.interrupted:
-        study.interrupted = searcher.interrupted
-    elif searcher.end_reason:
+    if searcher.end_reason and not study.interrupted:
         logger.info(searcher.end_reason)
 
 
@@ -157,7 +155,7 @@ def _count_events(searcher: _StudySearcher) -> tuple[int, int, int, int]:
 
 
 @contextmanager
-def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
+def _stoppable(study: Study) -> Iterator[None]:
     """Context in which Ctrl-C or SIGTERM ends the search after the current epochs, and a second one at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -166,8 +164,8 @@ def _stoppable(searcher: _StudySearcher) -> Iterator[None]:
 
     def stop(number: int, frame: object) -> None:
         nonlocal first
-        if not searcher.interrupted:
-            searcher.interrupted, first = number, time.monotonic()
+        if not study.interrupted:
+            study.interrupted, first = number, time.monotonic()
             by_user = "interrupt the kernel" if in_notebook() else "press Ctrl-C"
             how = "send SIGTERM" if number == signal.SIGTERM else by_user
             logger.info(f"stopping after the current epochs; {how} again to stop at once")
@@ -319,8 +317,6 @@ class _StudySearcher(Searcher):
     """Why the scheduler stopped a trial, by Tune's id."""
     end_reason: str = field(default="", init=False)
     """Why there is nothing left to propose."""
-    interrupted: int = field(default=0, init=False)
-    """Number of the signal that stopped the search; 0 if none did."""
     broken: bool = field(default=False, init=False)
     """Whether the search ended because too many trials in a row were lost."""
     losses_in_a_row: int = field(default=0, init=False)
@@ -346,7 +342,7 @@ class _StudySearcher(Searcher):
 
     @_guarded
     def suggest(self, trial_id: str) -> Any:
-        if self.end_reason or self.interrupted:
+        if self.end_reason or self.queue.study.interrupted:
             return Searcher.FINISHED
         if self.workers.concurrency is not None and len(self.running) >= self.workers.concurrency:
             return None  # Tune asks again, many times; what follows reads all trials
@@ -406,7 +402,7 @@ class _StudySearcher(Searcher):
             self.ledger.release(number)
             raise UnreadableImages(result["reason"])
         is_lost = error or status in ("lost", "unwritable") or (status == "faulty" and self._is_unproven())
-        if is_lost and self.interrupted:  # whoever stopped the search may have stopped its workers, too
+        if is_lost and self.queue.study.interrupted:  # whoever stopped the search may have stopped its workers, too
             self.ledger.release(number)
             return
         if not is_lost:
@@ -556,7 +552,7 @@ class _RungScheduler(FIFOScheduler):
         number = self.searcher.running.get(trial_id)
         if number is None or "status" in result or "node" in result:
             return False
-        if self.searcher.interrupted:
+        if self.study.interrupted:
             return True  # the trial waits in the study
         # the last rung that the trial has reached; it may be past the rung if another driver started it
         epoch = max((rung for rung in self.pruner.rungs if rung <= len(result["curve"])), default=0)

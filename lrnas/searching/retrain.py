@@ -27,7 +27,7 @@ from lrnas.data.names import IMAGE_MEMORY, SETS, data_folder, is_in_files, shown
 from lrnas.errors import DataError, LrnasError
 from lrnas.models.plan import has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
-from lrnas.searching.progress import SearchEvents, Work, progress_view, seconds_left, tell_interrupted
+from lrnas.searching.progress import SearchEvents, Work, continuable, progress_view, seconds_left, tell_interrupted
 from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.searching.runs import Chosen, Runs
@@ -110,7 +110,7 @@ def retrain(
         trial_timeout = read_value(SECONDS, trial_timeout, "trial_timeout")
     workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address, timeout=trial_timeout)
     given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
-    with progress_view(events, progress) as view:
+    with continuable(), progress_view(events, progress) as view:
         search = open_search(study, storage=storage, studies=studies)
         networks = _choose(search, trials, front, points)
         training = _Training(search, data, data_dir, recipe, given, image_memory)

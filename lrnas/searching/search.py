@@ -23,7 +23,7 @@ from lrnas.models.plan import TIMM
 from lrnas.searching.checks import check_settings
 from lrnas.searching.feasible import find_feasible
 from lrnas.searching.finals import open_levels, train_levels
-from lrnas.searching.progress import SearchEvents, progress_view, tell_interrupted
+from lrnas.searching.progress import SearchEvents, continuable, progress_view, tell_interrupted
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.ray_cluster import Workers, check_sendable, pick_workers, running_ray
 from lrnas.searching.samplers import make_sampler
@@ -79,7 +79,7 @@ def search(
         kernel"), it stops after the current epochs, warns, and returns the study as it is; its attribute `interrupted`
         is then not 0.
     """
-    with progress_view(events, progress) as view:
+    with continuable(), progress_view(events, progress) as view:
         study = _search(gather_settings(space, settings), view)
     tell_interrupted(study)
     return study

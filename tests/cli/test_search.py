@@ -9,8 +9,10 @@ import optuna
 import pytest
 from small_studies import SPACE, cost, make_finals, make_proposals, make_search
 
+import lrnas
 from lrnas.cli import output as terminal
 from lrnas.cli.main import main
+from lrnas.errors import Terminated
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import MANIFEST, keep_limits
 
@@ -58,6 +60,29 @@ def test_a_network_of_a_study_is_counted_for_its_images(studies: Path, capsys: p
     assert "s:4, input 16×16, 3 classes" in capsys.readouterr().out
     assert main(["count", "s", *where]) == 2
     assert capsys.readouterr().err == "lrnas: a network is needed; got s, a study; did you mean s:best?\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "code"), [(KeyboardInterrupt, "interrupted", 130), (Terminated, "terminated", 143)]
+)
+def test_a_search_that_is_ended_at_once_can_be_continued(
+    kind: type[KeyboardInterrupt],
+    word: str,
+    code: int,
+    studies: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def end(*_: object) -> None:
+        raise kind
+
+    monkeypatch.setattr("lrnas.searching.search._search", end)
+    monkeypatch.setattr("lrnas.searching.retrain._choose", end)
+    for command in (["search", "nin", "--budget", "2"], ["retrain", "s"]):
+        assert main([*command, "--studies", str(studies)]) == code
+        assert capsys.readouterr().err == f"lrnas: {word}; the same command continues it\n"
+    with pytest.raises(kind, match="the same call continues it"):
+        lrnas.search("nin", budget=2)
 
 
 def test_a_narrow_terminal_shows_what_is_on_the_front(

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import signal
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -173,6 +174,9 @@ def test_time_left_depends_on_the_networks_that_wait() -> None:
         now += seconds(proposal.macs)
         assert " images/s, GPU 90% busy" in view._state(proposals.study.summary(), now)
     assert f"about {seconds(macs[-1]):.0f} s left" in view._state(proposals.study.summary(), now)
+    proposals.study.interrupted = signal.SIGINT  # it stops after the current epochs
+    assert "left" not in view._state(proposals.study.summary(), now)
+    proposals.study.interrupted = 0
     proposal = proposals.ask()
     assert proposal is not None
     proposals.ledger.complete(proposal.number, 0.5)

@@ -156,7 +156,7 @@ def test_a_loss_does_not_count_while_the_search_is_being_stopped(
     proposals = make_proposals()
     searcher = make_searcher(proposals, tmp_path, [])
     searcher.suggest("one")
-    searcher.interrupted = signal.SIGTERM
+    searcher.queue.study.interrupted = signal.SIGTERM
     searcher.on_trial_complete("one", **ending)
     (trial,) = proposals.study.optuna_trials()
     assert trial.state == TrialState.WAITING and "losses" not in trial.user_attrs
