@@ -141,7 +141,7 @@ class UnknownName(LrnasError, LookupError):
 
 
 def closest(name: str, known: Iterable[str], limit: int = 3) -> str:
-    """The end of an error message that suggests names similar to a misspelt one; upper and lower case are the same.
+    """The end of an error message that suggests names similar to a misspelt one.
 
     Args:
         name: The misspelt name.
@@ -151,11 +151,14 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> str:
     Returns:
         "; did you mean …?", or "; known: …" if nothing is similar and the list is short, or an empty text.
     """
-    names = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), names, n=limit, cutoff=0.6)
+    known = list(dict.fromkeys(known))
+    near = difflib.get_close_matches(name, known, n=limit, cutoff=0.6)
+    if not near:  # perhaps in upper case
+        lower = {each.lower(): each for each in known}
+        near = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, n=limit, cutoff=0.6)]
     if near:
-        return "; did you mean " + " or ".join(names[each] for each in near) + "?"
-    return "; known: " + ", ".join(names.values()) if 0 < len(names) <= 16 else ""
+        return "; did you mean " + " or ".join(near) + "?"
+    return "; known: " + ", ".join(known) if 0 < len(known) <= 16 else ""
 
 
 def error_line(error: BaseException) -> str:

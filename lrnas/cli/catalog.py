@@ -86,18 +86,21 @@ def _data(options: argparse.Namespace) -> int:
         size = training_size(load_space(options.space).backbones)
     with download_view() as progress:
         data = load_set(options.name, options.data_dir, image_size=size, progress=progress)
-    sizes = f"{len(data.train):,} training, {len(data.val):,} validation and {len(data.test()):,} test images"
-    pixels = "" if data.own_crops else f" of {data.image_size}×{data.image_size} pixels"
-    few = ", ".join(data.classes[:10]) + (", …" if data.num_classes > 10 else "")
-    say(f"{data.name}: {sizes}{pixels}, {data.num_classes:,} classes: {few}")
     for line in data.remarks():
         complain(line)
-    if not isinstance(data, PackedSet):
-        return 0
-    with packing_view() as progress:
-        complaints = data.unreadable(progress)
+    complaints = []
+    if isinstance(data, PackedSet):
+        with packing_view() as progress:
+            complaints = data.unreadable(progress)
     for line in complaints:
         complain(line)
+    train, val, test = data.counts
+    pixels = "" if data.own_crops else f" of {data.image_size}×{data.image_size} pixels"
+    few = ", ".join(data.classes[:10]) + (", …" if data.num_classes > 10 else "")
+    sizes = f"{train:,} training, {val:,} validation and {test:,} test images{pixels}"
+    say(f"{data.name}: {sizes}, {data.num_classes:,} classes: {few}")
+    if not isinstance(data, PackedSet):
+        return 0
     hint = "" if size else "; a search of nin uses 32×32: --space NAME packs for a space, --image-size for any size"
     say(f"Packed for training on images of {data.image_size}×{data.image_size} pixels{hint}")
     return 1 if complaints else 0

@@ -18,7 +18,8 @@ def print_estimate(estimate: Estimate) -> None:
     table = make_table(f"Space {estimate.space}: {points}", ["network"], ["MACs", "share", "parameters"], [""])
     for network in estimate.networks:
         marks = ["paper"] * network.is_paper
-        marks += [f"left out: {', '.join(network.beyond)}"] if network.beyond else []
+        limits = ", ".join(f"--{limit.replace('_', '-')}" for limit in network.beyond)
+        marks += [f"left out: {limits}"] if limits else []
         table.add_row(
             network.name, f"{network.macs:,}", f"{network.share:.3f}", f"{network.params:,}", ", ".join(marks)
         )

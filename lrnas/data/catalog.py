@@ -71,9 +71,8 @@ def load_set(
     if kind in FILE_KINDS:
         size = DEFAULT_SIZE if image_size is None else image_size
         if size < min_size:
-            raise DataError(
-                f"this network needs images of at least {min_size} pixels; got {size}; give a larger --image-size"
-            )
+            rule = "this network needs images of" if min_size > 1 else "images must have"
+            raise DataError(f"{rule} at least {min_size}×{min_size} pixels; got {size}; give a larger --image-size")
         if not rest:
             raise DataError(
                 f"a {kind} data set must be written as {FILE_KINDS[kind]}; got {name!r}; add the missing part"

@@ -103,6 +103,11 @@ class DataSet(ABC):
         """The number of images that cannot be read and are left out."""
         return 0
 
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """The numbers of training, validation and test images that can be read; images from files are packed for it."""
+        return len(self.train), len(self.val), len(self._test)
+
     @abstractmethod
     def joined(self) -> DataSet:
         """Return the data set with the validation images added to the training images, for a final training."""

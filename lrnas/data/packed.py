@@ -67,20 +67,29 @@ class PackedSplit:
         first = pack.first(self.part)
         bad = [int(number) for number in self.where if first + int(number) in pack.unreadable]
         few = "; ".join(f"{self.source.name(number)} ({pack.unreadable[first + number]})" for number in bad[:3])
-        result = f"and more than {MOST_UNREADABLE:.0%} end a run" if self._too_many(len(bad)) else "and are left out"
+        are, them = ("is", "it") if len(bad) == 1 else ("are", "them")
+        limit = f"more than {100 * MOST_UNREADABLE:g} % end a run"
+        result = limit if self._too_many(len(bad)) else f"{are} left out"
         number = f"{len(bad):,} of {len(self):,} {self.title} images cannot be read"
-        return f"{number}, {result}: {few}{'; …' if len(bad) > 3 else ''}; repair or remove them" if bad else ""
+        return f"{number}, and {result}: {few}{'; …' if len(bad) > 3 else ''}; repair or remove {them}" if bad else ""
 
     def readable(self, pack: Pack) -> tuple[Indices, Indices]:
         """Return the readable images, as columns of the pack's table, and their classes.
 
         Raises UnreadableImages if too many images cannot be read.
         """
-        numbers = pack.first(self.part) + self.where
-        kept = ~np.isin(numbers, list(pack.unreadable))
-        if self._too_many(len(self) - int(kept.sum())):
+        kept = self._kept(pack)
+        if self._too_many(len(self) - len(kept)):
             raise UnreadableImages(self.describe(pack))
-        return pack.table[:, numbers[kept]], self.source.labels[self.where[kept]]
+        return pack.table[:, pack.first(self.part) + kept], self.source.labels[kept]
+
+    def num_readable(self, pack: Pack) -> int:
+        """Return the number of readable images."""
+        return len(self._kept(pack))
+
+    def _kept(self, pack: Pack) -> Indices:
+        """Return the readable images, by number in the source."""
+        return self.where[~np.isin(pack.first(self.part) + self.where, list(pack.unreadable))]
 
     def _too_many(self, number: int) -> bool:
         return number > MOST_UNREADABLE * len(self)
@@ -208,6 +217,12 @@ class PackedSet(DataSet):
     @property
     def num_unreadable(self) -> int:
         return len(self.pack.open().unreadable)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        pack = self.pack.open()
+        train, val, test = (split.num_readable(pack) for split in (self.train, self.val, self._test))
+        return train, val, test
 
     def first_images(self, number: int) -> Tensor:
         """Return some validation images, prepared as for evaluation. The data set is not packed for them.

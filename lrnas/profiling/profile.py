@@ -128,7 +128,7 @@ class Profile(NotebookView):
         spread = max(network.spread for network in self.networks)
         found = [
             f"Times are medians over rounds that measure all networks, repeated {REPETITIONS} times; repetitions "
-            f"differ from the times shown by at most {spread:.1%}. MACs are for one image."
+            f"differ from the times shown by at most {100 * spread:.1f} %. MACs are for one image."
         ]
         if any(network.layers for network in self.networks):
             found.append(

@@ -128,9 +128,10 @@ class Estimate(NotebookView):
     data: str
     """Name of the data set."""
     train_images: int
-    """Number of training images, each of which is trained once per epoch."""
+    """Number of training images, each of which is trained once per epoch. Unreadable ones are left out if they are
+    known, that is, if the images are packed."""
     val_images: int
-    """Number of validation images."""
+    """Number of validation images, counted in the same way."""
     levels: tuple[LevelEstimate, ...]
     """What would be trained, level by level."""
     hardware: str
@@ -173,7 +174,8 @@ class Estimate(NotebookView):
         if self.gpu_memory is not None:
             found.append(f"GPU memory: about {file_size(self.gpu_memory)} for each network in training")
         parts = ", ".join(f"{name} {file_size(size)}" for name, size in self.disk.items() if size)
-        return [*found, f"Disk: about {parts}", *(f"Note: {remark}." for remark in self.remarks)]
+        disk = f"Disk: about {file_size(sum(self.disk.values()))} ({parts})"
+        return [*found, disk, *(f"Note: {remark}." for remark in self.remarks)]
 
     def __repr__(self) -> str:
         runs = sum(level.runs for level in self.levels)
@@ -220,7 +222,8 @@ def _estimate(settings: SearchSettings) -> Estimate:
     machine = _measure(prepared, settings, pack or None)
     trials, ask_seconds = _rehearse(prepared, settings, max(1, machine.gpus) * machine.at_a_time)
     runs = _plan(trials, machine, training.levels, settings.finals)
-    remarks = []
+    train_images, val_images, _ = (len(data.train), len(data.val), 0) if packing else data.counts
+    remarks = data.unreadable() if isinstance(data, PackedSet) and not packing else []
     if settings.storage is None and (study_folder(settings.studies, prepared.name) / DATABASE).exists():
         remarks.append(f"{prepared.name} exists: the search would continue it; the estimate is for all of its trials")
     if "latency" in settings.objectives or settings.max_latency is not None:
@@ -231,8 +234,8 @@ def _estimate(settings: SearchSettings) -> Estimate:
     idle_seconds = packing + idle.wall_seconds(runs, training.levels, ask_seconds, max(1, machine.gpus))
     if machine.busy > BUSY:
         remarks.append(
-            f"other programs use the CPU: trainings get {1 - machine.busy:.0%} of the time of their cores; without "
-            f"them, the search would take about {duration(idle_seconds)}"
+            f"other programs use the CPU: trainings get {100 * (1 - machine.busy):.0f} % of the time of their cores; "
+            f"without them, the search would take about {duration(idle_seconds)}"
         )
     counts = [machine.gpus] if machine.device == "cpu" else sorted({*SHOWN_GPUS, machine.gpus})
     seconds = {
@@ -250,8 +253,8 @@ def _estimate(settings: SearchSettings) -> Estimate:
         num_points=training.space.size,
         networks=_named_networks(prepared),
         data=training.data.name,
-        train_images=len(data.train),
-        val_images=len(data.val),
+        train_images=train_images,
+        val_images=val_images,
         levels=levels,
         hardware=hardware(),
         device=machine.device,

@@ -81,8 +81,9 @@ def _reduce(space: SearchSpace, params: Params, excess: Callable[[Params], float
 
 
 def _refusal(space: SearchSpace, limits: Limits, name: str, costs: Costs) -> str:
-    wanted = " and ".join(f"{limit} {value:,}" for limit, value in limits.given().items())
-    advice = " or ".join(f"{'lower' if limit == 'min_macs' else 'raise'} {limit}" for limit in limits.given())
+    given = {f"--{limit.replace('_', '-')}": value for limit, value in limits.given().items()}
+    wanted = " and ".join(f"{limit} {value:,}" for limit, value in given.items())
+    advice = " or ".join(f"{'lower' if limit == '--min-macs' else 'raise'} {limit}" for limit in given)
     latency = f" and takes {costs['latency']:.3f} ms" if "latency" in costs else ""
     return (
         f"no network of {space.name} was found within {wanted}; the closest one, {name}, has "

@@ -187,8 +187,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             events.started(proposals, settings.budget, training.dense_macs())
             if later:
                 logger.info(
-                    f"then the best networks are trained in full: {settings.finals:.0%} of all training time, or what "
-                    "the paper's networks need; --finals 0 leaves this out"
+                    f"then the best networks are trained in full: {100 * settings.finals:.0f} % of all training time, "
+                    "or what the paper's networks need; --finals 0 leaves this out"
                 )
             from lrnas.searching.ray_tune import run_trials
 
@@ -213,9 +213,9 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             if later and not study.interrupted and not later[FULL].optuna_trials():
                 level = training.levels[FULL]
                 logger.info(
-                    f"no network was trained in full: {settings.finals:.0%} of the training time is too little for "
-                    f"{len(level.seeds)} seeds of {level.recipe.epochs} epochs; raise --budget or --finals, or lower "
-                    "--final-epochs or --final-seeds"
+                    f"no network was trained in full: {100 * settings.finals:.0f} % of the training time is too little "
+                    f"for {len(level.seeds)} seeds of {level.recipe.epochs} epochs; raise --budget or --finals, or "
+                    "lower --final-epochs or --final-seeds"
                 )
     except LrnasError:
         with suppress(LrnasError):  # the storage may be gone

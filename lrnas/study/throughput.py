@@ -25,7 +25,7 @@ class Throughput:
         return self.images / self.seconds
 
     def __str__(self) -> str:
-        busy = "" if self.gpu_busy is None else f", GPU {self.gpu_busy:.0%} busy"
+        busy = "" if self.gpu_busy is None else f", GPU {100 * self.gpu_busy:.0f} % busy"
         return f"{self.images_per_second:,.0f} images/s{busy}"
 
 

@@ -97,7 +97,8 @@ class Reproduction:
         if not baselines or not baselines[0].accuracies:
             return f"There is nothing to compare {network.name} with."
         points = 100 * (network.mean - baselines[0].mean)
-        return f"{network.name}: {points:+.2f} points against {baselines[0].name}, at {network.share:.1%} of its MACs."
+        share = f"{100 * network.share:.1f} % of its MACs"
+        return f"{network.name}: {points:+.2f} points against {baselines[0].name}, at {share}."
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -201,15 +202,15 @@ def reproduce(
         for label in jobs
         for seed in range(seeds)
     }
+    with packing_view() as progress:
+        image_set.prepare(progress)
     if new := list(dict.fromkeys(label for (label, _), file in record_files.items() if not file.exists())):
         pixels, epochs = chosen.crop or size, f"{chosen.epochs} epoch{'s' * (chosen.epochs != 1)}"
         logger.info(
-            f"training {' and '.join(new)} on {number:,} images of {image_set.name}, {pixels}×{pixels} pixels: "
-            f"recipe {Path(recipe).stem}, {epochs} at most, {seeds} seed{'s' * (seeds != 1)}"
+            f"training {' and '.join(new)} on {image_set.counts[0]:,} images of {image_set.name}, {pixels}×{pixels} "
+            f"pixels: recipe {Path(recipe).stem}, {epochs} at most, {seeds} seed{'s' * (seeds != 1)}"
         )
     execution = _Execution(device, workers, address, compile_model)
-    with packing_view() as progress:
-        image_set.prepare(progress)
     measured: list[Measured] = []
     files: list[Path] = []
     reused: list[Mapping[str, Any]] = []

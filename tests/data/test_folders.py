@@ -201,8 +201,9 @@ def test_bad_layouts_are_one_line(how: str, message: str, tmp_path: Path, capsys
 
 
 def test_sizes_shares_and_names() -> None:
-    with pytest.raises(DataError, match="needs images of at least 32 pixels; got 8; give a larger `image_size`"):
-        load_set("folder:x", image_size=8, min_size=32)
+    for given, least, rule in ((8, 32, "this network needs images of"), (0, 1, "^images must have")):
+        with pytest.raises(DataError, match=f"{rule} at least {least}×{least} pixels; got {given}; give a larger `ima"):
+            load_set("folder:x", image_size=given, min_size=least)
     with pytest.raises(DataError, match=r"memory for images must be from 0 to 1; got 2; try 0\.5"):
         load_set("folder:x", image_memory=2)
     with pytest.raises(DataError, match="the images of digits have a fixed size; got `image_size` 32; leave it out"):
@@ -276,16 +277,16 @@ def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.Captu
     told, complaint = capsys.readouterr()
     assert f"\nan image cannot be read: {bad} (" in complaint
     complaint = complaint.splitlines(keepends=True)[-1]
-    assert told.startswith(f"folder:{tmp_path}: 303 training, 9 validation and 9 test images")
-    left_out = "lrnas: 1 of 303 training images cannot be read, and are left out: "
-    assert complaint.startswith(f"{left_out}{bad} (") and complaint.endswith("); repair or remove them\n")
+    assert told.startswith(f"folder:{tmp_path}: 302 training, 9 validation and 9 test images")
+    left_out = "lrnas: 1 of 303 training images cannot be read, and is left out: "
+    assert complaint.startswith(f"{left_out}{bad} (") and complaint.endswith("); repair or remove it\n")
     for name in ("000", "001", "002"):
         spoil(tmp_path / "test" / "blue" / f"{name}.png")
     spoil(tmp_path / "test" / "green" / "000.png")
     assert main(["data", f"folder:{tmp_path}"]) == 1
     first, second = capsys.readouterr().err.splitlines()[-2:]
     assert first.startswith(left_out)
-    assert second.startswith("lrnas: 4 of 9 test images cannot be read, and more than 1% end a run: ")
+    assert second.startswith("lrnas: 4 of 9 test images cannot be read, and more than 1 % end a run: ")
     assert second.count(".png") == 3 and "; …; repair" in second
 
 

@@ -260,14 +260,14 @@ def test_an_unreadable_image_is_named_and_left_out(tmp_path: Path, caplog: pytes
     file = tmp_path / "set" / "train" / "green" / "010.png"
     warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert warnings == [f"an image cannot be read: {file} (image file is truncated)"]
-    assert data.num_unreadable == 1
+    assert data.num_unreadable == 1 and data.counts == (101, 6, 6)
     images, _ = epoch(data, 0, RECIPE.changed({"batch_size": 101}))
     assert len(images) == 101
     caplog.clear()
     again = load(tmp_path / "set")
     again.prepare()
-    left_out = "1 of 102 training images cannot be read, and are left out"
-    assert caplog.messages == [f"{left_out}: {file} (image file is truncated); repair or remove them"]
+    left_out = "1 of 102 training images cannot be read, and is left out"
+    assert caplog.messages == [f"{left_out}: {file} (image file is truncated); repair or remove it"]
 
 
 def test_evaluation_leaves_out_unreadable_images(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_evaluation_leaves_out_unreadable_images(tmp_path: Path) -> None:
 def test_unreadable_test_images_do_not_prevent_training(tmp_path: Path) -> None:
     data = large(tmp_path / "set", 2, "test")
     assert train(make_model(), data, RECIPE, seed=0).status == "completed"
-    with pytest.raises(DataError, match="2 of 102 test images cannot be read, and more than 1% end a run"):
+    with pytest.raises(DataError, match="2 of 102 test images cannot be read, and more than 1 % end a run"):
         evaluate(make_model(), data.test(), data, RECIPE)
 
 
@@ -291,13 +291,13 @@ def test_more_than_one_in_a_hundred_end_the_run(split: str, tmp_path: Path) -> N
             use()
         message = str(caught.value)
         title = {"train": "training", "val": "validation"}[split]
-        assert message.startswith(f"2 of 102 {title} images cannot be read, and more than 1% end a run: {tmp_path}")
+        assert message.startswith(f"2 of 102 {title} images cannot be read, and more than 1 % end a run: {tmp_path}")
         assert message.endswith("; repair or remove them") and "\n" not in message
 
 
 def test_in_a_small_split_a_single_image_ends_the_run(pictures: Path) -> None:
     spoil(pictures / "train" / "red" / "003.png")
-    with pytest.raises(DataError, match="1 of 36 training images cannot be read, and more than 1% end a run"):
+    with pytest.raises(DataError, match="1 of 36 training images cannot be read, and more than 1 % end a run"):
         train(make_model(), load(pictures), RECIPE, seed=0)
 
 
@@ -482,6 +482,20 @@ def test_a_reproduction_uses_the_test_images_once(
     capsys.readouterr()
     assert main(arguments) == 2
     assert "holds another run: data was 'folder:" in capsys.readouterr().err
+
+
+def test_a_reproduction_says_how_many_images_it_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    caplog.set_level("INFO", "lrnas")
+    monkeypatch.setattr(module, "_run", stop)
+    large(tmp_path / "set", 1)
+    with pytest.raises(KeyboardInterrupt):
+        module.reproduce("nin", data=f"folder:{tmp_path / 'set'}", image_size=8, recipe="fast", out=tmp_path / "out")
+    assert "training nin on 101 images of folder:" in caplog.text
 
 
 @pytest.mark.gpu

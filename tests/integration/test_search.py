@@ -92,13 +92,13 @@ def test_unreadable_images_end_a_search_which_continues_without_them(tmp_path: P
     search = Search(tmp_path, *options)
     log = search.end()
     assert search.process.returncode == 2 and "Traceback" not in log, log
-    assert f"1 of 12 validation images cannot be read, and more than 1% end a run: {bad} (" in log.splitlines()[-1]
+    assert f"1 of 12 validation images cannot be read, and more than 1 % end a run: {bad} (" in log.splitlines()[-1]
     assert "a trial was lost" not in log and not (tmp_path / "studies" / "s").exists()  # refused before it began
     bad.unlink()
     log = Search(tmp_path, *options).end()
     assert "the images of folder:colours have changed: removing their earlier pack" in log
     assert [trial.state for trial in trials(tmp_path)] == [TrialState.COMPLETE], log
-    assert log.count(f"1 of 120 training images cannot be read, and are left out: {few} (") == 1
+    assert log.count(f"1 of 120 training images cannot be read, and is left out: {few} (") == 1
     study = open_study("s", studies=tmp_path / "studies")
     remark = "s: images that could not be read and were left out: 1 (`lrnas data` lists them)."
     assert study.unreadable_images == 1 and remark in make_report([study]).remarks()

@@ -170,7 +170,7 @@ def test_times_are_tables() -> None:
     assert rows[2] == ["small", "1,000", "0.500", "1.000 ms", "0.250", "nin"]
     assert rows[-1] == ["conv1", "192 3x3", "1,000", "1.000", "0.500 ms", "0.250"]
     assert "<summary>small, layer by layer, compared with nin</summary>" in html and "one core, compiled" in html
-    assert "at most 2.0%" in html and "CPU cores meanwhile: measure again" in html
+    assert "at most 2.0 %" in html and "CPU cores meanwhile: measure again" in html
     trained = replace(base, training=8.0)
     rows = Cells(Profile(conditions, False, [trained, replace(small, training=4.0)])._repr_html_()).rows
     assert rows[0][5:7] == ["training", "share of training time"] and rows[2][5:7] == ["4.000 ms", "0.500"]
@@ -221,7 +221,7 @@ def test_an_estimate_shows_what_the_command_shows(capsys: pytest.CaptureFixture[
         "Time: about 2 min 0 s",
         "CPU-hours: about 0.05, 5 s of it for packing",
         "GPU memory: about 2 MB for each network in training",
-        "Disk: about checkpoints 4 kB",
+        "Disk: about 4 kB (checkpoints 4 kB)",
         "Note: a rest.",
     ):
         assert line in printed and line in html

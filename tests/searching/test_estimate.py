@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from pictures import write_set
+from pictures import spoil, write_set
 
 import lrnas
 from lrnas.cli.main import main
@@ -132,6 +132,27 @@ def test_an_estimate_is_short_when_it_is_printed() -> None:
     assert Estimate.__repr__(found).endswith("about 1 min 1 s on 1 GPU or 9 s on 8 GPU>")  # type: ignore[arg-type]
 
 
+def test_a_dry_run_counts_images_that_can_be_read_if_they_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dry_run, "_measure", lambda *_: machine())
+    monkeypatch.chdir(tmp_path)
+    write_set(tmp_path / "images", {"train": 101, "val": 3, "test": 3})
+    bad = spoil(tmp_path / "images" / "train" / "red" / "000.png")
+    options = ["--image-size", "8", "--data-dir", str(tmp_path / "cache")]
+    data = f"folder:{tmp_path / 'images'}"
+    dry = ["search", "nin", "--data", data, *options, "--budget", "3", "--finals", "0", "--dry-run"]
+    assert main(dry) == 0
+    shown = capsys.readouterr().out
+    assert "303 training and 9 validation images" in shown and "cannot be read" not in shown
+    assert main(["data", data, *options]) == 1
+    capsys.readouterr()
+    assert main(dry) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "302 training and 9 validation images" in shown
+    assert f"Note: 1 of 303 training images cannot be read, and is left out: {bad} (" in shown
+
+
 @pytest.mark.slow
 def test_a_dry_run_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -147,7 +168,7 @@ def test_a_dry_run_writes_nothing(
     command = ["search", "--space", "nin", *options, "--budget", "5", "--epochs", "1", "--final-epochs", "2"]
     assert main([*command, "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "Space nin: 22 parameters, 2.0e17 points" in shown and "left out: max_macs" in shown
+    assert "Space nin: 22 parameters, 2.0e17 points" in shown and "left out: --max-macs" in shown
     assert "Time: about" in shown and "Disk: about" in shown and "pack " in shown
     assert not [*here.iterdir(), *temp.iterdir(), *cache.iterdir()]
 

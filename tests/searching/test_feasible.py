@@ -39,7 +39,7 @@ def test_a_named_network_within_the_limits_is_enough() -> None:
 )
 def test_the_last_network_that_keeps_a_limit_is_found(name: str, tight: object) -> None:
     with pytest.raises(
-        StudyError, match=f"no network of nin was found within .*; the closest one, nin.*; (raise|lower) {name}$"
+        StudyError, match=f"no network of nin was found within .*; the closest one, nin.*; (raise|lower) `{name}`$"
     ) as refusal:
         find_feasible(BARE, Limits(**{name: 10 if tight is min else 10**12}), cost)
     kind = name.partition("_")[2]
@@ -54,7 +54,7 @@ def test_the_last_network_that_keeps_a_limit_is_found(name: str, tight: object) 
 
 
 def test_limits_that_contradict_each_other_are_all_named() -> None:
-    with pytest.raises(StudyError, match=r"and min_macs 2,000,000; .*raise max_macs or lower min_macs"):
+    with pytest.raises(StudyError, match=r"and `min_macs` 2,000,000; .*raise `max_macs` or lower `min_macs`"):
         find_feasible(SPACE, Limits(max_macs=1_000_000, min_macs=2_000_000), cost)
 
 
@@ -70,7 +70,7 @@ def test_exact_costs_decide_where_estimates_break_a_limit() -> None:
     limits = Limits(max_latency=1.5 * cheapest)
     params = find_feasible(SPACE, limits, timed(2.0), timed(1.0))
     assert params is not None and cost(SPACE.architecture(params))["macs"] / 1e6 == cheapest
-    with pytest.raises(StudyError, match=r"max_latency [\d.]+; .*and takes \d\.\d{3} ms; raise max_latency"):
+    with pytest.raises(StudyError, match=r"`max_latency` [\d.]+; .*and takes \d\.\d{3} ms; raise `max_latency`"):
         find_feasible(SPACE, limits, timed(2.0), timed(2.0))
 
 
@@ -79,5 +79,5 @@ def test_a_search_with_impossible_limits_leaves_no_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code = main(["search", "--space", "nin", "--data", "digits", "--budget", "2", "--max-macs", "1k"])
-    assert code == 2 and "no network of nin was found within max_macs 1,000;" in capsys.readouterr().err
+    assert code == 2 and "no network of nin was found within --max-macs 1,000;" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -172,7 +172,7 @@ def test_time_left_depends_on_the_networks_that_wait() -> None:
         proposals.ledger.report_epoch(proposal.number, [0.4, 0.5], seconds(proposal.macs), images=2000, gpu_busy=0.9)
         proposals.ledger.complete(proposal.number, 0.5)
         now += seconds(proposal.macs)
-        assert " images/s, GPU 90% busy" in view._state(proposals.study.summary(), now)
+        assert " images/s, GPU 90 % busy" in view._state(proposals.study.summary(), now)
     assert f"about {seconds(macs[-1]):.0f} s left" in view._state(proposals.study.summary(), now)
     proposals.study.interrupted = signal.SIGINT  # it stops after the current epochs
     assert "left" not in view._state(proposals.study.summary(), now)

@@ -131,7 +131,7 @@ def test_images_that_cannot_be_read_end_the_search_at_once(tmp_path: Path) -> No
     told: list[str] = []
     searcher = make_searcher(proposals, tmp_path, told)
     assert "task" in searcher.suggest("one")
-    reason = "1 of 80 validation images cannot be read, and more than 1% end a run: 3.png; repair or remove them"
+    reason = "1 of 80 validation images cannot be read, and more than 1 % end a run: 3.png; repair or remove it"
     with pytest.raises(UnreadableImages, match=r"3\.png"):
         searcher.on_trial_complete("one", {"status": "unreadable", "reason": reason})
     assert str(searcher.failure) == reason and told == ["started"]

@@ -36,7 +36,7 @@ def test_trials_in_training_count_until_their_last_epoch_and_earlier_ones_may_be
 
 def test_how_busy_a_gpu_was_is_weighted_by_images() -> None:
     found = measure_throughput([trial(0, 10, 3000, gpu_busy=1.0), trial(0, 10, 1000, gpu_busy=0.6)])
-    assert found is not None and str(found) == "400 images/s, GPU 90% busy"
+    assert found is not None and str(found) == "400 images/s, GPU 90 % busy"
 
 
 def test_without_images_there_is_no_throughput() -> None:
