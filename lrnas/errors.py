@@ -161,6 +161,11 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> str:
     return "; known: " + ", ".join(known) if 0 < len(known) <= 16 else ""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of the message of another library's error, without its last full stop."""
+    return (str(error) or type(error).__name__).splitlines()[0][:300].removesuffix(".")
+
+
 def error_line(error: BaseException) -> str:
     """The type of an error and the first line of its message, as it was written: another process may show it."""
     text = Exception.__str__(error) if isinstance(error, LrnasError) else str(error)

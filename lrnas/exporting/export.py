@@ -30,7 +30,7 @@ from lrnas._messages import logger
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet
-from lrnas.errors import error_line, in_users_words
+from lrnas.errors import first_line, in_users_words
 from lrnas.exporting.fastest_form import Fusion, Timer, choose_forms, fastest, torch_timer
 from lrnas.exporting.formats import ARCHITECTURE, CONFIG, WEIGHTS, WRITERS, Network, Written, registered_name
 from lrnas.exporting.names import SUFFIX, check_format
@@ -276,7 +276,7 @@ def _outputs(model: nn.Module, images: Tensor) -> Tensor:
             outputs = model(images)
     except RuntimeError as error:
         size = "×".join(map(str, images.shape[2:]))
-        raise ExportError(f"the network cannot process images of {size}: {error_line(error)}; give --input") from None
+        raise ExportError(f"the network cannot process images of {size}: {first_line(error)}; give --input") from None
     if not isinstance(outputs, Tensor) or not outputs.isfinite().all():
         raise ExportError("the outputs of the network are not finite numbers; export weights of another epoch")
     return outputs

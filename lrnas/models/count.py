@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lrnas._arguments import checked
 from lrnas.arch.architecture import Mix
 from lrnas.arch.cost import Cost, LayerCost, MixCost, Role, mix_cost
-from lrnas.errors import LrnasError, UnknownName, error_line
+from lrnas.errors import LrnasError, UnknownName, first_line
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 from lrnas.layers.init import find_classifiers
 from lrnas.models.convert import find_convs
@@ -121,7 +121,7 @@ def trace_timm(name: str, input_size: int, num_classes: int, in_chans: int = 3) 
             model = timm.create_model(name, num_classes=num_classes, in_chans=in_chans)
     except (TypeError, RuntimeError, AssertionError) as error:
         settings = f"{num_classes} classes and {in_chans} channels"
-        raise LrnasError(f"timm:{name} cannot be built for {settings}: {error_line(error)}") from None
+        raise LrnasError(f"timm:{name} cannot be built for {settings}: {first_line(error)}") from None
     costs, calls = _count(model, (in_chans, input_size, input_size))
     convs, left = find_convs(model)
     left |= dict.fromkeys(convs.keys() - calls.keys(), "the model does not call it")
@@ -198,7 +198,7 @@ def _run(model: nn.Module, layers: dict[str, nn.Module], image: Shape, calls: di
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         shape = "×".join(map(str, image))
         raise LrnasError(
-            f"the model cannot be counted with an input of {shape}: {error_line(error)}; choose another input size or "
+            f"the model cannot be counted with an input of {shape}: {first_line(error)}; choose another input size or "
             "another model"
         ) from None
     finally:

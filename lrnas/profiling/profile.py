@@ -25,7 +25,7 @@ from lrnas._messages import logger
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import Step
-from lrnas.errors import InvalidArgument, LrnasError, UnknownName, error_line
+from lrnas.errors import InvalidArgument, LrnasError, UnknownName, first_line
 from lrnas.models.found import find_found
 from lrnas.models.paper import family_table, named_networks
 from lrnas.models.plan import built_id, make_plan, native_input_size, native_num_classes, resolve_backbone
@@ -388,7 +388,7 @@ def _explained_errors() -> Iterator[None]:
         raise LrnasError("the device has too little memory to measure these networks together; lower --batch") from None
     except (RuntimeError, ValueError) as error:
         hint = "; give a larger --batch" if "more than 1 value per channel" in str(error) else ""
-        raise LrnasError(f"a network cannot be run with these settings: {error_line(error)}{hint}") from None
+        raise LrnasError(f"a network cannot be run with these settings: {first_line(error)}{hint}") from None
 
 
 @dataclass(frozen=True, slots=True)

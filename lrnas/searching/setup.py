@@ -19,7 +19,7 @@ from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.data.names import Progress, data_folder, is_in_files, shown_name
 from lrnas.errors import LrnasError
-from lrnas.models.plan import deployed_form, has_norms, make_plan, training_size
+from lrnas.models.plan import TIMM, deployed_form, has_norms, make_plan, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.sampling.front_pruner import REDUCTION_FACTOR
 from lrnas.searching.proposals import Proposal
@@ -44,6 +44,8 @@ LONGER_FACTOR, FULL_FACTOR = 3, 8
 """A training at level `longer` has 3 times the epochs of a short one, one at level `full` at most 8 times as many."""
 FIRST_FINAL_SEED = 1000
 """Seeds of the later levels begin this far above the search's, so that retrainings, which begin at 1, have others."""
+LITTLE = 0.1
+"""Share of the MACs in layers that vary below which a remark says that a search can save little."""
 SAMPLED_NETWORKS, SAMPLING_SECONDS = 24, 20.0
 """Number of networks whose layers are measured before trials run on the same device, and seconds for that."""
 
@@ -67,7 +69,7 @@ class SearchTraining:
             self.image_size = training_size(space.backbones)
         self.latency: Latency | None = None
         self.remarks: list[str] = []
-        """Remarks about the data, for people."""
+        """Remarks about the data and the space, for people."""
         self.classes: tuple[str, ...] = ()
         self.max_latency: float | None = None
         """Highest latency of the named networks, measured when the study began."""
@@ -113,6 +115,11 @@ class SearchTraining:
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
         self.input_size = self.recipe.crop or size
+        if (share := self._varying_share()) < LITTLE:
+            self.remarks.append(
+                f"only {100 * share:.1f} % of the MACs of {space.name} are in layers that this space changes: a search "
+                "can save little (docs/choosing.md)"
+            )
         first = settings.min_epochs
         if first is None and self.recipe.schedule == "one_cycle":
             # the learning rate is high until shortly before the end: accuracies rank networks only then (docs/proxy.md)
@@ -144,6 +151,18 @@ class SearchTraining:
         is_between = 2 * longer.epochs <= full.epochs
         levels = [short, *([Level(LONGER, longer, seeds[:1])] if is_between else []), Level(FULL, full, seeds)]
         return {level.name: level for level in levels}
+
+    def _varying_share(self) -> float:
+        """Share of MACs in layers that vary, for timm models; 1 for other backbones, in which widths may vary."""
+        backbones, data = self.space.backbones, self.data
+        if not all(backbone.startswith(TIMM) for backbone in backbones):
+            return 1.0
+        names = {layer.name for group in self.space.groups for layer in group.layers}
+        costs = [
+            make_plan(Architecture(backbone), self.input_size, data.num_classes, data.channels).cost
+            for backbone in backbones
+        ]
+        return max(sum(layer.macs for layer in cost.layers if layer.name in names) / cost.macs for cost in costs)
 
     @property
     def loaded(self) -> DataSet:

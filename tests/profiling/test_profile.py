@@ -174,7 +174,7 @@ def test_wrong_options_give_one_line(
 
 
 def test_a_run_that_fails_says_why() -> None:
-    message = "cannot be run with these settings: RuntimeError: odd"
+    message = "cannot be run with these settings: odd"
     with pytest.raises(LrnasError, match=message), profile._explained_errors():
         raise RuntimeError("odd")
 

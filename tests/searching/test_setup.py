@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pictures import write_set
 
 from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.errors import LrnasError
@@ -27,6 +28,17 @@ def test_costs_are_those_of_the_deployed_form(tmp_path: Path) -> None:
     table.store({step.key: 0.001 * (i + 1) for i, step in enumerate({step.key: step for step in steps}.values())})
     assert training.cost(joined)["latency"] == training.guess(joined)["latency"] == training.latency.of(plain)
     assert training.latency.steps(joined) != steps
+
+
+@pytest.mark.parametrize(
+    ("model", "share"), [("vit_tiny_patch16_224", "2.3 %"), ("efficientnet_b0", "2.8 %"), ("resnet18", "")]
+)
+def test_a_remark_says_if_a_space_can_save_little(model: str, share: str, tmp_path: Path) -> None:
+    write_set(tmp_path, {"train": 34, "val": 34, "test": 1})
+    settings = SearchSettings(space=f"timm:{model}", budget=1)
+    remarks = SearchTraining(settings, load_space(settings.space), f"folder:{tmp_path}", None).remarks
+    told = f"only {share} of the MACs of timm:{model} are in layers that this space changes: a search can save little "
+    assert remarks == ([f"{told}(docs/choosing.md)"] if share else [])
 
 
 @pytest.mark.parametrize(
