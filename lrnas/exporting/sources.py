@@ -227,7 +227,6 @@ def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool | None) ->
     from lrnas.study.manifest import CLASSES, DATA_NAME  # with optuna
 
     study, trial = found.study, found.trial
-    label = f"{study.name}-{trial.number}"
     trials = trials_folder(studies, study.name)
     folder = trial_folder(trials, trial.number)
     keys = ("data", "image_size", "recipe", DATA_NAME, CLASSES)
@@ -235,9 +234,9 @@ def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool | None) ->
     if (folder / RECORD).exists():
         source = _from_checkpoint(folder, trial.architecture)
         known = {key: value for key, value in source.identity.items() if value is not None}
-        return dataclasses.replace(source, name=label, identity={**identity, **known})
+        return dataclasses.replace(source, name=found.label, identity={**identity, **known})
     if fresh:
-        return Source(label, trial.architecture, RANDOM, identity=identity)
+        return Source(found.label, trial.architecture, RANDOM, identity=identity)
     there = [str(other.number) for other in study.trials if (trial_folder(trials, other.number) / RECORD).exists()]
     where = f"; weights exist for {', '.join(there[:12])}{', …' * (len(there) > 12)}" if there else ""
     raise ExportError(

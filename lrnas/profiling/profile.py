@@ -34,7 +34,7 @@ from lrnas.profiling.latency_table import DTYPES, REFERENCES, Conditions, Latenc
 from lrnas.profiling.step_modules import Setting, layer_call, network_call, steps_of
 from lrnas.profiling.timing import Call, OtherWork, find_device, measure, pick_threads
 from lrnas.spaces.space import load_space
-from lrnas.study.references import check_no_study, find_network
+from lrnas.study.references import StudyNetwork, check_no_study, find_network
 
 if TYPE_CHECKING:
     from lrnas.study.study import Study, Trial
@@ -309,9 +309,9 @@ def _find(source: Any, studies: str | Path, storage: str | None) -> _Found:
             f"a network is a trial, an Architecture, text, or a name and an Architecture; got {short_repr(source)}; "
             "give for example study.best(), or STUDY:best"
         )
-    if not isinstance(source, str):
-        return _Found(f"{source.study.name}:{source.number}", source.architecture, _shape_of(source.study))
-    if (found := find_network(source, studies, storage)) is not None:
+    is_trial = not isinstance(source, str)
+    found = StudyNetwork(source.study, source) if is_trial else find_network(source, studies, storage)
+    if found is not None:
         return _Found(found.name, found.trial.architecture, _shape_of(found.study))
     if (own := find_found(source)) is not None:
         channels, size, _ = own.config["input_size"]

@@ -34,7 +34,15 @@ class StudyNetwork:
 
     @property
     def name(self) -> str:
-        return f"{self.study.name}:{self.trial.number}"
+        """How to refer to it; of a run, which tables do not list by its number, with the name of its network."""
+        name = f" ({self.trial.name})" if "@" in self.study.name else ""
+        return f"{self.study.name}:{self.trial.number}{name}"
+
+    @property
+    def label(self) -> str:
+        """The same for files."""
+        name = re.sub(r"[^\w.+-]", "-", f"-{self.trial.name}") if "@" in self.study.name else ""
+        return f"{self.study.name}-{self.trial.number}{name}"
 
 
 def find_network(source: str, studies: str | Path = "studies", storage: str | None = None) -> StudyNetwork | None:

@@ -291,7 +291,7 @@ def test_a_later_level_is_no_search_and_no_retraining(tmp_path: Path) -> None:
     chosen = _choose(search, (), True, False)
     assert [network.trial for network in chosen] == [0, 2]  # lr-x0.25 and nin-c3-lr; dense-x0.25 was not trained
     best = find_network("s:best", tmp_path)
-    assert best is not None and best.name == "s@finals:0" and best.trial.point == "nin-c3-lr"
+    assert best is not None and best.name == "s@finals:0 (nin-c3-lr)" and best.trial.point == "nin-c3-lr"
     named = find_network("s@finals:lr-x0.25", tmp_path)
     assert named is not None and named.trial.accuracy == 0.93
     assert delete_study("s", studies=tmp_path).trials == {"s": 4, "s@longer": 0, "s@finals": 6}

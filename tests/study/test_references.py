@@ -1,5 +1,6 @@
 """Names of networks in studies, such as STUDY:TRIAL."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,10 @@ def test_the_best_network_is_the_papers_only_if_none_found_is_as_accurate(
     make_finals(search, {"lr-x0.25": (0.96, 0.96)})
     found = find_network("s:best", tmp_path)
     assert found is not None and finals.optuna_trial(found.trial.number).user_attrs["trial"] == 0  # as accurate
+    number = found.trial.number
+    assert (found.name, found.label) == (f"s@finals:{number} (lr-x0.25)", f"s@finals-{number}-lr-x0.25")
+    odd = replace(found, trial=replace(found.trial, point="my net/2"))
+    assert odd.label == f"s@finals-{number}-my-net-2"  # a name that a space file may contain
 
 
 def test_of_equally_accurate_networks_the_best_is_not_the_papers() -> None:
