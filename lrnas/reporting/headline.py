@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lrnas.reporting.report import Report, StudyReport
@@ -75,19 +75,21 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     accurate one that costs less. If the dense network was not trained, the paper's most accurate one takes its place.
     After tests, the sentence has test accuracies. It names the network of the verdict on the dense network; without a
     verdict, networks are chosen among those tested by their validation accuracies, since no network is chosen by test
-    images.
+    images. These are accuracies of the finals only if all of these networks were in the finals.
 
     Args:
         study: The study.
         cost: Name of the cost to compare; if it is not known for both networks, MACs are compared.
         tested: Networks of this study that were trained again and tested.
     """
-    dense, entries = study.study.baseline, _entries(study)
+    dense = study.study.baseline
     tests = {} if tested is None else {final.title: _from_final(final) for final in tested.finals}
     verdict = None if tested is None else next((each for each in tested.verdicts if each.point == dense), None)
     rival = None if verdict is None or verdict.rival is None else _from_final(verdict.rival)
-    if rival is None and not any(entry.title in tests for entry in entries if entry.title != dense):
+    known = {network.name for network in study.full if network.name != dense} & tests.keys()
+    if rival is None and not known:
         tests = {}  # their validation accuracies are not known
+    entries = _entries(study, known)
     if tests:
         entries = [entry for entry in entries if entry.title in tests]
     own = next((entry for entry in entries if entry.title == dense), None)
@@ -100,7 +102,7 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     if own is None and found and dense is not None and dense not in tests:
         beside = max(paper, key=lambda entry: entry.accuracy, default=None)
     own = tests.get(dense or "", own)
-    dense_costs = _dense_costs(study) if own is None else own.costs
+    dense_costs = _dense_costs(study, tested if tests else None)
     compared = [rival] if rival is not None else [tests.get(entry.title, entry) for entry in others]
     if dense_costs.get(cost) is None or any(entry.costs[cost] is None for entry in compared):
         cost = "macs"
@@ -112,8 +114,10 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     beside = own if own is not None or beside is None else tests.get(beside.title, beside)
     validation = "Validation images" if study.finals else f"Validation images after {study.training}"
     images, done = ("Test images", "tested") if tests else (validation, "trained")
-    number, by = len(others), " on validation images" if tests else ""
+    number, by = len(tests.keys() - {dense}) or len(paper + found), " on validation images" if tests else ""
     among = f"the only one {done}" if number == 1 else f"the most accurate of {number} networks{by}"
+    if len(others) < number:
+        among = f"chosen by validation accuracy among {len(others)} of {number} networks {done}"
     value = best.costs[cost]
     if limit is None or value is None:
         size = "" if value is None else f" with {value:,.0f} {WORDS[cost]}"
@@ -156,10 +160,11 @@ def best_few(study: StudyReport, cost: str) -> list[int]:
     return list(found)
 
 
-def _entries(study: StudyReport) -> list[_Entry]:
-    """The finals of a study, or without finals its networks after short training."""
-    if study.finals:
-        return list(map(_from_final, study.finals))
+def _entries(study: StudyReport, wanted: Iterable[str] = ()) -> list[_Entry]:
+    """The finals of a study if all wanted networks are among them, else its networks after short training."""
+    finals = {final.title: _from_final(final) for final in study.finals}
+    if finals and finals.keys() >= set(wanted):
+        return list(finals.values())
     return [
         _Entry(network.name, network.trial.number, network.is_paper, network.trial.accuracy or 0.0, None, 1, costs)
         for network in study.full
@@ -173,9 +178,9 @@ def _from_final(final: Final) -> _Entry:
     return _Entry(final.title, final.trial, is_paper, final.mean, final.deviation, len(final.accuracies), costs)
 
 
-def _dense_costs(study: StudyReport) -> dict[str, float | None]:
-    """Costs of the dense network; a latency is known only if it is one of the trials."""
-    dense = study.study.dense_cost
+def _dense_costs(study: StudyReport, tested: Tested | None = None) -> dict[str, float | None]:
+    """Costs of the dense network, for the images of the tests if they are given; a latency is that of its trial."""
+    dense = study.study.dense_cost if tested is None else tested.dense_cost
     latencies = [network.cost("latency") for network in study.networks if network.name == study.study.baseline]
     known = {"latency": latencies[0] if latencies else None}
     return {} if dense is None else {"macs": dense.macs, "params": dense.params, **known}

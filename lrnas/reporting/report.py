@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import chain
@@ -18,13 +18,14 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial
 
+from lrnas.arch.cost import Cost
 from lrnas.errors import LrnasError
 from lrnas.models.plan import make_plan
 from lrnas.reporting.layer_view import Layer, lay_out
 from lrnas.reporting.retrained_report import Tested, finals_to_dicts
 from lrnas.reporting.suggested_commands import ShellLine, retrain_line, shell_lines
 from lrnas.sampling.pareto import add_to_front, hypervolume
-from lrnas.study.levels import SHORT, SUFFIXES, level_study, read_level
+from lrnas.study.levels import FULL, SHORT, SUFFIXES, level_study, read_level
 from lrnas.study.manifest import StudyError, data_name
 from lrnas.study.objectives import OBJECTIVES, Objective
 from lrnas.study.retrained import Final, Retrained, final_front
@@ -199,6 +200,16 @@ class StudyReport:
         return [network for network in self.networks if network.is_partial]
 
     @property
+    def level(self) -> str:
+        """The level whose front is shown: that of the finals if there are any."""
+        return FULL if self.finals else SHORT
+
+    @cached_property
+    def hypervolume(self) -> float:
+        """Hypervolume of the front, see `Summary`."""
+        return self.study.hypervolume() if self.finals else self.summary.hypervolume
+
+    @property
     def best(self) -> float | None:
         """The highest accuracy, of the finals if there are any; None if no network is trained."""
         accuracies = [final.mean for final in self.finals] or [one.trial.accuracy or 0.0 for one in self.full]
@@ -239,7 +250,8 @@ class StudyReport:
             "objectives": [objective.name for objective in self.study.objectives],
             "hardware": sorted({known["hardware"] for known in attributes if "hardware" in known}),
             "counts": self.summary.counts,
-            "hypervolume": self.summary.hypervolume,
+            "level": self.level,
+            "hypervolume": self.hypervolume,
             # `on_front` is the front by accuracies in the search, with which it must be shown
             "networks": [each.to_dict() | {"on_final_front": each.trial.number in final} for each in self.networks],
             "dense": dense and {"name": self.study.baseline, "macs": dense.macs, "params": dense.params},
@@ -291,9 +303,13 @@ class Report:
         data = [(manifest["data"], data_name(manifest)) for manifest in manifests]
         if listed := _list_differences(names, conditions, data):
             found.append(f"The studies were trained under different conditions; compare with care ({listed}).")
-        bounds = [{name: each.study.manifest["reference"][name] for name in each.study.costs} for each in self.studies]
+        bounds = [
+            {"level": each.level} | {name: each.study.manifest["reference"][name] for name in each.study.costs}
+            for each in self.studies
+        ]
         if listed := _list_differences(names, bounds):
-            found.append(f"The hypervolumes of the studies cannot be compared: their cost limits differ ({listed}).")
+            why = "their levels of training, or the largest costs of their named networks, differ"
+            found.append(f"The hypervolumes of the studies cannot be compared: {why} ({listed}).")
         again = [tested.retrained for tested in self.tested]
         data = [(each.data, each.data_name or each.data) for each in again]
         if listed := _list_differences([each.name for each in again], [each.fields for each in again], data):
@@ -333,9 +349,16 @@ def make_report(
     """
     reports = tuple(map(_report_study, studies))
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
-    dense = {study.name: study.dense_macs for study in studies}
-    tested = tuple(Tested(each, tuple(judge(each.finals)), dense.get(each.study)) for each in retrained)
+    named = {study.name: study for study in studies}
+    tested = tuple(
+        Tested(each, tuple(judge(each.finals)), _dense_cost(named[each.study], each.fields)) for each in retrained
+    )
     return Report(reports, OBJECTIVES[_pick_axis(studies, axis)], tested, made)
+
+
+def _dense_cost(study: Study, recipe: Mapping[str, Any]) -> Cost | None:
+    """Costs of a study's dense network for the images of another recipe, which may be crops."""
+    return replace(study, manifest=study.manifest | {"recipe": recipe}).dense_cost
 
 
 def _pick_axis(studies: Sequence[Study], wanted: str | None) -> str:

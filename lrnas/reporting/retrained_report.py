@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from lrnas.arch.cost import Cost
 from lrnas.study.retrained import Final, Retrained, front_marks
 from lrnas.study.verdicts import Kind, Verdict
 
@@ -18,8 +19,8 @@ class Tested:
 
     retrained: Retrained
     verdicts: tuple[Verdict, ...]
-    dense_macs: int | None = None
-    """Multiply-accumulates of the dense network."""
+    dense_cost: Cost | None = None
+    """Costs of the dense network for the images of this retraining; None if the space has no such network."""
 
     @property
     def finals(self) -> list[Final]:
@@ -43,6 +44,7 @@ class Tested:
 
     def to_dict(self) -> dict[str, Any]:
         finals = self.retrained.finals
+        dense_macs = None if self.dense_cost is None else self.dense_cost.macs
         return {
             "name": self.retrained.name,
             "study": self.retrained.study,
@@ -51,7 +53,7 @@ class Tested:
             "headline": self.headline,
             "left": self.retrained.left,
             "costs": list(dict.fromkeys(name for final in finals for name in final.known_costs)),
-            "finals": finals_to_dicts(finals, self.dense_macs),
+            "finals": finals_to_dicts(finals, dense_macs),
             "verdicts": [_verdict_to_dict(verdict) for verdict in self.verdicts],
         }
 

@@ -407,10 +407,17 @@ class Study(NotebookView):
         found: list[tuple[float, Trial]] = [] if level == levels.SHORT else levels.trained_networks(self, level)
         return None if level == levels.SHORT else found
 
-    def hypervolume(self) -> float:
-        """Hypervolume of the front, see `Summary`."""
+    def hypervolume(self, level: str | None = None) -> float:
+        """Hypervolume of the front, see `Summary`.
+
+        Args:
+            level: Training that is compared, as for `front`.
+        """
         self.check_front()
-        return self.summary().hypervolume
+        if (found := self._later(level)) is None:
+            return self.summary().hypervolume
+        names = [objective.name for objective in self.objectives]
+        return self._find_front([[{**run.costs, "accuracy": mean}[name] for name in names] for mean, run in found])[1]
 
     def counts(self) -> dict[str, int]:
         """Number of trials per status."""

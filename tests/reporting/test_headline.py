@@ -8,6 +8,7 @@ from filled_studies import fill_study
 from retrainings import FOUND, retrain_by_hand
 from small_studies import SPACE, cost, make_finals, make_proposals, make_search, train_some
 
+from lrnas.models.plan import make_plan
 from lrnas.reporting.headline import LIMITS, best_few, make_headline, make_headlines
 from lrnas.reporting.report import StudyReport, make_report
 from lrnas.study.retrained import Final, Retrained
@@ -84,7 +85,7 @@ def test_a_space_without_a_dense_network() -> None:
     (study,) = make_report([search]).studies
     study = with_accuracies(study, {"dense-x0.25": 0.8, "lr-x0.25": 0.7, "nin-c3-lr": 0.6}, others=0.5)
     macs = study.networks[1].trial.macs
-    told = f"80.00 % with {macs:,} MACs (dense-x0.25), the most accurate of 3 networks. "
+    told = f"80.00 % with {macs:,} MACs (dense-x0.25), chosen by validation accuracy among 3 of 4 networks trained. "
     told += "Validation images after 20 epochs of training, one seed."
     assert str(make_headline(study, "macs")) == told
     assert study.networks[1].to_dict()["share"] is None and study.to_dict()["dense"] is None
@@ -141,6 +142,64 @@ def test_no_network_is_chosen_by_test_images(record: Study, with_paper: bool) ->
             ", the most accurate of 2 networks on validation images; nin itself was not tested. Test images, 2 seeds."
         )
     assert headline.rest.endswith(told)
+
+
+def retrained(search: Study, results: dict[str, float], recipe: dict[str, int] | None = None) -> Retrained:
+    """Made-up test accuracies of networks of a search, over two seeds, by name."""
+    trials = {trial.title: trial for trial in search.trials}
+    finals = tuple(
+        Final(
+            trial.identity,
+            "",
+            None,
+            trial.number,
+            trial.macs,
+            trial.params,
+            "fast",
+            (0, 1),
+            2 * (accuracy,),
+            known_as=name,
+        )
+        for name, accuracy in results.items()
+        for trial in [trials[name]]
+    )
+    return Retrained(search.name, "fast", recipe or {}, "digits", finals)
+
+
+def test_all_tested_networks_count_also_those_without_finals() -> None:
+    """The networks are compared by the short training, in which all of them were."""
+    search = make_search()
+    make_finals(search, {"lr-x0.25": (0.95, 0.96)})
+
+    def told(**results: float) -> str:
+        return str(make_headlines(make_report([search], retrained=[retrained(search, results)]))[0])
+
+    both = told(**{"lr-x0.25": 0.91, "dense-x0.25": 0.89})
+    assert both.startswith("89.00 ± 0.00 % at 0.067 of nin's MACs (dense-x0.25), the most accurate of 2 networks on ")
+    one = told(**{"lr-x0.25": 0.91})
+    assert one.startswith("91.00 ± 0.00 % at 0.030 of nin's MACs (lr-x0.25), the only one tested; nin itself was not")
+    make_finals(search, {"dense-x0.25": (0.94, 0.94)})
+    assert "(lr-x0.25), the most accurate of 2 networks" in told(**{"lr-x0.25": 0.91, "dense-x0.25": 0.89})
+
+
+def test_tested_networks_without_a_validation_accuracy_count(record: Study) -> None:
+    (study,) = make_report([record]).studies
+    ended = replace(study.networks[-1], trial=replace(study.networks[-1].trial, status="stopped"))
+    study = replace(study, networks=(*study.networks[:-1], ended))
+    results = {study.networks[-2].name: 0.9, ended.name: 0.95}
+    (tested,) = make_report([record], retrained=[retrained(record, results)]).tested
+    headline = make_headline(study, "macs", tested)
+    assert headline is not None and headline.claim.startswith("90.00")
+    assert headline.rest.startswith(", chosen by validation accuracy among 1 of 2 networks tested; nin itself was not")
+
+
+def test_shares_after_tests_are_for_the_images_of_the_tests(record: Study) -> None:
+    name = next(trial.title for trial in record.trials if trial.point is None)
+    report = make_report([record], retrained=[retrained(record, {name: 0.9}, {"crop": 16})])
+    dense = make_plan(SPACE.points["nin"], 16, 10, deployed=True).cost.macs
+    share = report.tested[0].finals[0].macs / dense
+    assert str(make_headlines(report)[0]).startswith(f"90.00 ± 0.00 % at {share:.2f} of nin's MACs")
+    assert report.to_dict()["tested"][0]["finals"][0]["share"] == pytest.approx(share)
 
 
 def test_tests_of_networks_that_the_search_did_not_train_choose_nothing(record: Study) -> None:

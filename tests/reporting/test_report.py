@@ -152,12 +152,27 @@ def test_a_remark_says_that_hypervolumes_cannot_be_compared(tmp_path: Path, reco
     other.manifest["reference"] |= {"macs": 2_000_000}
     (remark,) = make_report([record, other]).remarks()
     assert (
-        "hypervolumes of the studies cannot be compared" in remark
-        and "s: macs 250,000,000; t: macs 2,000,000" in remark
+        "cannot be compared: their levels of training, or the largest costs of their named networks, differ" in remark
+        and "(s: macs 250,000,000; t: macs 2,000,000)" in remark
     )
     timed = fill(tmp_path, 3, name="u", objectives="accuracy,macs,latency")
     (remark,) = make_report([record, timed]).remarks()
     assert "s: latency –; u: latency 3" in remark
+
+
+def test_the_hypervolume_is_that_of_the_front_shown() -> None:
+    search = make_search()
+    (short,) = make_report([search]).studies
+    make_finals(search, {"dense-x0.25": (0.95, 0.97), "nin-c3-lr": (0.9,)})
+    (full,) = make_report([search]).studies
+    assert (short.level, full.level) == ("short", "full")
+    assert full.best == pytest.approx(0.96) and len(full.front) == 1
+    assert full.hypervolume == pytest.approx(0.96 * (1 - full.front[0].trial.macs / 2e7))
+    assert full.to_dict()["hypervolume"] == full.hypervolume == search.hypervolume()
+    assert short.hypervolume == full.history[-1].volume == search.hypervolume("short") != full.hypervolume
+    other = replace(make_search(), name="t")
+    (remark,) = make_report([search, other]).remarks()
+    assert "(s: level full; t: level short)" in remark
 
 
 def test_finals_and_verdicts_are_shown(record: Study) -> None:
@@ -190,7 +205,7 @@ def test_a_remark_lists_differences_between_retrainings(record: Study) -> None:
 
     def remarks(**other: Any) -> list[str]:
         second = replace(folder, study="t", **other)
-        return make_report([record], retrained=[folder, second]).remarks()
+        return make_report([record, replace(record, name="t")], retrained=[folder, second]).remarks()
 
     (remark,) = remarks(fields={"epochs": 160, "lr": 0.05})
     assert "(s@mine: lr 0.1; t@mine: lr 0.05)" in remark

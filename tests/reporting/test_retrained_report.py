@@ -18,7 +18,7 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> tested.Tested:
     folder: Path = tmp_path_factory.mktemp("studies")
     study = fill_study(folder, 12, storage=f"journal:{folder / 'journal'}")
     retrained = retrain_by_hand(study)
-    return tested.Tested(retrained, tuple(judge(retrained.finals)), study.dense_macs)
+    return tested.Tested(retrained, tuple(judge(retrained.finals)), study.dense_cost)
 
 
 def test_every_network_has_the_numbers_that_the_terminal_shows(again: tested.Tested) -> None:
@@ -31,7 +31,7 @@ def test_every_network_has_the_numbers_that_the_terminal_shows(again: tested.Tes
     assert {final["trial"]: final["mark"] for final in finals.values() if final["mark"]} == {FOUND: "front"}
     assert [finals[name]["runs"] for name in ("nin", "nin-c3-lr", "other")] == [[0, 1, 2], [20], []]
     assert finals["other"]["mean"] is None and finals["other"]["trial"] is None
-    without = replace(again, dense_macs=None).to_dict()["finals"]
+    without = replace(again, dense_cost=None).to_dict()["finals"]
     assert {final["share"] for final in without} == {None}
 
 

@@ -59,8 +59,8 @@ function drawOverview() {
   byId("front-section").hidden = !studies.some((study) => study.networks.some((network) => network.is_full || network.is_partial));
   drawSummary();
   byId("remarks").replaceChildren(...remarks.map((remark) => make("p", { class: "remark" }, remark)));
-  const names = ["study", "space", "data", "epochs", "trained", "stopped early", "on the front", "best", "hypervolume", "training", "hardware"];
-  const isText = new Set(["study", "space", "data", "hardware"]);
+  const names = ["study", "space", "data", "epochs", "trained", "stopped early", "level", "on the front", "best", "hypervolume", "training", "hardware"];
+  const isText = new Set(["study", "space", "data", "level", "hardware"]);
   const head = make("tr", {}, ...names.map((name) => make("th", { class: isText.has(name) ? "" : "number", scope: "col" }, name,
     ...(name === "best" ? [make("span", { class: "unit" }, studies.some((study) => study.finals.length) ? "validation accuracy, finals: mean" : "validation accuracy, one seed")] : []))));
   const rows = studies.map((study) => {
@@ -70,7 +70,7 @@ function drawOverview() {
     const levels = Object.entries(study.seconds);
     const seconds = levels.reduce((sum, [, one]) => sum + one, 0);
     const parts = levels.length > 1 ? ` (${levels.map(([level, one]) => `${level} ${duration(one)}`).join(", ")})` : "";
-    const values = [study.name, study.space, study.data, study.epochs, full.length, study.counts.stopped ?? 0, study.networks.filter(isOnFront).length,
+    const values = [study.name, study.space, study.data, study.epochs, full.length, study.counts.stopped ?? 0, study.level, study.networks.filter(isOnFront).length,
       percent(best), study.hypervolume.toFixed(4), duration(seconds) + parts, study.hardware.join("; ") || "–"];
     return make("tr", {}, ...values.map((value, i) => make("td", { class: isText.has(names[i]) ? "" : "number" }, String(value))));
   });
@@ -83,7 +83,7 @@ function drawBest() {
   const { studies, axes } = page.data;
   const isTimed = axes.some((axis) => axis.name === "latency");
   const hasSeeds = studies.some((study) => study.finals.length);
-  const accuracyOf = ({ final, accuracy, is_full }) => [final ? testAccuracy(final) : is_full ? percent(accuracy) : "not trained", ...(hasSeeds ? [final ? String(final.accuracies.length) : "–"] : [])];
+  const accuracyOf = ({ final, accuracy, is_full }) => [final ? testAccuracy(final) : is_full ? percent(accuracy) : "not trained", ...(hasSeeds ? [final ? String(final.accuracies.length) : is_full ? "1, short training" : "–"] : [])];
   const rowOf = (study, title, network) => [title, ...(hasSeveral() ? [study.name] : []), ...accuracyOf(network), formatShare(network.share), whole(network.macs), whole(network.params),
     ...(isTimed ? [network.latency == null ? "–" : `${network.latency.toFixed(3)} ms`] : [])];
   const rows = studies.flatMap((study) => {

@@ -203,7 +203,8 @@ def plot_history(studies: Sequence[StudyReport], path: style.Files) -> Figure:
         trials, hours = zip(*((moment.trials, moment.seconds / 3600) for moment in study.history), strict=True)
         over_trials.step(trials, volumes, where="post", color=colour, label=style.legend_text(study.name))
         over_time.step(hours, volumes, where="post", color=colour)
-    over_trials.set(xlabel="finished trials", ylabel="hypervolume of the front")
+    level = ", short training" if any(study.finals for study in studies) else ""
+    over_trials.set(xlabel="finished trials", ylabel=f"hypervolume of the front{level}")
     over_trials.xaxis.set_major_locator(MaxNLocator(integer=True))
     over_time.set(xlabel="hours of training, sum over all trials")
     over_trials.legend(loc="lower right", fontsize=8)
