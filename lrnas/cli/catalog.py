@@ -108,7 +108,8 @@ def _data(options: argparse.Namespace) -> int:
 
 def _print_spaces(spaces: list[SearchSpace]) -> None:
     columns = ("parameters", "points", "named", "uniform")
-    table = make_table("Search spaces", ["space", "backbone", "granularity"], columns)
+    optional = ("uniform", "named")
+    table = make_table("Search spaces", ["space", "backbone", "granularity"], columns, optional=optional)
     for space in spaces:
         numbers = (str(space.dimension), magnitude(space.size), str(len(space.points)), str(len(space.uniform)))
         table.add_row(space.name, ", ".join(space.backbones), space.granularity, *numbers)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lrnas._messages import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Column, Table
     from rich.text import Text
 
-NARROW = 100
-"""Width of the terminal, in characters, below which tables leave out the least important columns."""
+GAP = 2
+"""Number of spaces between columns of a table."""
 
 
 def exit_code(stopped_by: int) -> int:
@@ -47,7 +47,10 @@ def make_console() -> Console:
     from rich.console import Console
 
     class PrintableConsole(Console):
-        """Console that escapes control characters, in tables too."""
+        """Console that escapes control characters, in tables too, and cuts no lines."""
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*objects, **{"crop": False} | options)
 
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(printable(text, keep="\n"), **options)
@@ -66,18 +69,37 @@ def complain(text: object) -> None:
     print(f"lrnas: {printable(text)}", file=sys.stderr)
 
 
-def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = (), ends: Iterable[str] = ()) -> Table:
-    """An empty table.
+def make_table(
+    title: str,
+    texts: Iterable[str] = (),
+    numbers: Iterable[str] = (),
+    ends: Iterable[str] = (),
+    optional: Iterable[str] = (),
+) -> Table:
+    """An empty table. Columns that have only dashes are not shown, and nothing is cut.
+
+    In a narrow terminal, optional columns are left out, then texts are wrapped. Words are broken only if it fits then.
 
     Args:
         title: Its title.
-        texts: Names of columns of text, which is wrapped if the terminal is too narrow.
+        texts: Names of columns of text.
         numbers: Names of columns of numbers.
-        ends: Names of columns of text after the numbers.
+        ends: Names of columns of text after the numbers; their words are never broken.
+        optional: Names of columns that a narrow terminal leaves out, the first ones first.
     """
     from rich.table import Table
 
-    table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    class FittingTable(Table):
+        """Table that chooses its columns and their widths when it is printed."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            yield console.render_str(f"\n{title}", style="bold")
+            shown = _fit(self.columns, optional, options.max_width)
+            table = Table(*shown, box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+            table.rows = self.rows
+            yield from console.render(table, options.update_width(_total(shown)))
+
+    table = FittingTable()
     for column in texts:
         table.add_column(column, overflow="fold", min_width=len(column))
     for column in numbers:
@@ -85,6 +107,42 @@ def make_table(title: str, texts: Iterable[str] = (), numbers: Iterable[str] = (
     for column in ends:
         table.add_column(column)
     return table
+
+
+def _fit(columns: Iterable[Column], optional: Iterable[str], room: int) -> list[Column]:
+    """The columns to show within so many characters, with their widths."""
+    shown = [column for column in columns if set(column.cells) not in ({"–"}, {""})]
+    for column in shown:
+        column.width = _longest(column, str.splitlines)
+    for name in optional:
+        if _total(shown) > room:
+            shown = [column for column in shown if column.header != name]
+    texts = [(column, _longest(column, str.split)) for column in shown if not column.no_wrap]
+    broken = [(column, column.min_width or words) for column, words in texts]
+    if _total(shown) - sum(_width(column) - limit for column, limit in broken) > room:
+        broken = []  # it would still be too wide
+    for limits in (texts, broken):
+        while _total(shown) > room and (wide := [column for column, limit in limits if _width(column) > limit]):
+            widest = max(wide, key=_width)
+            widest.width = _width(widest) - 1
+    return shown
+
+
+def _longest(column: Column, split: Callable[[str], list[str]]) -> int:
+    """Number of characters of the longest part of a column."""
+    from rich.cells import cell_len
+
+    texts = [printable(text, keep="\n") for text in (column.header, *column.cells)]
+    return max((cell_len(part) for text in texts for part in split(text)), default=0)
+
+
+def _width(column: Column) -> int:
+    return column.width or 0
+
+
+def _total(columns: Sequence[Column]) -> int:
+    """Number of characters of a line."""
+    return sum(map(_width, columns)) + GAP * (len(columns) - 1)
 
 
 def percent(share: float | None, deviation: float | None = None) -> str:

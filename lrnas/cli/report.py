@@ -66,9 +66,10 @@ def _report(options: argparse.Namespace) -> None:
         {
             "study": study.name,
             "counts": study.summary.counts,
+            "level": study.level,
             "front": len(study.front),
             "best": study.best,
-            "hypervolume": study.summary.hypervolume,
+            "hypervolume": study.hypervolume,
             "seconds": sum(study.seconds.values()),
             "images_per_second": None if (rate := opened.throughput()) is None else round(rate.images_per_second),
         }
@@ -83,11 +84,12 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _print_report(report: Report, rows: list[dict[str, Any]], files: list[Path]) -> None:
-    columns = ("trained", "stopped", "on the front", "best", "hypervolume", "hours", "images/s")
-    table = make_table(report.title, ["study"], columns)
+    columns = ("trained", "stopped", "level", "on the front", "best", "hypervolume", "hours", "images/s")
+    optional = ("images/s", "hours", "stopped", "level", "hypervolume")
+    table = make_table(report.title, ["study"], columns, optional=optional)
     for row in rows:
         numbers = [str(row["counts"].get(status, 0)) for status in ("completed", "stopped")]
-        numbers += [str(row["front"]), percent(row["best"]), f"{row['hypervolume']:.4f}"]
+        numbers += [row["level"], str(row["front"]), percent(row["best"]), f"{row['hypervolume']:.4f}"]
         rate = "–" if row["images_per_second"] is None else f"{row['images_per_second']:,}"
         table.add_row(row["study"], *numbers, f"{row['seconds'] / 3600:.2f}", rate)
     console = make_console()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrnas._messages import duration
 from lrnas.cli.options import CHANGE_HELP, WORKERS, add_command, add_option, add_settings, call, needs_extra
-from lrnas.cli.output import NARROW, exit_code, make_console, make_table, percent, print_result
+from lrnas.cli.output import exit_code, make_console, make_table, percent, print_result
 from lrnas.searching.checks import check_training
 from lrnas.searching.settings import FLAG, WHOLE, Kind
 
@@ -112,7 +112,7 @@ def _print_plan(plan: RetrainingPlan) -> None:
     what = f"{number} network{'s' * (number != 1)} × {seeds} seed{'s' * (seeds != 1)}"
     columns = ["trial", "MACs", "parameters", "runs done", "runs to train"]
     title = f"{plan.retraining}: {what}, {plan.epochs} epoch{'s' * (plan.epochs != 1)} at most"
-    table = make_table(title, ["network"], columns)
+    table = make_table(title, ["network"], columns, optional=["parameters", "trial"])
     for network in plan.networks:
         trial = "–" if network.trial is None else str(network.trial)
         costs = (f"{network.macs:,}", f"{network.params:,}")
@@ -147,22 +147,22 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict]) -
         console.print(f"{study.name} has no network that was tested yet.")
         return
     whole = next((final for final in finals if final.name == study.baseline), None)
+    dense = whole.macs if whole else study.dense_macs
     front = front_marks(finals)
     epochs = manifest["recipe"]["epochs"]
     recipe = f"recipe of {epochs} epoch{'s' * (epochs != 1)} at most"
     title = f"{study.name}: test images of {data_name(manifest)}, {recipe}"
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
-    is_narrow = console.width < NARROW
-    known = ("trial", "MACs", "share", *(() if is_narrow else ("parameters",)), "test accuracy", "n", "runs")
-    table = make_table(title, ["network"], [*known, *further], [""])
+    known = ("trial", "MACs", "share", "parameters", "test accuracy", "n", "runs")
+    table = make_table(title, ["network"], [*known, *further], [""], ["parameters", "trial", "share", "runs"])
     for final in finals:
         marks = [mark for mark in (front.get(final.identity), "paper" if final.point else None) if mark]
         table.add_row(
             final.name,
             "–" if final.trial is None else str(final.trial),
             f"{final.macs:,}",
-            f"{final.macs / whole.macs:.3f}" if whole else "–",
-            *(() if is_narrow else (f"{final.params:,}",)),
+            f"{final.macs / dense:.3f}" if dense else "–",
+            f"{final.params:,}",
             percent(final.mean if final.accuracies else None, final.deviation),
             str(len(final.accuracies)),
             ", ".join(map(str, final.runs)),

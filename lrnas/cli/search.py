@@ -10,7 +10,6 @@ from lrnas._messages import file_size
 from lrnas.cli.dry_run import print_estimate
 from lrnas.cli.options import add_command, add_option, add_settings, call, needs_extra, open_named
 from lrnas.cli.output import (
-    NARROW,
     complain,
     exit_code,
     make_console,
@@ -139,13 +138,8 @@ def _studies(options: argparse.Namespace) -> None:
 
 
 def _print_studies(studies: list[dict[str, Any]], folder: str) -> None:
-    console = make_console()
-    is_narrow = console.width < NARROW
-    texts = ["study"] if is_narrow else ["study", "space", "data"]
-    columns = (
-        ["trained", "front", "best", "disk"] if is_narrow else ["trained", "stopped", "on the front", "best", "disk"]
-    )
-    table = make_table(f"Studies in {folder}", texts, columns)
+    texts, columns = ["study", "space", "data"], ["trained", "stopped", "level", "on the front", "best", "disk"]
+    table = make_table(f"Studies in {folder}", texts, columns, optional=["data", "space", "stopped", "level"])
     for row in studies:
         cells = {
             "study": row["study"],
@@ -153,13 +147,13 @@ def _print_studies(studies: list[dict[str, Any]], folder: str) -> None:
             "data": row["data_name"],
             "trained": str(row["completed"]),
             "stopped": str(row["stopped"]),
+            "level": row["level"],
             "on the front": str(row["front"]),
-            "front": str(row["front"]),
             "best": percent(row["best"]),
             "disk": file_size(row["bytes"]),
         }
         table.add_row(*(cells[column] for column in (*texts, *columns)))
-    console.print(table)
+    make_console().print(table)
 
 
 def _delete(options: argparse.Namespace) -> None:
@@ -207,10 +201,13 @@ def _front(options: argparse.Namespace) -> None:
 
 
 def _overview(study: Study) -> dict[str, Any]:
+    from lrnas.study.levels import FULL, SHORT, read_level
     from lrnas.study.manifest import data_name
+    from lrnas.study.retrained import final_front
 
-    summary = study.short_summary()
-    counts, front = summary.counts, summary.front
+    summary, finals = study.short_summary(), final_front(read_level(study))
+    counts = summary.counts
+    accuracies = [final.mean for final in finals] or [trial.accuracy or 0.0 for trial in summary.front]
     return {
         "study": study.name,
         "space": study.manifest["source"],
@@ -218,8 +215,9 @@ def _overview(study: Study) -> dict[str, Any]:
         "data_name": data_name(study.manifest),
         "completed": counts.get("completed", 0),
         "stopped": counts.get("stopped", 0),
-        "front": len(front),
-        "best": max((trial.accuracy or 0.0 for trial in front), default=None),
+        "level": FULL if finals else SHORT,
+        "front": len(accuracies),
+        "best": max(accuracies, default=None),
     }
 
 
@@ -268,6 +266,14 @@ def _paper_trials(study: Study, trials: list[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.point in points and trial.status == "completed"]
 
 
+def _optional(study: Study) -> list[str]:
+    """Columns of a table of networks that a narrow terminal leaves out, the first ones first; no objectives."""
+    from lrnas.study.verdicts import WORDS
+
+    columns = ("parameters", "share", "trial", "promised", "latency share", "MACs")
+    return [column for column in columns if column not in {WORDS.get(name) for name in study.costs}]
+
+
 def _print_front(study: Study, level: str) -> None:
     from lrnas.study.levels import SHORT
 
@@ -281,16 +287,13 @@ def _print_front(study: Study, level: str) -> None:
         console.print(f"{study.name} has no trained network yet.")
         return
     paper = _paper_trials(study, summary.trials)
-    full = [trial for trial in summary.trials if trial.status == "completed"]
-    whole = next((trial for trial in full if trial.point and trial.point == study.baseline), None)
+    # costs of the dense network are known even if it was not trained because it is beyond a limit
+    whole = next((trial for trial in summary.trials if trial.point and trial.point == study.baseline), None)
     dense = whole.macs if whole else study.dense_macs
     latency = study.manifest.get("latency")
-    is_narrow = console.width < NARROW
-    columns = ["trial", "accuracy", "MACs"] + ["share"] * (not (is_narrow and latency))
-    columns += ["parameters"] * (not is_narrow or "params" in study.costs)
-    columns += ["latency", "latency share"] * bool(latency)
+    columns = ["trial", "accuracy", "MACs", "share", "parameters", "latency", "latency share"]
     beside = ", and the paper's networks beside it" if paper else ""
-    table = make_table(f"{study.name}: the front{beside}", ["network"], columns, [""])
+    table = make_table(f"{study.name}: the front{beside}", ["network"], columns, [""], _optional(study))
     for trial in sorted({trial.number: trial for trial in (*front, *paper)}.values(), key=study.cheapest_first):
         timed = 0.0 if trial.latency is None else trial.latency
         cells = {
@@ -325,12 +328,11 @@ def _print_level(study: Study, level: str) -> None:
         console.print(f"{study.name} has no network trained at level {level} yet.")
         return
     dense = study.dense_macs
-    is_narrow = console.width < NARROW
-    columns = ["trial", "accuracy", "n", "promised", "MACs", "share"]
-    columns += ["parameters"] * (not is_narrow or "params" in study.costs) + ["latency"] * ("latency" in study.costs)
+    columns = ["trial", "accuracy", "n", "promised", "MACs", "share", "parameters", "latency"]
     columns += ["diverged"] * any(final.diverged for final in finals)
     front = front_marks(finals)
-    table = make_table(f"{study.name}: networks trained at level {level}", ["network"], columns, [""])
+    title = f"{study.name}: networks trained at level {level}"
+    table = make_table(title, ["network"], columns, [""], _optional(study))
     for final in finals:
         cells = {
             "trial": "–" if final.trial is None else str(final.trial),
@@ -346,10 +348,10 @@ def _print_level(study: Study, level: str) -> None:
         marks = [front.get(final.identity, "beaten"), *(["paper"] if final.point else [])]
         table.add_row(final.name, *(cells[column] for column in columns), ", ".join(marks))
     console.print(table)
-    console.print(
-        "Accuracy on validation images, mean ± standard deviation over n seeds; promised: predicted when the network "
-        "was chosen, ± standard deviation. `lrnas retrain` tests networks."
-    )
+    promised = "; promised: predicted when the network was chosen, ± standard deviation"
+    promised = promised if any(final.promised for final in finals) else ""
+    seeds = f"mean ± standard deviation over n seeds{promised}"
+    console.print(f"Accuracy on validation images, {seeds}. `lrnas retrain` tests networks.")
     if level != FULL:
         return
     for outcome in compare_with_paper(finals, study.beat):

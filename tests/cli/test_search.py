@@ -7,7 +7,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from small_studies import SPACE, cost, make_finals, make_proposals, make_search
+from small_studies import SPACE, cost, make_finals, make_proposals, make_search, train_some
 
 import lrnas
 from lrnas.cli import output as terminal
@@ -15,6 +15,7 @@ from lrnas.cli.main import main
 from lrnas.errors import Terminated
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import MANIFEST, keep_limits
+from lrnas.study.objectives import Limits
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -100,7 +101,7 @@ def test_a_narrow_terminal_shows_the_names_of_studies(
     studies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True)
-    for columns, heads in (("60", "study trained front best disk"), ("120", "study space data trained stopped")):
+    for columns, heads in (("60", "study trained level on the front"), ("120", "study space data trained stopped")):
         monkeypatch.setenv("COLUMNS", columns)
         assert main(["studies", "--studies", str(studies)]) == 0
         *_, head, row = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
@@ -131,6 +132,9 @@ def test_finals_are_shown_if_there_are_any(tmp_path: Path, capsys: pytest.Captur
     assert data["level"] == "full" and [row["name"] for row in data["front"]] == ["lr-x0.25", "nin-c3-lr"]
     assert data["front"][1]["mean"] == pytest.approx(0.955) and data["front"][1]["promised"] == [0.9, 0.01]
     assert [(row["point"]["name"], row["rival"]["name"]) for row in data["outcomes"]] == [("nin-c3-lr", "lr-x0.25")]
+    assert main(["studies", "--studies", str(tmp_path), "--json"]) == 0  # the same level
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["level"], row["front"], row["best"]) == ("full", 2, pytest.approx(0.955))
     short = json.loads(show("--json", "--level", "short"))
     assert short["level"] == "short" and [row["accuracy"] for row in short["front"]] == [0.7, 0.8, 0.9]
     assert "has no network trained at level longer yet" in show("--level", "longer")
@@ -199,6 +203,28 @@ def test_shares_refer_to_the_dense_network_even_if_it_is_beyond_a_limit(
     for name in ("lr-x0.25", "nin-c3-lr"):
         network = {**SPACE.points, **SPACE.uniform}[name]
         assert rows[name][5] == f"{cost(network)['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_shares_of_latency_are_shown_if_that_of_the_dense_network_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_known: bool
+) -> None:
+    proposals = make_proposals(tmp_path / "s", Limits(max_macs=10_000_000), "accuracy,latency")
+    proposals.cost_of = lambda network: cost(network) | {"latency": cost(network)["macs"] / 1e6}
+    timed = {"threads": 1, "dtype": "fp32", "batch": 1, "hardware": "made up", "factor": 1.0}
+    manifest = proposals.study.manifest
+    manifest |= {"latency": timed, "reference": {**manifest["reference"], "latency": 20.0}}
+    proposals.study.optuna_study.set_user_attr(MANIFEST, manifest)
+    if is_known:  # it is beyond the limit, and not trained
+        proposals.enqueue({"nin": SPACE.points["nin"]})
+    train_some(proposals)
+    assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("lr-x0.25"))
+    share = cost(SPACE.uniform["lr-x0.25"])["macs"] / cost(SPACE.points["nin"])["macs"]
+    assert ("latency share" in out) == is_known
+    end = ["0.404", "ms", f"{share:.3f}", "front"] if is_known else ["0.404", "ms", "front"]
+    assert row[-len(end) :] == end and "–" not in out
 
 
 def test_without_the_paper_s_networks_shares_refer_to_the_unchanged_backbone(

@@ -13,7 +13,7 @@ import torch
 from optuna.trial import TrialState
 from PIL import Image
 from retrainings import ask, enqueue, finish, retraining
-from small_studies import SPACE, make_finals, make_proposals, make_search
+from small_studies import SPACE, cost, make_finals, make_proposals, make_search
 
 from lrnas.cli.main import main
 from lrnas.cli.retrain import _print_finals
@@ -471,6 +471,29 @@ def test_the_export_command_is_quoted_for_a_shell(capsys: pytest.CaptureFixture[
         assert line in capsys.readouterr().out
     _print_finals(replace(runs.study, name="a:b@fast"), retrained, [])
     assert "lrnas export" not in capsys.readouterr().out
+
+
+def test_shares_and_marks_are_shown_in_a_narrow_terminal_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make_search(tmp_path / "s")
+    networks = _choose(study, (0, 1), False, False)
+    runs = retraining(study)
+    runs.enqueue(networks, range(1, 3), {one.identity: cost(one.architecture) for one in networks})
+    for accuracy in (0.8, 0.9, 0.81, 0.92):
+        finish(runs, accuracy)
+    assert main(["retrain", "s@fast", "--studies", str(tmp_path)]) == 0
+    (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("lr-x0.25"))
+    dense = cost(SPACE.points["nin"])["macs"]  # it is not tested
+    assert row[3] == f"{cost(SPACE.uniform['lr-x0.25'])['macs'] / dense:.3f}"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["retrain", "s@fast", "--studies", str(tmp_path)]) == 0
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert "recipe of 20 epochs at most" in " ".join(out.split())
+    rows = [line.rstrip() for line in out.splitlines() if " ± " in line and " % " in line]
+    assert [(row.split()[0], row.split()[-1]) for row in rows] == [("lr-x0.25", "front"), ("dense-x0.25", "front")]
+    assert max(map(len, rows)) <= 60
 
 
 def test_a_retraining_is_not_accepted_as_a_search(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:

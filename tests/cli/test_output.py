@@ -1,0 +1,44 @@
+"""Tables in terminals of any width."""
+
+import io
+
+import pytest
+
+from lrnas.cli.output import make_console, make_table
+
+ROWS = [
+    ("nin_3x3-lr-x0.25", "7", "–", "1,736,448", "90.31 ± 0.44 %", "front by fewer runs"),
+    ("nin-f517bf32751c", "12", "–", "55,606,272", "92.50 ± 0.00 %", "paper"),
+]
+
+
+def show(width: int) -> list[str]:
+    """The lines of a table as a terminal of this width shows it."""
+    columns = ("trial", "share", "MACs", "accuracy")
+    table = make_table("A title of some words", ["network"], columns, [""], ["MACs", "trial"])
+    for row in ROWS:
+        table.add_row(*row)
+    console = make_console()
+    console.file, console.width = io.StringIO(), width
+    console.print(table)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [10, 30, 32, 45, 52, 60, 70, 80, 200])
+def test_nothing_is_cut(width: int) -> None:
+    """Names are broken only if that makes the table fit."""
+    lines = show(width)
+    words = " ".join(lines).split()
+    assert "share" not in words and "…" not in "".join(words)  # it has only dashes
+    assert " ".join(words).startswith("A title of some words network")
+    for row in ROWS:
+        assert row[4] in " ".join(words) and set(row[5].split()) <= set(words)
+    fits = max(map(len, lines)) <= width
+    assert fits == (width >= 30) and all((row[0] in words) == (width not in (30, 32)) for row in ROWS)
+
+
+def test_optional_columns_are_left_out_before_texts_are_wrapped() -> None:
+    assert ("MACs" in show(72)[2], "MACs" in show(71)[2]) == (True, False)
+    assert "trial" in show(71)[2] and "trial" not in show(59)[2]
+    assert next(line for line in show(59) if "nin_3x3" in line).endswith("front by fewer runs")
+    assert next(line for line in show(50) if "nin_3x3" in line).endswith("  front by fewer")
