@@ -374,9 +374,14 @@ def _front_table(study: Study) -> pd.DataFrame:
     if pick_level(study) == SHORT:
         table = study.to_pandas()
         return table[table["on_front"]].sort_values(study.costs[0])
-    names = ["name", "trial", "point", "identity", "mean", "deviation", *study.costs, "promised", "accuracies"]
-    rows = [[*(getattr(final, name) for name in names), final.description] for final in final_front(read_level(study))]
-    return pd.DataFrame(rows, columns=[*names, "architecture"])
+    names = ["name", "trial", "point", "identity", "mean", "sd", "n", "macs", "params"]
+    names += [*(["latency"] * ("latency" in study.costs)), "promised", "promised_sd", "accuracies", "architecture"]
+    rows = []
+    for final in final_front(read_level(study)):
+        promised, sd = final.promised or (None, None)
+        texts = {"accuracies": " ".join(map(str, final.accuracies)), "architecture": final.description}
+        rows.append({**final.to_dict(), "promised": promised, "promised_sd": sd, **texts})
+    return pd.DataFrame(rows, columns=names)
 
 
 def _write_files(study: Study, folder: Path) -> list[Path]:

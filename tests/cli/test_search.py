@@ -1,5 +1,6 @@
 """The output of searches: the front, and the paper's networks."""
 
+import csv
 import json
 import re
 import shlex
@@ -10,9 +11,12 @@ import pytest
 from small_studies import SPACE, cost, make_finals, make_proposals, make_search, train_some
 
 import lrnas
+from lrnas.arch.architecture import Architecture
 from lrnas.cli import output as terminal
 from lrnas.cli.main import main
+from lrnas.cli.search import _write_files
 from lrnas.errors import Terminated
+from lrnas.study.levels import read_level
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import MANIFEST, keep_limits
 from lrnas.study.objectives import Limits
@@ -181,6 +185,22 @@ def test_with_beat_the_best_network_below_the_share_is_named(
     keep_limits(search.optuna_study, {})
     (line,) = lines()
     assert "; dense-x0.25 at " in line and line.endswith("measured 97.00 % (1 seed).")
+
+
+def test_the_file_of_the_finals_has_plain_columns(tmp_path: Path) -> None:
+    search = make_search(tmp_path / "s")
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.93,)})
+    _write_files(search, tmp_path)
+    with (tmp_path / "front.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    names = "name trial point identity mean sd n macs params promised promised_sd accuracies architecture"
+    assert list(rows[0]) == names.split() and [row["name"] for row in rows] == ["lr-x0.25", "nin-c3-lr"]
+    (final,) = (final for final in read_level(search) if final.name == "nin-c3-lr")
+    known = final.to_dict()
+    for name in ("trial", "mean", "sd", "n", "macs", "params"):
+        assert float(rows[1][name]) == known[name]
+    assert (rows[1]["promised"], rows[1]["promised_sd"], rows[1]["accuracies"]) == ("0.9", "0.01", "0.95 0.96")
+    assert rows[0]["sd"] == "" and Architecture.from_json(rows[1]["architecture"]) == final.architecture
 
 
 def test_suggested_commands_name_the_folder_of_the_study(
