@@ -16,7 +16,7 @@ from lrnas._messages import duration
 from lrnas.arch.architecture import Architecture
 from lrnas.models.plan import native_input_size, native_num_classes, resolve_backbone
 from lrnas.reporting.layer_view import SHADES, Layer, kind_of, lay_out
-from lrnas.study.levels import FULL, level_study, read_level
+from lrnas.study.levels import FULL, SHORT, level_study, pick_level, read_level
 from lrnas.study.manifest import RETRAINS, data_name
 from lrnas.study.retrained import Final, final_front, front_marks, read_retrained
 from lrnas.study.study import ImageShape, Study, Trial, Trials
@@ -144,9 +144,11 @@ def _(study: Study) -> str:
     state = f"; not complete, full trainings that are not done: {len(unfinished)}" if unfinished else ""
     state = "; interrupted, not complete: the same call continues it" if study.interrupted else state
     about = f"{study.manifest['source']} on {data_name(study.manifest)}, {goals}; trials: {counts}{state}"
-    finals = final_front([final for final in read_level(study) if final.accuracies]) if "@" not in study.name else []
+    level = pick_level(study)
+    finals = [] if level == SHORT else final_front(read_level(study, level))
     table = _finals_table(study, finals) if finals else as_html(summary.front)
-    level = "trained in full, mean ± standard deviation over n seeds" if finals else "after the training of the search"
+    trained = "trained in full" if level == FULL else "after longer training"
+    level = f"{trained}, mean ± standard deviation over n seeds" if finals else "after the training of the search"
     text = f"The front, {level}; accuracy on validation images." if finals or summary.front else "No front yet."
     return f"{_title(study.name)}<p>{escape(about)}</p>{_picture(study)}<p>{text}</p>{table}"
 

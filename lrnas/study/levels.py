@@ -7,7 +7,6 @@ So accuracies of different levels are never compared, not even by Optuna's own f
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ from lrnas.errors import UnknownName
 from lrnas.recipes import Recipe
 from lrnas.sampling.pareto import costs_no_more
 from lrnas.study.folder import LEVEL_FOLDERS
-from lrnas.study.manifest import LEVEL, read_manifest
+from lrnas.study.manifest import LEVEL, StudyError, read_manifest
 from lrnas.study.optuna_internals import storage_of
-from lrnas.study.retrained import Final, final_front, gather_runs
+from lrnas.study.retrained import Final, gather_runs, open_searched
 from lrnas.study.study import Study, Trial
 
 SHORT, LONGER, FULL = LEVELS = ("short", "longer", "full")
@@ -79,9 +78,11 @@ def level_study(search: Study, level: str) -> optuna.Study | None:
     """The Optuna study of a later level of a search; None if the search has none.
 
     Args:
-        search: The search.
+        search: The search, or this level itself.
         level: `longer` or `full`.
     """
+    if search.manifest.get(LEVEL) == level:
+        return search.optuna_study
     try:
         return optuna.load_study(study_name=f"{search.name}@{SUFFIXES[level]}", storage=storage_of(search.optuna_study))
     except KeyError:
@@ -92,14 +93,17 @@ def pick_level(study: Study, wanted: str | None = None) -> str:
     """The level to show.
 
     Args:
-        study: The search; a later level of one has no others.
+        study: The search, or a later level of one, which has no others.
         wanted: One of `LEVELS`; None: `full` if there are finals, else `short`.
     """
+    own: str | None = study.manifest.get(LEVEL)
     if wanted is None:
-        has_finals = LEVEL not in study.manifest and any(final.accuracies for final in read_level(study))
-        return FULL if has_finals else SHORT
+        return own or (FULL if any(final.accuracies for final in read_level(study)) else SHORT)
     if wanted not in LEVELS:
-        raise UnknownName("level", wanted, LEVELS)
+        raise UnknownName("level", wanted, LEVELS, "; finals are the level full" * (wanted == SUFFIXES[FULL]))
+    if own not in (None, wanted):
+        search = study.name.partition("@")[0]
+        raise StudyError(f"{study.name} has only the level {own}; got {wanted}; open {search} for other levels")
     return wanted
 
 
@@ -115,11 +119,7 @@ def trained_networks(search: Study, level: str) -> list[tuple[float, Trial]]:
         return []
     study = Study(found.study_name, found, search.objectives, read_manifest(found), search.where)
     runs = {run.number: run for run in study.trials}
-    finals = [final for final in read_level(search, level) if final.accuracies and math.isfinite(final.mean)]
-    front = {final.identity for final in final_front(finals)}
-    return [
-        (final.mean, dataclasses.replace(runs[final.runs[0]], on_front=final.identity in front)) for final in finals
-    ]
+    return [(final.mean, runs[final.runs[0]]) for final in read_level(search, level) if math.isfinite(final.mean)]
 
 
 @checked
@@ -127,7 +127,7 @@ def read_level(search: Study, level: str = FULL) -> list[Final]:
     """The networks of a search that were trained at a later level.
 
     Args:
-        search: The search.
+        search: The search, or this level itself.
         level: `full`, the finals; or `longer`.
 
     Returns:
@@ -137,7 +137,8 @@ def read_level(search: Study, level: str = FULL) -> list[Final]:
     if level not in SUFFIXES:
         raise UnknownName("later level", level, SUFFIXES)
     found = level_study(search, level)
-    return [] if found is None else gather_runs(found, SUFFIXES[level], search.optuna_study)
+    searched = open_searched(search, search.name.partition("@")[0])
+    return [] if found is None else gather_runs(found, SUFFIXES[level], searched)
 
 
 def read_short(search: Study) -> list[Final]:

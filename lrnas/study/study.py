@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ class Trial(NotebookView):
     study: Study = field(compare=False)
     """The study that the trial belongs to."""
     on_front: bool = False
-    """Whether the network is on the front of its study."""
+    """Whether the network is on the front of its study; at a later level by its mean accuracy over seeds."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics that a user's own training code reported last."""
 
@@ -331,6 +332,8 @@ class Study(NotebookView):
         # another driver may be in the middle of writing a trial
         trials = [self._read(trial) for trial in self.optuna_trials() if LAST_ATTRIBUTE in trial.user_attrs]
         counts = Counter(trial.status for trial in trials)
+        if LEVEL in self.manifest:
+            return self._summarise_level(trials, counts)
         full = [trial for trial in trials if trial.status == "completed" and trial.values is not None]
         full = [] if RETRAINS in self.manifest else full
         best, volume = self._find_front([trial.values or () for trial in full])
@@ -367,13 +370,23 @@ class Study(NotebookView):
         front = Trials(sorted((trial for trial in marked if trial.on_front), key=self.cheapest_first))
         return Summary(marked, front, dict(counts), volume)
 
+    def _summarise_level(self, trials: list[Trial], counts: dict[str, int]) -> Summary:
+        """The summary of a later level: networks are compared by mean accuracy, and the front has their first runs."""
+        found = _levels().read_level(self, self.manifest[LEVEL])
+        done = [final for final in found if math.isfinite(final.mean)]
+        names = [objective.name for objective in self.objectives]
+        best, volume = self._find_front([[{"accuracy": f.mean, **f.known_costs}[name] for name in names] for f in done])
+        summary = self._summarise(trials, {number for i in best for number in done[i].runs}, counts, volume)
+        first = {done[i].runs[0] for i in best}
+        return dataclasses.replace(summary, front=Trials(run for run in summary.front if run.number in first))
+
     def cheapest_first(self, trial: Trial) -> tuple[float, int]:
         """Sort key: the first cost objective, then the number."""
         return getattr(trial, self.costs[0]), trial.number
 
     @property
     def trials(self) -> Trials:
-        """All trials that have a network, by number; `on_front` marks those on the front of the level `short`."""
+        """All trials that have a network, by number; `on_front` marks those on the front of this study's own level."""
         return self.summary().trials
 
     def check_front(self) -> None:
@@ -402,7 +415,7 @@ class Study(NotebookView):
 
     def _later(self, level: str | None) -> list[tuple[float, Trial]] | None:
         """Mean accuracies of the networks of a later level, and their first runs; None for the level `short`."""
-        levels = importlib.import_module("lrnas.study.levels")  # it imports this module
+        levels = _levels()
         level = levels.pick_level(self, level)
         found: list[tuple[float, Trial]] = [] if level == levels.SHORT else levels.trained_networks(self, level)
         return None if level == levels.SHORT else found
@@ -527,6 +540,10 @@ class Study(NotebookView):
                 return read
             self._finished[trial.number] = read
         return self._finished[trial.number]
+
+
+def _levels() -> Any:
+    return importlib.import_module("lrnas.study.levels")  # it imports this module
 
 
 def _read_limit(name: str, value: Any, read: Callable[[Any], Number]) -> Number | None:

@@ -317,5 +317,24 @@ def test_the_front_and_the_best_network_are_those_of_the_finals(tmp_path: Path) 
         search.best(level="longer")
     with pytest.raises(UnknownName, match="unknown level 'ful'; did you mean full"):
         search.front("ful")
+    with pytest.raises(UnknownName, match=r"unknown level 'finals'; .*; finals are the level full"):
+        search.front("finals")
     with pytest.raises(StudyError, match="max_macs takes a number above 0; got 'much'; for example 3M"):
         search.best(max_macs="much")
+
+
+def test_the_study_of_the_finals_agrees_with_its_search(tmp_path: Path) -> None:
+    search = make_search(tmp_path / "s")
+    make_finals(search, {"nin-c3-lr": (0.91, 0.95), "lr-x0.25": (0.945, 0.90), "dense-x0.5": (0.94, 0.80)})
+    finals = open_study("s@finals", studies=tmp_path)
+    assert finals.front() == search.front() == finals.front("full") and finals.best() == search.best()
+    assert finals.best().point == "nin-c3-lr"  # the first runs of both others are more accurate
+    assert [run.on_front for run in finals.trials] == [True, True, True, True, False, False]
+    assert read_level(finals) == read_level(search)
+    few, many = (run.macs / 2e7 for run in finals.front())
+    assert finals.hypervolume() == pytest.approx((1 - few) * 0.9225 + (1 - many) * (0.93 - 0.9225))
+    with pytest.raises(StudyError, match="s@finals has only the level full; got short; open s for other levels"):
+        finals.best(level="short")
+    html = finals._repr_html_()
+    assert "The front, trained in full, mean ± standard deviation over n seeds" in html
+    assert "<td>93.00 ± 2.83 %</td>" in html and html.count("<tr>") == 3
