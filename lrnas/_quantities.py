@@ -35,6 +35,11 @@ def read_time(unit: str, value: Any) -> float:
     return number
 
 
+def magnitude(number: int) -> str:
+    """A number, rounded to a power of ten with two digits if it is large."""
+    return f"{number:,}" if number < 100_000 else f"{number:.1e}".replace("e+", "e")
+
+
 def check_dtype(name: str | None) -> None:
     """Raise an error if there is no number format of this name; None is the default one."""
     if name is not None and name not in DTYPES:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Mix
 
 Role = Literal["body", "auxiliary", "classifier"]
@@ -97,8 +98,8 @@ class Convention:
     """Whether the parameters of the last layer are counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+@dataclass(frozen=True, slots=True, repr=False)
+class Cost(NotebookView):
     """The cost of a network at one input size.
 
     Args:
@@ -112,6 +113,10 @@ class Cost:
     """
 
     layers: Sequence[LayerCost]
+
+    def __repr__(self) -> str:
+        layers = sum(layer.macs > 0 and layer.role != "auxiliary" for layer in self.layers)
+        return f"<Cost: {self.macs:,} MACs, {self.params:,} parameters, {layers} layers with MACs>"
 
     @property
     def macs(self) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from lrnas._quantities import magnitude
 from lrnas.cli.options import add_command, add_option, add_settings
-from lrnas.cli.output import complain, magnitude, make_console, make_table, print_result, say
+from lrnas.cli.output import complain, make_console, make_table, print_result, say
 from lrnas.data.names import is_in_files
 from lrnas.searching.settings import TEXT
 
@@ -125,13 +126,8 @@ def _print_space(space: SearchSpace) -> None:
     size = f"{space.dimension} parameters, {magnitude(space.size)} points"
     title = f"{space.name}, granularity {space.granularity}: {size}"
     table = make_table(title, ends=["parameter", "values", "layers"])
-    layers = {
-        parameter.name: ", ".join(dict.fromkeys(layer.name for layer in group.layers))
-        for group in space.groups
-        for parameter in group.parameters
-    }
     for parameter in space.parameters:
-        table.add_row(parameter.name, format_values(parameter), layers.get(parameter.name, "the whole network"))
+        table.add_row(parameter.name, format_values(parameter), space.layers_of[parameter.name])
     console = make_console()
     console.print(table)
     if space.divisor > 1:

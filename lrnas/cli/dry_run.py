@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lrnas._messages import duration
-from lrnas.cli.output import magnitude, make_console, make_table
+from lrnas._quantities import magnitude
+from lrnas.cli.output import make_console, make_table
 
 if TYPE_CHECKING:
     from lrnas.searching.estimate import Estimate

@@ -149,8 +149,3 @@ def percent(share: float | None, deviation: float | None = None) -> str:
     """An accuracy in per cent, with its deviation if there is one; a dash for None."""
     spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
     return "–" if share is None else f"{100 * share:.2f}{spread} %"
-
-
-def magnitude(number: int) -> str:
-    """A number, rounded to a power of ten with two digits if it is large."""
-    return f"{number:,}" if number < 100_000 else f"{number:.1e}".replace("e+", "e")

@@ -48,15 +48,22 @@ class Conversion(NotebookView):
     path. Without calibration images, this is the error for smooth noise."""
 
     def __repr__(self) -> str:
-        return f"<Conversion: {len(self.replaced)} convolutions replaced, {len(self.left)} left as they were>"
+        return f"<Conversion: {self.title}>"
 
     def __str__(self) -> str:
-        start = "approximate the old ones" if self.errors else "begin with random weights"
-        begin = f", which {start}" if self.replaced else ""
-        lines = [f"{len(self.replaced)} convolutions replaced{begin}, {len(self.left)} left as they were"]
-        lines += [f"  {path}: {mix}{self._error(path)}" for path, mix in self.replaced.items()]
+        lines = [f"  {path}: {mix}{self._error(path)}" for path, mix in self.replaced.items()]
         lines += [f"  {path}: left, {reason}" for path, reason in self.left.items()]
-        return "\n".join(lines)
+        return "\n".join([self.title, *lines])
+
+    @property
+    def title(self) -> str:
+        """How many convolutions were replaced, and how their weights begin."""
+        number = len(self.replaced)
+        start = "approximate the old ones" if self.errors else "begin with random weights"
+        if number == 1:
+            start = "approximates the old one" if self.errors else "begins with random weights"
+        begin = f", which {start}" if number else ""
+        return f"{number} convolution{'s' * (number != 1)} replaced{begin}, {len(self.left)} left as they were"
 
     def _error(self, path: str) -> str:
         return f", error {self.errors[path]:.3f}" if path in self.errors else ""

@@ -34,7 +34,7 @@ _TIMM_SETTINGS: dict[str, tuple[int, str | tuple[str, ...], dict[str, Any]]] = {
 """For each family of backbones: input size, last layers and normalisation of images, in the form that timm uses."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """An architecture with whole numbers of filters, at one input size and number of classes."""
 
@@ -48,6 +48,10 @@ class Plan:
     num_classes: int
     steps: tuple[Step, ...] = ()
     """The parts of the forward pass that take time, in order; empty for a `timm:` backbone."""
+
+    def __repr__(self) -> str:
+        size = f"{self.input_size}×{self.input_size} pixels, {self.num_classes} classes"
+        return f"<Plan of {self.canonical_id}, {size}: {self.cost.macs:,} MACs, {self.cost.params:,} parameters>"
 
     @property
     def canonical_id(self) -> str:

@@ -106,7 +106,27 @@ class Profile(NotebookView):
     """Number of CPU cores that other programs used on average during the measurements; None if unknown."""
 
     def __repr__(self) -> str:
-        return f"<Profile of {', '.join(network.name for network in self.networks)} on {self.conditions}>"
+        return f"<Profile of {', '.join(repr(network.name) for network in self.networks)} on {self.conditions}>"
+
+    def __str__(self) -> str:
+        head, *rows = self.table()
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
+        return "\n".join([f"{self.title}:", *lines, *self.lines])
+
+    @property
+    def title(self) -> str:
+        """What was measured, and on what."""
+        return f"Times for a batch on {self.conditions}{', compiled' if self.compiled else ''}"
+
+    def table(self) -> list[list[str]]:
+        """The times of whole networks as rows of text; the first row has the names of the columns."""
+        trained = any(network.training is not None for network in self.networks)
+        rows = [["network", *time_columns(trained), "compared with"]]
+        for network in self.networks:
+            base = self.baseline(network)
+            rows.append([network.name, *time_cells(network, base, trained), "" if base is network else base.name])
+        return rows
 
     def baseline(self, network: Profiled) -> Profiled:
         """The network that a network is compared with."""
@@ -160,6 +180,22 @@ class Profile(NotebookView):
                 for network in self.networks
             ],
         }
+
+
+def time_columns(trained: bool) -> list[str]:
+    """Names of the columns of `time_cells`."""
+    names = ["MACs", "share of MACs", "forward", "share of forward time"]
+    return [*names, *(["training", "share of training time"] if trained else [])]
+
+
+def time_cells(own: LayerTime | Profiled, base: LayerTime | Profiled | None, trained: bool) -> list[str]:
+    """MACs and times, each followed by its ratio to those of the network that it is compared with."""
+    cells = []
+    for name in ("macs", "forward", *(("training",) if trained else ())):
+        value, other = getattr(own, name), getattr(base, name, None)
+        shown = f"{value:,}" if name == "macs" else "–" if value is None else f"{value:.3f} ms"
+        cells += [shown, f"{value / other:.3f}" if value is not None and other else "–"]
+    return cells
 
 
 def _numbers(measured: LayerTime | Profiled) -> dict[str, float | None]:

@@ -14,18 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from lrnas._messages import duration
 from lrnas.arch.architecture import Architecture
+from lrnas.arch.cost import Cost
+from lrnas.errors import LrnasError
 from lrnas.models.plan import native_input_size, native_num_classes, resolve_backbone
 from lrnas.reporting.layer_view import SHADES, Layer, kind_of, lay_out
+from lrnas.spaces.parameters import format_values
+from lrnas.spaces.space import SearchSpace
 from lrnas.study.levels import FULL, SHORT, level_study, pick_level, read_level
 from lrnas.study.manifest import RETRAINS, data_name
 from lrnas.study.retrained import Final, final_front, front_marks, read_retrained
-from lrnas.study.study import ImageShape, Study, Trial, Trials
+from lrnas.study.study import STATUSES, ImageShape, Study, Trial, Trials
 from lrnas.study.verdicts import TEST, judge
 
 if TYPE_CHECKING:
     from lrnas.exporting.export import Export
     from lrnas.models.convert import Conversion
-    from lrnas.profiling.profile import LayerTime, Profile, Profiled
+    from lrnas.profiling.profile import Profile
     from lrnas.searching.estimate import Estimate
 
 MAX_ROWS = 60
@@ -34,8 +38,6 @@ BAR = 260
 """Width of the bar of the widest layer, in pixels."""
 SHARE = "share of dense MACs"
 """Name of the column with MACs relative to those of the dense network."""
-STATUSES = {"limit": "beyond a limit", "duplicate": "known already"}
-"""Words for the status of trials that were not trained; others are shown as they are."""
 ROW = 18
 """Height of a layer in a picture, in pixels."""
 
@@ -47,47 +49,30 @@ def as_html(shown: Any) -> str:
 
 
 def _conversion(shown: Conversion) -> str:
-    replaced = [(path, str(mix), "replaced") for path, mix in shown.replaced.items()]
-    left = [(path, "", f"left: {reason}") for path, reason in shown.left.items()]
-    title = f"{len(replaced)} convolutions replaced, {len(left)} left as they were"
-    return _title(title) + _table(("layer", "new filters", ""), replaced + left)
+    errors = {path: f"{error:.3f}" for path, error in shown.errors.items()}
+    replaced = [(path, str(mix), "replaced", *[errors.get(path, "")] * bool(errors)) for path, mix in shown.replaced.items()]
+    left = [(path, "", f"left: {reason}", *[""] * bool(errors)) for path, reason in shown.left.items()]
+    return _title(shown.title) + _table(("layer", "new filters", "", *["error"] * bool(errors)), [*replaced, *left])
 
 
 def _profile(profile: Profile) -> str:
+    from lrnas.profiling.profile import time_cells, time_columns  # with torch
+
     trained = any(network.training is not None for network in profile.networks)
-    columns = _time_columns(trained)
-    rows, layers = [], []
+    layers = []
     for network in profile.networks:
         base = profile.baseline(network)
-        rows.append((network.name, *_time_cells(network, base, trained), "" if base is network else base.name))
         others = {layer.name: layer for layer in base.layers}
         cells = [
-            (layer.name, layer.filters, *_time_cells(layer, others.get(layer.name), trained))
-            for layer in network.layers
+            (layer.name, layer.filters, *time_cells(layer, others.get(layer.name), trained)) for layer in network.layers
         ]
-        table = _table(("layer", "filters", *columns), cells)
+        table = _table(("layer", "filters", *time_columns(trained)), cells)
         title = f"{network.name}, layer by layer, compared with {base.name}"
         layers.append(f"<details><summary>{escape(title)}</summary>{table}</details>" if table else "")
-    compiled = ", compiled" if profile.compiled else ""
-    title = _title(f"Times for a batch on {profile.conditions}{compiled}")
-    table = _table(("network", *columns, "compared with"), rows)
-    return f"{title}{table}<p>{'<br>'.join(map(escape, profile.lines))}</p>{''.join(layers)}"
-
-
-def _time_columns(trained: bool) -> list[str]:
-    """Names of the columns of `_time_cells`."""
-    names = ["MACs", "share of MACs", "forward", "share of forward time"]
-    return [*names, *(["training", "share of training time"] if trained else [])]
-
-
-def _time_cells(own: LayerTime | Profiled, base: LayerTime | Profiled | None, trained: bool) -> list[str]:
-    """MACs and times, each followed by its ratio to those of the network that it is compared with."""
-    cells = []
-    for name in ("macs", "forward", *(("training",) if trained else ())):
-        value, other = getattr(own, name), getattr(base, name, None)
-        shown = f"{value:,}" if name == "macs" else "–" if value is None else f"{value:.3f} ms"
-        cells += [shown, f"{value / other:.3f}" if value is not None and other else "–"]
-    return cells
+    head, *rows = profile.table()
+    return (
+        f"{_title(profile.title)}{_table(head, rows)}<p>{'<br>'.join(map(escape, profile.lines))}</p>{''.join(layers)}"
+    )
 
 
 def _estimate(estimate: Estimate) -> str:
@@ -188,16 +173,47 @@ def _(trial: Trial) -> str:
         f"{macs} MACs ({share} of the dense network's), {params} parameters, for {_images(trial.study.image_shape)}",
         f"{status}{', on the front' if trial.on_front else ''}{f': {trial.reason}' if trial.reason else ''}",
     ]
-    title = f"{trial.study.name}, trial {trial.number}: {trial.name}"
+    title = f"{trial.study.name}, {'run' if '@' in trial.study.name else 'trial'} {trial.number}: {trial.name}"
     picture = _layers_picture(lay_out(trial.architecture, trial.study.image_shape))
     return f"{_title(title)}<p>{'<br>'.join(map(escape, facts))}</p>{_curve(trial.curve)}{picture}"
 
 
 @as_html.register
+def _(cost: Cost) -> str:
+    used = [layer for layer in cost.layers if layer.role != "auxiliary"]
+    rows = []
+    for layer in (layer for layer in used if layer.macs):
+        share = f"{layer.macs / cost.macs:.1%}"
+        rows.append(
+            (layer.name, layer.kind, "×".join(map(str, layer.output)), f"{layer.macs:,}", share, f"{layer.params:,}")
+        )
+    more = f"{len(rows) - MAX_ROWS} more layers with MACs" if len(rows) > MAX_ROWS else ""
+    others = [layer for layer in used if not layer.macs]
+    without = (
+        f"{len(others)} layers without MACs, {sum(layer.params for layer in others):,} parameters" if others else ""
+    )
+    end = "".join(f"<p>… {escape(line)}</p>" for line in (more, without) if line)
+    table = _table(("layer", "kind", "output", "MACs", "share of MACs", "parameters"), rows[:MAX_ROWS])
+    return f"{_title(f'{cost.macs:,} MACs and {cost.params:,} parameters for one image')}{table}{end}"
+
+
+@as_html.register
+def _(space: SearchSpace) -> str:
+    rows = [(one.name, format_values(one), space.layers_of[one.name]) for one in space.parameters]
+    lines = [f"Named points: {', '.join(space.points)}"] if space.points else []
+    lines += [f"Uniform networks: {', '.join(space.uniform)}"] if space.uniform else []
+    table = _table(("parameter", "values", "layers"), rows)
+    return f"{_title(repr(space)[1:-1])}{table}<p>{'<br>'.join(map(escape, lines))}</p>"
+
+
+@as_html.register
 def _(architecture: Architecture) -> str:
-    backbone = resolve_backbone(architecture)[0]
-    shape = ImageShape(native_input_size(backbone), 3, native_num_classes(backbone))
-    layers = lay_out(architecture, shape)
+    try:
+        backbone = resolve_backbone(architecture)[0]
+        shape = ImageShape(native_input_size(backbone), 3, native_num_classes(backbone))
+        layers = lay_out(architecture, shape)
+    except LrnasError as error:  # a network that cannot be built is shown as text
+        return f"<p>{escape(repr(architecture))}</p><p>{escape(str(error))}</p>"
     macs, params = (f"{sum(getattr(layer, name) for layer in layers):,}" for name in ("macs", "params"))
     facts = [
         f"{macs} MACs and {params} parameters as deployed, for {_images(shape)}, the backbone's own sizes",
@@ -265,7 +281,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _picture(study: Study) -> str:
     """The figure of the front, if there is one and matplotlib is installed."""
-    from lrnas.errors import LrnasError
     from lrnas.reporting.write import plot
 
     try:

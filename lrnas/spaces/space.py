@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from lrnas._arguments import checked
+from lrnas._notebook import NotebookView
+from lrnas._quantities import magnitude
 from lrnas._resources import SEARCH_SPACES
 from lrnas.arch.architecture import DENSE, Allocation, Architecture, check_divisor
 from lrnas.errors import InvalidArchitecture, InvalidSpace, LrnasError, OutsideSpace, UnknownName, closest
@@ -38,8 +40,8 @@ DIVISOR = 8
 """Filter counts are multiples of this number in spaces that are derived from a timm model."""
 
 
-@dataclass(frozen=True)
-class SearchSpace:
+@dataclass(frozen=True, repr=False)
+class SearchSpace(NotebookView):
     """A search space, created by `load_space`."""
 
     name: str
@@ -59,6 +61,12 @@ class SearchSpace:
     left_out: tuple[str, ...] = ()
     """Names of points in the file that are not in the space, because its granularity is not the file's."""
 
+    def __repr__(self) -> str:
+        return (
+            f"<SearchSpace {self.name}, granularity {self.granularity}: {self.dimension} parameters, "
+            f"{magnitude(self.size)} points, {len(self.points)} named, {len(self.uniform)} uniform>"
+        )
+
     @property
     def dimension(self) -> int:
         """The number of parameters."""
@@ -68,6 +76,16 @@ class SearchSpace:
     def size(self) -> int:
         """The number of points; several of them can be the same architecture."""
         return math.prod(len(parameter.values) for parameter in self.parameters)
+
+    @property
+    def layers_of(self) -> dict[str, str]:
+        """What each parameter changes, by its name: layers, or the whole network."""
+        found = {
+            parameter.name: ", ".join(dict.fromkeys(layer.name for layer in group.layers))
+            for group in self.groups
+            for parameter in group.parameters
+        }
+        return {parameter.name: found.get(parameter.name, "the whole network") for parameter in self.parameters}
 
     @property
     def divisor(self) -> int:

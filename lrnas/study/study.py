@@ -40,6 +40,8 @@ Number = TypeVar("Number", int, float)
 
 MAX_PRINTED = 10
 """Largest number of trials that are printed of a list."""
+STATUSES = {"limit": "beyond a limit", "duplicate": "known already"}
+"""Words for the status of trials that were not trained; others are shown as they are."""
 METRIC = "metric."
 """Prefix of the trial attributes that hold further metrics, which a user's own training code reports."""
 COLUMNS = (
@@ -176,7 +178,8 @@ class Trial(NotebookView):
         accuracy = accuracy if tested is None else f", {100 * tested:.2f} % on test images"
         front = ", on the front" if self.on_front else ""
         study = f" of {self.study.name}" if "@" in self.study.name else ""
-        return f"<Trial {self.number}{study}: {self.name}{accuracy}, {self.macs:,} MACs, {self.status}{front}>"
+        status = STATUSES.get(self.status, self.status)
+        return f"<Trial {self.number}{study}: {self.name}{accuracy}, {self.macs:,} MACs, {status}{front}>"
 
 
 class Trials(list[Trial], NotebookView):

@@ -21,6 +21,7 @@ import lrnas
 from lrnas.cli.dry_run import print_estimate
 from lrnas.errors import LrnasError
 from lrnas.exporting.export import Check, Export
+from lrnas.models.convert import LOW_RANK
 from lrnas.profiling.profile import LayerTime, Profile, Profiled
 from lrnas.searching.estimate import Estimate, LevelEstimate, NamedNetwork
 from lrnas.searching.progress import tell_interrupted
@@ -105,6 +106,7 @@ def test_a_study_with_finals_shows_them() -> None:
     assert [row[1:4] for row in rows[1:]] == [["lr-x0.25", "91.00 %", "1"], ["nin-c3-lr", "95.50 ± 0.71 %", "2"]]
     assert Cells(search.front()._repr_html_()).rows[0][0] == "run"
     assert f"Runs of {search.name}@finals, each one training" in search.front()._repr_html_()
+    assert f"<b>{search.name}@finals, run 0: " in search.front()[-1]._repr_html_()
     assert "not complete" not in search._repr_html_()
     level = level_study(search, "full")
     assert level is not None
@@ -171,6 +173,14 @@ def test_times_are_tables() -> None:
     assert rows[-1] == ["conv1", "192 3x3", "1,000", "1.000", "0.500 ms", "0.250"]
     assert "<summary>small, layer by layer, compared with nin</summary>" in html and "one core, compiled" in html
     assert "at most 2.0 %" in html and "CPU cores meanwhile: measure again" in html
+    profile = Profile(
+        conditions, True, [replace(base, name="nin, batch norm", baseline="nin, batch norm"), base, small]
+    )
+    assert repr(profile) == "<Profile of 'nin, batch norm', 'nin', 'small' on one core>"
+    title, head, *lines = str(profile).splitlines()
+    assert title == "Times for a batch on one core, compiled:" and head.split()[:2] == ["network", "MACs"]
+    assert re.split("  +", lines[2]) == ["small", "1,000", "0.500", "1.000 ms", "0.250", "nin"]
+    assert lines[3:] == profile.lines
     trained = replace(base, training=8.0)
     rows = Cells(Profile(conditions, False, [trained, replace(small, training=4.0)])._repr_html_()).rows
     assert rows[0][5:7] == ["training", "share of training time"] and rows[2][5:7] == ["4.000 ms", "0.500"]
@@ -235,6 +245,7 @@ def test_trials_that_were_not_trained_are_told_in_words() -> None:
     assert "trials: 1 beyond a limit, 1 running" in html
     assert "beyond a limit" in proposals.study.trials._repr_html_()
     assert "beyond a limit: beyond max_macs" in proposals.study.trials[0]._repr_html_()
+    assert repr(proposals.study.trials[0]).endswith(" MACs, beyond a limit>")
 
 
 def test_names_are_escaped(study: Study) -> None:
@@ -263,10 +274,45 @@ def test_pictures_of_layers_are_as_wide_as_their_texts() -> None:
 
 def test_a_conversion() -> None:
     conversion = lrnas.convert(timm.create_model("resnet10t"))
-    assert repr(conversion).startswith("<Conversion: ") and len(repr(conversion)) < 80
+    assert repr(conversion).startswith("<Conversion: ") and len(repr(conversion)) < 100
     rows = Cells(conversion._repr_html_()).rows[1:]
     assert len(rows) == len(conversion.replaced) + len(conversion.left)
-    assert rows[-1][-1].startswith("left: ")
+    assert rows[-1][-1].startswith("left: ") and "<th>error</th>" not in conversion._repr_html_()
+    model = timm.create_model("resnet10t")
+    one = lrnas.convert(model, {"layer1.0.conv1": LOW_RANK}, init="pretrained")
+    html = one._repr_html_()
+    title = "1 convolution replaced, which approximates the old one, 13 left as they were"
+    assert str(one).splitlines()[0] == title and f"<b>{title}</b>" in html and repr(one) == f"<Conversion: {title}>"
+    head, row, *_ = Cells(html).rows
+    assert head[3] == "error" and f"  layer1.0.conv1: {row[1]}, error {row[3]}" in str(one).splitlines()
+
+
+def test_costs_plans_and_spaces_are_short_and_tables() -> None:
+    network = lrnas.get_point("nin-c3-lr").architecture
+    plan = lrnas.make_plan(network, 16, 4, deployed=True)
+    numbers = f"{plan.cost.macs:,} MACs, {plan.cost.params:,} parameters"
+    assert repr(plan.cost) == f"<Cost: {numbers}, 10 layers with MACs>"
+    assert repr(plan) == f"<Plan of {plan.canonical_id}, 16×16 pixels, 4 classes: {numbers}>"
+    rows = Cells(plan.cost._repr_html_()).rows
+    assert rows[0] == ["layer", "kind", "output", "MACs", "share of MACs", "parameters"]
+    assert [row[0] for row in rows[1:]] == [layer.name for layer in plan.cost.layers] and rows[1][2] == "192×16×16"
+    cost = lrnas.count_model(timm.create_model("resnet50"), 224)
+    assert repr(cost) == "<Cost: 4,089,184,256 MACs, 25,557,032 parameters, 54 layers with MACs>"
+    assert len(Cells(cost._repr_html_()).rows) == 55
+    assert "… 53 layers without MACs, 53,120 parameters" in cost._repr_html_()
+    space = lrnas.load_space("nin")
+    assert repr(space).startswith(f"<SearchSpace nin, granularity layer: {space.dimension} parameters, ")
+    assert len(repr(space)) < 120
+    rows = Cells(space._repr_html_()).rows
+    assert rows[0] == ["parameter", "values", "layers"] and [row[0] for row in rows[1:]] == [
+        one.name for one in space.parameters
+    ]
+    assert "Named points: nin, nin-c3, nin-c3-lr<br>Uniform networks: " in space._repr_html_()
+
+
+def test_a_network_that_cannot_be_built_is_shown_as_text() -> None:
+    html = lrnas.Architecture("vgg12")._repr_html_()
+    assert "Architecture({&quot;version&quot;" in html and "unknown backbone &#x27;vgg12&#x27;; did you mean" in html
 
 
 def test_errors_are_shown_in_short_and_their_traceback_later() -> None:
