@@ -50,7 +50,9 @@ def as_html(shown: Any) -> str:
 
 def _conversion(shown: Conversion) -> str:
     errors = {path: f"{error:.3f}" for path, error in shown.errors.items()}
-    replaced = [(path, str(mix), "replaced", *[errors.get(path, "")] * bool(errors)) for path, mix in shown.replaced.items()]
+    replaced = [
+        (path, str(mix), "replaced", *[errors.get(path, "")] * bool(errors)) for path, mix in shown.replaced.items()
+    ]
     left = [(path, "", f"left: {reason}", *[""] * bool(errors)) for path, reason in shown.left.items()]
     return _title(shown.title) + _table(("layer", "new filters", "", *["error"] * bool(errors)), [*replaced, *left])
 
