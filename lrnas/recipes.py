@@ -163,7 +163,7 @@ class Recipe:
                 raise InvalidRecipe(
                     f"a recipe has no field {name!r}{_similar(name, types)} (`lrnas recipes` lists all)"
                 )
-            values[name] = _parse(value, types[name], name) if isinstance(value, str) else value
+            values[name] = _parse(value, types[name], name, getattr(self, name)) if isinstance(value, str) else value
         return dataclasses.replace(self, **values)
 
 
@@ -172,11 +172,11 @@ def _similar(name: str, known: Iterable[str]) -> str:
     return closest(name, known) if meant is None else f"; did you mean {meant}?"
 
 
-def _parse(text: str, expected: type, name: str) -> Any:
+def _parse(text: str, expected: type, name: str, example: object) -> Any:
     try:
         return {"true": True, "false": False}[text.lower()] if expected is bool else expected(text)
     except (ValueError, KeyError):
-        raise InvalidRecipe(f"{name} must be {_TYPE_NAMES[expected]}; got {text!r}; write {name}=VALUE") from None
+        raise InvalidRecipe(f"{name} must be {_TYPE_NAMES[expected]}; got {text!r}; for example {example}") from None
 
 
 _PAPER = {

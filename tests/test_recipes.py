@@ -54,7 +54,7 @@ def test_files_change_a_recipe(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"lrr": "1"}, "a recipe has no field 'lrr'; did you mean lr?"),
-        ({"epochs": "many"}, "epochs must be a whole number; got 'many'"),
+        ({"epochs": "many"}, "epochs must be a whole number; got 'many'; for example 5"),
         ({"epochs": 0}, "epochs must be from 1 to 100000; got 0"),
         ({"epochs": 2.5}, "epochs must be a whole number; got 2.5"),
         ({"batch_size": 0}, "batch_size must be from 1"),
@@ -62,7 +62,8 @@ def test_files_change_a_recipe(tmp_path: Path) -> None:
         ({"lr": "0"}, "lr must be above 0"),
         ({"lr": "nan"}, "lr must be above 0"),
         ({"momentum": "1"}, "momentum must be at least 0 and below 1"),
-        ({"mirror": "maybe"}, "mirror must be true or false; got 'maybe'"),
+        ({"lr": "fast"}, "lr must be a number; got 'fast'; for example 0."),
+        ({"mirror": "maybe"}, "mirror must be true or false; got 'maybe'; for example True"),
         ({"schedule": "cosine"}, "schedule must be one of paper, polynomial, one_cycle; got 'cosine'"),
         ({"crop": 41, "pad": 4}, "crop must be at most the padded image, 32 + 2·4; got 41"),
     ],

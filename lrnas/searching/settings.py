@@ -23,6 +23,7 @@ from lrnas._files import parse_toml, read_text
 from lrnas._quantities import read_number, read_quantity, read_time
 from lrnas.data.names import IMAGE_MEMORY
 from lrnas.errors import LrnasError, UnknownName
+from lrnas.recipes import OTHER_NAMES, Recipe
 
 PINNED = "what is searched (pinned: cannot change when the study continues)"
 FREE = "how it is searched (may change when the study continues)"
@@ -91,6 +92,8 @@ def _share(value: Any) -> float:
 
 
 def _flag(value: Any) -> bool:
+    if isinstance(value, str):
+        value = {"true": True, "yes": True, "false": False, "no": False}.get(value.lower())
     if not isinstance(value, bool):
         raise TypeError
     return value
@@ -131,7 +134,7 @@ PATH = Kind("a path", "studies", lambda value: _text(os.fspath(value)))
 SOURCE = Kind("a space or a study file", "nin or studies/nin-cifar10.toml", PATH.read)
 WHOLE = Kind("a whole number", "20", _whole)
 NUMBER = Kind("a number", "0.5", read_number)
-FLAG = Kind("true or false", "true", _flag)
+FLAG = Kind("True or False", '"true"', _flag)
 SHARE = Kind("a number above 0 and up to 1", "0.6", _share)
 QUANTITY = Kind("a number of at least 1", "120M or 1.5e8", read_quantity)
 MILLISECONDS = Kind("milliseconds above 0", "2.5", functools.partial(read_time, "ms"))
@@ -162,8 +165,8 @@ class SearchSettings:
     epochs: int | None = setting(WHOLE, "N")
     """Train a network for N epochs unless it is stopped early (default: the recipe's; 3 on digits)."""
     set: Mapping[str, Any] | None = setting(CHANGES, "FIELD=VALUE")
-    """Change a field of the recipe, e.g. lr=0.05 (see `lrnas recipes`); may be given several times. In a study file it
-    is a table, in Python a mapping."""
+    """Change fields of the recipe, e.g. lr=0.05 (see `lrnas recipes`): one option for each; in a study file a table, in
+    Python a mapping, e.g. {"lr": 0.05}."""
     final_epochs: int | None = setting(WHOLE, "N")
     """Train networks in full for N epochs, with the recipe full (default: the recipe's, 9 on digits, but at most 8
     times the epochs of the search)."""
@@ -337,8 +340,13 @@ def _read_source(source: str) -> dict[str, Any]:
 
 
 def _read_all(values: Mapping[str, Any], what: str, prefix: str) -> dict[str, Any]:
+    fields = Recipe().to_dict()
     for name in values:
         if name not in SETTINGS:
+            if (field := OTHER_NAMES.get(name, name)) in fields:
+                value = fields[field]
+                example = f"{field} = {value} below [set]" if prefix else f"set={{{field!r}: {value!r}}}"
+                raise InvalidSettings(f"{prefix}{name} is a field of the recipe, not a setting; write {example}")
             listed = "`lrnas search --help`" if prefix else "help(lrnas.search)"
             raise UnknownName(what, name, SETTINGS, f" ({listed} lists all)")
     return {name: _read_setting(name, value, prefix) for name, value in values.items()}
