@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Iterable
 from statistics import mean, stdev
 
-from lrnas import open_study, read_finals
+from lrnas import open_study, read_retraining
 
 
 def hypervolume(networks: Iterable[tuple[float, float]]) -> float:
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--studies", default="studies", help="folder that holds the study (default: studies)")
     options = parser.parse_args()
     study = open_study(options.study, studies=options.studies)
-    finals = read_finals(study)
+    finals = read_retraining(study)
     most = next(final.macs for final in finals if final.point == study.baseline)
     volumes: dict[bool, list[float]] = {}
     for is_paper in (False, True):

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         read_level as read_level,
     )
     from lrnas.study.open import open_study as open_study
-    from lrnas.study.retrained import Final as Final, final_front as final_front, read_finals as read_finals
+    from lrnas.study.retrained import Final as Final, final_front as final_front, read_retraining as read_retraining
     from lrnas.study.study import Study as Study, Trial as Trial, Trials as Trials
     from lrnas.study.verdicts import Verdict as Verdict, judge as judge
     from lrnas.training.custom import Run as Run
@@ -107,7 +107,7 @@ _HOME = {
     "open_study": "study.open",
     "plot": "reporting.write",
     "profile": "profiling.profile",
-    "read_finals": "study.retrained",
+    "read_retraining": "study.retrained",
     "read_level": "study.levels",
     "report": "reporting.write",
     "retrain": "searching.retrain",

@@ -7,7 +7,7 @@ from statistics import stdev
 
 import pytest
 
-from lrnas import judge, open_study, read_finals
+from lrnas import judge, open_study, read_retraining
 
 ROOT = Path(__file__).parents[1]
 STUDIES = sorted(file.parent for file in (ROOT / "results" / "studies").glob("*/study.db.xz"))
@@ -19,7 +19,7 @@ def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
     (tmp_path / folder.name).mkdir()
     (tmp_path / folder.name / "study.db").write_bytes(lzma.decompress((folder / "study.db.xz").read_bytes()))
     study = open_study(folder.name, studies=tmp_path)
-    finals = read_finals(study)
+    finals = read_retraining(study)
     kept = json.loads((folder / "retrained.json").read_text(encoding="utf-8"))
     assert {final.identity: list(final.accuracies) for final in finals} == {
         network["identity"]: network["accuracies"] for network in kept["networks"]

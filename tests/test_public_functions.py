@@ -137,7 +137,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("profile", ([],), {}, "at least one network is needed to measure times; got none"),
     ("profile", ("nin",), {"threads": -1}, "the number of threads must be at least 1; got -1"),
     ("profile", ("nin",), {"batch": 0}, "a batch must have at least one image; got 0"),
-    ("read_finals", ("s",), {}, "study takes a Study; got 's'"),
+    ("read_retraining", ("s",), {}, "study takes a Study; got 's'"),
     ("read_level", (None,), {}, "search takes a Study; got None"),
     ("report", ([],), {}, "a report needs a study; got none"),
     ("report", (3,), {}, "study takes text or a Study or a list"),
@@ -246,7 +246,7 @@ def test_a_point_of_a_space_is_drawn() -> None:
 
 def test_objects_of_optuna_are_not_taken_for_those_of_lrnas() -> None:
     study = optuna.create_study()
-    for function in (lrnas.read_finals, lrnas.report, lrnas.compare_with_paper):
+    for function in (lrnas.read_retraining, lrnas.report, lrnas.compare_with_paper):
         with pytest.raises(LrnasError, match="takes "):
             function(study)
 

@@ -103,7 +103,7 @@ def retrain(
         progress: Whether to show messages and progress on stderr.
 
     Returns:
-        The retraining, a study with the name SEARCH@RECIPE; `lrnas.read_finals` reads its results.
+        The retraining, a study with the name SEARCH@RECIPE; `lrnas.read_retraining` reads its results.
     """
     _check_seeds(seeds)
     if trial_timeout is not None:

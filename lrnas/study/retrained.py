@@ -148,22 +148,23 @@ class Retrained:
 
 
 @checked
-def read_finals(study: Study, recipe: str | None = None) -> list[Final]:
-    """Read the networks of a search that were trained again.
+def read_retraining(study: Study, recipe: str | None = None) -> list[Final]:
+    """Read the networks of a search that `retrain` trained again. The finals of the search itself are in `read_level`.
 
     Args:
         study: The search, or the retraining itself.
         recipe: The name of the recipe, as in SEARCH@RECIPE; by default the one used last.
 
     Returns:
-        The networks, cheapest first, with the results of all runs that are done so far.
+        The networks, cheapest first, with the test results of all runs that are done so far; empty if the search was
+        not retrained.
     """
     found = read_retrained(study, recipe)
     return [] if found is None else list(found.finals)
 
 
 def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
-    """Read a whole retraining. The arguments are those of `read_finals`.
+    """Read a whole retraining. The arguments are those of `read_retraining`.
 
     Returns:
         The retraining; None if the search has none.
@@ -261,7 +262,7 @@ def final_front(finals: Iterable[Final]) -> list[Final]:
     """The networks that no other one dominates, by mean accuracy and known costs.
 
     Args:
-        finals: Networks trained with one recipe, from `read_finals` or `read_level`.
+        finals: Networks trained with one recipe, from `read_retraining` or `read_level`.
 
     Returns:
         The front, cheapest first.

@@ -397,7 +397,7 @@ class Study(NotebookView):
         if (search := self.manifest.get(RETRAINS)) is not None:
             raise StudyError(
                 f"this needs a search, which has a front; got {self.name}, a retraining of {search}; "
-                f"`{self.where.command('retrain', self.name)}` shows its results, in Python `read_finals` and `judge`"
+                f"`{self.where.command('retrain', self.name)}` shows its results, in Python lrnas.read_retraining does"
             )
 
     def front(self, level: str | None = None) -> Trials:

@@ -133,7 +133,7 @@ def test_a_retraining_shows_its_networks_and_verdicts(tmp_path: Path) -> None:
         "lr-x0.25": ["92.50 ± 3.54 %", "2", "front"],
         "nin-c3-lr": ["91.00 %", "1", "paper"],
     }
-    for text in (*map(str, lrnas.judge(lrnas.read_finals(study))), "1 runs not done", "mean ± standard deviation"):
+    for text in (*map(str, lrnas.judge(lrnas.read_retraining(study))), "1 runs not done", "mean ± standard deviation"):
         assert escape(text) in html
     rows = Cells(study.trials._repr_html_()).rows
     assert rows[0][2] == "test accuracy" and rows[1][2] == "90.00 %"
@@ -141,7 +141,9 @@ def test_a_retraining_shows_its_networks_and_verdicts(tmp_path: Path) -> None:
     assert "90.00 % on test images after 2 epochs" in study.trials[0]._repr_html_()
     assert "90.00 % on test images" in repr(study.trials[0])
     for call in (study.front, study.best, study.hypervolume, partial(lrnas.report, study), partial(lrnas.plot, study)):
-        with pytest.raises(LrnasError, match=r"this needs a search, .*; got s@fast, .* in Python `read_finals` and"):
+        with pytest.raises(
+            LrnasError, match=r"this needs a search, .*; got s@fast, .* Python lrnas.read_retraining does"
+        ):
             call()
 
 

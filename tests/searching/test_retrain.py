@@ -30,7 +30,7 @@ from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.manifest import StudyError, keep_images, keep_limits
 from lrnas.study.objectives import InvalidObjectives, UnknownName, pick_objectives
 from lrnas.study.open import open_search, open_study
-from lrnas.study.retrained import read_finals, read_retrained, retrained_recipes
+from lrnas.study.retrained import read_retrained, read_retraining, retrained_recipes
 from lrnas.study.study import Study
 from lrnas.training.checkpoint import load_checkpoint, save_checkpoint
 
@@ -166,7 +166,7 @@ def test_runs_are_done_once_and_more_seeds_extend() -> None:
     enqueue(again, networks, range(1, 4))
     assert again.left() == 4 and len(again.study.optuna_trials()) == 6
     assert [finish(again, accuracy).seed for accuracy in (0.92, 0.93, 0.94)] == [2, 2, 3]
-    finals = {final.trial: final for final in read_finals(study)}
+    finals = {final.trial: final for final in read_retraining(study)}
     assert (finals[0].accuracies, finals[0].seeds, finals[0].runs) == ((0.91, 0.92, 0.94), (1, 2, 3), (0, 2, 4))
     assert (finals[1].accuracies, finals[1].diverged, finals[1].open) == ((0.93,), 1, 1)
     assert (finals[0].diverged, finals[0].open, finals[0].failed) == (0, 0, 0)
@@ -207,7 +207,7 @@ def test_drivers_that_begin_together_train_each_run_once(monkeypatch: pytest.Mon
     assert [trial.user_attrs["reason"] for trial in told] == ["the same run as trial 0", "the same run as trial 1"]
     one.ledger.complete(0, 0.5)
     two.ledger.complete(1, 0.6)
-    assert [final.accuracies for final in read_finals(study)] == [(0.5, 0.6)]
+    assert [final.accuracies for final in read_retraining(study)] == [(0.5, 0.6)]
 
 
 def test_duplicate_runs_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,12 +299,12 @@ def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path, caplog: pyte
     assert not searcher.end_reason
     assert caplog.messages == ["a trial was lost (out of memory); it is tried again, 3 times in all"]
     assert canonical_id(ask(runs).architecture) != failed and runs.left() == 3
-    found = next(final for final in read_finals(study) if final.failed)
+    found = next(final for final in read_retraining(study) if final.failed)
     assert (found.point, found.failed, found.reason) == ("nin-c3", 1, "out of memory, 3 times")
     assert found.to_dict()["reason"] == found.reason
     enqueue(runs, networks, range(1, 2))  # the same command
     assert len(runs.study.optuna_trials()) == len(networks) + 1
-    assert [(final.open, final.failed) for final in read_finals(study) if final.point == "nin-c3"] == [(1, 0)]
+    assert [(final.open, final.failed) for final in read_retraining(study) if final.point == "nin-c3"] == [(1, 0)]
 
 
 def fails_always(searcher: _StudySearcher, *_: object) -> None:
@@ -422,33 +422,33 @@ def test_networks_have_the_objectives_and_names_of_their_search(tmp_path: Path) 
     finish(runs, 0.9)
     record = open_study("s@fast", studies=tmp_path)
     for source in (study, record):
-        (found,) = read_finals(source)
+        (found,) = read_retraining(source)
         assert (found.costs, found.name, found.point) == (("params",), "lr-x0.25", None)  # its name in the search
         assert found.to_dict()["name"] == found.to_dict()["known_as"] == "lr-x0.25"
     optuna.delete_study(study_name="s", storage=record.optuna_study._storage)
     for again in ("", "another search"):  # a new search of the same name, without this trial
         if again:
             make_proposals(tmp_path / "s")
-        (found,) = read_finals(record)
+        (found,) = read_retraining(record)
         assert (found.costs, found.name) == (("macs",), found.identity)
 
 
 def test_the_last_retraining_is_read_unless_one_is_named() -> None:
     study = make_search()
-    assert read_finals(study) == [] and retrained_recipes(study) == []
+    assert read_retraining(study) == [] and retrained_recipes(study) == []
     networks = _choose(study, (0,), False, False)
     for label, accuracy in (("paper", 0.9), ("fast", 0.8)):
         runs = retraining(study, label)
         enqueue(runs, networks, range(1, 2))
         finish(runs, accuracy)
     assert retrained_recipes(study) == ["paper", "fast"]
-    assert [final.mean for final in read_finals(study)] == [0.8]
-    assert [final.mean for final in read_finals(study, "paper")] == [0.9]
+    assert [final.mean for final in read_retraining(study)] == [0.8]
+    assert [final.mean for final in read_retraining(study, "paper")] == [0.9]
     last = read_retrained(study)
     assert last is not None and (last.name, last.others, last.left) == ("s@fast", ("s@paper",), 0)
     assert str(last) == "s@fast, on digits: 1 of 1 networks tested; not shown: s@paper."
     with pytest.raises(UnknownName, match="unknown retraining of s with recipe 'papr'; did you mean paper"):
-        read_finals(study, "papr")
+        read_retraining(study, "papr")
 
 
 @pytest.fixture(scope="module")
