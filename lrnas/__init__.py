@@ -127,7 +127,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])
 
 
 class _AfterTimm(importlib.abc.MetaPathFinder):

@@ -102,6 +102,12 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("compare_with_paper", (["x"],), {}, "finals takes a list, each of them a Final; got ['x']"),
     ("convert", (NETWORK,), {}, "model takes a model of PyTorch; got Architecture("),
     ("convert", (torch.nn.Conv2d(1, 1, 3), "half"), {}, "allocation takes an Allocation or a mapping; got 'half'"),
+    (
+        "convert",
+        (torch.nn.Conv2d(1, 1, 3), {"*": "lr"}),
+        {},
+        "allocation takes Allocations by path; got '*': 'lr'; see",
+    ),
     ("convert", (torch.nn.Conv2d(1, 1, 3),), {"init": "pretraind"}, "must be one of pretrained, "),
     ("convert", (torch.nn.Conv2d(1, 1, 3),), {"divisor": "8"}, "divisor takes a whole number; got '8'"),
     ("count_model", ("nin",), {}, "model takes a model of PyTorch; got 'nin'"),
@@ -116,6 +122,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("estimate", ("nin",), {}, "a search needs a budget; got none; give `budget`, or a study file"),
     ("estimate", ("nin",), {"budget": 2, "seed": -1}, "the seed must be at least 0; got -1"),
     ("export", (3,), {}, "source takes text or a path or a Trial; got 3"),
+    ("export", (torch.nn.Conv2d(1, 1, 3),), {}, "with `architecture`, as examples/convert_and_export.py does"),
     ("export", ("nin", "onxx"), {}, "unknown format 'onxx'; did you mean onnx?"),
     ("export", ("nin", 3), {}, "format takes 'timm' or 'onnx' or 'torch-export'; got 3"),
     ("export", ("nin",), {"batch": "one"}, "batch takes a whole number; got 'one'"),
@@ -174,7 +181,10 @@ def test_wrong_arguments_about_a_study(tmp_path: Path) -> None:
         "memory for images must be from 0 to 1; got 2": lambda: lrnas.retrain(study, data="digits", image_memory=2),
         "finals takes a list, each of them a Final; got <Study s: ": lambda: lrnas.judge(study),  # type: ignore[arg-type]
         "got <Study s: nin on cifar10, accuracy, macs>; give for example study.best()": lambda: lrnas.profile(study),  # type: ignore[arg-type]
-        "unknown level 3; known: short, longer, full": lambda: study.front(level=3),  # type: ignore[arg-type]
+        "level takes text or None; got 3; see help(lrnas.Study.front)": lambda: study.front(level=3),  # type: ignore[arg-type]
+        "lrnas.Study.best takes at most 0 arguments without a name; got 1": lambda: study.best(10_000_000),  # type: ignore[call-arg,misc]
+        "unknown argument of lrnas.Study.best 'max_mac'; did you mean max_macs": lambda: study.best(max_mac=1),  # type: ignore[call-arg]
+        "unknown argument of lrnas.Trial.export 'file'": lambda: study.trials[1].export(file="x"),  # type: ignore[call-arg]
         "they were deleted, or are on another machine); only networks whose training was completed have them; name "
         "another trial": study.trials[1].load,
         "name another trial, or add `fresh` for random weights": lambda: lrnas.export(study.trials[1]),
@@ -194,6 +204,11 @@ def test_wrong_arguments_about_a_study(tmp_path: Path) -> None:
         with pytest.raises(lrnas.LrnasError, match=re.escape(message)) as caught:
             call()
         assert "\n" not in str(caught.value)
+    with pytest.raises(lrnas.LrnasError, match="or add `fresh` for random weights"):
+        study.trials[1].export()
+    assert study.best(max_macs=1e9) == study.best()
+    written = study.trials[1].export(fresh=True, data="digits", device=torch.device("cpu"), out=tmp_path / "made")
+    assert written.check.same_class == written.check.number
     with pytest.raises(lrnas.LrnasError, match=r"name another trial$"):  # `load` has no argument for random weights
         study.trials[1].load()
 

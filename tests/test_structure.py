@@ -122,6 +122,7 @@ def test_exports_are_what_they_say() -> None:
     for name in lrnas.__all__:
         assert getattr(lrnas, name) is getattr(importlib.import_module(f"lrnas.{lrnas._HOME[name]}"), name)
         assert name in dir(lrnas)
+    assert [name for name in dir(lrnas) if name not in lrnas.__all__ and not name.startswith("__")] == []
 
 
 @pytest.mark.parametrize("part", NEEDS_NO_TORCH)

@@ -19,18 +19,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from lrnas._arguments import checked
+from lrnas._arguments import checked, is_a, short_repr
 from lrnas._field_docs import in_help
 from lrnas._messages import logger
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet
-from lrnas.errors import first_line, in_users_words
+from lrnas.errors import InvalidArgument, first_line, in_users_words
 from lrnas.exporting.fastest_form import Fusion, Timer, choose_forms, fastest, torch_timer
 from lrnas.exporting.formats import ARCHITECTURE, CONFIG, WEIGHTS, WRITERS, Network, Written, registered_name
 from lrnas.exporting.names import SUFFIX, check_format
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from lrnas.study.study import Trial
 
 Format = Literal["timm", "onnx", "torch-export"]
+Exported: TypeAlias = "str | Path | Trial"
+"""A network that can be exported."""
 TOLERANCE = 1e-4
 """Largest allowed difference of outputs, as a share of the largest output. Rounding errors are far smaller."""
 
@@ -120,7 +122,7 @@ class Export(NotebookView):
 
 @checked
 def export(
-    source: str | Path | Trial,
+    source: Exported,
     format: Format = "timm",  # noqa: A002  # the option's name
     *,
     out: str | Path | None = None,
@@ -164,6 +166,10 @@ def export(
     Raises:
         LrnasError: If the network cannot be exported as requested; nothing is written then.
     """
+    if not isinstance(source, str | Path) and not is_a("Trial", source):
+        how = "export its weights with `architecture`, as examples/convert_and_export.py does"
+        how = how if is_a("Module", source) else "see help(lrnas.export)"
+        raise InvalidArgument(f"source takes text or a path or a Trial; got {short_repr(source)}; {how}")
     check_format(format)
     counts = {"batch": batch, "number of threads": threads, "input": input, "number of classes": classes}
     for what, value in counts.items():

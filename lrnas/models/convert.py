@@ -14,6 +14,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,10 +22,10 @@ from timm.layers import Conv2dSame
 from torch import nn
 from torch.nn.utils import parametrize
 
-from lrnas._arguments import checked
+from lrnas._arguments import checked, short_repr
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Allocation, Filters, Mix
-from lrnas.errors import ConversionError, closest
+from lrnas.errors import ConversionError, InvalidArgument, closest
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d, WindowConv2d, make_conv
 from lrnas.layers.init import Rule, initialise
 from lrnas.models.pretrained import approximate, read_images
@@ -85,9 +86,10 @@ def convert(
 
     Args:
         model: Any model with `torch.nn.Conv2d` layers.
-        allocation: The filters of every k×k convolution, or a dict from paths to allocations, in which "*" stands for
-            all other paths. Each replacement must have as many output channels as the original. A convolution that
-            cuts its input into patches, with a stride as large as its kernel, is replaced only if its path is given.
+        allocation: The filters of every k×k convolution, or a dict from paths or patterns ("layer4.*") to allocations;
+            a path wins over patterns, a pattern over later ones, and "*" stands for all other paths. Each replacement
+            must have as many output channels as the original. A convolution that cuts its input into patches, with a
+            stride as large as its kernel, is replaced only if its path is given.
         init: The rule for the new weights: "pretrained" to approximate the old weights, or a rule for random weights;
             see `initialise`.
         calibration: Some batches of training images for `init="pretrained"`, as the model gets them in training; about
@@ -110,14 +112,19 @@ def convert(
         (17, '7x1,32 || 1x7,32')
     """
     convs, left = find_convs(model)
-    by_path = {"*": allocation} if isinstance(allocation, Allocation) else dict(allocation)
-    for path in by_path.keys() - convs.keys() - {"*"}:
+    by_path: dict[Any, Any] = {"*": allocation} if isinstance(allocation, Allocation) else dict(allocation)
+    for path, chosen in by_path.items():
+        if not isinstance(path, str) or not isinstance(chosen, Allocation):
+            given = f"{short_repr(path)}: {short_repr(chosen)}"
+            raise InvalidArgument(f"allocation takes Allocations by path; got {given}; see help(lrnas.Allocation)")
         if path in left:
             raise ConversionError(f"{path} cannot be replaced: {left[path]}; leave it out")
-        raise ConversionError(f"the model has no k×k convolution {path!r}{closest(path, convs)}")
+        if path != "*" and not any(fnmatchcase(conv, path) for conv in convs):
+            raise ConversionError(f"the model has no k×k convolution {path!r}{closest(path, convs)}")
     replaced = {}
     for path, conv in convs.items():
-        chosen = by_path.get(path, by_path.get("*"))
+        keys = sorted(by_path, key=lambda key: (key != path, key == "*"))
+        chosen = next((by_path[key] for key in keys if fnmatchcase(path, key)), None)
         if chosen is None:
             left[path] = "no allocation is given for it"
         elif path not in by_path and cuts_patches(conv):

@@ -1,4 +1,4 @@
-"""Studies, trials, networks, conversions, estimates, times and exports as HTML, for notebooks.
+"""Studies, trials, networks, costs, spaces, conversions, estimates, times and exports as HTML, for notebooks.
 
 `as_html` is called by the method `_repr_html_` of these objects. Texts and lines take the colour of the page, so that
 they can be read on dark pages too.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, overload
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from lrnas._arguments import checked
 from lrnas._field_docs import in_help
 from lrnas._notebook import NotebookView
 from lrnas._quantities import read_quantity, read_time
@@ -32,6 +33,7 @@ from lrnas.study.throughput import Throughput, measure_throughput
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
     from torch import nn
 
     from lrnas import Export
@@ -138,17 +140,19 @@ class Trial(NotebookView):
 
         return load_model(self)
 
+    @checked
     def export(
         self,
         format: Literal["timm", "onnx", "torch-export"] = "timm",  # noqa: A002  # the option's name
         *,
         out: str | Path | None = None,
         fuse: bool = False,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         batch: int = 1,
         threads: int | None = None,
         data: str | None = None,
         data_dir: str | Path | None = None,
+        fresh: bool = False,
         force: bool = False,
     ) -> Export:
         """Write the network for use elsewhere, and check what was written; see `lrnas.export`.
@@ -162,6 +166,7 @@ class Trial(NotebookView):
             threads: CPU threads for the measurements; None for PyTorch's number, or for one if that is faster.
             data: Data set whose images are used for the check; None for the one that the network was trained on.
             data_dir: Folder of the data sets; None for the default one.
+            fresh: Use random weights if the weights of the trial were not kept.
             force: Replace existing files.
 
         Returns:
@@ -170,7 +175,7 @@ class Trial(NotebookView):
         from lrnas import export
 
         measured: Any = {"fuse": fuse, "device": device, "batch": batch, "threads": threads}
-        return export(self, format, out=out, data=data, data_dir=data_dir, force=force, **measured)
+        return export(self, format, out=out, data=data, data_dir=data_dir, fresh=fresh, force=force, **measured)
 
     def __repr__(self) -> str:
         tested, known = self.test_accuracy, self.accuracy
@@ -400,6 +405,7 @@ class Study(NotebookView):
                 f"`{self.where.command('retrain', self.name)}` shows its results, in Python lrnas.read_retraining does"
             )
 
+    @checked
     def front(self, level: str | None = None) -> Trials:
         """The front: networks that no other one dominates, cheapest first.
 
@@ -443,11 +449,12 @@ class Study(NotebookView):
         """Images per second of all trials together; None if nothing was trained, or by functions of the user's own."""
         return measure_throughput(self.optuna_trials())
 
+    @checked
     def best(
         self,
         *,
-        max_macs: int | str | None = None,
-        max_params: int | str | None = None,
+        max_macs: float | str | None = None,
+        max_params: float | str | None = None,
         max_latency: float | str | None = None,
         level: str | None = None,
     ) -> Trial:

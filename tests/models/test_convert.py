@@ -179,6 +179,18 @@ def test_only_what_is_named_is_replaced() -> None:
     assert report.left["layer1.0.conv1"] == "no allocation is given for it"
 
 
+def test_patterns_of_paths() -> None:
+    wide = Allocation.composite(vertical=0.25, horizontal=0.75)
+    given = {"*": Allocation(), "layer4.*.conv1": wide, "layer4.*": HALF, "layer4.1.conv1": Allocation("separable")}
+    report = convert(timm.create_model("resnet18"), given)
+    assert {path: str(mix) for path, mix in report.replaced.items()} == {
+        "layer4.0.conv1": "3x1,128 || 1x3,384",
+        "layer4.0.conv2": "3x1,256 || 1x3,256",
+        "layer4.1.conv1": "1x3,512 > 3x1,512",
+        "layer4.1.conv2": "3x1,256 || 1x3,256",
+    }
+
+
 def test_a_convolution_by_itself() -> None:
     report = convert(nn.Conv2d(4, 8, 3, padding=1))
     assert isinstance(report.model, CompositeConv2d)
@@ -200,6 +212,7 @@ def test_new_weights_follow_the_rule() -> None:
             "dense must keep its 8 output channels, because the next layers need them; got 16",
         ),
         ({"dnese": HALF}, "no k×k convolution 'dnese'; did you mean dense?"),
+        ({"dense.*": HALF}, "no k×k convolution 'dense.*'; did you mean dense?"),
         ({"up": HALF}, "up cannot be replaced: it is transposed"),
     ],
 )
