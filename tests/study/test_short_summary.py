@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from filled_studies import fill_study
 from optuna.trial import TrialState, create_trial
+from small_studies import make_finals, make_search
 
-from lrnas.study.levels import SHORT
-from lrnas.study.manifest import LEVEL
 from lrnas.study.open import open_study
 from lrnas.study.optuna_internals import LAST_ATTRIBUTE
 from lrnas.study.study import Study
@@ -46,9 +45,8 @@ def test_trials_that_do_not_come_from_a_database_are_all_read(tmp_path: Path) ->
 
 
 def test_a_later_level_is_read_whole(tmp_path: Path) -> None:
-    study = fill_study(tmp_path, 30)
-    study.manifest[LEVEL] = SHORT
-    assert len(study.short_summary().trials) == 30
+    finals = make_finals(make_search(tmp_path / "s"), {"nin-c3-lr": (0.91, 0.95), "lr-x0.25": (0.9,)})
+    assert finals.short_summary() == finals.summary() and len(finals.short_summary().trials) == 3
 
 
 def test_a_front_with_more_trials_than_one_query_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
