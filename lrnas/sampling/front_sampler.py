@@ -48,9 +48,10 @@ MAX_ATTEMPTS = 1000
 class FrontSampler(BaseSampler):
     """Sampler for multi-objective studies that proposes the point with the largest expected gain in hypervolume.
 
-    The first objective of the study is the accuracy, or another value that only training can tell; the others are the
-    costs, which are minimised. If trials have the user attribute `curve`, a list of the values of the first objective
-    so far, the sampler also learns from trials in training and from stopped ones (`FrontPruner` writes it).
+    The first objective of the study is the accuracy, or another value that only training can tell, maximised or
+    minimised; the others are the costs, which are minimised. If trials have the user attribute `curve`, a list of the
+    values of the first objective so far, the sampler also learns from trials in training and from stopped ones
+    (`FrontPruner` writes it).
 
     Args:
         costs_of: Returns costs by name at a point, all above 0; None if there is no network at this point.

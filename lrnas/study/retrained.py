@@ -170,7 +170,8 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
         The retraining; None if the search has none.
     """
     if LEVEL in study.manifest:
-        raise StudyError(f"a retraining is needed; got {study.name}, a level of a search; `lrnas front` shows it")
+        how = "`lrnas front` shows it, in Python lrnas.read_level"
+        raise StudyError(f"a retraining is needed; got {study.name}, a level of a search; {how}")
     retraining, search = study.optuna_study, study.manifest.get(RETRAINS)
     if search is not None:
         recipe, known = study.name.partition("@")[2], []
