@@ -16,6 +16,7 @@ import torch
 from pictures import write_set
 from PIL import Image
 from safetensors.torch import load_file
+from timm.data.constants import IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
 import lrnas
@@ -375,7 +376,8 @@ def test_pictures_are_prepared_as_in_training(tmp_path: Path, at_hand: bool) -> 
     with Image.open(pictures / "val" / "blue" / "000.png") as image:
         prepared = transform(image)
     batch = next(iter(data.eval_batches(data.val, Recipe(), torch.device("cpu"), tmp_path)))[0]
-    torch.testing.assert_close(prepared, batch[0].contiguous(), atol=1e-5, rtol=1e-5)
+    rounding = 1.01 / 255 / min(IMAGENET_DEFAULT_STD)  # resized images may differ by 1 of 255
+    torch.testing.assert_close(prepared, batch[0].contiguous(), atol=rounding, rtol=0)
 
 
 @pytest.mark.gpu
