@@ -98,7 +98,7 @@ def test_an_epoch_has_every_image_once(pictures: Path) -> None:
 
 
 def test_crops_are_those_of_timm(tmp_path: Path) -> None:
-    """Pixel by pixel: resized and cropped by timm and torchvision, then normalised."""
+    """Pixel by pixel: resized and cropped by timm and torchvision, then normalised. Some differ by a grey level."""
     from timm.data import create_transform
     from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
     from timm.data.transforms import ResizeKeepRatio
@@ -120,7 +120,9 @@ def test_crops_are_those_of_timm(tmp_path: Path) -> None:
     prepare = create_transform(28, crop_pct=0.875, interpolation="bilinear")
     expected = torch.stack([prepare(image) for image in originals])
     ((images, labels),) = data.eval_batches(data.train, Recipe(), CPU, None)
-    torch.testing.assert_close(images, expected, atol=1e-5, rtol=1e-5)  # less than a hundredth of a grey level
+    level = 1 / 255 / min(IMAGENET_DEFAULT_STD)
+    torch.testing.assert_close(images, expected, atol=1.01 * level, rtol=0)
+    assert (images - expected).abs().mean() < 0.05 * level
     assert labels.tolist() == [0] * 5 + [1] * 5
 
     batches, _ = data.batches(Recipe(batch_size=10), CPU, None)
@@ -136,7 +138,7 @@ def test_crops_are_those_of_timm(tmp_path: Path) -> None:
                 continue
             crop = functional.crop(resized, offset // place[1], offset % place[1], 28, 28)
             crop = functional.hflip(crop) if place[4] else crop
-            torch.testing.assert_close(image, (functional.to_tensor(crop) - mean) / std, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(image, (functional.to_tensor(crop) - mean) / std, atol=1.01 * level, rtol=0)
             compared += 1
     assert compared > 40
 
