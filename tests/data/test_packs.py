@@ -173,7 +173,7 @@ def test_what_libjpeg_says_about_an_image_is_not_shown(
     file.write_bytes(data[:-2] + b"more bytes" + data[-2:])
     read_pixels_quickly(BytesIO(file.read_bytes()))
     assert "extraneous bytes" in capfd.readouterr().err
-    assert not pack(pictures, tmp_path).unreadable and capfd.readouterr().err == ""
+    assert not pack(pictures, tmp_path).unreadable and "extraneous bytes" not in capfd.readouterr().err
 
 
 SLOW = """

@@ -1,4 +1,4 @@
-"""Commands that read a study: they load nothing that only training or drawing needs, and answer fast."""
+"""Commands that read a study load nothing that only training or drawing needs, which would take seconds."""
 
 import json
 import subprocess
@@ -11,15 +11,13 @@ from filled_studies import fill_study
 HEAVY = ("torch", "timm", "ray")
 FOR_TABLES_AND_FIGURES = ("matplotlib", "pandas", "scipy")
 CODE = f"""
-import json, sys, time
+import json, sys
 from lrnas.cli.main import main
 
 code = main(sys.argv[1:])
 found = [name for name in {HEAVY + FOR_TABLES_AND_FIGURES!r} if name in sys.modules]
-print(json.dumps([code, found, time.process_time()]), file=sys.stderr)
+print(json.dumps([code, found]), file=sys.stderr)
 """
-MAX_SECONDS = 2.4
-"""Processor time; 1 s on a machine that has nothing else to do, and twice as much on one that is busy."""
 
 
 @pytest.fixture(scope="module")
@@ -29,22 +27,21 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(*command: str) -> tuple[list[str], float]:
-    """The heavy modules that a command loads, and its processor time."""
+def run(*command: str) -> list[str]:
+    """The heavy modules that a command loads."""
     result = subprocess.run([sys.executable, "-c", CODE, *command], capture_output=True, text=True, check=True)
-    code, found, seconds = json.loads(result.stderr.splitlines()[-1])
+    code, found = json.loads(result.stderr.splitlines()[-1])
     assert not code
-    return found, seconds
+    return list(found)
 
 
 @pytest.mark.parametrize("options", [["front", "s"], ["front", "s", "--json"], ["studies"], ["count", "s:0"]])
-def test_a_study_is_shown_fast(options: list[str], studies: Path) -> None:
-    found, seconds = run(*options, "--studies", str(studies))
-    assert found == [] and seconds < MAX_SECONDS
+def test_a_study_is_shown_without_heavy_packages(options: list[str], studies: Path) -> None:
+    assert run(*options, "--studies", str(studies)) == []
 
 
 def test_a_report_loads_no_training_packages(studies: Path, tmp_path: Path) -> None:
-    found, _ = run("report", "s", "--studies", str(studies), "--out", str(tmp_path / "report"))
+    found = run("report", "s", "--studies", str(studies), "--out", str(tmp_path / "report"))
     assert set(found) <= set(FOR_TABLES_AND_FIGURES)
 
 
@@ -87,5 +84,5 @@ def check_refused(command: list[str], message: str) -> None:
     """Check that a command gives this message, and that it loads nothing heavy for it."""
     result = subprocess.run([sys.executable, "-c", CODE, *command], capture_output=True, text=True, check=True)
     *_, told, facts = result.stderr.splitlines()
-    code, found, _ = json.loads(facts)
+    code, found = json.loads(facts)
     assert code == 2 and message in told and found == []
