@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import optuna
 from optuna.distributions import (
@@ -36,7 +36,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import delete, insert, or_, select
+from sqlalchemy import CursorResult, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 MAX_LISTED = 500
@@ -230,6 +230,17 @@ class BulkStorage(RDBStorage):
             session.execute(insert(models.TrialParamModel.__table__), rows)
 
         self._write_or_hold(_Change(trial_id, set_all, params=rows))
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        if state != TrialState.RUNNING:
+            return super().set_trial_state_values(trial_id, state, values)
+        # Optuna reads the state, and then writes it: on SQLite, two drivers could take the same trial
+        table = models.TrialModel.__table__
+        waiting = (table.c.trial_id == trial_id, table.c.state == TrialState.WAITING)
+        with _create_scoped_session(self.scoped_session) as session:
+            self._check_updatable(session, trial_id)
+            taken = session.execute(update(table).where(*waiting).values(state=state, datetime_start=datetime.now()))
+        return bool(cast(CursorResult[Any], taken).rowcount)
 
     def _check_updatable(self, session: Session, trial_id: int) -> None:
         trial = models.TrialModel.__table__.c

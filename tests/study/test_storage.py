@@ -145,6 +145,23 @@ def test_a_trial_that_another_driver_took_is_left_to_it(
     assert kept.state(0) == (TrialState.WAITING if moment == "before_commit" else TrialState.RUNNING)
 
 
+def test_two_drivers_never_take_the_same_trial(kept: Kept, tmp_path: Path) -> None:
+    """Another driver takes a waiting trial just after the first one has seen that it waits."""
+    kept.study.enqueue_trial({"x": 1})
+    (trial,), other, taken = kept.study.trials, Kept(tmp_path), []
+
+    def take(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("UPDATE trials") and not taken:
+            taken.append(0)
+            taken[0] = other.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+
+    event.listen(kept.storage.engine, "before_cursor_execute", take)
+    assert not kept.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING) and taken == [True]
+    other.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        kept.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+
+
 def test_patience_ends_with_a_clear_error(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
     kept.storage.patience.seconds = 0.1
     mend = kept.break_down("before_commit", times=10_000)
