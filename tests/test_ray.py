@@ -64,7 +64,9 @@ def test_no_process_of_ray_is_left_if_its_start_is_interrupted(
         start(node)
         (raylet,) = node.all_processes["raylet"]
         seen.append((node.get_session_dir_path(), raylet.process.pid))
+        deadline = time.monotonic() + 60
         while not _group(raylet.process.pid) - {raylet.process.pid}:  # its agents
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         if raylet_dies:
             raylet.process.kill()
