@@ -48,6 +48,7 @@ def load_set(
     min_size: int = 1,
     image_size: int | None = None,
     image_memory: float = IMAGE_MEMORY,
+    gpu_share: float = 1.0,
     progress: Progress | None = None,
 ) -> DataSet:
     """Load a data set by name: `digits`, `cifar10`, `folder:PATH`, `hfds/NAME`, `wds/FOLDER` or `tfds/NAME`.
@@ -59,6 +60,7 @@ def load_set(
             whole factor if their images are smaller; for other data sets, `image_size` must be at least this large.
         image_size: Rows and columns of images read from files (default: 224); not allowed for `digits` and `cifar10`.
         image_memory: Largest share of a GPU's memory for images from files; if they take more, they stay on the disk.
+        gpu_share: The part of a GPU that this process has; it matters only where processes cannot share memory.
         progress: Callback that shows the progress of downloads and of long searches for files.
 
     Returns:
@@ -77,7 +79,7 @@ def load_set(
             raise DataError(
                 f"a {kind} data set must be written as {FILE_KINDS[kind]}; got {name!r}; add the missing part"
             )
-        return make_packed(FINDERS[kind](rest, place, progress), size, place, image_memory)
+        return make_packed(FINDERS[kind](rest, place, progress), size, place, image_memory, gpu_share)
     if name not in SETS:
         raise unknown_set(name)
     if image_size is not None:

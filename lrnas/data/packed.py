@@ -37,6 +37,7 @@ from lrnas.data.crops import (
 from lrnas.data.in_memory import DataSet
 from lrnas.data.names import IMAGE_MEMORY, Progress, first_few, parse_name, shown_name
 from lrnas.data.packs import Images, Pack, estimate_pack, middle, open_pack
+from lrnas.data.shared_copy import CannotShare, share_file
 from lrnas.data.sources import Found, Source
 from lrnas.data.splits import Indices, stratified
 from lrnas.errors import DataError, UnreadableImages
@@ -104,13 +105,20 @@ class PackOnDevices:
         image_size: Rows and columns of the network's input.
         folder: Where data sets are kept.
         image_memory: Largest share of a GPU's memory for the pack. A larger pack stays in files.
+        gpu_share: The part of a GPU that this process has, where processes cannot share a copy of the pack.
     """
 
     def __init__(
-        self, found: Found, identity: str, image_size: int, folder: str | Path | None, image_memory: float
+        self,
+        found: Found,
+        identity: str,
+        image_size: int,
+        folder: str | Path | None,
+        image_memory: float,
+        gpu_share: float,
     ) -> None:
         self.found, self.identity, self.image_size, self.folder = found, identity, image_size, folder
-        self.image_memory = image_memory
+        self.image_memory, self.gpu_share = image_memory, gpu_share
         self.placement = ""
         """Where the pixels are while a GPU trains, in words; "" if this is not decided yet."""
         self._pack: Pack | None = None
@@ -131,21 +139,28 @@ class PackOnDevices:
         """
         pack = self.open()
         if device not in self._copies:
-            fits = device.type == "cpu" or self._fits(pack, device)
-            self._copies[device] = copy_pack(pack.pixels, device) if fits else None
+            on_cpu = device.type == "cpu"
+            self._copies[device] = copy_pack(pack.pixels, device) if on_cpu else self._on_gpu(pack, device)
         copied = self._copies[device]
         return NextBatches(pack.pixels, capacity, device) if copied is None else WholePack(copied)
 
-    def _fits(self, pack: Pack, device: torch.device) -> bool:
+    def _on_gpu(self, pack: Pack, device: torch.device) -> Tensor | None:
+        """Return the pixels in a GPU's memory: those that all processes share, or a copy; None if there is no room."""
         free, total = torch.cuda.mem_get_info(device)
-        size, most = pack.pixels.nbytes, min(self.image_memory * total, free / 2)
-        place = "in the memory of the GPU" if size <= most else f"read from {pack.file.parent} batch by batch"
-        self.placement = (
-            f"{shown_name(self.found.name)}: {size / 1e9:.1f} GB of packed images are {place} (there, each training "
-            f"process has {most / 1e9:.1f} GB for them)"
-        )
+        size, most = pack.pixels.nbytes, self.image_memory * total
+        copied, reason = None, f"there, images may take {most / 1e9:.1f} GB"
+        if size <= most:
+            try:
+                copied, reason = share_file(pack.file, device).view(-1, 3), "once for all trainings"
+            except CannotShare as error:
+                reason = f"one copy for all trainings is not possible: {error}"
+                if size <= min(self.gpu_share * most, free / 2):
+                    copied = copy_pack(pack.pixels, device)
+        place = f"read from {pack.file.parent} batch by batch" if copied is None else "in the memory of the GPU"
+        name = shown_name(self.found.name)
+        self.placement = f"{name}: {size / 1e9:.1f} GB of packed images are {place} ({reason})"
         logger.info(self.placement)
-        return size <= most
+        return copied
 
 
 @dataclass(frozen=True)
@@ -257,7 +272,11 @@ class PackedSet(DataSet):
 
 
 def make_packed(
-    found: Found, image_size: int, folder: str | Path | None = None, image_memory: float = IMAGE_MEMORY
+    found: Found,
+    image_size: int,
+    folder: str | Path | None = None,
+    image_memory: float = IMAGE_MEMORY,
+    gpu_share: float = 1.0,
 ) -> PackedSet:
     """Make a data set from its sources. Its images are packed when they are first needed.
 
@@ -269,6 +288,7 @@ def make_packed(
         image_size: Rows and columns of the images after cropping.
         folder: Where data sets are kept, and packs too.
         image_memory: Largest share of a GPU's memory for packed images.
+        gpu_share: The part of a GPU that this process has.
 
     Returns:
         The data set. Its identity is its kind, a hash of the sources' contents and, if there is one, the hash of the
@@ -304,7 +324,7 @@ def make_packed(
         )
     test = _whole("test", sources, "test" if "test" in sources else "val")
     identity = f"{parse_name(name)[0]}:{digest.hexdigest()[:16]}{bytes_hash and '+'}{bytes_hash}"
-    pack = PackOnDevices(found, identity, image_size, folder, image_memory)
+    pack = PackOnDevices(found, identity, image_size, folder, image_memory, gpu_share)
     return PackedSet(name, identity, classes, image_size, training, validation, test, pack)
 
 

@@ -156,6 +156,8 @@ class Estimate(NotebookView):
     """Part of the time to wait in which images from files are packed."""
     gpu_memory: int | None
     """Bytes of GPU memory that each trial needs; None without a GPU."""
+    image_memory: int
+    """Bytes of a GPU's memory for images that all trials share."""
     disk: dict[str, int]
     """Bytes on the disk by purpose: checkpoints, study, pack."""
     remarks: tuple[str, ...]
@@ -172,7 +174,8 @@ class Estimate(NotebookView):
         packing = f", {duration(self.packing_seconds)} of it for packing" if self.packing_seconds else ""
         found.append(f"{'GPU' if self.device == 'cuda' else 'CPU'}-hours: about {self.device_hours:.2g}{packing}")
         if self.gpu_memory is not None:
-            found.append(f"GPU memory: about {file_size(self.gpu_memory)} for each network in training")
+            images = f", and {file_size(self.image_memory)} for the images" if self.image_memory else ""
+            found.append(f"GPU memory: about {file_size(self.gpu_memory)} for each network in training{images}")
         parts = ", ".join(f"{name} {file_size(size)}" for name, size in self.disk.items() if size)
         disk = f"Disk: about {file_size(sum(self.disk.values()))} ({parts})"
         return [*found, disk, *(f"Note: {remark}." for remark in self.remarks)]
@@ -267,6 +270,7 @@ def _estimate(settings: SearchSettings) -> Estimate:
         device_hours=hours,
         packing_seconds=packing,
         gpu_memory=None if machine.memory is None else round(machine.memory),
+        image_memory=machine.image_memory,
         disk={"checkpoints": weights, "study": ATTRIBUTE_BYTES * rows, "pack": pack},
         remarks=tuple(remarks),
     )
@@ -307,6 +311,7 @@ class _Machine:
     """Factor by which a trial is slower than measured, because others share its GPU."""
     reason: str
     memory: float | None
+    image_memory: int
     macs: tuple[float, ...]
     """Multiply-accumulates of the networks that were measured, in ascending order."""
     speeds: dict[int, list[Speed]]
@@ -391,6 +396,7 @@ def _measure(prepared: Preparation, settings: SearchSettings, num_bytes: int | N
             slowdown=1.0,
             reason=f"{workers.cpus:g} of {cores} CPU cores each",
             memory=None,
+            image_memory=0,
             speeds={training.recipe.batch_size: speeds},
             start=start,
             busy=sum(speed.busy for speed in speeds) / len(speeds),
@@ -414,6 +420,7 @@ def _measure(prepared: Preparation, settings: SearchSettings, num_bytes: int | N
         slowdown=number / sharing.speedup,
         reason=reason,
         memory=sharing.memory,
+        image_memory=sharing.shared,
         speeds=measured,
         start=start,
         busy=0.0,

@@ -90,7 +90,7 @@ def retrain(
         set: Fields of the recipe to change, by name.
         data: The data set of the search, if its images were moved; None: where the search read them.
         data_dir: Folder for data sets; None: $LRNAS_DATA or ~/.cache/lrnas.
-        image_memory: Largest share of the part of a GPU that a run has, for images from files.
+        image_memory: Largest share of a GPU's memory for images from files, which all runs share.
         studies: Folder of all studies; not needed for a search that is open.
         storage: Database URL or `journal:FILE` of the study; None: the file in the study's folder.
         cpus_per_trial: CPUs for each run.

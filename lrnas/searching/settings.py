@@ -227,8 +227,8 @@ class SearchSettings:
     """End a training that hangs: one that finishes no epoch within SECONDS, the time for loading the images included.
     It is tried again, 3 times in all (default: wait)."""
     image_memory: float = setting(NUMBER, "SHARE", IMAGE_MEMORY, group=FREE)
-    """Keep images from files in GPU memory if they take at most this share of a network's part of it (see
-    --gpus-per-trial); else, or with 0, read them from the disk."""
+    """Keep images from files in GPU memory, once for all networks in training, if they take at most this share of it;
+    else, or with 0, read them from the disk."""
     name: str | None = setting(TEXT, "STUDY", group=PLACE)
     """Name of the study (default: SPACE-DATA, e.g. nin-digits)."""
     studies: str = setting(PATH, "FOLDER", "studies", group=PLACE)

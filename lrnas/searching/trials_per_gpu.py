@@ -27,6 +27,7 @@ from lrnas._files import read_json, write_atomically
 from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet, ImageSet
+from lrnas.data.shared_copy import can_share
 from lrnas.errors import error_line
 from lrnas.models.plan import built_id
 from lrnas.recipes import Recipe
@@ -36,7 +37,7 @@ from lrnas.training.loop import Device
 from lrnas.training.side_by_side import Rate, measure_rates, pick_number
 
 FILE = "trials_per_gpu.json"
-FORMAT = 1
+FORMAT = 2
 """Version of what is measured; measurements of other versions are not used."""
 PATIENCE = 240.0
 """Seconds to wait for the measurement, which needs a whole GPU."""
@@ -66,7 +67,7 @@ def share_gpus(
         networks: Typical networks, which are measured.
         recipe: The recipe of their training.
         data: Their data set. Images in files are packed.
-        image_memory: Largest share of a trial's part of the GPU's memory for images from files.
+        image_memory: Largest share of the GPU's memory for images from files.
         folder: The data folder, where measurements are kept.
         largest_batch: Batch size of other trainings that follow, if it is larger than that of the recipe.
         device: Where trials train; "cpu" is for tests.
@@ -116,6 +117,8 @@ class Sharing:
     """Images per second of all of them together, relative to one alone."""
     memory: float
     """Bytes of GPU memory that each of them needs."""
+    shared: int
+    """Bytes of GPU memory that all of them share."""
 
     def __str__(self) -> str:
         if self.number == 1:
@@ -142,13 +145,23 @@ def decide(
         image_memory: As in `share_gpus`.
         largest_batch: As in `share_gpus`.
         most: Largest number that CPU cores and the user's own limit allow.
-        num_bytes: As in `memory_per_trial`.
+        num_bytes: As in `memory_of_images`.
     """
     rates = [Rate(**rate) for rate in record["rates"]]
     memory, factor = record["memory"], max(1.0, largest_batch / recipe.batch_size)
-    needed = memory_per_trial(rates, data, image_memory, memory, factor, whiten=recipe.whiten, num_bytes=num_bytes)
-    number = pick_number(rates, needed, USED_MEMORY * memory, most)
-    return Sharing(number, next(rate.speedup for rate in rates if rate.number == number), needed)
+    training = CONTEXT_MEMORY + factor * rates[-1].memory + rates[-1].eval_memory
+    images, shared = memory_of_images(
+        data,
+        training,
+        memory,
+        image_memory,
+        is_shared=record["shares_memory"],
+        whiten=recipe.whiten,
+        num_bytes=num_bytes,
+    )
+    number = pick_number(rates, training + images, USED_MEMORY * memory - shared, most)
+    speedup = next(rate.speedup for rate in rates if rate.number == number)
+    return Sharing(number, speedup, training + images, shared)
 
 
 def measure_or_read(
@@ -255,38 +268,44 @@ def _measure(
         free, total = torch.cuda.mem_get_info()
         is_alone = free > USED_MEMORY * total
     rates = measure_rates(networks, recipe, images, device, eval_batch=eval_batch)
-    found = {"rates": [asdict(rate) for rate in rates], "seconds": time.perf_counter() - started}
+    found = {
+        "rates": [asdict(rate) for rate in rates],
+        "shares_memory": can_share(torch.device(device)),
+        "seconds": time.perf_counter() - started,
+    }
     return {**_describe(device), **found, "is_alone": is_alone}
 
 
-def memory_per_trial(
-    rates: Sequence[Rate],
+def memory_of_images(
     data: DataSet,
-    image_memory: float,
+    training: float,
     memory: int,
-    batch_factor: float,
+    image_memory: float,
     *,
+    is_shared: bool,
     whiten: bool = False,
     num_bytes: int | None = None,
-) -> float:
-    """Bytes of GPU memory that a trial's process needs. Images from files get as much as they need to stay there.
+) -> tuple[float, int]:
+    """Bytes of GPU memory for images: in the process of each trial, and once for all of them.
 
     Args:
-        rates: The measurements.
         data: The data set.
-        image_memory: Largest share of a trial's part of the memory for images from files.
+        training: Bytes that a trial's process needs for the rest.
         memory: Memory of the GPU.
-        batch_factor: How many times larger than the measured batches the largest ones are.
+        image_memory: Largest share of it for images from files. If they are larger, they stay on the disk.
+        is_shared: Whether processes share one copy of images from files. Otherwise, each has a copy, which may take
+            this share of its part of the memory.
         whiten: Whether images are whitened; they then take twice as much.
         num_bytes: Memory of the images (default: `data.num_bytes`, for which images from files are packed).
     """
     num_bytes = data.num_bytes if num_bytes is None else num_bytes
-    needed = CONTEXT_MEMORY + batch_factor * rates[-1].memory + rates[-1].eval_memory
     if isinstance(data, ImageSet):
-        return needed + num_bytes * (2 if whiten else 1)
-    if num_bytes >= image_memory * memory:  # they stay on the disk
-        return needed
-    return max(needed + num_bytes, USED_MEMORY * num_bytes / image_memory)
+        return num_bytes * (2 if whiten else 1), 0
+    if num_bytes > image_memory * memory:
+        return 0, 0
+    if is_shared:
+        return 0, num_bytes
+    return max(num_bytes, USED_MEMORY * num_bytes / image_memory - training), 0
 
 
 def _most_per_gpu(workers: Workers) -> int:

@@ -18,6 +18,7 @@ from torch import nn
 
 from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import main
+from lrnas.data import packed
 from lrnas.data.catalog import load_set
 from lrnas.data.crops import (
     NextBatches,
@@ -31,6 +32,7 @@ from lrnas.data.crops import (
 from lrnas.data.folders import FolderSplit
 from lrnas.data.in_memory import epoch_generator
 from lrnas.data.packed import PackedSet, PackOnDevices
+from lrnas.data.shared_copy import CannotShare
 from lrnas.errors import DataError, UnreadableImages
 from lrnas.models.paper import get_point
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
@@ -358,16 +360,36 @@ def test_crops_of_the_next_batches_are_those_of_the_whole_pack(
 
 def test_packs_are_kept_on_a_gpu_if_they_fit(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, device = load(pictures), torch.device("cuda", 0)
-    size = data.pack.open().pixels.nbytes
-    free, total = 10 * size, 2 * size
+    pack = data.pack.open()
+    size = pack.pixels.nbytes
+    free, total, reason = 10 * size, 2 * size, ""
+
+    def share_file(file: Path, where: torch.device) -> torch.Tensor:
+        if reason:
+            raise CannotShare(reason)
+        assert file == pack.file and where == device
+        return torch.from_numpy(np.fromfile(file, np.uint8))
+
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (free, total))
-    assert data.placement == "" and data.pack._fits(data.pack.open(), device)
-    assert data.placement.startswith("folder:set: 0.0 GB of packed images are in the memory of the GPU (there, each ")
+    monkeypatch.setattr(packed, "share_file", share_file)
+    monkeypatch.setattr(packed, "copy_pack", lambda pixels, where: "a copy")
+    start, on_gpu = "folder:set: 0.0 GB of packed images are ", "in the memory of the GPU"
+    in_files = f"read from {pictures.parent / 'cache' / 'packs'} batch by batch"
+    assert data.placement == ""
+    shared = data.pack._on_gpu(pack, device)
+    assert shared is not None and np.array_equal(shared.numpy(), pack.pixels)
+    assert data.placement == f"{start}{on_gpu} (once for all trainings)"
     total -= 2  # more than half of its memory
-    assert not data.pack._fits(data.pack.open(), device)
-    assert f"packed images are read from {pictures.parent / 'cache' / 'packs'} batch by batch (" in data.placement
-    free, total = 2 * size - 2, 10 * size  # other programs use it
-    assert not data.pack._fits(data.pack.open(), device)
+    assert data.pack._on_gpu(pack, device) is None
+    assert data.placement == f"{start}{in_files} (there, images may take 0.0 GB)"
+    total, reason = 20 * size, "no"
+    data.pack.gpu_share = 0.1
+    assert data.pack._on_gpu(pack, device) == "a copy"
+    assert data.placement == f"{start}{on_gpu} (one copy for all trainings is not possible: no)"
+    data.pack.gpu_share = 0.09
+    assert data.pack._on_gpu(pack, device) is None
+    data.pack.gpu_share, free = 0.1, 2 * size - 2  # other programs use it
+    assert data.pack._on_gpu(pack, device) is None and in_files in data.placement
 
 
 def test_resized_crops_are_interpolated_like_those_of_torch() -> None:

@@ -219,6 +219,7 @@ def test_an_estimate_shows_what_the_command_shows(capsys: pytest.CaptureFixture[
         device_hours=0.05,
         packing_seconds=5.0,
         gpu_memory=2_000_000,
+        image_memory=0,
         disk={"checkpoints": 4_000, "study": 0},
         remarks=("a rest",),
     )

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,16 @@ from pictures import write_set
 
 from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.data.catalog import load_set
+from lrnas.data.in_memory import DataSet
 from lrnas.recipes import Recipe
 from lrnas.searching import trials_per_gpu
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.settings import SearchSettings
 from lrnas.searching.setup import SearchTraining
-from lrnas.searching.trials_per_gpu import CONTEXT_MEMORY, FILE, USED_MEMORY, look_up, memory_per_trial, share_gpus
+from lrnas.searching.trials_per_gpu import CONTEXT_MEMORY, FILE, USED_MEMORY, Sharing, decide, look_up, share_gpus
 from lrnas.spaces.space import load_space
 from lrnas.study.objectives import Limits
-from lrnas.training.side_by_side import Rate, pick_number
+from lrnas.training.side_by_side import Rate
 
 SMALL = Architecture("nin", {"*": Allocation(width=0.05)}, batch_norm=True)
 RECIPE = Recipe(epochs=1, batch_size=8)
@@ -62,16 +63,27 @@ def test_a_folder_that_cannot_be_written_keeps_no_measurement(tmp_path: Path) ->
 def test_images_in_files_have_room_as_long_as_a_gpu_can_hold_them(tmp_path: Path) -> None:
     write_set(tmp_path / "colours", {"train": 12, "val": 4, "test": 4})
     data, digits = load_set(f"folder:{tmp_path}/colours", tmp_path, image_size=8), load_set("digits")
-    rates = [Rate(number, float(number), 1000, 500) for number in (1, 2, 3, 4)]
+    rates = [asdict(Rate(number, float(number), 1000, 500)) for number in (1, 2, 3, 4)]
     size, training = data.num_bytes, CONTEXT_MEMORY + 3 * 1000 + 500
     assert size > 36 * 8 * 8 * 3
-    assert memory_per_trial(rates, digits, 0.5, 10**12, 3.0) == training + digits.num_bytes
-    assert memory_per_trial(rates, data, 0.5, 10**12, 3.0) == training + size
-    assert memory_per_trial(rates, data, 0.5, size, 3.0) == memory_per_trial(rates, data, 0, size, 3.0) == training
+
+    def share(data: DataSet, memory: int, image_memory: float, is_shared: bool) -> Sharing:
+        record = {"rates": rates, "memory": memory, "shares_memory": is_shared}
+        return decide(record, RECIPE, data, image_memory=image_memory, largest_batch=3 * RECIPE.batch_size, most=16)
+
+    for is_shared in (True, False):
+        assert share(digits, 10**12, 0.5, is_shared) == Sharing(4, 4.0, training + digits.num_bytes, 0)
+        for memory, image_memory in ((size, 0.5), (10**12, 0.0)):  # they stay on the disk
+            on_disk = share(data, memory, image_memory, is_shared)
+            assert (on_disk.memory, on_disk.shared) == (training, 0)
+    assert share(data, 10**12, 0.5, True) == Sharing(4, 4.0, training, size)
+    assert share(data, 10**12, 0.5, False) == Sharing(4, 4.0, training + size, 0)
     # a trial has image_memory of its part of a GPU for images; with 3 trials, that is enough for them
-    share = 3.5 * size / 10**12
-    needed = memory_per_trial(rates, data, share, 10**12, 1.0)
-    assert pick_number(rates, needed, USED_MEMORY * 10**12, 16) == 3
+    assert share(data, 10**12, 3.5 * size / 10**12, False).number == 3
+    assert share(data, 10**12, 3.5 * size / 10**12, True).number == 4
+    # the images are counted once
+    memory = round((2.5 * training + size) / USED_MEMORY)
+    assert share(data, memory, 1.0, True).number == 2
 
 
 def test_four_networks_are_measured_the_first_among_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
