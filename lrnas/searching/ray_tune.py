@@ -8,6 +8,7 @@ and keep the data in memory. Trials write checkpoints, from which they continue 
 from __future__ import annotations
 
 import functools
+import gc
 import shutil
 import signal
 import threading
@@ -160,24 +161,31 @@ def _stoppable(study: Study) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    first = 0.0
+    first, is_over, late = 0.0, False, 0
 
     def stop(number: int, frame: object) -> None:
-        nonlocal first
+        nonlocal first, late
         if not study.interrupted:
             study.interrupted, first = number, time.monotonic()
             by_user = "interrupt the kernel" if in_notebook() else "press Ctrl-C"
             how = "send SIGTERM" if number == signal.SIGTERM else by_user
             logger.info(f"stopping after the current epochs; {how} again to stop at once")
         elif time.monotonic() - first > SAME_SIGNAL_SECONDS:
+            if is_over:
+                late = number
+                return
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
+        is_over = True
+        gc.collect()  # in destructors of Tune, Python would print an interrupt and forget it
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
+        if late:
+            raise Terminated if late == signal.SIGTERM else KeyboardInterrupt
 
 
 def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:

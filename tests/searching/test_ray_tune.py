@@ -22,7 +22,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from safetensors.torch import save_file
 from small_studies import SPACE, make_proposals
 
-from lrnas.errors import UnreadableImages
+from lrnas.errors import Terminated, UnreadableImages
 from lrnas.recipes import Recipe
 from lrnas.searching import ray_tune
 from lrnas.searching.proposals import Proposal, Proposals
@@ -213,3 +213,34 @@ def test_tune_forgets_trials_that_have_ended(tmp_path: Path, monkeypatch: pytest
         controller.stop_trial(trial)
     assert not controller.get_live_trials()
     assert len(controller.get_trials()) == 1  # if there were none, Tune would look for them in its files
+
+
+class _Interrupting:
+    """An object that is its own garbage, and whose destructor is interrupted."""
+
+    def __init__(self, number: int) -> None:
+        self.itself, self.number = self, number
+
+    def __del__(self) -> None:
+        signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_a_second_signal_in_a_destructor_is_not_forgotten(
+    number: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_tune, "SAME_SIGNAL_SECONDS", -1)
+    study, handlers = (
+        SimpleNamespace(interrupted=0),
+        [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)],
+    )
+
+    def search() -> None:
+        with ray_tune._stoppable(study):  # type: ignore[arg-type]
+            signal.raise_signal(number)
+            _Interrupting(number)
+
+    with pytest.raises(error):
+        search()
+    assert study.interrupted == number
+    assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
