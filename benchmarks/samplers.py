@@ -29,6 +29,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +162,13 @@ Job = tuple[str, int, str, int]
 """Sampler, trials at a time, space, seed."""
 
 
-def run_job(job: Job) -> dict[str, Any]:
-    """One search, as a line of the file."""
+def run_job(job: Job, trials: int) -> dict[str, Any]:
+    """One search with a number of trials, as a line of the file."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
     sampler, at_a_time, space, seed = job
     replay = Replay(_stand_in(space), space, sampler, seed)
-    found = {finished: replay.measures() for finished in replay.run(max(LOOKS), at_a_time) if finished in LOOKS}
+    found = {finished: replay.measures() for finished in replay.run(trials, at_a_time) if finished in LOOKS}
     seconds = round(float(np.mean(replay.seconds)), 4)
     line = {"sampler": sampler, "at_a_time": at_a_time, "space": space, "seed": seed, "inside": replay.inside()}
     return {**line, "seconds_per_ask": seconds, "after": found}
@@ -207,7 +208,9 @@ def summarise(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         entry["inside"] = round(float(np.mean([line["inside"] for line in some])), 3)
         for measure in ("at 60 %", "volume"):
             for look in LOOKS:
-                values = [line["after"][str(look)][measure] for line in some]
+                values = [line["after"][str(look)][measure] for line in some if str(look) in line["after"]]
+                if not values:
+                    continue
                 error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
                 entry[f"{measure} after {look}"] = [round(float(np.mean(values)), 3), round(float(error), 3)]
         table.append(entry)
@@ -218,7 +221,8 @@ def show(table: Sequence[dict[str, Any]]) -> None:
     for entry in table:
         print(f"{entry['space']}, {entry['at_a_time']:2d} at a time, {entry['sampler']:10s} n {entry['seeds']}", end="")
         for measure in ("at 60 %", "volume"):
-            parts = ("{:.2f} ± {:.2f}".format(*entry[f"{measure} after {look}"]) for look in LOOKS)
+            found = (entry.get(f"{measure} after {look}") for look in LOOKS)
+            parts = ("–" if pair is None else "{:.2f} ± {:.2f}".format(*pair) for pair in found)
             print(f"; {measure}: {', '.join(parts)}", end="")
         print(f"; {entry['seconds_per_ask']:.2f} s per ask, {entry['inside']:.0%} inside")
 
@@ -229,6 +233,7 @@ def main() -> None:
     parser.add_argument("--samplers", nargs="+", default=SAMPLERS)
     parser.add_argument("--at-a-time", type=int, nargs="+", default=[10, 1])
     parser.add_argument("--seeds", type=int, default=20, help="number of seeds (default: 20)")
+    parser.add_argument("--trials", type=int, default=max(LOOKS), help="trials of each search (default: 160)")
     parser.add_argument("--processes", type=int, default=1, help="searches at the same time (default: 1)")
     parser.add_argument("--out", type=Path, required=True, help="file of lines of JSON that runs are appended to")
     parser.add_argument("--show", action="store_true", help="only print what the file has")
@@ -259,7 +264,7 @@ def _run_all(options: argparse.Namespace, space: str) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     _stand_in(space)  # before the processes are forked, which then share it
     with multiprocessing.get_context("fork").Pool(options.processes) as pool, options.out.open("a") as file:
-        for line in pool.imap_unordered(run_job, left):
+        for line in pool.imap_unordered(partial(run_job, trials=options.trials), left):
             file.write(json.dumps(line) + "\n")
             file.flush()
 
