@@ -9,6 +9,7 @@ that cost at least 0.2 of the baseline's MACs are compared. The accuracies are t
 from __future__ import annotations
 
 import argparse
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -18,6 +19,8 @@ from lrnas import Trial, make_plan, open_study
 
 LEAST = 0.2
 """Share of the baseline's MACs below which networks are not compared."""
+BLOCK = re.compile(r"^(\D+\d)[^.]*")
+"""Blocks of layers: `conv3` of conv3_2, `inception_4.conv5x5` of inception_4b.conv5x5."""
 
 
 def facts_of(trial: Trial, size: int) -> dict[str, float]:
@@ -32,7 +35,8 @@ def facts_of(trial: Trial, size: int) -> dict[str, float]:
         if conv.kernel == 1:
             facts[f"has {conv.name}"] = 1
             continue
-        block = conv.name[:5]
+        block = BLOCK.sub(r"\1", conv.name)
+        facts[f"{block}: largest filters"] = max(max(group.height, group.width) for group in conv.mix.groups)
         if conv.mix.second is not None:
             facts[f"{block}: {'separable layers' if conv.mix.is_separable else 'layers with a join'}"] += 1
         facts[f"{block}: spatial layers"] += 1
