@@ -1,10 +1,10 @@
-"""What would the current model have promised about networks of the kept studies, and what was measured?
+"""What would the current model have promised about networks of four kept studies, and what was measured?
 
     python -m benchmarks.promises --out results/promises.json
 
 For each found network that was trained in full, accuracies are predicted from what was known when its first full
 training began. Then they are predicted once more from all that is known of other networks, if two found networks, the
-most expensive and the cheapest one, had been trained in full before (`promotion.pick_first`), with one seed. The kept
+most expensive and the cheapest one, had been trained in full before (`promotion.pick_first`), with one seed. These
 studies are older than this rule. Those of deep networks are also older than the rule that some of the paper's networks
 are trained at level `longer`; such runs, trained later, are read from results/longer_of_paper.json.
 """

@@ -34,7 +34,7 @@ def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
         assert f"| {name} | {final.macs:,} | {share:.2f} | {final.params:,} | {accuracy} | {n} |" in FINDINGS, name
     for verdict in judge(finals):
         assert verdict.interval is not None and verdict.share is not None
-        low, high = (f"{100 * end:+.2f}" for end in verdict.interval)
+        low, high = (f"{100 * end:+.2f}".replace("-", "−") for end in verdict.interval)
         told = f"at {verdict.share:.2f} of its MACs: {100 * (verdict.difference or 0):+.2f} points"
         assert told in FINDINGS and f"{low} to {high}" in FINDINGS, verdict.point
 
@@ -42,9 +42,9 @@ def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
 def test_the_headline_of_the_readme() -> None:
     """Its numbers are those of the kept studies."""
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    vgg, nin = (
-        json.loads((ROOT / "results" / "studies" / f"{name}-deep-cifar10" / "retrained.json").read_text("utf-8"))
-        for name in ("vgg", "nin")
+    vgg, nin, googlenet = (
+        json.loads((ROOT / "results" / "studies" / f"{name}-cifar10" / "retrained.json").read_text("utf-8"))
+        for name in ("vgg-deep", "nin-deep", "googlenet")
     )
     networks = vgg["networks"]
     found = min((network for network in networks if network["point"] is None), key=lambda network: network["macs"])
@@ -58,5 +58,10 @@ def test_the_headline_of_the_readme() -> None:
         assert {verdict["verdict"] for verdict in study["verdicts"]} == {"dominated"}
         assert max(verdict["share"] for verdict in study["verdicts"]) < 0.6
     assert "are each beaten beyond noise by a network with less than 60 % of its MACs" in readme
+    *beaten, third = sorted((verdict["verdict"], verdict["share"]) for verdict in googlenet["verdicts"])
+    assert [kind for kind, _ in beaten] == ["dominated"] * 2 and max(share for _, share in beaten) < 0.6
+    assert third[0] == "no difference shown"
+    told = "and so are two of its three GoogLeNets; the third shows no difference to a network with {:.0%} of its MACs"
+    assert told.format(third[1]).replace("%", " %") in readme
     drawn = [sum((network["point"] is None) is is_found for network in networks) for is_found in (True, False)]
     assert drawn == [2, 6] and "two networks that lrnas found, and six of the paper's VGGs" in readme
