@@ -77,6 +77,11 @@ class DataSet(ABC):
         """Return the test images. Never choose between networks or settings by their accuracy on these images."""
         return self._test
 
+    @property
+    def num_images(self) -> tuple[int, int, int]:
+        """Numbers of training, validation and test images, including those that cannot be read."""
+        return len(self.train), len(self.val), len(self._test)
+
     def remarks(self) -> list[str]:
         """Return warnings about the data set, one line each."""
         return []

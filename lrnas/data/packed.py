@@ -67,12 +67,15 @@ class PackedSplit:
         """Return a message about unreadable images of this split; "" if there are none."""
         first = pack.first(self.part)
         bad = [int(number) for number in self.where if first + int(number) in pack.unreadable]
+        if not bad:
+            return ""
         few = "; ".join(f"{self.source.name(number)} ({pack.unreadable[first + number]})" for number in bad[:3])
         are, them = ("is", "it") if len(bad) == 1 else ("are", "them")
         limit = f"more than {100 * MOST_UNREADABLE:g} % end a run"
         result = limit if self._too_many(len(bad)) else f"{are} left out"
         number = f"{len(bad):,} of {len(self):,} {self.title} images cannot be read"
-        return f"{number}, and {result}: {few}{'; …' if len(bad) > 3 else ''}; repair or remove {them}" if bad else ""
+        more = "; …" if len(bad) > 3 else ""
+        return f"{number}, and {result}: {few}{more}; repair or remove {them} before a search begins"
 
     def readable(self, pack: Pack) -> tuple[Indices, Indices]:
         """Return the readable images, as columns of the pack's table, and their classes.
@@ -210,11 +213,19 @@ class PackedSet(DataSet):
         return found
 
     def prepare(self, progress: Progress | None = None) -> None:
+        self.check_readable(progress)
+        for line in self.unreadable():
+            logger.warning(line)
+
+    def check_readable(self, progress: Progress | None = None) -> None:
+        """Raise UnreadableImages if too many images for training or validation cannot be read.
+
+        Args:
+            progress: As in `unreadable`.
+        """
         pack = self.pack.open(progress)
         for split in (self.train, self.val):
             split.readable(pack)
-        for line in self.unreadable():
-            logger.warning(line)
 
     def unreadable(self, progress: Progress | None = None) -> list[str]:
         """Return one line for each split with images that cannot be read.

@@ -34,19 +34,21 @@ from lrnas.data.names import data_folder
 from lrnas.data.packed import PackedSet
 from lrnas.errors import LrnasError
 from lrnas.sampling.promotion import MAX_MEASURED, Contender, pick_full, pick_longer
-from lrnas.searching.finals import LONGER_SHARE, SLACK
+from lrnas.searching.feasible import find_feasible
+from lrnas.searching.finals import LONGER_SHARE, SLACK, check_levels
 from lrnas.searching.progress import progress_view
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import make_sampler
-from lrnas.searching.search import Preparation, prepare_search
+from lrnas.searching.search import Preparation, continue_with, prepare_search
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
 from lrnas.searching.trials_per_gpu import Sharing, decide, measure_or_read
 from lrnas.study.folder import study_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, Level
 from lrnas.study.location import DATABASE
-from lrnas.study.manifest import StudyError
+from lrnas.study.manifest import StudyError, check_manifest, has_results
 from lrnas.study.objectives import pick_objectives
+from lrnas.study.open import open_search
 from lrnas.study.study import Study
 from lrnas.training.gpu_sharing import CONTROL
 from lrnas.training.job import Images
@@ -217,17 +219,19 @@ def _estimate(settings: SearchSettings) -> Estimate:
         )
     if settings.address is not None:
         raise LrnasError("a dry run is about this machine; got the address of a cluster; leave out --address")
-    prepared = prepare_search(settings)
+    prepared, exists = _continued(prepare_search(settings), settings)
     training = prepared.training
     data = training.loaded
     pack, packing = data.expected_pack() if isinstance(data, PackedSet) else (0, 0.0)
+    if isinstance(data, PackedSet) and not packing:
+        data.check_readable()
     logger.info("measuring how fast networks train here, for some seconds")
     machine = _measure(prepared, settings, pack or None)
     trials, ask_seconds = _rehearse(prepared, settings, max(1, machine.gpus) * machine.at_a_time)
     runs = _plan(trials, machine, training.levels, settings.finals)
     train_images, val_images, _ = (len(data.train), len(data.val), 0) if packing else data.counts
     remarks = data.unreadable() if isinstance(data, PackedSet) and not packing else []
-    if settings.storage is None and (study_folder(settings.studies, prepared.name) / DATABASE).exists():
+    if exists:
         remarks.append(f"{prepared.name} exists: the search would continue it; the estimate is for all of its trials")
     if "latency" in settings.objectives or settings.max_latency is not None:
         remarks.append("latency is not measured in a dry run: no network is left out for its latency")
@@ -274,6 +278,28 @@ def _estimate(settings: SearchSettings) -> Estimate:
         disk={"checkpoints": weights, "study": ATTRIBUTE_BYTES * rows, "pack": pack},
         remarks=tuple(remarks),
     )
+
+
+def _continued(prepared: Preparation, settings: SearchSettings) -> tuple[Preparation, bool]:
+    """A search as a study that exists would continue it, and whether there is one.
+
+    Raises OtherSettings where the search would.
+    """
+    if settings.storage is None and not (study_folder(settings.studies, prepared.name) / DATABASE).exists():
+        return prepared, False
+    try:
+        study = open_search(prepared.name, studies=settings.studies, storage=settings.storage)
+    except LrnasError:
+        return prepared, False
+    if not has_results(study.optuna_study):  # it would begin anew with other settings
+        return prepared, True
+    training = continue_with(prepared.training, study.optuna_study)
+    if "latency" not in settings.objectives and settings.max_latency is None:  # else it would be measured
+        manifest = check_manifest(study.optuna_study, training.manifest())
+        if settings.finals:
+            check_levels(study, manifest, training.levels)
+    feasible = find_feasible(training.space, prepared.limits, training.cost)
+    return Preparation(prepared.name, prepared.workers, training, prepared.limits, feasible), True
 
 
 def _named_networks(prepared: Preparation) -> tuple[NamedNetwork, ...]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
@@ -36,8 +36,8 @@ from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.setup import SearchTraining
 from lrnas.study.folder import begin_anew, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level
-from lrnas.study.manifest import LEVEL, OtherSettings, check_manifest, keep_images
+from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level, level_study
+from lrnas.study.manifest import LEVEL, OtherSettings, check_manifest, has_results, keep_images
 from lrnas.study.objectives import Costs
 from lrnas.study.open import name_metrics
 from lrnas.study.optuna_internals import storage_of
@@ -65,9 +65,8 @@ def open_levels(search: Study, levels: Mapping[str, Level], studies: str | Path)
         The studies by the name of their level, the search's own included.
     """
     found = {SHORT: search}
-    for level in (level for name, level in levels.items() if name != SHORT):
-        name = f"{search.name}@{SUFFIXES[level.name]}"
-        manifest = {**search.manifest, LEVEL: level.name, "recipe": level.recipe.to_dict(), "rungs": []}
+    for level, manifest in _level_manifests(search.manifest, levels):
+        name = f"{search.name}@{SUFFIXES[level]}"
         stored = create_optuna_study(name, storage_of(search.optuna_study), search.objectives)
         try:
             pinned = check_manifest(stored, manifest)
@@ -76,8 +75,29 @@ def open_levels(search: Study, levels: Mapping[str, Level], studies: str | Path)
             pinned = check_manifest(stored, manifest)
         name_metrics(stored, search.objectives)
         keep_images(stored, search.images or "")
-        found[level.name] = Study(name, stored, search.objectives, pinned, search.where)
+        found[level] = Study(name, stored, search.objectives, pinned, search.where)
     return found
+
+
+def check_levels(search: Study, manifest: Mapping[str, Any], levels: Mapping[str, Level]) -> None:
+    """Raise OtherSettings if a search cannot continue with these levels. Nothing is written.
+
+    Args:
+        search: The search.
+        manifest: The manifest with which it would continue.
+        levels: As in `open_levels`.
+    """
+    for level, wanted in _level_manifests(manifest, levels):
+        study = level_study(search, level)
+        if study is not None and has_results(study):
+            check_manifest(study, wanted)
+
+
+def _level_manifests(manifest: Mapping[str, Any], levels: Mapping[str, Level]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and manifests of the later levels of a search."""
+    for name, level in levels.items():
+        if name != SHORT:
+            yield name, {**manifest, LEVEL: name, "recipe": level.recipe.to_dict(), "rungs": []}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

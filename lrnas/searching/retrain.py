@@ -36,7 +36,16 @@ from lrnas.searching.trials_per_gpu import share_gpus
 from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, compare_with_paper, level_study, read_level, read_short
-from lrnas.study.manifest import RETRAINS, StudyError, check_manifest, data_name, keep_images, keep_unreadable, names_of
+from lrnas.study.manifest import (
+    RETRAINS,
+    StudyError,
+    check_manifest,
+    data_name,
+    keep_images,
+    keep_unreadable,
+    names_of,
+    tell_other_images,
+)
 from lrnas.study.objectives import RETRAINED
 from lrnas.study.open import name_metrics, open_search
 from lrnas.study.optuna_internals import storage_of
@@ -362,10 +371,8 @@ class _Training:
                 raise
             raise StudyError(f"{search.name} read its images from {hint}, but now: {error}; or give --data") from None
         if self.data.identity != searched["data"]:
-            raise StudyError(
-                f"networks must be retrained on the images of their search, {data_name(searched)}; got others, "
-                f"{shown_name(name)}; give the same --data"
-            )
+            told = tell_other_images(searched, names_of(name, self.data.classes, self.data.num_images))
+            raise StudyError(f"{search.name} cannot be retrained on {shown_name(name)}: {told}; give the same --data")
         size, number, own_crops = self.data.image_size, len(self.data.train), self.data.own_crops
         norms = has_norms(backbones[0], searched["space"]["batch_norm"])
         make_recipe = functools.partial(
@@ -411,7 +418,7 @@ class _Training:
             "source": search.manifest["source"],
             "space": space,
             "data": self.data.identity,
-            **names_of(self.named, self.data.classes),
+            **names_of(self.named, self.data.classes, self.data.num_images),
             "image_size": self.data.image_size,
             "channels": self.data.channels,
             "num_classes": self.data.num_classes,

@@ -129,10 +129,26 @@ def prepare_search(settings: SearchSettings) -> Preparation:
     for remark in training.remarks:
         logger.info(remark)
     name = settings.name or training.study_name()
-    if "@" in name:
-        raise StudyError(f"a study's name must not contain @, which marks retrainings; got {name!r}; give another")
+    for sign, use in (("@", "marks retrainings"), (":", "marks trials")):
+        if sign in name:
+            raise StudyError(f"a study's name must not contain {sign}, which {use}; got {name!r}; give another")
     limits = Limits(settings.max_macs, settings.min_macs, settings.max_params)
     return Preparation(name, workers, training, limits, find_feasible(space, limits, training.cost))
+
+
+def continue_with(training: SearchTraining, study: optuna.Study) -> SearchTraining:
+    """The training with which a study continues: images from files keep the size that it was begun with.
+
+    Args:
+        training: The training with the settings that are given now.
+        study: The study; it may be new.
+    """
+    size = read_manifest(study).get("image_size")
+    if size is None or not training.may_resize_to(size) or not has_results(study):
+        return training
+    logger.info(f"{study.study_name} was begun with images of {size}×{size} pixels, and continues with this size")
+    resized = dataclasses.replace(training.settings, image_size=size)
+    return SearchTraining(resized, training.space, training.data_name, training.trainable)
 
 
 def _search(settings: SearchSettings, events: SearchEvents) -> Study:
@@ -145,12 +161,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     # the study, which pins what its trials have in common
     stored = create_optuna_study(name, open_storage(settings.storage, folder), training.objectives)
     try:
-        size = read_manifest(stored).get("image_size")
-        if size is not None and training.may_resize_to(size) and has_results(stored):
-            logger.info(f"{name} was begun with images of {size}×{size} pixels, and continues with this size")
-            resized = dataclasses.replace(settings, image_size=size)
-            training = SearchTraining(resized, space, training.data_name, trainable)
-            feasible = find_feasible(space, limits, training.cost)
+        if (continued := continue_with(training, stored)) is not training:
+            training, feasible = continued, find_feasible(space, limits, continued.cost)
         try:
             manifest = training.pin(stored, int(workers.cpus))
         except OtherSettings as error:

@@ -71,6 +71,8 @@ class SearchTraining:
         self.remarks: list[str] = []
         """Remarks about the data and the space, for people."""
         self.classes: tuple[str, ...] = ()
+        self.num_images: tuple[int, ...] = ()
+        """Numbers of training, validation and test images, including those that cannot be read."""
         self.max_latency: float | None = None
         """Highest latency of the named networks, measured when the study began."""
         if own is None:
@@ -85,6 +87,7 @@ class SearchTraining:
             self.data_name = data
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
             self.remarks, self.classes = loaded.remarks(), tuple(loaded.classes)
+            self.num_images = loaded.num_images
             if (number := len(loaded.val)) < FEW_IMAGES:
                 worth = f"each is {100 / number:.1f} points of accuracy"
                 self.remarks.append(f"networks are compared by only {number} validation images: {worth}")
@@ -327,7 +330,7 @@ class SearchTraining:
             "space": self.space.to_dict(),
             "trainable": None if self.trainable is None else self.trainable.name,
             "data": self.data.identity,
-            **names_of(self.data_name, self.classes),
+            **names_of(self.data_name, self.classes, self.num_images),
             "image_size": self.data.image_size,
             "channels": self.data.channels,
             "num_classes": self.data.num_classes,

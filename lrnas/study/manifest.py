@@ -34,9 +34,11 @@ DATA_NAME = "data_name"
 """Manifest key: the name of the data to show, if it differs from their identity."""
 CLASSES = "classes"
 """Manifest key: the names of the classes, if the data are not one of lrnas's own sets."""
+NUM_IMAGES = "num_images"
+"""Manifest key: the numbers of training, validation and test images, if the data are not one of lrnas's own sets."""
 SETTINGS = "settings"
 """Manifest key: the settings that the search was begun with, for information only."""
-FREE = ("source", DATA_NAME, CLASSES, SETTINGS)
+FREE = ("source", DATA_NAME, CLASSES, NUM_IMAGES, SETTINGS)
 """Manifest keys that may change without a conflict."""
 NEW_KEYS = frozenset(("channels", "num_classes"))
 """Manifest keys that studies of version 0.1.0 do not have."""
@@ -46,6 +48,17 @@ WORDS = {
     "rungs": "the list of epochs after which networks may be stopped",
 }
 """Words for manifest entries that follow from several settings."""
+OPTIONS = {
+    "image_size": "--image-size",
+    "seed": "--seed",
+    "objectives": "--objectives",
+    "trainable": "--trainable",
+    "recipe.epochs": "--epochs",
+    "space.granularity": "--granularity",
+    "space.batch_norm": "--batch-norm",
+    "space.divisor": "--divisor",
+}
+"""Options that manifest entries come from; other entries of the recipe come from --set."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """Manifest entries that are measured: a study keeps those that were measured when it was begun."""
 
@@ -177,20 +190,48 @@ def check_manifest(
     compared = stored | {key: wanted.get(key) for key in FREE}
     if found := list(find_differences(compared, wanted)):
         changed = {where for where, _, _ in found}
-        if "data" in changed:
-            advice = f"it was begun with other images, those of {data_name(stored)}; {advice}"
         if RETRAINS not in stored and "space.divisor" in changed:
             divisor = stored["space"].get("divisor", 1)
             advice = f"--divisor {divisor} rounds filter counts as the study does; {advice}"
-        causes = [each for each in found if each[0] not in WORDS] or found
-        told = tell_differences([(WORDS.get(where, where), *values) for where, *values in causes])
-        raise OtherSettings(study.study_name, told, advice)
+        causes = [each for each in found if each[0] not in WORDS and each[0] != "data"]
+        if "data" in changed:
+            told = "; ".join(filter(None, [tell_other_images(stored, wanted), _tell(causes, stored)]))
+        else:
+            told = _tell(causes or found, stored)
+        raise OtherSettings(study.study_name.partition("@")[0] if LEVEL in stored else study.study_name, told, advice)
     return dict(wanted)
 
 
-def names_of(data: str, classes: Sequence[str]) -> dict[str, Any]:
-    """Manifest entries with the name of the data and of the classes; empty unless the data are read from files."""
-    return {DATA_NAME: shown_name(data), CLASSES: list(classes)} if is_in_files(data) else {}
+def _tell(found: Sequence[tuple[str, Any, Any]], stored: Mapping[str, Any]) -> str:
+    return tell_differences([(_shown_entry(where, stored), *values) for where, *values in found])
+
+
+def _shown_entry(where: str, manifest: Mapping[str, Any]) -> str:
+    """The option or the words for an entry of a manifest, given by its dotted path."""
+    if where == "recipe.epochs" and LEVEL in manifest:
+        return "--final-epochs" if manifest[LEVEL] == "full" else f"the epochs of level {manifest[LEVEL]}"
+    if where.startswith("recipe.") and where not in OPTIONS:
+        return f"--set {where.removeprefix('recipe.')}"
+    return OPTIONS.get(where) or WORDS.get(where, where)
+
+
+def tell_other_images(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """How the images of a study differ from those that are given, in words, as far as their manifests tell."""
+    before, now = (manifest.get(NUM_IMAGES) for manifest in (stored, wanted))
+    told = f"the images were those of {data_name(stored)}"
+    if not before or not now:
+        return f"{told}, now others"
+    if before == now:
+        return f"{told}; now there are as many, but not the same"
+    return "{}, {:,}, {:,} and {:,} for training, validation and test, now {:,}, {:,} and {:,}".format(
+        told, *before, *now
+    )
+
+
+def names_of(data: str, classes: Sequence[str], num_images: Sequence[int]) -> dict[str, Any]:
+    """Manifest entries that describe the data for people; empty unless the data are read from files."""
+    found = {DATA_NAME: shown_name(data), CLASSES: list(classes), NUM_IMAGES: list(num_images)}
+    return found if is_in_files(data) else {}
 
 
 def data_name(manifest: Mapping[str, Any]) -> str:

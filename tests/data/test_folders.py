@@ -130,7 +130,7 @@ def test_neither_a_study_nor_a_checkpoint_continues_with_other_images(tmp_path: 
     check_manifest(study, settings)
     flip(root / "val/red/001.png")
     after = load(root).identity
-    with pytest.raises(StudyError, match="data was"):
+    with pytest.raises(StudyError, match="the images were those of"):
         check_manifest(study, {**settings, "data": after})
     assert difference({"data": before}, {"data": after}) == f"data was {repr(before)[:60]}, now {repr(after)[:60]}"
 
@@ -279,7 +279,9 @@ def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.Captu
     complaint = complaint.splitlines(keepends=True)[-1]
     assert told.startswith(f"folder:{tmp_path}: 302 training, 9 validation and 9 test images")
     left_out = "lrnas: 1 of 303 training images cannot be read, and is left out: "
-    assert complaint.startswith(f"{left_out}{bad} (") and complaint.endswith("); repair or remove it\n")
+    assert complaint.startswith(f"{left_out}{bad} (") and complaint.endswith(
+        "); repair or remove it before a search begins\n"
+    )
     for name in ("000", "001", "002"):
         spoil(tmp_path / "test" / "blue" / f"{name}.png")
     spoil(tmp_path / "test" / "green" / "000.png")

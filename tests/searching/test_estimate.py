@@ -39,6 +39,7 @@ def machine(**changes: object) -> _Machine:
         "slowdown": 1.0,
         "reason": "",
         "memory": None,
+        "image_memory": 0,
         "macs": (1.0, 11.0),
         "speeds": speeds,
         "images": (100, 10),
@@ -151,6 +152,11 @@ def test_a_dry_run_counts_images_that_can_be_read_if_they_are_packed(
     shown = " ".join(capsys.readouterr().out.split())
     assert "302 training and 9 validation images" in shown
     assert f"Note: 1 of 303 training images cannot be read, and is left out: {bad} (" in shown
+    spoil(tmp_path / "images" / "val" / "red" / "000.png")
+    assert main(["data", data, *options]) == 1
+    capsys.readouterr()
+    assert main(dry) == 2  # as the search itself
+    assert "1 of 9 validation images cannot be read, and more than 1 % end a run" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -263,7 +263,7 @@ def test_levels_are_pinned_once_they_have_results() -> None:
     search = make_search()
     make_finals(search, {"nin-c3-lr": (0.95, 0.96)})
     other = LEVELS | {"full": replace(LEVELS["full"], recipe=Recipe(epochs=20))}
-    with pytest.raises(OtherSettings, match=r"s@finals was begun with other settings: recipe\.epochs was 9, now 20"):
+    with pytest.raises(OtherSettings, match="s was begun with other settings: `final_epochs` was 9, now 20"):
         open_levels(search, other, "")
     changed = open_levels(search, LEVELS | {"longer": replace(LEVELS["longer"], recipe=Recipe(epochs=4))}, "")
     assert changed["longer"].manifest["recipe"]["epochs"] == 4  # it had no results

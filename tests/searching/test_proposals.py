@@ -394,7 +394,7 @@ def test_continuing_with_other_settings_is_refused(tmp_path: Path) -> None:
     told = "the highest number of MACs of a named network was 20000000.0, now 1"
     with pytest.raises(StudyError, match=f"begun with other settings: {re.escape(told)}; give them"):
         check_manifest(proposals.study.optuna_study, changed)
-    with pytest.raises(StudyError, match="begun with other settings: seed was 0, now 3; give them"):
+    with pytest.raises(StudyError, match="begun with other settings: `seed` was 0, now 3; give them"):
         check_manifest(proposals.study.optuna_study, {**changed, "seed": 3, "rungs": [1]})
 
 

@@ -11,10 +11,10 @@ from pictures import write_set
 
 from lrnas.cli.main import main
 from lrnas.errors import LrnasError, UnknownName
-from lrnas.searching import search as driver, setup as search_training
+from lrnas.searching import estimate as dry_run, search as driver, setup as search_training
 from lrnas.searching.progress import ProgressView, SearchEvents
 from lrnas.searching.proposals import Proposals, Queue
-from lrnas.searching.search import search
+from lrnas.searching.search import Preparation, search
 from lrnas.study.folder import study_names
 from lrnas.study.manifest import StudyError, read_limits
 from lrnas.study.open import open_study
@@ -72,9 +72,35 @@ def pictures(tmp_path: Path) -> Path:
 
 def test_a_study_that_was_begun_with_another_divisor(pictures: Path, tmp_path: Path) -> None:
     train(begin(tmp_path, pictures, name="s", divisor=1).proposals)
-    with pytest.raises(StudyError, match=r"space.divisor was None, now 8; .*; `divisor` 1 rounds filter counts as "):
+    with pytest.raises(StudyError, match=r"`divisor` was None, now 8; .*; `divisor` 1 rounds filter counts as "):
         begin(tmp_path, pictures, name="s")
     assert begin(tmp_path, pictures, name="s", divisor=1).study.spent() == 1
+
+
+def test_a_dry_run_refuses_what_the_search_refuses(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(begin(tmp_path, pictures, name="s", image_size=16).proposals)
+    measured: list[int] = []
+
+    def measure(prepared: Preparation, *_: object) -> None:
+        measured.append(prepared.training.data.image_size)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dry_run, "_measure", measure)
+
+    def refused(**changes: Any) -> str:
+        settings = {"budget": 2, "data": f"folder:{pictures}", "studies": tmp_path / "studies", "name": "s"}
+        with pytest.raises((StudyError, KeyboardInterrupt)) as caught:
+            dry_run.estimate("nin", **{**settings, **changes})
+        return str(caught.value)
+
+    assert refused() == "" and refused(name="another") == "" and measured == [16, 32]
+    assert refused(epochs=77).startswith("s was begun with other settings: `epochs` was ")
+    assert refused(set={"lr": 0.77}).startswith("s was begun with other settings: `set` lr was ")
+    (pictures / "train" / "red" / "000.png").unlink()
+    numbers = "9, 3 and 6 for training, validation and test, now 8, 3 and 6; give them"
+    assert f"the images were those of folder:pictures, {numbers}" in refused() and len(measured) == 2
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -96,19 +122,20 @@ def test_a_study_without_results_begins_anew_with_other_settings(
     proposals = begin(tmp_path, pictures, name="s", objectives=("accuracy", "macs", "params")).proposals
     study = proposals.study
     (line,) = messages(caplog)
-    assert line.startswith("s was begun with other settings (data was 'folder:")
+    assert line.startswith("s was begun with other settings (the images were those of folder:pictures, ")
+    assert "for training, validation and test, now " in line and "; `objectives` was " in line
     assert line.endswith(" and has no results: it begins anew")
     assert not any(trial.user_attrs.get("trained") for trial in study.optuna_trials()) and not weights.exists()
     assert study.manifest["objectives"] == ["accuracy", "macs", "params"] and len(study.optuna_study.directions) == 3
 
     proposal = proposals.ask()  # while another driver works on it, it stays as it is
     other = {"budget": 2, "data": f"folder:{pictures}", "studies": tmp_path / "studies", "name": "s"}
-    with pytest.raises(StudyError, match=r"objectives was .*; give them, or another `name`"):
+    with pytest.raises(StudyError, match=r"`objectives` was .*; give them, or another `name`"):
         search("nin", **other)
     proposals.ledger.report_epoch(proposal.number, [0.5], 1.0)
     proposals.ledger.complete(proposal.number, 0.5)
     proposals.ledger.sign_off()
-    with pytest.raises(StudyError, match="begun with other settings: objectives was"):  # it has a result
+    with pytest.raises(StudyError, match="begun with other settings: `objectives` was"):  # it has a result
         search("nin", **other)
 
 
@@ -131,7 +158,7 @@ def test_a_study_is_called_after_the_space_and_the_folder(
     assert begin(tmp_path, "moved pictures").study.name == "nin-moved-pictures"
 
     others = write_set(tmp_path / "elsewhere" / "pictures", {"train": 5, "val": 2})
-    with pytest.raises(StudyError, match=r"it was begun with other images, those of folder:pictures; .*another `name`"):
+    with pytest.raises(StudyError, match=r"the images were those of folder:pictures, .*another `name`"):
         search("nin", budget=2, data=f"folder:{others}", studies=tmp_path / "studies")
 
 
@@ -173,7 +200,7 @@ def test_a_study_continues_with_its_image_size(
     study = begin(tmp_path, pictures, name="s").study
     assert messages(caplog) == ["s was begun with images of 16×16 pixels, and continues with this size"]
     assert study.manifest["image_size"] == 16
-    with pytest.raises(StudyError, match="image_size was 16, now 24"):
+    with pytest.raises(StudyError, match="`image_size` was 16, now 24"):
         search("nin", budget=2, data=f"folder:{pictures}", studies=tmp_path / "studies", image_size=24, name="s")
 
 
