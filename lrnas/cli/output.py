@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lrnas._messages import printable
@@ -75,10 +75,12 @@ def make_table(
     numbers: Iterable[str] = (),
     ends: Iterable[str] = (),
     optional: Iterable[str] = (),
+    explained: Mapping[str, str] = {},
 ) -> Table:
     """An empty table. Columns that have only dashes are not shown, and nothing is cut.
 
-    In a narrow terminal, optional columns are left out, then texts are wrapped. Words are broken only if it fits then.
+    In a narrow terminal, optional columns are left out, and a line below names them; then texts are wrapped. Words are
+    broken only if it fits then.
 
     Args:
         title: Its title.
@@ -86,6 +88,7 @@ def make_table(
         numbers: Names of columns of numbers.
         ends: Names of columns of text after the numbers; their words are never broken.
         optional: Names of columns that a narrow terminal leaves out, the first ones first.
+        explained: Explanations by name of column; those of columns that are shown are printed below the table.
     """
     from rich.table import Table
 
@@ -94,10 +97,16 @@ def make_table(
 
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
             yield console.render_str(f"\n{title}", style="bold")
-            shown = _fit(self.columns, optional, options.max_width)
+            shown, left_out = _fit(self.columns, optional, options.max_width)
             table = Table(*shown, box=None, padding=(0, GAP, 0, 0), pad_edge=False)
             table.rows = self.rows
             yield from console.render(table, options.update_width(_total(shown)))
+            if left_out:
+                names = ", ".join(" ".join(name.split()) for name in left_out)
+                yield console.render_str(f"Not shown for lack of room: {names}; use a wider terminal or --json.")
+            for column in shown:
+                if text := explained.get(str(column.header)):
+                    yield console.render_str(text)
 
     table = FittingTable()
     for column in texts:
@@ -109,14 +118,16 @@ def make_table(
     return table
 
 
-def _fit(columns: Iterable[Column], optional: Iterable[str], room: int) -> list[Column]:
-    """The columns to show within so many characters, with their widths."""
+def _fit(columns: Iterable[Column], optional: Iterable[str], room: int) -> tuple[list[Column], list[str]]:
+    """The columns to show within so many characters, with their widths, and the names of those left out."""
     shown = [column for column in columns if set(column.cells) not in ({"–"}, {""})]
     for column in shown:
         column.width = _longest(column, str.splitlines)
-    for name in optional:
+    left_out = []
+    for column in [column for name in optional for column in shown if column.header == name]:
         if _total(shown) > room:
-            shown = [column for column in shown if column.header != name]
+            shown.remove(column)
+            left_out.append(str(column.header))
     texts = [(column, _longest(column, str.split)) for column in shown if not column.no_wrap]
     broken = [(column, column.min_width or words) for column, words in texts]
     if _total(shown) - sum(_width(column) - limit for column, limit in broken) > room:
@@ -125,7 +136,7 @@ def _fit(columns: Iterable[Column], optional: Iterable[str], room: int) -> list[
         while _total(shown) > room and (wide := [column for column, limit in limits if _width(column) > limit]):
             widest = max(wide, key=_width)
             widest.width = _width(widest) - 1
-    return shown
+    return shown, left_out
 
 
 def _longest(column: Column, split: Callable[[str], list[str]]) -> int:

@@ -270,7 +270,7 @@ def _optional(study: Study) -> list[str]:
     """Columns of a table of networks that a narrow terminal leaves out, the first ones first; no objectives."""
     from lrnas.study.verdicts import WORDS
 
-    columns = ("parameters", "share", "trial", "promised", "latency share", "MACs")
+    columns = ("parameters", "share", "latency share", "promised", "n", "MACs", "trial")
     return [column for column in columns if column not in {WORDS.get(name) for name in study.costs}]
 
 

@@ -15,7 +15,8 @@ ROWS = [
 def show(width: int) -> list[str]:
     """The lines of a table as a terminal of this width shows it."""
     columns = ("trial", "share", "MACs", "accuracy")
-    table = make_table("A title of some words", ["network"], columns, [""], ["MACs", "trial"])
+    explained = {"MACs": "MACs: of one image", "accuracy": "accuracy: on test images"}
+    table = make_table("A title of some words", ["network"], columns, [""], ["MACs", "trial"], explained)
     for row in ROWS:
         table.add_row(*row)
     console = make_console()
@@ -42,3 +43,13 @@ def test_optional_columns_are_left_out_before_texts_are_wrapped() -> None:
     assert "trial" in show(71)[2] and "trial" not in show(59)[2]
     assert next(line for line in show(59) if "nin_3x3" in line).endswith("front by fewer runs")
     assert next(line for line in show(50) if "nin_3x3" in line).endswith("  front by fewer")
+
+
+def test_columns_that_are_left_out_are_named_and_not_explained() -> None:
+    def below(width: int) -> list[str]:
+        return show(width)[5:]
+
+    accuracy, advice = "accuracy: on test images", "; use a wider terminal or --json."
+    assert below(80) == ["MACs: of one image", accuracy]
+    assert below(71) == [f"Not shown for lack of room: MACs{advice}", accuracy]
+    assert " ".join(below(59)) == f"Not shown for lack of room: MACs, trial{advice} {accuracy}"

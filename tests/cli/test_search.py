@@ -108,7 +108,7 @@ def test_a_narrow_terminal_shows_the_names_of_studies(
     for columns, heads in (("60", "study trained level on the front"), ("120", "study space data trained stopped")):
         monkeypatch.setenv("COLUMNS", columns)
         assert main(["studies", "--studies", str(studies)]) == 0
-        *_, head, row = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+        _, _, head, row, *_ = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
         assert head.split()[: len(heads.split())] == heads.split() and row.split()[0] == "s"
         assert len(row.rstrip()) <= int(columns)
 
@@ -144,6 +144,18 @@ def test_finals_are_shown_if_there_are_any(tmp_path: Path, capsys: pytest.Captur
     assert "has no network trained at level longer yet" in show("--level", "longer")
     assert main(["front", "s", "--studies", str(tmp_path), "--level", "all"]) == 2
     assert "unknown level 'all'" in capsys.readouterr().err
+
+
+def test_a_narrow_terminal_shows_the_trials_of_finals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_finals(make_search(tmp_path / "s"), {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.93,)})
+    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+    words = " ".join(re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).split())
+    assert " network trial accuracy n MACs lr-x0.25 " in words
+    assert "Not shown for lack of room: parameters, share, promised; use a wider terminal or --json." in words
 
 
 def test_networks_of_the_short_front_that_were_not_trained_in_full_are_counted(
