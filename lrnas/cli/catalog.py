@@ -50,12 +50,14 @@ def _recipes(options: argparse.Namespace) -> None:
     recipes = named_recipes()
 
     def show() -> None:
-        table = make_table("Recipes", ["field"], recipes, ["meaning"])
+        columns = [name.replace(",", "").replace(" ", "\n") for name in recipes]
+        table = make_table("Recipes", ["field"], columns, optional=sorted(columns, key=len, reverse=True))
+        meanings = make_table("Fields", ["field"], ends=["meaning"])
         for field, meaning in field_docs(Recipe).items():
             values = [getattr(recipe, field) for recipe in recipes.values()]
-            shown = [str(value).lower() if isinstance(value, bool) else f"{value}" for value in values]
-            table.add_row(field, *shown, meaning)
-        make_console().print(table)
+            table.add_row(field, *(str(value).lower() if isinstance(value, bool) else f"{value}" for value in values))
+            meanings.add_row(field, meaning)
+        make_console().print(table, meanings)
 
     print_result(options, lambda: {name: recipe.to_dict() for name, recipe in recipes.items()}, show)
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SOURCES = "A name from `lrnas models`, a backbone such as vgg16, googlenet or nin, an architecture FILE.json, or "
 SOURCES += "timm:MODEL for any model of timm"
+COUNTS = ("multiply_acc", "params")
+DEPLOYED = "MACs as\ndeployed"
 
 
 def add_commands(commands: Any) -> None:
@@ -112,34 +114,35 @@ def _reproduce(options: argparse.Namespace) -> None:
 def _print_models(summaries: list[Summary]) -> None:
     from lrnas.models.found import found_networks
 
-    console = make_console()
-    wide = console.width >= 120  # a narrow terminal shows only published counts and differences
-    columns = ("published", "counted", "difference")[:: 1 if wide else 2]
+    titles = list(dict.fromkeys(summary.point.table.title for summary in summaries if summary.point))
+    columns = [f"{count}\n{kind}" for count in COUNTS for kind in ("published", "counted", "difference")]
+    optional = [columns[1], columns[4], DEPLOYED, columns[5], columns[2]]
+    text = "MACs as deployed: multiply-accumulates without biases and auxiliary heads, with joins folded if that saves "
+    text += "MACs, for the same sizes of feature maps in all networks of one of the paper's tables."
+    title = f"The paper's networks ({'; '.join(titles)})"
+    table = make_table(title, ["network"], [*columns, DEPLOYED], (), optional, {DEPLOYED: text})
     notes = []
-    for title in dict.fromkeys(summary.point.table.title for summary in summaries if summary.point):
-        numbers = [f"{count}\n{column}" for count in ("multiply_acc", "params") for column in columns]
-        table = make_table(title, ["network"], numbers + ["MACs as\ndeployed"] * wide)
+    for title in titles:
+        if title != titles[0]:
+            table.add_row()
         for summary in summaries:
             point = summary.point
             if point is None or point.table.title != title:
                 continue
             difference = summary.difference()
             row = []
-            for count in ("multiply_acc", "params"):
-                values = (getattr(point.published, count), getattr(summary.paper, count), difference[count])
-                row += [f"{value:,}" for value in (values if wide else values[::2])]
-            table.add_row(summary.name, *row, *[f"{summary.cost.macs:,}"] * wide)
+            for count in COUNTS:
+                row += [getattr(point.published, count), getattr(summary.paper, count), difference[count]]
+            table.add_row(summary.name, *(f"{value:,}" for value in (*row, summary.cost.macs)))
             if any(difference.values()):
                 notes.append(f"{summary.name}: {point.note if point.explained else 'the difference is not explained'}")
-        console.print(table)
+    console = make_console()
+    console.print(table)
     console.print(f"{len(summaries) - len(notes)} of {len(summaries)} networks have exactly the published counts.")
     console.print(f"Found by searches, with weights: {', '.join(found_networks())} (docs/networks.md).")
     for note in notes:
         console.print(note)
-    console.print("published, counted: by the rules of the paper, which adds one for every bias (docs/counting.md).")
-    if wide:
-        text = "multiply-accumulates without biases and auxiliary heads, with joins folded if that saves MACs"
-        console.print(f"MACs as deployed: {text}, for the same sizes of feature maps in all networks of a table.")
+    console.print("Counts are by the rules of the paper, which adds one for every bias (docs/counting.md).")
 
 
 def _print_count(summary: Summary, with_layers: bool) -> None:

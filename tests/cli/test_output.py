@@ -1,10 +1,16 @@
 """Tables in terminals of any width."""
 
 import io
+import re
+import sys
 
 import pytest
 
+from lrnas._field_docs import field_docs
+from lrnas.cli.main import main
 from lrnas.cli.output import make_console, make_table
+from lrnas.models.paper import paper_points
+from lrnas.recipes import Recipe
 
 ROWS = [
     ("nin_3x3-lr-x0.25", "7", "–", "1,736,448", "90.31 ± 0.44 %", "front by fewer runs"),
@@ -53,3 +59,18 @@ def test_columns_that_are_left_out_are_named_and_not_explained() -> None:
     assert below(80) == ["MACs: of one image", accuracy]
     assert below(71) == [f"Not shown for lack of room: MACs{advice}", accuracy]
     assert " ".join(below(59)) == f"Not shown for lack of room: MACs, trial{advice} {accuracy}"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("command", ["models", "recipes"])
+def test_lists_fit_a_narrow_terminal(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No name is broken, and no text explains a column that is left out."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main([command]) == 0
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    names = [*paper_points()] if command == "models" else field_docs(Recipe)
+    assert max(map(len, out.splitlines())) <= width and set(names) <= {line.split(" ")[0] for line in out.splitlines()}
+    assert "Not shown for lack of room: " in out and "MACs as deployed:" not in out
