@@ -44,7 +44,7 @@ class Observation:
     curve: tuple[float, ...]
     """Accuracy after each epoch so far; larger is better."""
     final: float | None
-    """Accuracy after full training; None if the trial was stopped or is in training."""
+    """Accuracy of the completed trial; None if it was stopped or is in training."""
     is_pending: bool
     """Whether the trial is in training or waits for it."""
     has_failed: bool = False
@@ -61,7 +61,7 @@ class Belief:
 
     Args:
         axes: The parameters of the search.
-        seen: All trials, at least some of which were trained in full.
+        seen: All trials, at least some of which were completed.
         num_costs: Number of costs that are objectives.
         named: Points that mark the part of the front that counts, with their costs; it may be empty.
         beat: Only networks count that cost at most this share of a named point and are more accurate; None: all between
@@ -88,7 +88,7 @@ class Belief:
         pending = [entry for entry in seen if entry.is_pending][-MAX_PENDING:]
         self.model = AccuracyModel(self._inputs(entries), values, variances, axes.kinds, start)
         self.known = [*(entries[i] for i in full), *pending]
-        """Networks that are on the front if they are good enough: those trained in full, and those in training."""
+        """Networks that are on the front if they are good enough: those completed, and those in training."""
         self._pending, self._known = self._inputs(pending), self._inputs(self.known)
         self._draw_outcomes(random)
         self._accuracies = self._predict(self._known)[0]

@@ -1,7 +1,7 @@
 """Optuna sampler that extends the front of accuracy against costs that are known before training.
 
 Optuna's own samplers treat every objective as unknown. This one predicts only the accuracy, with a Gaussian process
-that is fitted to all trials that were trained in full or in part. Candidates are made from the networks on the front (a
+that is fitted to all trials that were completed or stopped. Candidates are made from the networks on the front (a
 few parameters changed, two networks mixed, all widths shifted), and the best of them are changed again for some rounds.
 The candidate with the largest expected gain in hypervolume is proposed; since costs are known, this gain has a closed
 form.
@@ -40,7 +40,7 @@ NUM_PARENTS = 4
 NUM_DRAWN = 100
 """Number of random points that tell how high costs can be."""
 MIN_COMPLETED = 3
-"""Number of trials that must be trained in full before accuracies are predicted."""
+"""Number of trials that must be completed before accuracies are predicted."""
 MAX_ATTEMPTS = 1000
 """Number of attempts to find a random point within the limits, as long as accuracies are not predicted."""
 

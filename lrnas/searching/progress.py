@@ -322,7 +322,7 @@ def _left(seconds: float | None) -> str:
 
 def _best(front: list[Trial]) -> str:
     if not front:
-        return "none in full yet"
+        return "none completed yet"
     best = max(front, key=lambda trial: trial.accuracy or 0)
     latencies = [trial.latency for trial in front if trial.latency is not None]
     latency = f" in {best.latency:.2f} ms, fastest {min(latencies):.2f} ms" if best.latency is not None else ""

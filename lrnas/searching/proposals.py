@@ -3,7 +3,7 @@
 A search is one Optuna study, which is its only record. Trials have their architecture and all measurements as user
 attributes, and objectives have names, so that Optuna's own tools (optuna-dashboard, optuna.visualization) can read it.
 
-States of trials. COMPLETE: trained in full. PRUNED, with the reason: stopped early, diverged, faulty or beyond a limit;
+States of trials. COMPLETE: trained to the end. PRUNED, with reason: stopped early, diverged, faulty or beyond a limit;
 tpe and nsga2 learn from these, gp does not see them. FAIL: lost through no fault of the network. WAITING: to be
 trained, or trained in part by a driver that is gone; the next driver continues from the checkpoint. A duplicate has the
 state of the finished trial with the same network, or FAIL if that trial is not finished.
@@ -169,7 +169,7 @@ class Proposals(Queue):
         return {} if self.limits.excess(costs) else {"macs": costs["macs"]}
 
     def import_from(self, other: Study) -> int:
-        """Import the fully trained networks of another study that lie in this space; they cost no budget.
+        """Import the completed networks of another study that lie in this space; they cost no budget.
 
         Args:
             other: The other study, which must have the same conditions of training.

@@ -293,7 +293,7 @@ def _choose(search: Study, trials: Sequence[int | Trial], front: bool | None, po
     summary = search.summary()
     by_number = {trial.number: trial for trial in summary.trials}
     if wants_best and not summary.front:
-        raise StudyError(f"the front has only networks that were trained in full; {name} has none yet; continue it")
+        raise StudyError(f"the front has only networks whose training was completed; {name} has none yet; continue it")
     wanted = [by_number.get(trial) if not isinstance(trial, Trial) else trial for trial in trials]
     for given, trial in zip(trials, wanted, strict=True):
         if trial is None:

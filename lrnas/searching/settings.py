@@ -211,7 +211,7 @@ class SearchSettings:
     max_latency: float | None = setting(MILLISECONDS, "MS", group=FREE)
     """Skip networks that take more than MS milliseconds for a batch, e.g. 2.5."""
     warm_start: str | None = setting(TEXT, "STUDY", group=FREE)
-    """Take over the networks that STUDY trained in full; apart from the space, its pinned settings must be the same."""
+    """Take over the networks that STUDY completed; apart from the space, its pinned settings must be the same."""
     finals: float = setting(NUMBER, "SHARE", 0.5, group=FREE)
     """Use this share of the training time to train the best networks longer, and the front in full; 0: do not."""
     final_seeds: int = setting(WHOLE, "N", 3, group=FREE)

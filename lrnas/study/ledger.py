@@ -97,7 +97,7 @@ class Ledger:
             self.write(number, facts)
 
     def complete(self, number: int, accuracy: float, **facts: Any) -> None:
-        """End a trial that was trained in full.
+        """End a trial whose training was completed.
 
         Args:
             number: The trial.

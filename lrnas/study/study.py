@@ -86,7 +86,7 @@ class Trial(NotebookView):
     reason: str
     """Why the trial was stopped, refused or lost."""
     values: tuple[float, ...] | None
-    """Values of the study's objectives; None unless trained in full."""
+    """Values of the study's objectives; None unless the training was completed."""
     study: Study = field(compare=False)
     """The study that the trial belongs to."""
     on_front: bool = False
@@ -134,7 +134,7 @@ class Trial(NotebookView):
     def load(self) -> nn.Module:
         """The network with the weights of this trial, in evaluation mode on the CPU.
 
-        Weights are kept of networks that were trained in full.
+        Weights are kept of networks whose training was completed.
         """
         from lrnas import load_model
 
@@ -223,7 +223,7 @@ class Summary:
     trials: Trials
     """All trials that have a network, by number."""
     front: Trials
-    """The front: fully trained networks that no other one dominates, cheapest first."""
+    """The front: completed networks that no other one dominates, cheapest first."""
     counts: dict[str, int]
     """Number of trials per status."""
     hypervolume: float
@@ -516,7 +516,7 @@ class Study(NotebookView):
         return sum(trial.user_attrs.get("losses", 0) for trial in self.optuna_trials())
 
     def is_protected(self, number: int) -> bool:
-        """Whether a trial is one of the paper's networks, which are always trained in full."""
+        """Whether a trial is one of the paper's networks, which are never stopped early."""
         return self.optuna_trial(number).user_attrs.get("point") in self.manifest["space"]["points"]
 
     def as_costs(self, values: Sequence[float]) -> list[float]:

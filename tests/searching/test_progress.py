@@ -58,6 +58,8 @@ def test_running_trials_are_shown_before_any_ends(
         "training nin, epoch 1 of 3; nin-c3, epoch 1 of 3",
         "training nin, epoch 2 of 3; nin-c3, epoch 1 of 3",
     ]
+    view.changed("ended")
+    assert "0 completed, 0 stopped, 2 running; front 0, none completed yet, " in caplog.messages[-1]
 
 
 def test_names_in_the_live_line_are_escaped() -> None:
