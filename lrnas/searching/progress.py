@@ -17,10 +17,10 @@ import numpy as np
 
 from lrnas._messages import duration, logger, printable, show_messages
 from lrnas._notebook import LiveBar, in_notebook
-from lrnas.errors import Interrupted, is_command
+from lrnas.errors import Interrupted
 from lrnas.study.manifest import LEVEL, RETRAINS, data_name
 from lrnas.study.throughput import measure_throughput
-from lrnas.training.progress import TimeLeft
+from lrnas.training.progress import TimeLeft, how_to_continue
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -116,21 +116,7 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
 def tell_interrupted(study: Study) -> None:
     """Warn that a search or retraining is not complete if the user has stopped it, also if no progress is shown."""
     if study.interrupted:
-        logger.warning(f"interrupted: {study.name} is not complete; {_how_to_continue()}")
-
-
-@contextmanager
-def continuable() -> Iterator[None]:
-    """Context of a search or retraining: an interrupt that ends it at once says that the same command continues it."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        error.args = (_how_to_continue(),)
-        raise
-
-
-def _how_to_continue() -> str:
-    return f"the same {'command' if is_command() else 'call'} continues it"
+        logger.warning(f"interrupted: {study.name} is not complete; {how_to_continue()}")
 
 
 class ProgressView(SearchEvents):

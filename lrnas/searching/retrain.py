@@ -27,7 +27,7 @@ from lrnas.data.names import IMAGE_MEMORY, SETS, data_folder, is_in_files, shown
 from lrnas.errors import DataError, LrnasError
 from lrnas.models.plan import has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
-from lrnas.searching.progress import SearchEvents, Work, continuable, progress_view, seconds_left, tell_interrupted
+from lrnas.searching.progress import SearchEvents, Work, progress_view, seconds_left, tell_interrupted
 from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.searching.runs import Chosen, Runs
@@ -53,6 +53,7 @@ from lrnas.study.retrained import counting_runs, final_front, is_done, retrained
 from lrnas.study.study import Study, Trial
 from lrnas.study.throughput import measure_throughput
 from lrnas.training.job import Job
+from lrnas.training.progress import continuable
 
 ADVICE = "give them, or another name to the recipe's file"
 """What to do if a retraining was begun with other settings."""

@@ -23,7 +23,7 @@ from lrnas.models.plan import TIMM
 from lrnas.searching.checks import check_settings
 from lrnas.searching.feasible import find_feasible
 from lrnas.searching.finals import open_levels, train_levels
-from lrnas.searching.progress import SearchEvents, continuable, progress_view, tell_interrupted
+from lrnas.searching.progress import SearchEvents, progress_view, tell_interrupted
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.ray_cluster import Workers, check_sendable, pick_workers, running_ray
 from lrnas.searching.samplers import make_sampler
@@ -55,6 +55,7 @@ from lrnas.study.open import name_metrics, open_search
 from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
 from lrnas.training.custom import load_trainable
+from lrnas.training.progress import continuable
 
 
 @takes_settings

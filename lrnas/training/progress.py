@@ -12,9 +12,25 @@ from typing import TYPE_CHECKING
 
 from lrnas._messages import duration, logger, printable
 from lrnas.data.names import Progress
+from lrnas.errors import is_command
 
 if TYPE_CHECKING:
     from lrnas.training.loop import EpochReport, Report
+
+
+@contextmanager
+def continuable() -> Iterator[None]:
+    """Context of trainings: an interrupt that ends them at once says that the same command continues them."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.args = (how_to_continue(),)
+        raise
+
+
+def how_to_continue() -> str:
+    """The end of a message about trainings that were interrupted."""
+    return f"the same {'command' if is_command() else 'call'} continues it"
 
 
 class TimeLeft:

@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from lrnas.data.catalog import ImageSet
 from lrnas.errors import DataError, LrnasError
 from lrnas.training import reproduce as module
 from lrnas.training.job import Job
-from lrnas.training.loop import Result
+from lrnas.training.loop import EpochReport, Report, Result
 from lrnas.training.reproduce import reproduce
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +67,28 @@ def test_a_network_is_compared_with_its_baseline(thin: Path, tmp_path: Path, mon
 
     with pytest.raises(DataError, match=r"holds another run: recipe\.lr was 0"):
         reproduce(str(thin), data="digits", recipe="fast", changes={**FAST, "lr": 0.01}, out=tmp_path / "out")
+
+
+def test_after_an_interrupt_the_same_command_continues(
+    thin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    epochs: list[int] = []
+
+    @contextmanager
+    def interrupting_view(label: str) -> Iterator[Report]:
+        def report(entry: EpochReport) -> None:
+            epochs.append(entry.epoch)
+            if len(epochs) == 2:
+                raise KeyboardInterrupt
+
+        yield report
+
+    monkeypatch.setattr(module, "training_view", interrupting_view)
+    command = ["reproduce", str(thin), "--data", "digits", "--recipe", "fast", "--epochs", "3"]
+    command += ["--device", "cpu", "--out", str(tmp_path / "out")]
+    assert main(command) == 130
+    assert capsys.readouterr().err.endswith("lrnas: interrupted; the same command continues it\n")
+    assert main(command) == 0 and epochs[2] > 1
 
 
 def test_the_baseline_has_batch_norm_where_the_network_has(thin: Path, tmp_path: Path) -> None:
