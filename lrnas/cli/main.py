@@ -40,7 +40,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     show_messages()
     code = 0
     try:
-        options = make_parser().parse_args(arguments)
+        parser = make_parser()
+        options = parser.parse_args(arguments)
+        if "run" not in options:  # not left to argparse, which would not mention unknown options
+            parser.error("the following arguments are required: COMMAND")
         if arguments is None:  # the process ends after this command
             signal.signal(signal.SIGTERM, _terminate)
             if options.is_brief:
@@ -70,7 +73,7 @@ def make_parser() -> Parser:
     """The parser of all commands."""
     parser = Parser(prog="lrnas", description="Neural architecture search over convolution filters of mixed shapes.")
     parser.add_argument("--version", action="version", version=f"lrnas {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for family in (networks, catalog, profile, search, retrain, export, report, figures, doctor):
         family.add_commands(commands)
     return parser

@@ -190,6 +190,7 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str],
     ("arguments", "message"),
     [
         ([], "the following arguments are required: COMMAND; see `lrnas --help`"),
+        (["--foo"], "unknown option '--foo'; known: --version, --help (see `lrnas --help`)"),
         (["serach"], "unknown command 'serach'; did you mean search? (see `lrnas --help`)"),
         (["count"], "the following arguments are required: NETWORK; see `lrnas count --help`"),
         (["count", "nin", "--input", "large"], "--input takes a whole number; got 'large'; for example 20"),
