@@ -56,7 +56,8 @@ def add_commands(commands: Any) -> None:
 
 def _profile(options: argparse.Namespace) -> None:
     if bool(options.sources) == bool(options.check_table):
-        raise LrnasError("give networks to measure, or --check-table SPACE; got both or neither; try vgg-gmp-lr-join")
+        got = "both; leave out one" if options.sources else "neither; try vgg-gmp-lr-join"
+        raise LrnasError(f"give networks to measure, or --check-table SPACE; got {got}")
     check_dtype(options.dtype)  # before anything heavy is imported
     if options.plot is not None:
         with needs_extra("--plot", "plot"):

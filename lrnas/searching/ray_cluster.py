@@ -74,11 +74,12 @@ class Workers:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        if self.cpus <= 0 or self.gpus < 0 or (self.concurrency is not None and self.concurrency < 1):
-            raise LrnasError(
-                "--cpus-per-trial must be above 0, --gpus-per-trial at least 0 and --concurrency at least 1; got "
-                f"{self.cpus:g}, {self.gpus:g} and {self.concurrency}; change them"
-            )
+        if self.cpus <= 0:
+            raise LrnasError(f"--cpus-per-trial must be above 0; got {self.cpus:g}; give a larger number")
+        if self.gpus < 0:
+            raise LrnasError(f"--gpus-per-trial must be at least 0; got {self.gpus:g}; give a larger number")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise LrnasError(f"--concurrency must be at least 1; got {self.concurrency}; give a larger number")
 
 
 def pick_workers(

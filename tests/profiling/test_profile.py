@@ -155,8 +155,8 @@ def test_the_latency_table_is_compared_with_whole_networks(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give networks to measure, or --check-table SPACE"),
-        (["nin", "--check-table", "nin"], "got both or neither"),
+        ([], "give networks to measure, or --check-table SPACE; got neither; try vgg-gmp-lr-join"),
+        (["nin", "--check-table", "nin"], "got both; leave out one"),
         (["nin", "--device", "cuda:7"], "GPUs that PyTorch can use"),
         (["nin", "--dtype", "fp8"], "one of bf16, fp16, fp32"),
         (["nin", "--batch", "0"], "at least one image"),

@@ -50,15 +50,22 @@ def test_every_option_reaches_the_workers(command: list[str], monkeypatch: pytes
     assert picked == [Workers(), Workers(2, 0.5, 3, "head:6379", timeout=60)]
 
 
-@pytest.mark.parametrize("option", ["--cpus-per-trial=0", "--gpus-per-trial=-1", "--concurrency=0"])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--cpus-per-trial=0", "--cpus-per-trial must be above 0; got 0"),
+        ("--gpus-per-trial=-1", "--gpus-per-trial must be at least 0; got -1"),
+        ("--concurrency=0", "--concurrency must be at least 1; got 0"),
+    ],
+)
 @pytest.mark.parametrize("command", [SEARCH, RETRAIN])
-def test_impossible_workers(command: list[str], option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_workers(command: list[str], option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, option]) == 2
-    assert "--cpus-per-trial must be above 0, --gpus-per-trial at least 0 and --concurrency" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"lrnas: {message}; give a larger number\n"
 
 
 def test_from_python_the_options_are_keywords() -> None:
-    with pytest.raises(LrnasError, match="got 1, 0 and -1"):
+    with pytest.raises(LrnasError, match="`concurrency` must be at least 1; got -1"):
         lrnas.search("nin", budget=1, gpus_per_trial=0, concurrency=-1)
     with pytest.raises(LrnasError, match=r"unknown setting 'concurency'; did you mean concurrency\?"):
         lrnas.search("nin", budget=1, concurency=1)
