@@ -298,7 +298,7 @@ def profile(
         calls = make_calls(False)
         if place.type == "cpu" and threads is None:
             conditions = dataclasses.replace(conditions, threads=pick_threads(calls, place))
-        logger.info(f"measuring {len(rows)} networks on {conditions}")
+        logger.info(f"measuring {len(rows)} network{'s' * (len(rows) != 1)} on {conditions}")
         forward = time_networks(calls)
         del calls  # the memory of a GPU is for the training steps
         trained = time_networks(make_calls(True)) if training else [(None, 0.0)] * len(rows)

@@ -150,6 +150,8 @@ def test_the_latency_table_is_compared_with_whole_networks(
     assert data["mean_absolute_error"] == pytest.approx(sum(errors) / 3) and -1 <= data["kendall_tau"] <= 1
     assert main(options) == 0
     assert "Mean error" in capsys.readouterr().out
+    assert main(["profile", "nin", "--size", "8", "--batch", "1", "--threads", "1", "--device", "cpu"]) == 0
+    assert "measuring 1 network on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
