@@ -789,6 +789,9 @@ def test_an_empty_study_in_a_browser(browser: Any, tmp_path: Path) -> None:
     tab.see_all()
     sections = tab.page.locator("main section:visible")
     assert sections.count() == 1 and sections.locator("#studies").count() == 1  # empty sections are left out
+    tab.page.evaluate("() => { page.data.remarks = ['left out: 1 (`lrnas data` lists them).']; drawOverview(); }")
+    assert tab.page.locator("#remarks").inner_text().strip() == "left out: 1 (lrnas data lists them)."
+    assert tab.page.locator("#remarks code").inner_text() == "lrnas data"
     assert tab.complaints == []
 
 

@@ -58,7 +58,8 @@ function drawOverview() {
   byId("finals-section").hidden = !tested.some((one) => one.finals.length);
   byId("front-section").hidden = !studies.some((study) => study.networks.some((network) => network.is_full || network.is_partial));
   drawSummary();
-  byId("remarks").replaceChildren(...remarks.map((remark) => make("p", { class: "remark" }, remark)));
+  byId("remarks").replaceChildren(...remarks.map((remark) => make("p", { class: "remark" },
+    ...remark.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part)))));
   const names = ["study", "space", "data", "epochs", "trained", "stopped early", "level", "on the front", "best", "hypervolume", "training", "hardware"];
   const isText = new Set(["study", "space", "data", "level", "hardware"]);
   const head = make("tr", {}, ...names.map((name) => make("th", { class: isText.has(name) ? "" : "number", scope: "col" }, name,
