@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -229,10 +230,12 @@ class ProgressView(SearchEvents):
         """The running trials and their epochs, in words; empty if no trial is running."""
         epochs = self.queue.study.manifest["recipe"]["epochs"]
         running = [trial for trial in trials if trial.status == "running"]
-        names = [
-            f"{trial.point or trial.identity}, epoch {min(trial.epochs + 1, epochs)} of {epochs}"
-            for trial in running[:MAX_NAMED_TRIALS]
-        ]
+        seen = Counter(trial.identity for trial in running)
+        names = []
+        for trial in running[:MAX_NAMED_TRIALS]:
+            seed = trial.study.optuna_trial(trial.number).user_attrs["seed"] if seen[trial.identity] > 1 else None
+            name = f"{trial.point or trial.identity}{'' if seed is None else f' seed {seed}'}"
+            names.append(f"{name}, epoch {min(trial.epochs + 1, epochs)} of {epochs}")
         more = f"; and {len(running) - MAX_NAMED_TRIALS} more" if len(running) > MAX_NAMED_TRIALS else ""
         return f"training {'; '.join(names)}{more}" if names else ""
 

@@ -15,9 +15,10 @@ from small_studies import LEVELS, SPACE, cost, make_finals, make_proposals, make
 from lrnas._messages import logger
 from lrnas.errors import Interrupted, LrnasError
 from lrnas.searching import progress
-from lrnas.searching.finals import Ladder, Promotions, open_levels
+from lrnas.searching.finals import Ladder, Promotion, Promotions, open_levels
 from lrnas.searching.progress import MIN_NETWORKS, ProgressView, SearchEvents, Work, progress_view, seconds_left
 from lrnas.searching.retrain import retrain
+from lrnas.searching.runs import Chosen
 from lrnas.searching.search import search
 from lrnas.study.ledger import Ledger
 
@@ -133,6 +134,25 @@ def test_a_later_level_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) ->
     line = "s@finals: level full, 2 done; training on digits, images of 8×8 pixels, epochs: 9"
     assert caplog.messages[0] == line
     assert caplog.messages[1] == "2 runs at level full done, 0 running, 1 diverged"
+
+
+def test_two_seeds_of_one_network_differ(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lrnas")
+    search = make_search()
+    known = {trial.point: trial for trial in search.trials}
+    order = iter(
+        Promotion(Chosen(trial.identity, trial.architecture, name, trial.number), seed, cost(trial.architecture), None)
+        for name, seed in (("nin-c3-lr", 1000), ("nin-c3-lr", 1001), ("lr-x0.25", 1000))
+        if (trial := known[name])
+    )
+    runs = Promotions(Ledger(open_levels(search, LEVELS, "")["full"]), choose=lambda _: next(order, None))
+    view = ProgressView()
+    view.started(runs, None)
+    for _ in range(3):
+        runs.ask()
+    view.changed("started")
+    names = ("nin-c3-lr seed 1000", "nin-c3-lr seed 1001", "lr-x0.25")
+    assert caplog.messages[-1] == f"training {'; '.join(f'{name}, epoch 1 of 9' for name in names)}"
 
 
 def test_finals_have_the_names_of_tables_and_a_time_left() -> None:
