@@ -56,7 +56,7 @@ def make_console() -> Console:
             return super().render_str(printable(text, keep="\n"), **options)
 
     width = None if sys.stdout.isatty() else 200
-    return PrintableConsole(highlight=False, markup=False, width=width)
+    return PrintableConsole(highlight=False, markup=False, emoji=False, width=width)
 
 
 def say(text: str) -> None:

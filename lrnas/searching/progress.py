@@ -202,7 +202,9 @@ class ProgressView(SearchEvents):
         if isinstance(self.status, LiveBar):
             self.status.update(printable(text), done, total)
         elif self.status is not None:
-            self.status.update(printable(text))
+            from rich.text import Text
+
+            self.status.update(Text(printable(text)))  # a string could contain markup, such as :b:
 
     def _state(self, summary: Summary, now: float) -> str:
         """Number of trials by outcome, the front so far, images per second, and the time left."""

@@ -124,7 +124,7 @@ def _view(
     from rich.console import Console
 
     amounts = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if in_bytes else (rich.MofNCompleteColumn(),)
-    name, text = rich.TextColumn("{task.description}"), rich.TextColumn("{task.fields[text]}")
+    name, text = (rich.TextColumn(what, markup=False) for what in ("{task.description}", "{task.fields[text]}"))
     columns = (name, rich.BarColumn(bar_width=24), *amounts, text, rich.TimeRemainingColumn())
     with rich.Progress(*columns, console=Console(stderr=True)) as bars:
         tasks = {first: bars.add_task(first, total=None, text="starting")} if first else {}

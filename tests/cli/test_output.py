@@ -61,6 +61,13 @@ def test_columns_that_are_left_out_are_named_and_not_explained() -> None:
     assert " ".join(below(59)) == f"Not shown for lack of room: MACs, trial{advice} {accuracy}"
 
 
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    table = make_table("a:b: networks", ["network"])
+    table.add_row("[b]:b:")
+    make_console().print(table)
+    assert capsys.readouterr().out == "\na:b: networks\nnetwork\n[b]:b: \n"
+
+
 @pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("command", ["models", "recipes"])
 def test_lists_fit_a_narrow_terminal(

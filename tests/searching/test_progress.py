@@ -65,8 +65,8 @@ def test_running_trials_are_shown_before_any_ends(
 
 def test_names_in_the_live_line_are_escaped() -> None:
     with Console(file=io.StringIO()).status("starting") as status:
-        ProgressView(status).preparing("reading a\x1b[2J", 1, 2)
-        assert str(status.status).startswith("reading a\\x1b[2J: 1 of 2")
+        ProgressView(status).preparing("reading a\x1b[2J:b:[/b]", 1, 2)
+        assert str(status.renderable.text).startswith("reading a\\x1b[2J:b:[/b]: 1 of 2")  # type: ignore[union-attr]
 
 
 class Display:

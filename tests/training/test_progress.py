@@ -55,8 +55,9 @@ def test_a_training_shows_its_first_and_last_epoch_at_once(caplog: pytest.LogCap
 
 def test_a_training_is_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch)
-    with training_view("nin") as show:
+    with training_view("nin[b]:b:") as show:
         show(report(3))
+    assert "nin[b]:b:" in terminal.getvalue()
     assert "starting" in terminal.getvalue() and "3/3" in terminal.getvalue() and "62.50 %" in terminal.getvalue()
 
 
