@@ -6,13 +6,14 @@
 The benchmark writes JPEGs of about 500×375 pixels, cut out of photographs (default: the two of scikit-learn). After
 200 of them they are repeated, as links. It measures, on the same machine and one after another:
 
-- Packing, compared with processes on all cores that only decode the JPEGs, with PIL as timm does, and with torchvision
-  as packing does. Each is measured several times in turn; all files are in memory, because they were just written.
+- Packing as pixels and as JPEGs, and bytes per image. It is compared with processes on all cores that only decode the
+  JPEGs, with PIL as timm does, and with torchvision as packing does. Each is measured several times in turn; all files
+  are in memory, because they were just written.
 - What resized crops of the pack lose: their difference from the same crops of the original images, smoothed before they
   are made smaller, as timm makes them. For comparison, that between timm's two ways of interpolation, which it chooses
   from at random.
-- Training from the pack: in GPU memory, from the file batch by batch, and with random resized crops. Compared with the
-  same loop on one batch of random numbers, and on batches of timm's loader with one process per core.
+- Training from the pack: in GPU memory, from the file batch by batch, from JPEGs, and with random resized crops.
+  Compared with the same loop on one batch of random numbers, and on batches of timm's loader with one process per core.
 
 Rates of training are the median over epochs, without evaluation and without the first epoch.
 """
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -41,6 +41,7 @@ from lrnas import create_model, get_point
 from lrnas.data.catalog import load_set
 from lrnas.data.crops import gather, make_places, random_resized_boxes
 from lrnas.data.in_memory import DataSet, Evaluation
+from lrnas.data.names import PACKS
 from lrnas.data.packed import PackedSet
 from lrnas.data.sources import read_pixels_quickly, read_rgb
 from lrnas.recipes import Recipe, get_recipe
@@ -94,13 +95,17 @@ def bare_loop(function: Callable[[Any], None], tasks: Sequence[Any]) -> float:
         return len(tasks) / (time.perf_counter() - started)
 
 
-def packing_rate(name: str, cache: Path, size: int) -> float:
-    shutil.rmtree(cache / "packs", ignore_errors=True)
-    data = load_set(name, cache, image_size=size)
+def packing_rate(name: str, cache: Path, size: int, kind: str) -> tuple[float, float]:
+    """Images per second, and bytes per image."""
+    for file in (cache / "packs").glob("*"):
+        if ("-jpeg" in file.name) == (kind == "jpeg"):
+            file.unlink()
+    data = load_set(name, cache, image_size=size, pack=kind)
+    assert isinstance(data, PackedSet)
     number = sum(map(len, (data.train, data.val, data.test())))
     started = time.perf_counter()
     data.prepare()
-    return number / (time.perf_counter() - started)
+    return number / (time.perf_counter() - started), int(data.pack.open().bounds[-1]) / number
 
 
 def crop_differences(data: PackedSet, files: Sequence[str], number: int = 200) -> dict[str, float]:
@@ -231,16 +236,25 @@ def main() -> None:
         files = [str(file) for file in write_images(root, options.photographs, options.images)]
         name = f"folder:{root}"
 
-        packing: dict[str, list[float]] = {"decode with PIL": [], "decode": [], "pack": []}
+        packing: dict[str, list[float]] = {
+            "decode with PIL": [],
+            "decode": [],
+            **{f"pack, {kind}": [] for kind in PACKS},
+        }
+        sizes = {}
         for _ in range(options.repeats):
             packing["decode with PIL"].append(bare_loop(decode_with_pil, files))
             packing["decode"].append(bare_loop(decode, files))
-            packing["pack"].append(packing_rate(name, cache, options.size))
+            for kind in PACKS:
+                rate, sizes[kind] = packing_rate(name, cache, options.size, kind)
+                packing[f"pack, {kind}"].append(rate)
         for what, rates in packing.items():
             listed = ", ".join(f"{rate:,.0f}" for rate in rates)
             print(f"{what:18} {statistics.median(rates):8,.0f} images/s on {CORES} cores ({listed})", flush=True)
+        print(*(f"{kind}: {size:,.0f} bytes per image" for kind, size in sizes.items()), sep="\n", flush=True)
 
         whole = load_set(name, cache, image_size=options.size, image_memory=1.0)
+        jpegs = load_set(name, cache, image_size=options.size, pack="jpeg")
         in_parts = load_set(name, cache, image_size=options.size, image_memory=0.0)
         assert isinstance(whole, PackedSet)
         differences = crop_differences(whole, files)
@@ -261,6 +275,8 @@ def main() -> None:
                 "pack, resized crops": (whole, resizing),
                 "pack, batch by batch": (in_parts, recipe),
                 "pack, batch by batch, resized crops": (in_parts, resizing),
+                "pack of JPEGs": (jpegs, recipe),
+                "pack of JPEGs, resized crops": (jpegs, resizing),
                 "timm's loader": (OtherBatches(whole, timm_loader), recipe),
             }
             rates = {}
@@ -271,8 +287,8 @@ def main() -> None:
                 print(f"{network:12} {kind:36} {rates[kind]:9,.1f} images/s, {share:6.1%}", flush=True)
     facts = provenance(seeds=[0], n=options.epochs - 1, batch=options.batch, size=options.size, images=options.images)
     rounded = {what: [round(rate, 1) for rate in rates] for what, rates in packing.items()}
-    measured = {"packing_images_per_second": rounded, "crop_differences": differences, "training": rows}
-    write_result(options.out, facts, cores=CORES, **measured)
+    measured = {"packing_images_per_second": rounded, "bytes_per_image": sizes, "crop_differences": differences}
+    write_result(options.out, facts, cores=CORES, **measured, training=rows)
 
 
 if __name__ == "__main__":

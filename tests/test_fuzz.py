@@ -21,7 +21,7 @@ from lrnas._files import read_json
 from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import load_set
 from lrnas.data.packed import PackedSet
-from lrnas.data.packs import _PackFiles
+from lrnas.data.packs import _Packing
 from lrnas.errors import LrnasError
 from lrnas.exporting.sources import find_source
 from lrnas.models.plan import make_plan
@@ -110,7 +110,7 @@ def read_pack(file: Path) -> None:
     """A pack that is damaged is made again; one that is used must have all its images within its file."""
     data = load_set(f"folder:{ASSETS / 'pictures'}", file.parents[1], image_size=8)
     assert isinstance(data, PackedSet)
-    pack = _PackFiles(data.pack.found, data.identity, 8, file.parent).read()
+    pack = _Packing(data.pack.found, data.identity, 8, file.parent).read()
     if pack is not None:
         ends = pack.table[0] + pack.table[1] * pack.table[2]
         assert pack.table.shape == (3, 12) and pack.table.min() >= 0 and ends.max() <= len(pack.pixels)

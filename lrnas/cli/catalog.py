@@ -34,7 +34,7 @@ def add_commands(commands: Any) -> None:
     add_settings(data, "image_size", help="Rows and columns of the images in training (default: 224, or see --space)")
     text = "Pack images in the size that a search of this space uses (nin: 32; vgg11, googlenet: 224)"
     add_option(data, "--space", TEXT, "NAME", text)
-    add_settings(data, "data_dir")
+    add_settings(data, "pack", "data_dir")
 
     text = "List the search spaces that come with lrnas; with NAME, show what varies in one (see docs/spaces.md)."
     spaces = add_command(commands, "spaces", _spaces, "list the search spaces, or show the parameters of one", text)
@@ -88,7 +88,7 @@ def _data(options: argparse.Namespace) -> int:
 
         size = training_size(load_space(options.space).backbones)
     with download_view() as progress:
-        data = load_set(options.name, options.data_dir, image_size=size, progress=progress)
+        data = load_set(options.name, options.data_dir, image_size=size, pack=options.pack, progress=progress)
     for line in data.remarks():
         complain(line)
     complaints = []

@@ -50,7 +50,7 @@ def add_commands(commands: Any) -> None:
     reproduce.add_argument("source", metavar="NETWORK", help=f"{SOURCES}.")
     text = "Data set, named as in `lrnas search` (default: cifar10 with a GPU, digits without)"
     add_settings(reproduce, "data", help=text)
-    add_settings(reproduce, "image_size", "image_memory", "data_dir", "address")
+    add_settings(reproduce, "image_size", "image_memory", "pack", "data_dir", "address")
     add_settings(reproduce, "set", help=CHANGE_HELP)
     add_settings(reproduce, "recipe", default="paper")
     add_settings(reproduce, "epochs", help="Train for N epochs (default: the recipe's)")

@@ -52,7 +52,7 @@ def add_commands(commands: Any) -> None:
     add_settings(retrain, "set", help=CHANGE_HELP)
     text = "Show what would be trained, what is done already, and how long it would take. Nothing is written."
     retrain.add_argument("--dry-run", action="store_true", help=text)
-    add_settings(retrain, "image_memory", "data_dir", "studies", "storage", *WORKERS)
+    add_settings(retrain, "image_memory", "pack", "data_dir", "studies", "storage", *WORKERS)
 
 
 def _numbers(text: str) -> list[int]:

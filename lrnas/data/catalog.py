@@ -24,6 +24,7 @@ from lrnas.data.in_memory import DataSet, ImageSet, Split
 from lrnas.data.names import (
     FILE_KINDS,
     IMAGE_MEMORY,
+    PACKS,
     SETS,
     Progress,
     data_folder,
@@ -48,6 +49,7 @@ def load_set(
     min_size: int = 1,
     image_size: int | None = None,
     image_memory: float = IMAGE_MEMORY,
+    pack: str | None = None,
     gpu_share: float = 1.0,
     progress: Progress | None = None,
 ) -> DataSet:
@@ -60,6 +62,8 @@ def load_set(
             whole factor if their images are smaller; for other data sets, `image_size` must be at least this large.
         image_size: Rows and columns of images read from files (default: 224); not allowed for `digits` and `cifar10`.
         image_memory: Largest share of a GPU's memory for images from files; if they take more, they stay on the disk.
+        pack: How images from files are packed: pixels or jpeg; None: as the pack that exists, else as pixels, or as
+            jpeg if the disk has no room for pixels.
         gpu_share: The part of a GPU that this process has; it matters only where processes cannot share memory.
         progress: Callback that shows the progress of downloads and of long searches for files.
 
@@ -68,6 +72,8 @@ def load_set(
     """
     if not 0 <= image_memory <= 1:
         raise DataError(f"the share of a GPU's memory for images must be from 0 to 1; got {image_memory:g}; try 0.5")
+    if pack is not None and pack not in PACKS:
+        raise DataError(f"images are packed as {' or '.join(PACKS)}; got --pack {pack}; choose one, or leave it out")
     name, place = with_absolute_paths(name, folder)
     kind, rest = parse_name(name)
     if kind in FILE_KINDS:
@@ -79,7 +85,7 @@ def load_set(
             raise DataError(
                 f"a {kind} data set must be written as {FILE_KINDS[kind]}; got {name!r}; add the missing part"
             )
-        return make_packed(FINDERS[kind](rest, place, progress), size, place, image_memory, gpu_share)
+        return make_packed(FINDERS[kind](rest, place, progress), size, place, pack, image_memory, gpu_share)
     if name not in SETS:
         raise unknown_set(name)
     if image_size is not None:

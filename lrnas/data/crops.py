@@ -5,7 +5,8 @@ rows and columns, whether it is mirrored, and the class of the image. So a batch
 pixels by their numbers, without any work per image.
 
 The pixels are those of all images in memory, those of a whole pack, on the device or in the memory map (`WholePack`),
-or those of the current batch, which threads copy from the memory map to the device (`NextBatches`).
+those of the next batch, which threads copy from the memory map to the device (`NextBatches`), or those of the images of
+a batch, decoded from a pack of JPEGs (`DecodedBatches`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ASPECTS = (3 / 4, 4 / 3)
 CHUNK = 256 * 2**20
 """Number of pixels that are copied to the device at a time."""
 THREADS = 8
-"""Number of threads that copy crops from the memory map."""
+"""Number of threads that copy crops from the memory map, or decode images."""
 
 Boxes = tuple[Tensor, Tensor, Tensor, Tensor]
 """First row, first column, number of rows and number of columns of crops."""
@@ -301,3 +302,100 @@ def _copy_crops(source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8], cr
         shape = (rows, columns, 3)
         crop = np.ndarray(shape, np.uint8, source, 3 * first, (3 * stride, 3, 1))
         np.copyto(np.ndarray(shape, np.uint8, target, 3 * place), crop)
+
+
+class DecodedBatches:
+    """The pixels of whole images of the current batch, which are decoded from a pack of JPEGs when it is loaded.
+
+    A GPU may still compute the step before meanwhile.
+
+    Args:
+        source: All bytes of the pack, in a memory map.
+        table: First pixel, rows and columns of every image, if all images were decoded.
+        bounds: First byte of every image, and the end of the last one.
+        capacity: Largest number of pixels of the images of a batch.
+        device: Where batches go.
+        decoder: Where images are decoded: the same GPU, or a CPU.
+    """
+
+    def __init__(
+        self,
+        source: npt.NDArray[np.uint8],
+        table: Indices,
+        bounds: Indices,
+        capacity: int,
+        device: torch.device,
+        decoder: torch.device,
+    ) -> None:
+        self.source, self.table, self.bounds, self.decoder = source, table, bounds, decoder
+        self.pixels = torch.zeros(capacity, 3, dtype=torch.uint8, device=device)
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.decoded = self.pixels
+        """Where threads decode images to."""
+        if decoder != device:
+            self.decoded = torch.empty(capacity, 3, dtype=torch.uint8, pin_memory=True)
+        self.threads = ThreadPoolExecutor(THREADS)
+        self.batches: list[tuple[Indices, Indices]] = []
+        """The images of every batch by number, and the ends of their pixels in `pixels`."""
+
+    def begin(self, places: Tensor, batches: Sequence[slice]) -> Tensor:
+        moved = places.clone()
+        self.batches = []
+        for batch in batches:
+            # an unreadable image without pixels begins where the next image begins, which is the one that is found
+            images = np.searchsorted(self.table[0], places[0, batch].numpy(), side="right") - 1
+            first, rows, columns = self.table[:, images]
+            ends = (rows * columns).cumsum()
+            moved[0, batch] += torch.from_numpy(ends - rows * columns - first)
+            self.batches.append((images, ends))
+        return moved
+
+    def load(self, number: int) -> None:
+        images, ends = self.batches[number]
+        if self.stream is None:
+            self._decode_with_threads(images, ends)
+            return
+        # nvJPEG writes without waiting for other work of the GPU. So its memory comes from a stream that does nothing
+        # else, and the images that were decoded there before must have been copied.
+        self.stream.synchronize()
+        current = torch.cuda.current_stream(self.pixels.device)
+        with torch.cuda.stream(self.stream):
+            if self.decoder.type == "cuda":
+                decoded = decode_jpegs([*self.threads.map(self._read, images)], self.decoder)
+                self.stream.wait_stream(current)  # it may still take crops of the previous batch
+                for image, end in zip(decoded, ends.tolist(), strict=True):
+                    _place(self.pixels, image, end)
+            else:
+                self._decode_with_threads(images, ends)
+                self.stream.wait_stream(current)
+                self.pixels[: ends[-1]].copy_(self.decoded[: ends[-1]], non_blocking=True)
+        current.wait_stream(self.stream)
+
+    def _decode_with_threads(self, images: Indices, ends: Indices) -> None:
+        def decode(image: int, end: int) -> None:
+            (decoded,) = decode_jpegs([self._read(image)], self.decoder)
+            _place(self.decoded, decoded, end)
+
+        list(self.threads.map(decode, images.tolist(), ends.tolist()))  # raises errors of the threads
+
+    def _read(self, image: int) -> Tensor:
+        return torch.from_numpy(np.array(self.source[self.bounds[image] : self.bounds[image + 1]]))
+
+
+def _place(pixels: Tensor, image: Tensor, end: int) -> None:
+    """Copy an image, [3, rows, columns], to pixels, [number, 3], so that it ends at a pixel."""
+    _, rows, columns = image.shape
+    pixels[end - rows * columns : end].view(rows, columns, 3).copy_(image.permute(1, 2, 0))
+
+
+def decode_jpegs(images: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Decode JPEGs as RGB, [3, rows, columns]. On a GPU, nvJPEG decodes them.
+
+    Args:
+        images: The bytes of every image, on a CPU.
+        device: Where they are decoded.
+    """
+    from torchvision.io import ImageReadMode, decode_jpeg  # takes a second
+
+    decoded: list[Tensor] = decode_jpeg(images, ImageReadMode.RGB, device)
+    return decoded

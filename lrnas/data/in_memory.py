@@ -101,7 +101,7 @@ class DataSet(ABC):
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Memory that the images take on a GPU, if they are kept there: all of a pack, else training and validation."""
+        """Memory for images on a GPU, if they are kept there: all of a pack of pixels, else training and validation."""
 
     @property
     def num_unreadable(self) -> int:

@@ -12,6 +12,9 @@ from lrnas.errors import UnknownName
 Progress = Callable[[str, int, int], None]
 """Progress callback: what is being done, how many bytes or images are done, and how many there are (0: unknown)."""
 
+PACKS = ("pixels", "jpeg")
+"""Kinds of packs of images from files, in the order in which they are preferred."""
+
 IMAGE_MEMORY = 0.5
 """Default of the largest share of a GPU's memory for images from files."""
 

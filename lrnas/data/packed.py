@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +23,12 @@ from torch import Tensor
 from lrnas._distributed import rank, world_size
 from lrnas._messages import logger
 from lrnas.data.crops import (
+    DecodedBatches,
     NextBatches,
     Pixels,
     WholePack,
     copy_pack,
+    decode_jpegs,
     make_places,
     middle_boxes,
     normalise,
@@ -36,11 +38,11 @@ from lrnas.data.crops import (
 )
 from lrnas.data.in_memory import DataSet
 from lrnas.data.names import IMAGE_MEMORY, Progress, first_few, parse_name, shown_name
-from lrnas.data.packs import Images, Pack, estimate_pack, middle, open_pack
+from lrnas.data.packs import ExpectedPack, Images, Pack, estimate_pack, middle, open_pack
 from lrnas.data.shared_copy import CannotShare, share_file
 from lrnas.data.sources import Found, Source
 from lrnas.data.splits import Indices, stratified
-from lrnas.errors import DataError, UnreadableImages
+from lrnas.errors import DataError, UnreadableImages, error_line
 from lrnas.recipes import InvalidRecipe, Recipe
 
 MOST_UNREADABLE = 0.01
@@ -107,6 +109,7 @@ class PackOnDevices:
         identity: Its identity.
         image_size: Rows and columns of the network's input.
         folder: Where data sets are kept.
+        kind: Kind of the pack, as in `open_pack`.
         image_memory: Largest share of a GPU's memory for the pack. A larger pack stays in files.
         gpu_share: The part of a GPU that this process has, where processes cannot share a copy of the pack.
     """
@@ -117,35 +120,46 @@ class PackOnDevices:
         identity: str,
         image_size: int,
         folder: str | Path | None,
+        kind: str | None,
         image_memory: float,
         gpu_share: float,
     ) -> None:
         self.found, self.identity, self.image_size, self.folder = found, identity, image_size, folder
-        self.image_memory, self.gpu_share = image_memory, gpu_share
+        self.kind, self.image_memory, self.gpu_share = kind, image_memory, gpu_share
         self.placement = ""
         """Where the pixels are while a GPU trains, in words; "" if this is not decided yet."""
         self._pack: Pack | None = None
         self._copies: dict[torch.device, Tensor | None] = {}
+        self._decoders: dict[torch.device, torch.device] = {}
 
     def open(self, progress: Progress | None = None) -> Pack:
         """Return the pack; images are packed if there is none."""
         if self._pack is None:
-            self._pack = open_pack(self.found, self.identity, self.image_size, self.folder, progress)
+            self._pack = open_pack(self.found, self.identity, self.image_size, self.folder, progress, self.kind)
         return self._pack
 
-    def pixels(self, device: torch.device, capacity: int) -> Pixels:
+    def expected(self) -> ExpectedPack:
+        """Return what `open` would return, without packing."""
+        return estimate_pack(self.found, self.identity, self.image_size, self.folder, self.kind)
+
+    def pixels(self, device: torch.device, crops: int, images: int) -> Pixels:
         """Return the pixels for a training or an evaluation.
 
         Args:
             device: Where batches are needed.
-            capacity: Largest number of pixels of a batch.
+            crops: Largest number of pixels of the crops of a batch.
+            images: Largest number of pixels of the images that the crops of a batch are taken from.
         """
         pack = self.open()
+        if pack.kind == "jpeg":
+            if device not in self._decoders:
+                self._decoders[device] = device if device.type == "cpu" else self._decoder(pack, device)
+            return DecodedBatches(pack.data, pack.table, pack.bounds, images, device, self._decoders[device])
         if device not in self._copies:
             on_cpu = device.type == "cpu"
             self._copies[device] = copy_pack(pack.pixels, device) if on_cpu else self._on_gpu(pack, device)
         copied = self._copies[device]
-        return NextBatches(pack.pixels, capacity, device) if copied is None else WholePack(copied)
+        return NextBatches(pack.pixels, crops, device) if copied is None else WholePack(copied)
 
     def _on_gpu(self, pack: Pack, device: torch.device) -> Tensor | None:
         """Return the pixels in a GPU's memory: those that all processes share, or a copy; None if there is no room."""
@@ -164,6 +178,22 @@ class PackOnDevices:
         self.placement = f"{name}: {size / 1e9:.1f} GB of packed images are {place} ({reason})"
         logger.info(self.placement)
         return copied
+
+    def _decoder(self, pack: Pack, device: torch.device) -> torch.device:
+        """Return where JPEGs are decoded for a GPU: there, or on the CPU if nvJPEG does not decode an image."""
+        decoder, place = device, "the GPU"
+        first, end = next((first, end) for first, end in pairwise(pack.bounds) if end > first)
+        torch.cuda.synchronize(device)  # nvJPEG does not wait for other work of the GPU
+        try:
+            decode_jpegs([torch.from_numpy(pack.data[first:end].copy())], device)
+        except RuntimeError as error:
+            decoder, place = torch.device("cpu"), f"the CPU, because the GPU cannot: {error_line(error)}"
+        name = shown_name(self.found.name)
+        self.placement = (
+            f"{name}: {pack.bounds[-1] / 1e9:.1f} GB of packed JPEGs are decoded batch by batch, on {place}"
+        )
+        logger.info(self.placement)
+        return decoder
 
 
 @dataclass(frozen=True)
@@ -184,12 +214,7 @@ class PackedSet(DataSet):
 
     @property
     def num_bytes(self) -> int:
-        return self.pack.open().pixels.nbytes
-
-    def expected_pack(self) -> tuple[int, float]:
-        """Size of the pack in bytes and seconds to make it, as `estimate_pack` returns them; nothing is packed."""
-        pack = self.pack
-        return estimate_pack(pack.found, pack.identity, pack.image_size, pack.folder)
+        return self.pack.open().gpu_bytes
 
     def joined(self) -> PackedSet:
         if self.val.part != self.train.part:
@@ -286,6 +311,7 @@ def make_packed(
     found: Found,
     image_size: int,
     folder: str | Path | None = None,
+    kind: str | None = None,
     image_memory: float = IMAGE_MEMORY,
     gpu_share: float = 1.0,
 ) -> PackedSet:
@@ -298,6 +324,7 @@ def make_packed(
         found: Name, classes and sources of the data set.
         image_size: Rows and columns of the images after cropping.
         folder: Where data sets are kept, and packs too.
+        kind: Kind of the pack: pixels or jpeg; None: as in `open_pack`.
         image_memory: Largest share of a GPU's memory for packed images.
         gpu_share: The part of a GPU that this process has.
 
@@ -335,7 +362,7 @@ def make_packed(
         )
     test = _whole("test", sources, "test" if "test" in sources else "val")
     identity = f"{parse_name(name)[0]}:{digest.hexdigest()[:16]}{bytes_hash and '+'}{bytes_hash}"
-    pack = PackOnDevices(found, identity, image_size, folder, image_memory, gpu_share)
+    pack = PackOnDevices(found, identity, image_size, folder, kind, image_memory, gpu_share)
     return PackedSet(name, identity, classes, image_size, training, validation, test, pack)
 
 
@@ -356,8 +383,8 @@ class _TrainCrops:
         own = range(rank() * share, self.steps * self.batch_size, self.batch_size)
         self.own = [slice(first, first + share) for first in own]
         """The crops of this worker, step by step."""
-        areas = np.sort(self.images[1] * self.images[2])
-        self.pixels = pack.pixels(device, int(areas[-share:].sum()) if self.min_area else share * self.size**2)
+        whole = _most_pixels(self.images, share)
+        self.pixels = pack.pixels(device, whole if self.min_area else share * self.size**2, whole)
         self.places = torch.zeros(6, self.steps * self.batch_size, dtype=torch.int64, device=device)
         self.shift, self.scale = _shift_and_scale(device)
 
@@ -391,6 +418,7 @@ class _EvalCrops:
         images, labels = split.readable(pack.open())
         images, labels = images[:, rank() :: world_size()], labels[rank() :: world_size()]
         _, rows, columns = torch.from_numpy(images)
+        self.most_pixels = _most_pixels(images, EVAL_BATCH)
         boxes = middle_boxes(rows, columns, pack.image_size)
         self.places = make_places(images, labels, boxes, torch.zeros(len(labels), dtype=torch.int64))
         self.shift, self.scale = _shift_and_scale(device)
@@ -398,12 +426,17 @@ class _EvalCrops:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         batches = [slice(i, i + EVAL_BATCH) for i in range(0, self.places.shape[1], EVAL_BATCH)]
         size = self.pack.image_size
-        pixels = self.pack.pixels(self.device, EVAL_BATCH * size**2)
+        pixels = self.pack.pixels(self.device, EVAL_BATCH * size**2, self.most_pixels)
         places = pixels.begin(self.places, batches).to(self.device)
         for number, batch in enumerate(batches):
             pixels.load(number)
             crops = take(pixels.pixels, places[:, batch], size, False, self.shift, self.scale, torch.float32)
             yield crops, places[5, batch]
+
+
+def _most_pixels(images: Indices, number: int) -> int:
+    """Return the largest number of pixels that so many images have together."""
+    return int(np.sort(images[1] * images[2])[-number:].sum())
 
 
 def _shift_and_scale(device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,14 @@
-"""Packs: all images of a data set, decoded once into a file of pixels that trainings map into memory.
+"""Packs: all images of a data set, resized once into a file that trainings map into memory.
 
 Images keep their aspect ratio and are resized so that their shorter side is 8/7 of the input size (256 for 224). So
-every crop of a resized image stays possible. A pack is made when a data set is first used, with all cores:
+every crop of a resized image stays possible. They are kept as pixels or, if the disk has no room for pixels, as JPEGs,
+which are decoded again for every batch. A pack is made when a data set is first used, with all cores:
 
-1. The sizes of all images are read from their headers. Then the size of the pack and the place of every image in it are
-   known, and a disk that is too small is refused before anything is decoded.
-2. Processes decode blocks of images and write every image to its place, in a file with the ending `.part`. A journal
-   lists the blocks that are on the disk, so an interrupted packing goes on where it stopped.
+1. The sizes of all images are read from their headers. Then the size of a pack of pixels and the place of every image
+   in it are known. The size of JPEGs is estimated from a sample. A disk that is too small for both is refused.
+2. Processes decode blocks of images. They write pixels to their places in a file with the ending `.part`; JPEGs are
+   appended to it in their order. A journal lists the blocks that are on the disk, so an interrupted packing goes on
+   where it stopped.
 3. The file gets its final name, and then its index (`.npz`) is written. Only a pack with an index is used.
 
 The name of a pack contains a hash of what it was made from. So images that have changed get another pack, and the
@@ -25,15 +27,17 @@ import statistics
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +68,10 @@ TRIED_AGAIN = 20
 """Number of unreadable images that are tried again when a pack is opened."""
 SAMPLED = 64
 """Number of images from which the size of a pack is estimated."""
+QUALITY = 95
+"""Quality of JPEGs in packs."""
+MARGIN = 1.2
+"""Room that JPEGs need on the disk, as a multiple of their estimated size."""
 
 Size = tuple[int, int]
 """Rows and columns."""
@@ -71,16 +79,25 @@ Read = Callable[[BinaryIO], npt.NDArray[np.uint8]]
 """A function that decodes an image."""
 Task = tuple[int, Indices]
 """A block of images: the number of the first one, and their part of the table."""
+Lengths = dict[int, list[int]]
+"""Bytes of the JPEGs of blocks, by the number of the first image; empty lists for pixels."""
+Entry = tuple[int, list[Problem], list[int]]
+"""A block in the journal: the number of its first image, its unreadable images, and the bytes of its JPEGs."""
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Pack:
-    """The decoded images of all splits of a data set, one after another. Splits are in alphabetical order."""
+    """The resized images of all splits of a data set, one after another. Splits are in alphabetical order."""
 
+    kind: str
+    """pixels or jpeg."""
     file: Path
     table: Indices
-    """First pixel, rows and columns of every image, [3, number of images]. Pixels are counted from 0 in the file."""
+    """First pixel, rows and columns of every image, [3, number of images]. The pixels of all images are counted from 0,
+    also if the file has JPEGs."""
+    bounds: Indices
+    """First byte of every image in the file, and the end of the last one, [number of images + 1]."""
     counts: Mapping[str, int]
     """Number of images of every split."""
     unreadable: Mapping[int, str]
@@ -91,13 +108,43 @@ class Pack:
         return sum(count for title, count in self.counts.items() if title < split)
 
     @cached_property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """All bytes of the file as a memory map."""
+        return np.memmap(self.file, np.uint8, "r")
+
+    @property
     def pixels(self) -> npt.NDArray[np.uint8]:
-        """All pixels as a memory map, [number of pixels, 3]."""
-        return np.memmap(self.file, np.uint8, "r").reshape(-1, 3)
+        """All pixels as a memory map, [number of pixels, 3]; only of a pack of pixels."""
+        assert self.kind == "pixels"
+        return self.data.reshape(-1, 3)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Memory that the pack takes on a GPU, if it is kept there. JPEGs are not."""
+        return len(self.data) if self.kind == "pixels" else 0
+
+
+class ExpectedPack(NamedTuple):
+    """A pack before it is made."""
+
+    kind: str
+    num_bytes: int
+    seconds: float
+    """Time to make it; 0 if it exists."""
+
+    @property
+    def gpu_bytes(self) -> int:
+        """As in `Pack`."""
+        return self.num_bytes if self.kind == "pixels" else 0
 
 
 def open_pack(
-    found: Found, identity: str, image_size: int, folder: str | Path | None, progress: Progress | None = None
+    found: Found,
+    identity: str,
+    image_size: int,
+    folder: str | Path | None,
+    progress: Progress | None = None,
+    kind: str | None = None,
 ) -> Pack:
     """Return the pack of a data set; it is made if there is none, or if the images have changed.
 
@@ -107,18 +154,21 @@ def open_pack(
         image_size: Rows and columns of the network's input.
         folder: Where data sets are kept (default: $LRNAS_DATA or ~/.cache/lrnas). Packs are in its folder `packs`.
         progress: Callback that shows the progress of packing.
+        kind: pixels or jpeg; None: the pack that exists, else the first of them that the disk has room for.
 
     Returns:
         The pack.
     """
-    files = _PackFiles(found, identity, image_size, data_folder(folder) / "packs")
-    if (pack := files.read()) is None:
-        with files.locked():
-            pack = files.read() or files.write(progress or (lambda what, done, total: None))
+    packing = _Packing(found, identity, image_size, data_folder(folder) / "packs", kind)
+    if (pack := packing.read()) is None:
+        with packing.locked():
+            pack = packing.read() or packing.write(progress or (lambda what, done, total: None))
     return pack
 
 
-def estimate_pack(found: Found, identity: str, image_size: int, folder: str | Path | None) -> tuple[int, float]:
+def estimate_pack(
+    found: Found, identity: str, image_size: int, folder: str | Path | None, kind: str | None = None
+) -> ExpectedPack:
     """Estimate the size of a pack and the time to make it, from a sample of its images; nothing is written.
 
     Args:
@@ -126,19 +176,21 @@ def estimate_pack(found: Found, identity: str, image_size: int, folder: str | Pa
         identity: As in `open_pack`.
         image_size: As in `open_pack`.
         folder: As in `open_pack`.
+        kind: As in `open_pack`.
 
     Returns:
-        Bytes, and seconds; 0 seconds if there is a pack, whose size is then exact.
+        The pack that `open_pack` would return. If it exists, its size is exact.
     """
-    files = _PackFiles(found, identity, image_size, data_folder(folder) / "packs")
-    if (pack := files.read()) is not None:
-        return _num_bytes(pack.table), 0.0
-    number = len(files.images)
-    sample = np.linspace(0, number - 1, min(SAMPLED, number), dtype=int).tolist()
-    with _processes(files.images) as pool:
-        sizes, seconds = zip(*pool.map(_time_image, sample, chunksize=8), strict=True)
-    read = [size for size in sizes if size]  # an image that cannot be read takes no room
-    return round(number * statistics.fmean(read or [0])), number * statistics.fmean(seconds) / _num_cores()
+    packing = _Packing(found, identity, image_size, data_folder(folder) / "packs", kind)
+    if (pack := packing.read()) is not None:
+        return ExpectedPack(pack.kind, int(pack.bounds[-1]), 0.0)
+    with _processes(packing.images) as pool:
+        free = packing.free()
+        for files in packing.in_order():
+            size, seconds = packing.sample(pool, files)
+            if files.margin * size <= free:
+                break
+    return ExpectedPack(files.kind, size, seconds)
 
 
 def resized(size: Size, image_size: int) -> Size:
@@ -226,32 +278,117 @@ class Images:
         raise IndexError(number)
 
 
-class _PackFiles:
-    """The files of a pack. They have the same name, with different endings."""
+class _PackFiles(ABC):
+    """The files of a pack of one kind. They have the same name, with different endings."""
 
-    def __init__(self, found: Found, identity: str, image_size: int, folder: Path) -> None:
+    kind: str
+    shown: str
+    """The kind in messages."""
+    margin: float
+    """Room that the pack needs on the disk, as a multiple of its estimated size."""
+    arrays: tuple[str, ...]
+    """Arrays that only an index of this kind has."""
+
+    def __init__(self, stem: str) -> None:
+        self.index, self.file, self.part, self.journal = (
+            Path(f"{stem}{ending}") for ending in (".npz", ".pack", ".part", ".journal")
+        )
+
+    @abstractmethod
+    def encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
+        """Return an image as it is in the pack."""
+
+    @abstractmethod
+    def keep(self, table: Indices, images: list[bytes]) -> list[bytes]:
+        """Write the images of a block to their places, if these are known. Returns those that have to be appended."""
+
+    @abstractmethod
+    def bounds(self, table: Indices, lengths: Lengths) -> Indices:
+        """Return the bounds of the images in the file, as in `Pack`, after all or some of the blocks were packed."""
+
+
+class _PixelFiles(_PackFiles):
+    kind, shown, margin, arrays = "pixels", "pixels", 1.0, ()
+
+    def encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
+        return pixels.tobytes()
+
+    def keep(self, table: Indices, images: list[bytes]) -> list[bytes]:
+        with open(self.part, "r+b", buffering=0) as stream:  # noqa: PTH123  # a process does this thousands of times
+            for start, image in zip(table[0].tolist(), images, strict=True):
+                stream.seek(3 * start)
+                data = memoryview(image)
+                while data:  # a disk may take less than it is given
+                    data = data[stream.write(data) :]
+        return []
+
+    def bounds(self, table: Indices, lengths: Lengths) -> Indices:
+        return 3 * np.append(table[0], (table[1] * table[2]).sum())
+
+
+class _JpegFiles(_PackFiles):
+    kind, shown, margin, arrays = "jpeg", "JPEGs", MARGIN, ("bounds",)
+
+    def __init__(self, stem: str) -> None:
+        super().__init__(f"{stem}-jpeg{QUALITY}")
+
+    def encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
+        from torchvision.io import encode_jpeg  # takes a second
+
+        encoded: torch.Tensor = encode_jpeg(torch.from_numpy(pixels).permute(2, 0, 1), QUALITY)
+        return encoded.numpy().tobytes()
+
+    def keep(self, table: Indices, images: list[bytes]) -> list[bytes]:
+        return images
+
+    def bounds(self, table: Indices, lengths: Lengths) -> Indices:
+        in_order = chain.from_iterable(lengths[first] for first in sorted(lengths))
+        return np.cumsum([0, *in_order], dtype=np.int64)
+
+
+class _Packing:
+    """The packs of a version of a data set: those that exist, and how one is made.
+
+    Args:
+        found: As in `open_pack`.
+        identity: As in `open_pack`.
+        image_size: As in `open_pack`.
+        folder: The folder of packs.
+        kind: As in `open_pack`.
+    """
+
+    def __init__(self, found: Found, identity: str, image_size: int, folder: Path, kind: str | None = None) -> None:
         self.name, self.shown, self.folder = found.name, shown_name(found.name), folder
         self.images = Images(found.sources, image_size)
         digest = hashlib.sha256(json.dumps([FORMAT, identity, image_size, LONGEST]).encode())
         for source in self.images.sources.values():
             digest.update(source.version())
         self.title = f"{short_name(found.name)}-{image_size}"
-        self.index = folder / f"{self.title}-{digest.hexdigest()[:16]}.npz"
-        self.file, self.part, self.journal = map(self.index.with_suffix, (".pack", ".part", ".journal"))
+        self.stem = str(folder / f"{self.title}-{digest.hexdigest()[:16]}")
+        self.kinds: list[_PackFiles] = [_PixelFiles(self.stem), _JpegFiles(self.stem)]
+        self.wanted = [files for files in self.kinds if kind in (None, files.kind)]
 
     def read(self) -> Pack | None:
-        """Return the pack. None if it is missing or damaged, or if an unreadable image can be read by now."""
+        """Return the first pack that can be used, of the kinds that are wanted."""
+        return next(filter(None, map(self._read, self.wanted)), None)
+
+    def _read(self, files: _PackFiles) -> Pack | None:
+        """Return a pack. None if it is missing or damaged, or if an unreadable image can be read by now."""
+        number = len(self.images)
         try:
-            table, about = read_arrays(self.index, "table", "about")
-            unreadable = {int(number): str(why) for number, why in json.loads(str(about))["unreadable"].items()}
-            is_whole = _is_table(table, len(self.images)) and self.file.stat().st_size == _num_bytes(table)
+            table, about, *arrays = read_arrays(files.index, "table", "about", *files.arrays)
+            unreadable = {int(image): str(why) for image, why in json.loads(str(about))["unreadable"].items()}
+            if not _is_table(table, number):
+                return None
+            bounds = arrays[0] if arrays else files.bounds(table, {})
+            is_whole = _are_bounds(bounds, number) and files.file.stat().st_size == bounds[-1]
         except (DataError, OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        if not is_whole or not all(0 <= number < len(self.images) for number in unreadable):
+        if not is_whole or not all(0 <= image < number for image in unreadable):
             return None
-        if any(self.images.is_readable(number) for number in islice(unreadable, TRIED_AGAIN)):
+        if any(self.images.is_readable(image) for image in islice(unreadable, TRIED_AGAIN)):
             return None
-        return Pack(self.file, table, self.images.counts, unreadable)
+        return Pack(files.kind, files.file, table, bounds, self.images.counts, unreadable)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -269,6 +406,24 @@ class _PackFiles:
         finally:
             lock.release()
 
+    def in_order(self) -> list[_PackFiles]:
+        """The kinds that are wanted: first one whose packing was interrupted, then those that are preferred."""
+        return sorted(self.wanted, key=lambda files: not files.journal.exists())
+
+    def free(self) -> int:
+        """Return the room for a pack on the disk. Incomplete packs count as room: one goes on, others are removed."""
+        existing = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
+        parts = [files.part for files in self.kinds if files.part.exists()]
+        return shutil.disk_usage(existing).free + sum(part.stat().st_blocks * 512 for part in parts)
+
+    def sample(self, pool: ProcessPoolExecutor, files: _PackFiles) -> tuple[int, float]:
+        """Estimate the bytes of a pack and the seconds to make it, from some of its images."""
+        number = len(self.images)
+        some = np.linspace(0, number - 1, min(SAMPLED, number), dtype=int).tolist()
+        sizes, seconds = zip(*pool.map(partial(_time_image, files), some, chunksize=8), strict=True)
+        read = [size for size in sizes if size]  # an image that cannot be read takes no room
+        return round(number * statistics.fmean(read or [0])), number * statistics.fmean(seconds) / _num_cores()
+
     def write(self, progress: Progress) -> Pack:
         """Make the pack, or continue an interrupted packing."""
         started = time.monotonic()
@@ -277,21 +432,28 @@ class _PackFiles:
             self._remove_outdated()
             with _processes(self.images) as pool:
                 table, unreadable = self._measure(pool, progress)
-                self._decode(pool, table, unreadable, progress)
+                files = self._choose(pool, table)
+                bounds = self._decode(pool, files, table, unreadable, progress)
             for number, why in sorted(unreadable.items()):
                 logger.warning("an image cannot be read: %s (%s)", self.images.name(number), why)
-            self.part.replace(self.file)
-            about = json.dumps({"name": self.name, "unreadable": unreadable})
-            write_cache(self.index, lambda stream: np.savez(stream, table=table, about=np.array(about)))
-            self.journal.unlink()
-        logger.info(f"packed: {file_size(_num_bytes(table))} in {duration(time.monotonic() - started)}")
-        return Pack(self.file, table, self.images.counts, unreadable)
+            files.part.replace(files.file)
+            about = np.array(json.dumps({"name": self.name, "unreadable": unreadable}))
+            arrays: dict[str, Any] = {"table": table, "about": about, **dict.fromkeys(files.arrays, bounds)}
+            write_cache(files.index, lambda stream: np.savez(stream, **arrays))
+            files.journal.unlink()
+        size = f"{file_size(int(bounds[-1]))} of {files.shown}"
+        logger.info(f"packed: {size} in {duration(time.monotonic() - started)}")
+        return Pack(files.kind, files.file, table, bounds, self.images.counts, unreadable)
 
     def _remove_outdated(self) -> None:
-        """Remove packs of other versions of this data set, in this size, and a damaged pack of this version."""
-        self.index.unlink(missing_ok=True)  # first, because nothing is used without it
+        """Remove packs of other versions of this data set, in this size. Damaged packs of this version are parts."""
+        for files in self.wanted:
+            files.index.unlink(missing_ok=True)  # first, because nothing is used without it
+            if files.file.exists():
+                files.file.replace(files.part)
+        own = {files.index.stem for files in self.kinds}
         for file in [*self.folder.glob(f"{self.title}-*.npz"), *self.folder.glob(f"{self.title}-*.journal")]:
-            if file.stem != self.index.stem and _packed_set(file) == self.name:
+            if file.stem not in own and _packed_set(file) == self.name:
                 logger.info("the images of %s have changed: removing their earlier pack", self.shown)
                 for suffix in (".npz", ".pack", ".part", ".journal"):  # in this order, for the same reason
                     file.with_suffix(suffix).unlink(missing_ok=True)
@@ -309,49 +471,73 @@ class _PackFiles:
         pixels = sizes.prod(0)
         return np.stack([pixels.cumsum() - pixels, *sizes]), unreadable
 
-    def _decode(
-        self, pool: ProcessPoolExecutor, table: Indices, unreadable: dict[int, str], progress: Progress
-    ) -> None:
-        """Write all pixels, except those that are on the disk already; add to the unreadable images."""
-        done = self._read_journal(table, unreadable)
-        own = self.part.stat().st_blocks * 512 if self.part.exists() else 0
-        needed, free = _num_bytes(table), shutil.disk_usage(self.folder).free + own
-        if needed > free:
+    def _choose(self, pool: ProcessPoolExecutor, table: Indices) -> _PackFiles:
+        """Return the first kind that the disk has room for, and remove incomplete packs of others."""
+        free, too_large = self.free(), []
+        for files in self.in_order():
+            is_exact = files.kind == "pixels"
+            needed = files.bounds(table, {})[-1] if is_exact else files.margin * self.sample(pool, files)[0]
+            size = f"{'' if is_exact else 'up to '}{needed / 1e9:,.1f} GB as {files.shown}"
+            if needed <= free:
+                break
+            too_large.append(size)
+        else:
             raise DataError(
-                f"the images of {self.shown} take {needed / 1e9:,.1f} GB when packed; {self.folder} has room for "
+                f"the images of {self.shown} take {' or '.join(too_large)} when packed; {self.folder} has room for "
                 f"{free / 1e9:,.1f} GB; make room, or choose another folder with --data-dir or a smaller --image-size"
             )
-        total = len(self.images)
-        blocks = [(i, table[:, i : i + BLOCK]) for i in range(0, total, BLOCK) if i not in done]
-        number = total - sum(block.shape[1] for _, block in blocks)
-        if done:
-            logger.info("continuing after %s images that are packed already", f"{number:,}")
-        with self.part.open("ab") as stream, _Journal(self.journal, stream) as journal:
-            stream.truncate(needed)
-            for (first, block), problems in _run(pool, partial(_write_block, str(self.part)), blocks):
-                unreadable.update(problems)
-                journal.add(first, problems)
-                progress("packing images", number := number + block.shape[1], total)
+        if too_large:
+            room = f"the disk has room for {free / 1e9:,.1f} GB"
+            logger.info(f"packing {size}, not {' or '.join(too_large)}: {room}")
+        for other in self.kinds:
+            if other is not files:
+                other.journal.unlink(missing_ok=True)
+                other.part.unlink(missing_ok=True)
+        return files
 
-    def _read_journal(self, table: Indices, unreadable: dict[int, str]) -> set[int]:
-        """Return the first images of blocks that are on the disk, and note their unreadable images.
+    def _decode(
+        self,
+        pool: ProcessPoolExecutor,
+        files: _PackFiles,
+        table: Indices,
+        unreadable: dict[int, str],
+        progress: Progress,
+    ) -> Indices:
+        """Pack all images, except those that are on the disk already; add to the unreadable ones. Returns bounds."""
+        lengths = self._read_journal(files, table, unreadable)
+        total = len(self.images)
+        blocks = [(i, table[:, i : i + BLOCK]) for i in range(0, total, BLOCK) if i not in lengths]
+        number = total - sum(block.shape[1] for _, block in blocks)
+        if lengths:
+            logger.info("continuing after %s images that are packed already", f"{number:,}")
+        with files.part.open("ab") as stream, _Journal(files.journal, stream) as journal:
+            stream.truncate(int(files.bounds(table, lengths)[-1]))
+            for (first, block), (problems, images) in _run(pool, partial(_pack_block, files), blocks):
+                stream.writelines(images)
+                stream.flush()
+                lengths[first] = [len(image) for image in images]
+                unreadable.update(problems)
+                journal.add((first, problems, lengths[first]))
+                progress("packing images", number := number + block.shape[1], total)
+        return files.bounds(table, lengths)
+
+    def _read_journal(self, files: _PackFiles, table: Indices, unreadable: dict[int, str]) -> Lengths:
+        """Return the blocks that are on the disk, and note their unreadable images.
 
         If there is no journal of a pack with this table, a new one is begun.
         """
         header = json.dumps({"name": self.name, "table": hashlib.sha256(table.tobytes()).hexdigest()})
-        if self.file.exists():  # a pack without an index
-            self.file.replace(self.part)
         try:
-            first, *lines, _ = self.journal.read_text(encoding="utf-8").split("\n")  # the last one may be incomplete
-            if first != header or not self.part.exists():
+            first, *lines, _ = files.journal.read_text(encoding="utf-8").split("\n")  # the last one may be incomplete
+            if first != header or not files.part.exists():
                 raise ValueError("the journal of another pack")
             blocks = [json.loads(line) for line in lines]
         except (FileNotFoundError, ValueError):
             lines, blocks = [], []
-            self.part.unlink(missing_ok=True)
-        self.journal.write_text("".join(f"{line}\n" for line in (header, *lines)), encoding="utf-8")
-        unreadable.update((image, why) for _, problems in blocks for image, why in problems)
-        return {number for number, _ in blocks}
+            files.part.unlink(missing_ok=True)
+        files.journal.write_text("".join(f"{line}\n" for line in (header, *lines)), encoding="utf-8")
+        unreadable.update((image, why) for _, problems, *_ in blocks for image, why in problems)
+        return {number: [*chain.from_iterable(lengths)] for number, _, *lengths in blocks}
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -360,7 +546,7 @@ class _PackFiles:
             yield
         except OSError as error:
             raise DataError(
-                f"cannot write {self.part}: {error.strerror}; make room, after which the same command continues, or "
+                f"cannot write {self.stem}: {error.strerror}; make room, after which the same command continues, or "
                 "choose another folder with --data-dir"
             ) from None
 
@@ -373,8 +559,10 @@ def _is_table(table: npt.NDArray[Any], number: int) -> bool:
     return np.array_equal(table[0], pixels.cumsum() - pixels)
 
 
-def _num_bytes(table: Indices) -> int:
-    return 3 * int((table[1] * table[2]).sum())
+def _are_bounds(bounds: npt.NDArray[Any], number: int) -> bool:
+    """Return whether an array has the bounds of images, one after another."""
+    is_array = bounds.dtype == np.int64 and bounds.shape == (number + 1,)
+    return is_array and bounds[0] == 0 and bool((np.diff(bounds) >= 0).all())
 
 
 def _packed_set(file: Path) -> str:
@@ -390,16 +578,16 @@ def _packed_set(file: Path) -> str:
 
 
 class _Journal:
-    """Context that enters blocks in the journal of a pack, from a thread, after their pixels are on the disk.
+    """Context that enters blocks in the journal of a pack, from a thread, after their images are on the disk.
 
     Args:
         file: The journal.
-        pixels: The file of pixels.
+        images: The file of images.
     """
 
-    def __init__(self, file: Path, pixels: BinaryIO) -> None:
-        self.pixels, self.stream = pixels, file.open("a", encoding="utf-8")
-        self.blocks: list[tuple[int, list[Problem]]] = []
+    def __init__(self, file: Path, images: BinaryIO) -> None:
+        self.images, self.stream = images, file.open("a", encoding="utf-8")
+        self.blocks: list[Entry] = []
         self.thread = ThreadPoolExecutor(1)
         self.saving: Future[None] = self.thread.submit(self._save, [])
         self.saved = time.monotonic()
@@ -407,9 +595,9 @@ class _Journal:
     def __enter__(self) -> _Journal:
         return self
 
-    def add(self, first: int, problems: list[Problem]) -> None:
-        """Note that a block was written, with these unreadable images."""
-        self.blocks.append((first, problems))
+    def add(self, block: Entry) -> None:
+        """Note that a block was written."""
+        self.blocks.append(block)
         if self.saving.done() and time.monotonic() - self.saved >= SAVE_SECONDS:
             self._start()
 
@@ -423,8 +611,8 @@ class _Journal:
         self.saving = self.thread.submit(self._save, self.blocks)
         self.blocks, self.saved = [], time.monotonic()
 
-    def _save(self, blocks: list[tuple[int, list[Problem]]]) -> None:
-        os.fsync(self.pixels.fileno())
+    def _save(self, blocks: list[Entry]) -> None:
+        os.fsync(self.images.fileno())
         self.stream.writelines(f"{json.dumps(block)}\n" for block in blocks)
         self.stream.flush()
         os.fsync(self.stream.fileno())
@@ -478,23 +666,24 @@ def _end_with_parent() -> None:
 def _run(
     pool: ProcessPoolExecutor, function: Callable[[Task], Result], tasks: Iterable[Task]
 ) -> Iterator[tuple[Task, Result]]:
-    """Yield tasks and their results in any order. Few tasks wait in the pool, so that it can be stopped quickly."""
+    """Yield tasks and their results in order. Few tasks wait in the pool, so that it can be stopped quickly."""
     waiting = iter(tasks)
-    running: dict[Future[Result], Task] = {}
+    running: deque[tuple[Task, Future[Result]]] = deque()
     while True:
         for task in islice(waiting, 3 * _num_cores() - len(running)):
-            running[pool.submit(function, task)] = task
+            running.append((task, pool.submit(function, task)))
         if not running:
             return
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            yield running.pop(future), future.result()
+        task, future = running.popleft()
+        yield task, future.result()
 
 
-def _time_image(number: int) -> tuple[int, float]:
+def _time_image(files: _PackFiles, number: int) -> tuple[int, float]:
     """Return the bytes of an image in the pack, 0 if it cannot be read, and the seconds that it takes."""
     started, size = time.perf_counter(), 0
     with suppress(Exception):  # decoders raise all kinds of errors
-        size = _in_process.decode(number, _in_process.measure(number), read_pixels_quickly).nbytes
+        pixels = _in_process.decode(number, _in_process.measure(number), read_pixels_quickly)
+        size = len(files.encode(pixels))
     return size, time.perf_counter() - started
 
 
@@ -510,21 +699,16 @@ def _measure_block(task: Task) -> tuple[Indices, list[Problem]]:
     return sizes, problems
 
 
-def _write_block(file: str, task: Task) -> list[Problem]:
-    """Decode the images of a block and write them to their places. Returns the images that cannot be decoded."""
+def _pack_block(files: _PackFiles, task: Task) -> tuple[list[Problem], list[bytes]]:
+    """Decode the images of a block. Returns those that cannot be decoded, and what has to be appended to the file."""
     first, block = task
     problems: list[Problem] = []
-    with open(file, "r+b", buffering=0) as stream:  # noqa: PTH123  # a process does this thousands of times
-        for number, (start, rows, columns) in enumerate(block.T.tolist(), first):
-            if not rows:  # known from its header
-                continue
-            try:
-                pixels = _in_process.decode(number, (rows, columns), read_pixels_quickly)
-            except Exception as error:  # as above
-                problems.append((number, reason(error)))
-                continue
-            stream.seek(3 * start)
-            data = pixels.data.cast("B")
-            while data:  # a disk may take less than it is given
-                data = data[stream.write(data) :]
-    return problems
+    images = [b""] * block.shape[1]
+    for i, (_, rows, columns) in enumerate(block.T.tolist()):
+        if not rows:  # known from its header
+            continue
+        try:
+            images[i] = files.encode(_in_process.decode(first + i, (rows, columns), read_pixels_quickly))
+        except Exception as error:  # as above
+            problems.append((first + i, reason(error)))
+    return problems, files.keep(block, images)

@@ -222,11 +222,12 @@ def _estimate(settings: SearchSettings) -> Estimate:
     prepared, exists = _continued(prepare_search(settings), settings)
     training = prepared.training
     data = training.loaded
-    pack, packing = data.expected_pack() if isinstance(data, PackedSet) else (0, 0.0)
+    pack = data.pack.expected() if isinstance(data, PackedSet) else None
+    packing = 0.0 if pack is None else pack.seconds
     if isinstance(data, PackedSet) and not packing:
         data.check_readable()
     logger.info("measuring how fast networks train here, for some seconds")
-    machine = _measure(prepared, settings, pack or None)
+    machine = _measure(prepared, settings, None if pack is None else pack.gpu_bytes)
     trials, ask_seconds = _rehearse(prepared, settings, max(1, machine.gpus) * machine.at_a_time)
     runs = _plan(trials, machine, training.levels, settings.finals)
     train_images, val_images, _ = (len(data.train), len(data.val), 0) if packing else data.counts
@@ -275,7 +276,7 @@ def _estimate(settings: SearchSettings) -> Estimate:
         packing_seconds=packing,
         gpu_memory=None if machine.memory is None else round(machine.memory),
         image_memory=machine.image_memory,
-        disk={"checkpoints": weights, "study": ATTRIBUTE_BYTES * rows, "pack": pack},
+        disk={"checkpoints": weights, "study": ATTRIBUTE_BYTES * rows, "pack": 0 if pack is None else pack.num_bytes},
         remarks=tuple(remarks),
     )
 

@@ -214,10 +214,22 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
 
 @functools.lru_cache(maxsize=2)
 def _load_data(
-    data: str, min_size: int, data_dir: str | None, image_size: int | None, image_memory: float, gpu_share: float
+    data: str,
+    min_size: int,
+    data_dir: str | None,
+    image_size: int | None,
+    image_memory: float,
+    pack: str | None,
+    gpu_share: float,
 ) -> DataSet:
     return load_set(
-        data, data_dir, min_size=min_size, image_size=image_size, image_memory=image_memory, gpu_share=gpu_share
+        data,
+        data_dir,
+        min_size=min_size,
+        image_size=image_size,
+        image_memory=image_memory,
+        pack=pack,
+        gpu_share=gpu_share,
     )
 
 
@@ -258,8 +270,8 @@ def _run(task: Task, device: str) -> dict[str, Any]:
     job, folder = task.job, task.folder
     past = recorded_curve(folder)  # epochs that an earlier worker trained
     curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
-    memory, share = job.image_memory, min(1.0, task.workers.gpus)
-    load_data = functools.partial(_load_data, job.data, job.min_size, job.data_dir, job.image_size, memory, share)
+    images = (job.data, job.min_size, job.data_dir, job.image_size, job.image_memory, job.pack)
+    load_data = functools.partial(_load_data, *images, min(1.0, task.workers.gpus))
     busy: list[float] = []
 
     def report(entry: EpochReport) -> None:

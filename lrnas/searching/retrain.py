@@ -73,6 +73,7 @@ def retrain(
     data: str | None = None,
     data_dir: str | Path | None = None,
     image_memory: float = IMAGE_MEMORY,
+    pack: str | None = None,
     studies: str | Path = "studies",
     storage: str | None = None,
     cpus_per_trial: float = 1,
@@ -101,6 +102,8 @@ def retrain(
         data: The data set of the search, if its images were moved; None: where the search read them.
         data_dir: Folder for data sets; None: $LRNAS_DATA or ~/.cache/lrnas.
         image_memory: Largest share of a GPU's memory for images from files, which all runs share.
+        pack: How images from files are packed: pixels or jpeg; None: as the pack that exists, else as pixels, or as
+            jpeg if the disk has no room for pixels.
         studies: Folder of all studies; not needed for a search that is open.
         storage: Database URL or `journal:FILE` of the study; None: the file in the study's folder.
         cpus_per_trial: CPUs for each run.
@@ -123,7 +126,7 @@ def retrain(
     with continuable(), progress_view(events, progress) as view:
         search = open_search(study, storage=storage, studies=studies)
         networks = _choose(search, trials, front, points)
-        training = _Training(search, data, data_dir, recipe, given, image_memory)
+        training = _Training(search, data, data_dir, recipe, given, image_memory, pack)
         retraining = _open(search, training)
         keep_images(retraining.study.optuna_study, training.named, training.data_dir)
         folder = trials_folder(search.where.studies, retraining.study.name)
@@ -340,6 +343,7 @@ class _Training:
         recipe: Name or file of the recipe.
         changes: Fields of the recipe to change.
         image_memory: Largest share of a GPU's memory for images from files.
+        pack: Kind of pack of images from files.
     """
 
     def __init__(
@@ -350,12 +354,13 @@ class _Training:
         recipe: str,
         changes: Mapping[str, Any],
         image_memory: float = IMAGE_MEMORY,
+        pack: str | None = None,
     ) -> None:
         searched, hint = search.manifest, search.images
         backbones = searched["space"]["choices"]["backbone"]
         self.smallest = max(smallest_input(backbone) for backbone in backbones)
         self.data_dir = None if data_dir is None else str(data_dir)
-        self.image_memory = image_memory
+        self.image_memory, self.pack = image_memory, pack
         if data is None and hint is None and searched["data"] not in SETS:
             raise StudyError(
                 f"the study {search.name} does not know where its images, {data_name(searched)}, are; got no --data; "
@@ -365,7 +370,12 @@ class _Training:
         self.image_size = searched["image_size"] if is_in_files(name) else None
         try:
             self.data = load_set(
-                name, data_dir, min_size=self.smallest, image_size=self.image_size, image_memory=image_memory
+                name,
+                data_dir,
+                min_size=self.smallest,
+                image_size=self.image_size,
+                image_memory=image_memory,
+                pack=pack,
             )
         except DataError as error:
             if data is not None or hint is None:
@@ -397,7 +407,7 @@ class _Training:
     def job(self, proposal: Proposal) -> Job:
         assert proposal.seed is not None
         network, seed = proposal.architecture, proposal.seed
-        data = (self.smallest, self.data_dir, self.image_size, self.image_memory)
+        data = (self.smallest, self.data_dir, self.image_size, self.image_memory, self.pack)
         return Job(network, self.named, self.recipe, seed, *data)
 
     def cost(self, architecture: Architecture) -> dict[str, int]:

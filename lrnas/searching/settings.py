@@ -21,7 +21,7 @@ from lrnas._arguments import short_repr
 from lrnas._field_docs import field_docs
 from lrnas._files import parse_toml, read_text
 from lrnas._quantities import read_number, read_quantity, read_time
-from lrnas.data.names import IMAGE_MEMORY
+from lrnas.data.names import IMAGE_MEMORY, PACKS
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.recipes import OTHER_NAMES, Recipe
 
@@ -111,6 +111,12 @@ def _pixels(value: Any) -> int:
     return _whole(sides[0])
 
 
+def _pack(value: Any) -> str:
+    if value not in PACKS:
+        raise ValueError
+    return _text(value)
+
+
 def _names(value: Any) -> tuple[str, ...]:
     return tuple(_text(name).strip() for name in (value.split(",") if isinstance(value, str) else value))
 
@@ -143,6 +149,7 @@ PIXELS = Kind("pixels of a side of a square image", "64 or 64x64", _pixels)
 SHAPE = Kind("channels, rows and columns", "3x64x64", _shape)
 NAMES = Kind("names separated by commas", "accuracy,macs", _names)
 CHANGES = Kind("FIELD=VALUE", "lr=0.05", _changes)
+PACK = Kind(" or ".join(PACKS), PACKS[-1], _pack)
 FUNCTION = Kind("MODULE:FUNCTION, or from Python a function", "my_code:train", _function)
 
 
@@ -229,6 +236,9 @@ class SearchSettings:
     image_memory: float = setting(NUMBER, "SHARE", IMAGE_MEMORY, group=FREE)
     """Keep images from files in GPU memory, once for all networks in training, if they take at most this share of it;
     else, or with 0, read them from the disk."""
+    pack: str | None = setting(PACK, "KIND", group=FREE)
+    """Pack images from files as pixels or as jpeg: JPEGs take a fraction of the room on the disk, but are decoded again
+    for every batch (default: the pack that exists; else pixels, or jpeg if the disk has no room for pixels)."""
     name: str | None = setting(TEXT, "STUDY", group=PLACE)
     """Name of the study (default: SPACE-DATA, e.g. nin-digits)."""
     studies: str = setting(PATH, "FOLDER", "studies", group=PLACE)

@@ -82,6 +82,7 @@ class SearchTraining:
                 min_size=self.smallest,
                 image_size=self.image_size,
                 image_memory=settings.image_memory,
+                pack=settings.pack,
             )
             self._loaded = loaded if trainable is None else None  # a function may use no images
             self.data_name = data
@@ -242,10 +243,17 @@ class SearchTraining:
 
     def job_at(self, level: str, proposal: Proposal) -> Job:
         """The training of a proposed network at a level."""
-        seed, folder = self.settings.seed if proposal.seed is None else proposal.seed, self.settings.data_dir
-        recipe, network = self.levels[level].recipe, proposal.architecture
+        settings, recipe = self.settings, self.levels[level].recipe
         job = Job(
-            network, self.data_name, recipe, seed, self.smallest, folder, self.image_size, self.settings.image_memory
+            proposal.architecture,
+            self.data_name,
+            recipe,
+            settings.seed if proposal.seed is None else proposal.seed,
+            self.smallest,
+            settings.data_dir,
+            self.image_size,
+            settings.image_memory,
+            settings.pack,
         )
         return job if self.trainable is None else dataclasses.replace(job, trainable=self.trainable, images=self.data)
 

@@ -292,7 +292,7 @@ def memory_of_images(
         data: The data set.
         training: Bytes that a trial's process needs for the rest.
         memory: Memory of the GPU.
-        image_memory: Largest share of it for images from files. If they are larger, they stay on the disk.
+        image_memory: Largest share of it for images from files. If they are larger, they stay on the disk, as JPEGs do.
         is_shared: Whether processes share one copy of images from files. Otherwise, each has a copy, which may take
             this share of its part of the memory.
         whiten: Whether images are whitened; they then take twice as much.
@@ -301,7 +301,7 @@ def memory_of_images(
     num_bytes = data.num_bytes if num_bytes is None else num_bytes
     if isinstance(data, ImageSet):
         return num_bytes * (2 if whiten else 1), 0
-    if num_bytes > image_memory * memory:
+    if not num_bytes or num_bytes > image_memory * memory:
         return 0, 0
     if is_shared:
         return 0, num_bytes

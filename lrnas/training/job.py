@@ -59,6 +59,8 @@ class Job:
     """Rows and columns of images that are read from files."""
     image_memory: float = IMAGE_MEMORY
     """Largest share of a GPU's memory for images from files; it does not change the outcome."""
+    pack: str | None = None
+    """Kind of pack of images from files, as in `load_set`."""
     trainable: Trainable | None = None
     """The custom training function; None for the training loop of lrnas."""
     images: Images | None = None
@@ -83,7 +85,12 @@ class Job:
 
     def load_data(self) -> DataSet:
         return load_set(
-            self.data, self.data_dir, min_size=self.min_size, image_size=self.image_size, image_memory=self.image_memory
+            self.data,
+            self.data_dir,
+            min_size=self.min_size,
+            image_size=self.image_size,
+            image_memory=self.image_memory,
+            pack=self.pack,
         )
 
     def create_model(self, data: DataSet | Images) -> nn.Module:

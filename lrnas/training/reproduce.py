@@ -131,6 +131,7 @@ def reproduce(
     data_dir: str | Path | None = None,
     image_size: int | None = None,
     image_memory: float = IMAGE_MEMORY,
+    pack: str | None = None,
     recipe: str = "paper",
     changes: Mapping[str, Any] | None = None,
     seeds: int = 1,
@@ -148,6 +149,8 @@ def reproduce(
         data_dir: Where data sets are kept (default: $LRNAS_DATA or ~/.cache/lrnas).
         image_size: Rows and columns of images read from files (default: the usual size for the backbone).
         image_memory: Largest share of a GPU's memory for images from files.
+        pack: How images from files are packed: pixels or jpeg (default: as the pack that exists, else as pixels, or as
+            jpeg if the disk has no room for pixels).
         recipe: Name of the recipe, or a TOML file.
         changes: Fields of the recipe to change.
         seeds: Number of seeds, from 0 on.
@@ -175,7 +178,13 @@ def reproduce(
     smallest = smallest_input(backbone)
     with download_view() as progress:
         image_set = load_set(
-            data, data_dir, min_size=smallest, image_size=image_size, image_memory=image_memory, progress=progress
+            data,
+            data_dir,
+            min_size=smallest,
+            image_size=image_size,
+            image_memory=image_memory,
+            pack=pack,
+            progress=progress,
         )
     size, number, own_crops = image_set.image_size, len(image_set.train), image_set.own_crops
     norms = has_norms(backbone, with_norm)
@@ -194,7 +203,7 @@ def reproduce(
         raise DataError(f"cannot write to {out}: {error.strerror}; give another --out") from None
 
     jobs = {
-        label: Job(network, image_set.name, chosen, 0, smallest, data_dir, image_size, image_memory)
+        label: Job(network, image_set.name, chosen, 0, smallest, data_dir, image_size, image_memory, pack)
         for label, network in networks.items()
     }
     base_macs = [*jobs.values()][-1].macs(image_set)

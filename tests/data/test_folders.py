@@ -206,6 +206,10 @@ def test_sizes_shares_and_names() -> None:
             load_set("folder:x", image_size=given, min_size=least)
     with pytest.raises(DataError, match=r"memory for images must be from 0 to 1; got 2; try 0\.5"):
         load_set("folder:x", image_memory=2)
+    with pytest.raises(
+        DataError, match="images are packed as pixels or jpeg; got `pack` png; choose one, or leave it out"
+    ):
+        load_set("folder:x", pack="png")
     with pytest.raises(DataError, match="the images of digits have a fixed size; got `image_size` 32; leave it out"):
         load_set("digits", image_size=32)
     with pytest.raises(UnknownName, match=r"'imagenet'; known: digits, cifar10, folder:PATH, hfds/NAME"):
@@ -238,7 +242,7 @@ def test_the_data_command_says_what_is_there(tmp_path: Path, capsys: pytest.Capt
     out, err = capsys.readouterr()
     assert out == expected
     assert re.fullmatch(
-        r"packing the 69 images of folder:\S+, once, in \S+/cache/packs\npacked: [\d.]+ kB in \d+ s\n", err
+        r"packing the 69 images of folder:\S+, once, in \S+/cache/packs\npacked: [\d.]+ kB of pixels in \d+ s\n", err
     )
     assert main(command) == 0
     assert capsys.readouterr() == (expected, "")  # it is packed

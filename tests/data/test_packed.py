@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,10 @@ from lrnas.cli.main import main
 from lrnas.data import packed
 from lrnas.data.catalog import load_set
 from lrnas.data.crops import (
+    DecodedBatches,
     NextBatches,
     WholePack,
+    decode_jpegs,
     gather,
     make_places,
     normalise,
@@ -44,8 +47,8 @@ CPU = torch.device("cpu")
 RECIPE = Recipe(epochs=3, batch_size=8, lr=0.05)
 
 
-def load(root: Path) -> PackedSet:
-    data = load_set(f"folder:{root}", root.parent / "cache", image_size=7)
+def load(root: Path, pack: str | None = None) -> PackedSet:
+    data = load_set(f"folder:{root}", root.parent / "cache", image_size=7, pack=pack)
     assert isinstance(data, PackedSet)
     return data
 
@@ -343,8 +346,8 @@ def test_crops_of_the_next_batches_are_those_of_the_whole_pack(
         ((images, labels),) = data.eval_batches(data.val, recipe, CPU, None)
         return [images, labels, *epoch(data, 0, recipe), *epoch(data, 1, recipe)]
 
-    def in_parts(self: PackOnDevices, device: torch.device, capacity: int) -> NextBatches:
-        return NextBatches(self.open().pixels, capacity, device)
+    def in_parts(self: PackOnDevices, device: torch.device, crops: int, images: int) -> NextBatches:
+        return NextBatches(self.open().pixels, crops, device)
 
     whole = all_of(load(pictures))
     monkeypatch.setattr(PackOnDevices, "pixels", in_parts)
@@ -358,6 +361,72 @@ def test_crops_of_the_next_batches_are_those_of_the_whole_pack(
         assert torch.equal(images, whole[2][rank * 4 : rank * 4 + 4]) and torch.equal(
             labels, whole[3][rank * 4 : rank * 4 + 4]
         )
+
+
+def replace_by_jpegs(pixels: PackedSet, jpegs: PackedSet) -> None:
+    """Write the images of a pack of JPEGs, decoded, to a pack of pixels."""
+    pack = jpegs.pack.open()
+    assert np.array_equal(pack.table, pixels.pack.open().table)
+    with pixels.pack.open().file.open("r+b") as stream:
+        for start, (first, end) in zip(pack.table[0], pairwise(pack.bounds), strict=True):
+            if end > first:
+                (image,) = decode_jpegs([torch.tensor(pack.data[first:end])], CPU)
+                stream.seek(3 * start)
+                stream.write(image.permute(1, 2, 0).contiguous().numpy())
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, RESIZED])
+def test_batches_of_jpegs_are_those_of_their_pixels(
+    recipe: Recipe, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_set(pictures, {"train": 34}, size=7)
+    (pictures / "train" / "blue" / "010.png").write_bytes(b"no picture")  # takes no room in the table
+    jpegs, pixels = load(pictures, "jpeg"), load(pictures, "pixels")
+    before = epoch(pixels, 0, recipe)[0]
+    replace_by_jpegs(pixels, jpegs)
+
+    def all_of(data: PackedSet) -> list[torch.Tensor]:
+        evaluated = [part for split in (data.val, data.test()) for part in data.eval_batches(split, recipe, CPU, None)]
+        return [*(tensor for part in evaluated for tensor in part), *epoch(data, 0, recipe), *epoch(data, 1, recipe)]
+
+    monkeypatch.setattr(packed, "EVAL_BATCH", 5)
+    expected = all_of(pixels)
+    assert len(expected) == 16 and all(map(torch.equal, all_of(jpegs), expected))
+    assert not torch.equal(before, expected[-4]) and (before - expected[-4]).abs().mean() < 0.2
+    for rank in range(2):  # each of two workers decodes only its own part
+        be_worker(monkeypatch, rank, 2)
+        batches, _ = jpegs.batches(recipe, CPU, None)
+        assert isinstance(batches.pixels, DecodedBatches)
+        batches.start_epoch(epoch_generator(5, 0))
+        batches.load(1)
+        own = slice(8 + rank * 4, 12 + rank * 4)
+        assert torch.equal(batches.take(batches.places[:, own], torch.float32)[0], expected[-4][own])
+        assert len(batches.pixels.pixels) <= 4 * 8 * 10
+
+
+def test_it_learns_from_jpegs(pictures: Path) -> None:
+    data, model = load(pictures, "jpeg"), make_model()
+    assert train(model, data, RECIPE, seed=0).val_accuracy > 0.9
+    assert evaluate(model, data.test(), data, RECIPE)[1] > 0.9 and data.num_bytes == 0
+
+
+def test_jpegs_are_decoded_on_the_cpu_if_the_gpu_cannot(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, device = load(pictures, "jpeg"), torch.device("cuda", 0)
+    asked = []
+
+    def decode(images: list[torch.Tensor], where: torch.device) -> list[torch.Tensor]:
+        asked.append(where)
+        if len(asked) > 1:
+            raise RuntimeError("no nvJPEG here\nsome lines of C++")
+        return []
+
+    monkeypatch.setattr(packed, "decode_jpegs", decode)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)
+    start = "folder:set: 0.0 GB of packed JPEGs are decoded batch by batch, on "
+    assert data.placement == "" and data.pack._decoder(data.pack.open(), device) == device
+    assert data.placement == f"{start}the GPU"
+    assert data.pack._decoder(data.pack.open(), device) == CPU and asked == [device] * 2
+    assert data.placement == f"{start}the CPU, because the GPU cannot: RuntimeError: no nvJPEG here"
 
 
 def test_packs_are_kept_on_a_gpu_if_they_fit(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,8 +563,10 @@ def test_a_reproduction_uses_the_test_images_once(
     monkeypatch.setattr(module, "get_point", lambda name: type(real)(name, small, real.table, real.published))
     arguments = ["reproduce", str(file), "--data", f"folder:{pictures}", "--recipe", "fast", "--epochs", "1"]
     arguments += ["--image-size", "8", "--out", str(tmp_path / "out")]
+    arguments += ["--pack", "jpeg", "--data-dir", str(tmp_path / "cache")]
     assert main([*arguments, "--json"]) == 0
     assert events == ["trained", "test"] * 2  # the network, then its baseline
+    assert [file.name.endswith("-jpeg95.pack") for file in (tmp_path / "cache" / "packs").glob("*.pack")] == [True]
     result = json.loads(capsys.readouterr().out)
     record = json.loads((tmp_path / "out" / "thin-folder-set-fast-seed0.json").read_text())
     assert record["identity"]["image_size"] == 8 and record["identity"]["data"].startswith("folder:")
@@ -547,3 +618,38 @@ def test_on_a_gpu_the_captured_step_takes_every_batch(recipe: Recipe, share: flo
     expected = train(make_model(), load(pictures), recipe, seed=0)
     assert result.val_accuracy > 0.9
     assert result.curve[0].train_loss == pytest.approx(expected.curve[0].train_loss, rel=0.15)
+
+
+@pytest.mark.gpu
+def test_nvjpeg_decodes_the_same_images(pictures: Path) -> None:
+    pack = load(pictures, "jpeg").pack.open()
+    data = [torch.tensor(pack.data[first:end]) for first, end in pairwise(pack.bounds)]
+    device = torch.device("cuda", 0)
+    for on_gpu, on_cpu in zip(decode_jpegs(data, device), decode_jpegs(data, CPU), strict=True):
+        difference = (on_gpu.cpu().float() - on_cpu.float()).abs()
+        assert on_gpu.is_cuda and difference.mean() < 4  # colours of neighbouring pixels are interpolated differently
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_on_a_gpu_jpegs_of_every_batch_are_decoded(
+    on_gpu: bool, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, device = load(pictures, "jpeg"), torch.device("cuda", 0)
+    if not on_gpu:
+        monkeypatch.setattr(PackOnDevices, "_decoder", lambda self, pack, device: CPU)
+    batches, _ = data.batches(RECIPE, device, None)
+    others, _ = data.batches(RECIPE, CPU, None)
+    for number in range(2):
+        for each in (batches, others):
+            each.start_epoch(epoch_generator(0, number))
+        taken = []
+        for step in range(batches.steps):  # without waiting for the GPU
+            batches.load(step)
+            taken.append(batches.take(batches.places[:, 8 * step : 8 * step + 8], torch.float32)[0])
+        for step, images in enumerate(taken):
+            others.load(step)
+            expected, _ = others.take(others.places[:, 8 * step : 8 * step + 8], torch.float32)
+            difference = (images.cpu() - expected).abs()
+            assert difference.mean() < 0.07 if on_gpu else difference.max() < 1e-3
+    assert train(make_model(), data, RECIPE, seed=0, device=device).val_accuracy > 0.9

@@ -10,6 +10,7 @@ from pictures import spoil, write_set
 import lrnas
 from lrnas.cli.main import main
 from lrnas.data.cache import without_writing
+from lrnas.data.names import PACKS
 from lrnas.errors import DataError, LrnasError
 from lrnas.recipes import Recipe
 from lrnas.searching import estimate as dry_run, trials_per_gpu
@@ -136,7 +137,8 @@ def test_an_estimate_is_short_when_it_is_printed() -> None:
 def test_a_dry_run_counts_images_that_can_be_read_if_they_are_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dry_run, "_measure", lambda *_: machine())
+    on_gpu: list[int] = []
+    monkeypatch.setattr(dry_run, "_measure", lambda *given: (on_gpu.append(given[2]), machine())[1])
     monkeypatch.chdir(tmp_path)
     write_set(tmp_path / "images", {"train": 101, "val": 3, "test": 3})
     bad = spoil(tmp_path / "images" / "train" / "red" / "000.png")
@@ -152,6 +154,15 @@ def test_a_dry_run_counts_images_that_can_be_read_if_they_are_packed(
     shown = " ".join(capsys.readouterr().out.split())
     assert "302 training and 9 validation images" in shown
     assert f"Note: 1 of 303 training images cannot be read, and is left out: {bad} (" in shown
+    found = {}
+    for kind in PACKS:
+        assert main([*dry, "--pack", kind, "--json"]) == 0
+        found[kind] = json.loads(capsys.readouterr().out)
+    assert found["jpeg"]["packing_seconds"] > 0 == found["pixels"]["packing_seconds"]
+    assert 0 < found["jpeg"]["disk"]["pack"] != found["pixels"]["disk"]["pack"] == on_gpu[1] and on_gpu[2:] == [
+        on_gpu[1],
+        0,
+    ]
     spoil(tmp_path / "images" / "val" / "red" / "000.png")
     assert main(["data", data, *options]) == 1
     capsys.readouterr()

@@ -63,6 +63,7 @@ def test_a_folder_that_cannot_be_written_keeps_no_measurement(tmp_path: Path) ->
 def test_images_in_files_have_room_as_long_as_a_gpu_can_hold_them(tmp_path: Path) -> None:
     write_set(tmp_path / "colours", {"train": 12, "val": 4, "test": 4})
     data, digits = load_set(f"folder:{tmp_path}/colours", tmp_path, image_size=8), load_set("digits")
+    jpegs = load_set(f"folder:{tmp_path}/colours", tmp_path, image_size=8, pack="jpeg")
     rates = [asdict(Rate(number, float(number), 1000, 500)) for number in (1, 2, 3, 4)]
     size, training = data.num_bytes, CONTEXT_MEMORY + 3 * 1000 + 500
     assert size > 36 * 8 * 8 * 3
@@ -75,6 +76,8 @@ def test_images_in_files_have_room_as_long_as_a_gpu_can_hold_them(tmp_path: Path
         assert share(digits, 10**12, 0.5, is_shared) == Sharing(4, 4.0, training + digits.num_bytes, 0)
         for memory, image_memory in ((size, 0.5), (10**12, 0.0)):  # they stay on the disk
             on_disk = share(data, memory, image_memory, is_shared)
+            assert (on_disk.memory, on_disk.shared) == (training, 0)
+            on_disk = share(jpegs, memory, 0.5, is_shared)
             assert (on_disk.memory, on_disk.shared) == (training, 0)
     assert share(data, 10**12, 0.5, True) == Sharing(4, 4.0, training, size)
     assert share(data, 10**12, 0.5, False) == Sharing(4, 4.0, training + size, 0)
