@@ -359,7 +359,8 @@ def _print_level(study: Study, level: str) -> None:
     on_front, known = study.short_summary().front, {final.trial for final in finals}
     if left := sum(trial.number not in known for trial in on_front):
         console.print(
-            f"Not trained in full: {left} of the {len(on_front)} networks on the front of the short trainings, see "
+            "They were chosen by predicted accuracy after full training. Not among them: "
+            f"{left} of the {len(on_front)} networks on the front of the short trainings, see "
             f"`lrnas front {study.name} --level short`; a larger --finals trains more."
         )
 

@@ -131,7 +131,7 @@ def test_finals_are_shown_if_there_are_any(tmp_path: Path, capsys: pytest.Captur
     assert rows["dense-x0.5"].endswith("0 beaten") and rows["dense-x0.25"].startswith("1 – 0 90.00 ± 1.00 %")
     outcome = "nin-c3-lr: 95.50 ± 0.71 % (2 seeds); lr-x0.25 at 0.055 of its MACs: promised 90.00 ± 1.00 %, measured "
     assert f"{outcome}93.00 % (1 seed)." in table
-    assert "Not trained in full" not in table
+    assert "Not among them" not in table
     data = json.loads(show("--json"))
     assert data["level"] == "full" and [row["name"] for row in data["front"]] == ["lr-x0.25", "nin-c3-lr"]
     assert data["front"][1]["mean"] == pytest.approx(0.955) and data["front"][1]["promised"] == [0.9, 0.01]
@@ -163,7 +163,7 @@ def test_networks_of_the_short_front_that_were_not_trained_in_full_are_counted(
 ) -> None:
     make_finals(make_search(tmp_path / "s"), {"lr-x0.25": (0.93,)})
     assert main(["front", "s", "--studies", str(tmp_path)]) == 0
-    left = "Not trained in full: 2 of the 3 networks on the front of the short trainings, see `lrnas front s "
+    left = "Not among them: 2 of the 3 networks on the front of the short trainings, see `lrnas front s "
     assert left in " ".join(capsys.readouterr().out.split())
 
 
