@@ -53,7 +53,7 @@ def test_a_killed_search_continues(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert refused.returncode == 2 and "recipe.lr was 0.05, now 0.5" in refused.stderr
+    assert refused.returncode == 2 and "--set lr was 0.05, now 0.5" in refused.stderr
 
 
 def test_a_search_for_latency(tmp_path: Path) -> None:

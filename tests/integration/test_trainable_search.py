@@ -92,7 +92,7 @@ def test_the_example_continues_after_a_kill(folder: Path) -> None:
     assert code == 2 and "got own_training:load_images" in refused
     (folder / "other.py").write_text((folder / "own_training.py").read_text())
     code, refused = run(folder, *command, "--trainable", "other:train")
-    assert code == 2 and "trainable was 'own_training:train', now 'other:train'" in refused
+    assert code == 2 and "--trainable was 'own_training:train', now 'other:train'" in refused
 
 
 def test_no_network_is_blamed_for_a_function_that_fails(folder: Path) -> None:
