@@ -111,6 +111,8 @@ def _check_entries(manifest: Any) -> None:
     _need(is_retraining or _is_whole(manifest.get("seed")), "seed", "a whole number", manifest)
     _need(_is_list(manifest.get("rungs"), _is_whole), "rungs", "a list of whole numbers", manifest)
     _need(_is_list(manifest.get(CLASSES, []), _is_text), CLASSES, "a list of names", manifest)
+    numbers = manifest.get(NUM_IMAGES, [0, 0, 0])
+    _need(_is_list(numbers, _is_whole) and len(numbers) == 3, NUM_IMAGES, "a list of three whole numbers", manifest)
     _need(manifest.get(LEVEL) in (None, "longer", "full"), LEVEL, "longer or full", manifest)
     _need(_is_list(manifest.get("objectives"), _is_text), "objectives", "a list of names", manifest)
     objectives = RETRAINED if is_retraining else pick_objectives(manifest["objectives"])

@@ -51,6 +51,7 @@ CHANGES = (
     ({"recipe": {"epochs": "many"}}, "epochs must be a whole number; got 'many'"),
     ({"reference": {"macs": 0}}, "macs must be a number above 0; got 0"),
     ({"image_size": None}, "image_size must be a whole number from 1; got None"),
+    ({"num_images": [325]}, "num_images must be a list of three whole numbers; got [325]"),
 )
 
 
