@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lrnas.cli.options import CHANGE_HELP, add_command, add_device, add_option, add_settings, call
 from lrnas.cli.output import make_console, make_table, percent, print_result
 from lrnas.errors import InvalidArchitecture, UnknownName
-from lrnas.searching.checks import check_training
-from lrnas.searching.settings import PATH, WHOLE
+from lrnas.searching.settings import PATH, WHOLE, check_training
 
 if TYPE_CHECKING:
     from lrnas.models.summary import Summary

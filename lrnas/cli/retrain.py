@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lrnas._messages import duration
 from lrnas.cli.options import CHANGE_HELP, WORKERS, add_command, add_option, add_settings, call, needs_extra
 from lrnas.cli.output import exit_code, make_console, make_table, percent, print_result
-from lrnas.searching.checks import check_training
-from lrnas.searching.settings import FLAG, WHOLE, Kind
+from lrnas.searching.settings import FLAG, WHOLE, Kind, check_training
 
 if TYPE_CHECKING:
     from lrnas.searching.retrain import RetrainingPlan

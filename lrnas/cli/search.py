@@ -19,8 +19,7 @@ from lrnas.cli.output import (
     say,
 )
 from lrnas.errors import LrnasError
-from lrnas.searching.checks import check_settings
-from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, gather_settings
+from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, check_settings, gather_settings
 
 if TYPE_CHECKING:
     import pandas as pd

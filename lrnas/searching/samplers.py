@@ -71,7 +71,7 @@ _MAKERS: dict[str, Callable[[Proposals, int], BaseSampler]] = {
     "nsga2": lambda _, seed: NSGAIISampler(population_size=24, seed=seed),  # for thousands of trials
     "random": lambda _, seed: RandomSampler(seed=seed),  # as a baseline
 }
-"""Functions that make the samplers, by their names in `lrnas.searching.checks.SAMPLERS`."""
+"""Functions that make the samplers, by their names in `lrnas.searching.settings.SAMPLERS`."""
 
 
 def make_sampler(name: str, seed: int, proposals: Proposals) -> BaseSampler:

@@ -20,14 +20,13 @@ from lrnas._arguments import checked
 from lrnas._messages import logger
 from lrnas.errors import LrnasError
 from lrnas.models.plan import TIMM
-from lrnas.searching.checks import check_settings
 from lrnas.searching.feasible import find_feasible
 from lrnas.searching.finals import open_levels, train_levels
 from lrnas.searching.progress import SearchEvents, progress_view, tell_interrupted
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.ray_cluster import Workers, check_sendable, pick_workers, running_ray
 from lrnas.searching.samplers import make_sampler
-from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
+from lrnas.searching.settings import SearchSettings, check_settings, gather_settings, takes_settings
 from lrnas.searching.setup import SearchTraining
 from lrnas.spaces.space import load_space
 from lrnas.study.folder import (

@@ -21,9 +21,12 @@ from lrnas._arguments import short_repr
 from lrnas._field_docs import field_docs
 from lrnas._files import parse_toml, read_text
 from lrnas._quantities import read_number, read_quantity, read_time
-from lrnas.data.names import IMAGE_MEMORY, PACKS
+from lrnas.data.names import IMAGE_MEMORY, PACKS, SETS, is_in_files, unknown_set
 from lrnas.errors import LrnasError, UnknownName
-from lrnas.recipes import OTHER_NAMES, Recipe
+from lrnas.models.plan import TIMM
+from lrnas.recipes import OTHER_NAMES, Recipe, check_recipe
+from lrnas.spaces.space import load_space
+from lrnas.study.objectives import pick_objectives
 
 PINNED = "what is searched (pinned: cannot change when the study continues)"
 FREE = "how it is searched (may change when the study continues)"
@@ -149,6 +152,8 @@ PIXELS = Kind("pixels of a side of a square image", "64 or 64x64", _pixels)
 SHAPE = Kind("channels, rows and columns", "3x64x64", _shape)
 NAMES = Kind("names separated by commas", "accuracy,macs", _names)
 CHANGES = Kind("FIELD=VALUE", "lr=0.05", _changes)
+SAMPLERS = ("front", "tpe", "gp", "nsga2", "random")
+"""Names of the samplers."""
 PACK = Kind(" or ".join(PACKS), PACKS[-1], _pack)
 FUNCTION = Kind("MODULE:FUNCTION, or from Python a function", "my_code:train", _function)
 
@@ -389,3 +394,37 @@ def takes_settings(function: Function) -> Function:
     vars(function)["__signature__"] = signature.replace(parameters=[first, *added, *others])
     function.__doc__ = (inspect.getdoc(function) or "").replace("    {settings}", text)
     return function
+
+
+def check_settings(settings: SearchSettings) -> None:
+    """Raise an error if a setting of a search has a wrong value, as far as that is known without training packages."""
+    check_sampler(settings.sampler, settings.beat)
+    pick_objectives(settings.objectives)
+    check_training(settings.recipe, settings.set, settings.epochs, settings.data)
+    if settings.final_epochs is not None:
+        check_recipe("full", {"epochs": settings.final_epochs})
+    if settings.latency_device is not None and settings.latency_device.partition(":")[0] not in ("cpu", "cuda"):
+        raise LrnasError(f"--latency-device must be cpu or cuda; got {settings.latency_device!r}; choose one")
+    if not settings.space.startswith(TIMM):  # timm needs torch
+        load_space(
+            settings.space,
+            granularity=settings.granularity,
+            batch_norm=settings.batch_norm,
+            divisor=settings.divisor,
+            stem_stride=settings.stem_stride,
+        )
+
+
+def check_training(recipe: str, changes: Mapping[str, Any] | None, epochs: int | None, data: str | None) -> None:
+    """Raise an error if a recipe or a data set does not exist, or if a changed field has a wrong name or value."""
+    check_recipe(recipe, {**(changes or {}), **({} if epochs is None else {"epochs": epochs})})
+    if data is not None and data not in SETS and not is_in_files(data):
+        raise unknown_set(data)
+
+
+def check_sampler(name: str, beat: float | None = None) -> None:
+    """Raise an error if there is no sampler of this name, or if it cannot look below a share of the paper's costs."""
+    if name not in SAMPLERS:
+        raise UnknownName("sampler", name, SAMPLERS)
+    if beat is not None and name != "front":
+        raise LrnasError(f"--beat needs the sampler front; got --sampler {name}; leave out one of the two")

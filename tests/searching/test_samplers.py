@@ -11,10 +11,9 @@ from small_studies import SPACE, cost, make_proposals
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError
 from lrnas.sampling.front_sampler import MIN_COMPLETED
-from lrnas.searching.checks import SAMPLERS, check_sampler
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import make_sampler
-from lrnas.searching.settings import SETTINGS
+from lrnas.searching.settings import SAMPLERS, SETTINGS, check_sampler
 from lrnas.study.objectives import Limits
 
 

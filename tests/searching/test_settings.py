@@ -14,8 +14,7 @@ from lrnas.data.names import is_in_files
 from lrnas.errors import LrnasError
 from lrnas.recipes import get_recipe
 from lrnas.searching import search as driver
-from lrnas.searching.checks import check_sampler
-from lrnas.searching.settings import PLACE, SETTINGS, InvalidSettings, SearchSettings, gather_settings
+from lrnas.searching.settings import PLACE, SETTINGS, InvalidSettings, SearchSettings, check_sampler, gather_settings
 from lrnas.spaces.space import load_space
 from lrnas.study.objectives import pick_objectives
 
