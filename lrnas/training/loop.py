@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Sized
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -287,6 +288,7 @@ class TrainingStep:
         self.optimizer = optimizer
         self.recipe = recipe
         self.on_gpu = batches.device.type == "cuda"
+        warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # PyTorch does what is missing, and says so
         self.micro_batches = 1
         """Number of parts of every batch; doubled when memory runs out."""
         self.graph: torch.cuda.CUDAGraph | None = None

@@ -627,7 +627,7 @@ def test_nvjpeg_decodes_the_same_images(pictures: Path) -> None:
     device = torch.device("cuda", 0)
     for on_gpu, on_cpu in zip(decode_jpegs(data, device), decode_jpegs(data, CPU), strict=True):
         difference = (on_gpu.cpu().float() - on_cpu.float()).abs()
-        assert on_gpu.is_cuda and difference.mean() < 4  # colours of neighbouring pixels are interpolated differently
+        assert on_gpu.is_cuda and difference.mean() < 8  # it interpolates colours in another way
 
 
 @pytest.mark.gpu
