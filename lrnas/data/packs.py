@@ -56,8 +56,8 @@ FORMAT = 1
 """Version of the format and of the resizing. Packs of other versions are not used."""
 BLOCK = 32
 """Number of images that a process decodes at a time."""
-SAVE_SECONDS = 10.0
-"""Seconds between entries in the journal. Before each, the pixels are written to the disk."""
+SAVE_SECONDS = 1.0
+"""Seconds between entries in the journal. Before each, the images are written to the disk, while others are decoded."""
 LONGEST = 4
 """If the sides of an image differ by more than this factor, only its middle is kept."""
 MAX_SIDE = 2**20
@@ -77,6 +77,8 @@ Size = tuple[int, int]
 """Rows and columns."""
 Read = Callable[[BinaryIO], npt.NDArray[np.uint8]]
 """A function that decodes an image."""
+Encoded = bytes | memoryview
+"""An image as it is in a pack."""
 Task = tuple[int, Indices]
 """A block of images: the number of the first one, and their part of the table."""
 Lengths = dict[int, list[int]]
@@ -295,11 +297,11 @@ class _PackFiles(ABC):
         )
 
     @abstractmethod
-    def encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
+    def encode(self, pixels: npt.NDArray[np.uint8]) -> Encoded:
         """Return an image as it is in the pack."""
 
     @abstractmethod
-    def keep(self, table: Indices, images: list[bytes]) -> list[bytes]:
+    def keep(self, table: Indices, images: list[Encoded]) -> list[Encoded]:
         """Write the images of a block to their places, if these are known. Returns those that have to be appended."""
 
     @abstractmethod
@@ -310,10 +312,10 @@ class _PackFiles(ABC):
 class _PixelFiles(_PackFiles):
     kind, shown, margin, arrays = "pixels", "pixels", 1.0, ()
 
-    def encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
-        return pixels.tobytes()
+    def encode(self, pixels: npt.NDArray[np.uint8]) -> Encoded:
+        return pixels.reshape(-1).data
 
-    def keep(self, table: Indices, images: list[bytes]) -> list[bytes]:
+    def keep(self, table: Indices, images: list[Encoded]) -> list[Encoded]:
         with open(self.part, "r+b", buffering=0) as stream:  # noqa: PTH123  # a process does this thousands of times
             for start, image in zip(table[0].tolist(), images, strict=True):
                 stream.seek(3 * start)
@@ -332,13 +334,13 @@ class _JpegFiles(_PackFiles):
     def __init__(self, stem: str) -> None:
         super().__init__(f"{stem}-jpeg{QUALITY}")
 
-    def encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
+    def encode(self, pixels: npt.NDArray[np.uint8]) -> Encoded:
         from torchvision.io import encode_jpeg  # takes a second
 
         encoded: torch.Tensor = encode_jpeg(torch.from_numpy(pixels).permute(2, 0, 1), QUALITY)
         return encoded.numpy().tobytes()
 
-    def keep(self, table: Indices, images: list[bytes]) -> list[bytes]:
+    def keep(self, table: Indices, images: list[Encoded]) -> list[Encoded]:
         return images
 
     def bounds(self, table: Indices, lengths: Lengths) -> Indices:
@@ -699,11 +701,11 @@ def _measure_block(task: Task) -> tuple[Indices, list[Problem]]:
     return sizes, problems
 
 
-def _pack_block(files: _PackFiles, task: Task) -> tuple[list[Problem], list[bytes]]:
+def _pack_block(files: _PackFiles, task: Task) -> tuple[list[Problem], list[Encoded]]:
     """Decode the images of a block. Returns those that cannot be decoded, and what has to be appended to the file."""
     first, block = task
     problems: list[Problem] = []
-    images = [b""] * block.shape[1]
+    images: list[Encoded] = [b""] * block.shape[1]
     for i, (_, rows, columns) in enumerate(block.T.tolist()):
         if not rows:  # known from its header
             continue
