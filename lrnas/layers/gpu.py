@@ -6,7 +6,6 @@ layers, a 2×2 pool and (in evaluation) a batch norm.
 
 from __future__ import annotations
 
-import itertools
 import math
 from enum import Enum
 from typing import Any, cast
@@ -279,8 +278,10 @@ def _find_epilogue(module: nn.Module, following: list[nn.Module]) -> tuple[dict[
     """The epilogue of a module as arguments of its `compute`, and the number of following modules that it replaces."""
     if not isinstance(module, _WITH_EPILOGUE) or has_hooks(module):
         return {}, 0
-    rest = list(itertools.takewhile(lambda other: not has_hooks(other), following))
-    length = len(rest)
+    length = 0
+    while length < len(following) and not has_hooks(following[length]):  # torch.compile knows no itertools.takewhile
+        length += 1
+    rest = following[:length]
     epilogue: dict[str, Any] = {}
     is_mixed = isinstance(module, CompositeConv2d | SeparableConv2d | WindowConv2d)
     if is_mixed and rest and _is_constant(rest[0]):

@@ -169,6 +169,8 @@ def test_two_processes_share_a_gpu() -> None:
     client = [sys.executable, "-c", f"{USE_GPU}\nprint('ready', flush=True); input()"]
     with shared_gpus() as reason:
         assert not reason
+        if PIPES not in os.environ:
+            pytest.skip("MPS was running before")
         folder = os.environ[PIPES]
         pipe = subprocess.PIPE
         clients = [subprocess.Popen(client, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
