@@ -19,7 +19,7 @@ def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
     (tmp_path / folder.name).mkdir()
     (tmp_path / folder.name / "study.db").write_bytes(lzma.decompress((folder / "study.db.xz").read_bytes()))
     study = open_study(folder.name, studies=tmp_path)
-    finals = read_retraining(study)
+    finals = read_retraining(study, "full")
     kept = json.loads((folder / "retrained.json").read_text(encoding="utf-8"))
     assert {final.identity: list(final.accuracies) for final in finals} == {
         network["identity"]: network["accuracies"] for network in kept["networks"]
@@ -37,6 +37,24 @@ def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
         low, high = (f"{100 * end:+.2f}".replace("-", "−") for end in verdict.interval)
         told = f"at {verdict.share:.2f} of its MACs: {100 * (verdict.difference or 0):+.2f} points"
         assert told in FINDINGS and f"{low} to {high}" in FINDINGS, verdict.point
+
+
+def test_networks_trained_with_the_recipe_of_the_paper(tmp_path: Path) -> None:
+    folder = ROOT / "results" / "studies" / "vgg-deep-cifar10"
+    (tmp_path / folder.name).mkdir()
+    (tmp_path / folder.name / "study.db").write_bytes(lzma.decompress((folder / "study.db.xz").read_bytes()))
+    study = open_study(folder.name, studies=tmp_path)
+    by_recipe = [read_retraining(study, recipe) for recipe in ("paper", "full")]
+    kept = json.loads((folder / "retrained_paper.json").read_text(encoding="utf-8"))
+    assert {final.identity: list(final.accuracies) for final in by_recipe[0]} == {
+        network["identity"]: network["accuracies"] for network in kept["networks"]
+    }
+    (dense,) = (final.macs for final in by_recipe[0] if final.point == study.baseline)
+    for paper, full in zip(*by_recipe, strict=True):
+        assert paper.identity == full.identity
+        cells = [f"{100 * final.mean:.2f} ± {100 * stdev(final.accuracies):.2f} %" for final in (paper, full)]
+        name = paper.point or f"trial {paper.trial}"
+        assert f"| {name} | {paper.macs / dense:.2f} | {' | '.join(cells)} |" in FINDINGS
 
 
 def test_the_headline_of_the_readme() -> None:
