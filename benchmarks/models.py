@@ -36,7 +36,7 @@ def keep(export: Path, name: str) -> None:
     (folder / WEIGHTS).chmod(0o644)
     content = {"data": "cifar10", **json.loads((export / CONFIG).read_text(encoding="utf-8"))}
     architecture = json.loads((export / "architecture.json").read_text(encoding="utf-8"))
-    content |= {"architecture": "lrnas", "model_args": {"architecture": architecture}}
+    content |= {"architecture": "lrnas", "model_args": {**content["model_args"], "architecture": architecture}}
     (folder / CONFIG).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -37,6 +37,7 @@ from lrnas.exporting.names import SUFFIX, check_format
 from lrnas.exporting.onnx import check_extras, has_cuda, onnx_timer
 from lrnas.exporting.sample_inputs import Inputs, find_data, find_inputs
 from lrnas.exporting.sources import ExportError, Source, find_source
+from lrnas.models.count import auxiliary_heads
 from lrnas.profiling.timing import find_device, pick_threads
 from lrnas.training.provenance import hardware
 
@@ -339,5 +340,7 @@ def _how_to_load(
         return line, ""
     name = registered_name(architecture)
     what = f'"{name}"' if name else f'"lrnas", architecture={_quoted(place / ARCHITECTURE)}'
-    sizes = f"num_classes={model.num_classes}, in_chans={inputs.images.shape[1]}"
-    return line, f"timm.create_model({what}, {sizes}, checkpoint_path={_quoted(place / WEIGHTS)})"
+    options = f"num_classes={model.num_classes}, in_chans={inputs.images.shape[1]}"
+    if auxiliary_heads(model):
+        options += ", aux_logits=False"
+    return line, f"timm.create_model({what}, {options}, checkpoint_path={_quoted(place / WEIGHTS)})"

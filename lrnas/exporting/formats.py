@@ -21,6 +21,7 @@ from lrnas.exporting.onnx import ANY_BATCH, INPUT, batch_of_two, make_session, q
 from lrnas.exporting.sample_inputs import Inputs
 from lrnas.exporting.sources import ExportError
 from lrnas.layers.fold import Folding
+from lrnas.models.count import auxiliary_heads
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM, built_id
 from lrnas.profiling.timing import Call
@@ -79,17 +80,22 @@ def registered_name(architecture: Architecture) -> str | None:
 
 
 def _write_timm(network: Network, folder: Path, name: str) -> Written:
-    """Write a folder in the layout of timm and the Hugging Face Hub."""
+    """Write a folder in the layout of timm and the Hugging Face Hub, without heads that only training needs."""
     model: Any = network.model
     is_folded = network.folding is not None
     registered = None if is_folded else registered_name(network.architecture)
-    arguments = {} if registered else {"architecture": network.architecture.to_dict()}
+    arguments: dict[str, Any] = {} if registered else {"architecture": network.architecture.to_dict()}
     if network.folding is not None:
         arguments["folded"] = asdict(network.folding)
+    heads = auxiliary_heads(model)
+    if heads:
+        arguments["aux_logits"] = False
     inputs = network.inputs.to_dict()
     classes = inputs.pop("classes", None)
     own = model.pretrained_cfg
     config = {key: own[key] for key in CONFIGURED if own.get(key) is not None}
+    if heads:
+        config["classifier"] = next(name for name in config["classifier"] if not name.startswith(heads))
     if inputs["input_size"][0] != 3:
         config = {key: value for key, value in config.items() if key not in ("mean", "std", "min_input_size")}
     elif not is_folded and own.get("first_conv"):
@@ -102,7 +108,8 @@ def _write_timm(network: Network, folder: Path, name: str) -> Written:
         "pretrained_cfg": {"num_classes": model.num_classes, **config, **inputs},
         **({"label_names": classes} if classes else {}),
     }
-    tensors = {key: value.detach().clone().contiguous() for key, value in model.state_dict().items()}
+    weights = {key: value for key, value in model.state_dict().items() if not key.startswith(heads)}
+    tensors = {key: value.detach().clone().contiguous() for key, value in weights.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "lrnas": json.dumps(network.description())})
     (folder / ARCHITECTURE).write_text(network.architecture.to_json(indent=1) + "\n", encoding="utf-8")
     (folder / CONFIG).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

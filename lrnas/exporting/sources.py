@@ -18,6 +18,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import BACKBONES
 from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.models.build import create_model
+from lrnas.models.count import auxiliary_heads
 from lrnas.models.found import find_found
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM, names_to_suggest
@@ -83,7 +84,10 @@ class Source:
             if wanted is not None and wanted != own:
                 raise ExportError(f"{self.name} was trained for {own} {what}; got {wanted}; leave that option out")
         torch.manual_seed(0)
-        model = create_model(self.architecture, classes, channels).eval()
+        heads = auxiliary_heads(shell)
+        has_heads = self.weights is None or any(key.startswith(heads) for key in self.weights)
+        options: dict[str, Any] = {"aux_logits": False} if heads and not has_heads else {}
+        model = create_model(self.architecture, classes, channels, **options).eval()
         if self.weights is not None:
             try:
                 model.load_state_dict(dict(self.weights))

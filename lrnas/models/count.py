@@ -144,14 +144,17 @@ def timm_sizes(name: str) -> tuple[int, int]:
     return int(config.input_size[-1]), int(config.num_classes or 1000)
 
 
+def auxiliary_heads(model: nn.Module) -> tuple[str, ...]:
+    """How the names of the weights that only training needs begin."""
+    return tuple(f"{path}." for path, module in model.named_modules() if getattr(module, "is_auxiliary", False))
+
+
 def _count(model: nn.Module, image: Shape) -> tuple[list[LayerCost], dict[str, list[_Call]]]:
     layers = _find_layers(model)
     calls: dict[str, list[_Call]] = {}
     flops = _run(model, layers, image, calls)
     classifiers = find_classifiers(model)
-    training_only = tuple(
-        f"{path}." for path, module in model.named_modules() if getattr(module, "is_auxiliary", False)
-    )
+    training_only = auxiliary_heads(model)
     costs: list[LayerCost] = []
     claimed: set[int] = set()
     for path, module in layers.items():

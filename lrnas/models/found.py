@@ -30,6 +30,8 @@ class FoundNetwork:
     """The data set that it was trained on."""
     config: dict[str, Any]
     """timm's `pretrained_cfg`: the size and normalisation of the images, the number of classes and so on."""
+    arguments: dict[str, Any]
+    """Arguments of `lrnas.create_model` with which it is built."""
 
 
 @cache
@@ -39,9 +41,10 @@ def found_networks() -> dict[str, FoundNetwork]:
     for file in sorted(MODELS.glob(f"*/{CONFIG}")):
         content = json.loads(file.read_text(encoding="utf-8"))
         config = {**content["pretrained_cfg"], "label_names": tuple(content["label_names"])}
-        network = Architecture.from_dict(content["model_args"]["architecture"])
+        arguments = content["model_args"]
+        network = Architecture.from_dict(arguments.pop("architecture"))
         name = file.parent.name
-        found[name] = FoundNetwork(name, network, file.parent / WEIGHTS, content["data"], config)
+        found[name] = FoundNetwork(name, network, file.parent / WEIGHTS, content["data"], config, arguments)
     return found
 
 

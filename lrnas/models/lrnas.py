@@ -23,7 +23,7 @@ from torch import nn
 
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import VGG_STAGES
-from lrnas.models.found import found_networks
+from lrnas.models.found import find_found
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM, native_num_classes, resolve_backbone, timm_config
 
@@ -102,7 +102,7 @@ def _register(name: str, entry_point: Callable[..., nn.Module]) -> None:
 
 def _config(name: str, network: Architecture) -> dict[str, Any]:
     """timm's `default_cfg` of a named network."""
-    if (found := found_networks().get(name)) is None:
+    if (found := find_found(name)) is None:
         return timm_config(network)
     return {**timm_config(network, found.config["input_size"][1]), **found.config, "file": str(found.weights)}
 
@@ -115,4 +115,6 @@ for _name, _network in _NETWORKS.items():
     if timm_models.is_model(_name) and timm_models.model_entrypoint(_name).__module__ != __name__:
         warnings.warn(f"timm has its own model {_name}; lrnas.create_model builds the one of lrnas", stacklevel=2)
     else:
-        _register(_name, partial(_build, _name, _network, classes=_CONFIGS[_name]["num_classes"]))
+        _found = find_found(_name)
+        _arguments = {} if _found is None else _found.arguments
+        _register(_name, partial(_build, _name, _network, classes=_CONFIGS[_name]["num_classes"], **_arguments))

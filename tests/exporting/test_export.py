@@ -308,6 +308,27 @@ def test_files_with_different_outputs_are_not_kept(
     assert not (tmp_path / "out").exists() and [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
+def test_heads_that_only_training_needs_are_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    arguments = ("export", "googlenet-lr", "--fresh", "--input", "64", "--classes", "3", "--out", str(folder))
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    by_name = eval(next(line.strip() for line in out.splitlines() if "checkpoint_path" in line))
+    weights = folder / "model.safetensors"
+    keys = load_file(weights)
+    assert "fc.weight" in keys and not any(key.startswith("aux") for key in keys)
+    images = torch.randn(2, 3, 64, 64)
+    outputs = [
+        model.train()(images)  # with the heads, a tuple
+        for model in (
+            timm.create_model(f"local-dir:{folder}", pretrained=True),
+            by_name,
+            lrnas.load_model(weights, architecture=folder / "architecture.json"),
+        )
+    ]
+    assert [output.shape for output in outputs] == [(2, 3)] * 3
+
+
 def test_a_named_network_has_random_weights(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
