@@ -80,10 +80,10 @@ def parse_toml(text: str) -> dict[str, Any]:
     return data
 
 
-def read_json(path: str | Path, limit: int = MAX_RECORD) -> Any:
+def read_json(path: str | Path) -> Any:
     """The content of a JSON file. Raises the errors of `read_text`, and ValueError if it is not valid."""
     try:
-        return json.loads(read_text(path, limit))
+        return json.loads(read_text(path, MAX_RECORD))
     except RecursionError:
         raise ValueError("too many brackets are open") from None
 

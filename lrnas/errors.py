@@ -140,22 +140,21 @@ class UnknownName(LrnasError, LookupError):
         super().__init__(f"unknown {what} {name!r}{closest(str(name), known)}{next_step}")
 
 
-def closest(name: str, known: Iterable[str], limit: int = 3) -> str:
+def closest(name: str, known: Iterable[str]) -> str:
     """The end of an error message that suggests names similar to a misspelt one.
 
     Args:
         name: The misspelt name.
         known: All names that exist.
-        limit: Largest number of suggestions.
 
     Returns:
         "; did you mean …?", or "; known: …" if nothing is similar and the list is short, or an empty text.
     """
     known = list(dict.fromkeys(known))
-    near = difflib.get_close_matches(name, known, n=limit, cutoff=0.6)
+    near = difflib.get_close_matches(name, known, cutoff=0.6)
     if not near:  # perhaps in upper case
         lower = {each.lower(): each for each in known}
-        near = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, n=limit, cutoff=0.6)]
+        near = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, cutoff=0.6)]
     if near:
         return "; did you mean " + " or ".join(near) + "?"
     return "; known: " + ", ".join(known) if 0 < len(known) <= 16 else ""

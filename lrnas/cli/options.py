@@ -102,7 +102,6 @@ def add_option(
     metavar: str,
     help: str,  # noqa: A002
     default: Any = None,
-    dest: str | None = None,
 ) -> None:
     """Add an option with a value.
 
@@ -113,11 +112,10 @@ def add_option(
         metavar: Name of the value in the help.
         help: What it does; the default is appended unless the text states it.
         default: Its default.
-        dest: Name of the argument in Python, if it differs.
     """
     how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if kind is not FLAG:
-        how = {"action": _ReadValue, "kind": kind, "metavar": metavar, "dest": dest or name[2:].replace("-", "_")}
+        how = {"action": _ReadValue, "kind": kind, "metavar": metavar, "dest": name[2:].replace("-", "_")}
     text = help if default == argparse.SUPPRESS else with_default(help, default)
     command.add_argument(name, default=default, help=text, **how)
 

@@ -16,11 +16,10 @@ from lrnas._arguments import checked
 from lrnas.arch.architecture import Architecture, Pool
 from lrnas.arch.backbone_shapes import NIN_BLOCKS, VGG_STAGES
 from lrnas.errors import ConversionError, InvalidArgument
-from lrnas.layers.fold import Folding
 from lrnas.layers.init import Rule, initialise
 from lrnas.models.backbones import GoogLeNet, NiN, Vgg, VggGlobalPool, vgg_layers
 from lrnas.models.convert import replace_conv
-from lrnas.models.plan import TIMM, Plan, folded_convs, make_plan, timm_config
+from lrnas.models.plan import TIMM, Plan, make_plan, timm_config
 
 _RESERVED = {"stem_stride", "batch_norm", "norm_layer", "conv_layer", "widths", "blocks", "hidden", "pool_padding"}
 """Arguments of the backbones that callers cannot give, because the architecture sets them."""
@@ -81,20 +80,6 @@ def create_model(
         model.pretrained_cfg = model.default_cfg = config  # type: ignore[assignment]  # as timm does it
     model.architecture = architecture  # type: ignore[assignment]  # a plain attribute, for exports
     return model
-
-
-def deployed_folding(architecture: Architecture, input_size: int | None = None, in_chans: int = 3) -> Folding:
-    """The layers of a built model that `fold` must change to get the deployed form, with the trained weights.
-
-    Args:
-        architecture: The architecture that the model was built from.
-        input_size: Rows and columns of the image, as in `deployed_form`.
-        in_chans: Channels of the image.
-
-    Returns:
-        The folding. The folded model is the one that `create_model` builds for `deployed_form(architecture)`.
-    """
-    return Folding(forms={conv.path: "single" for conv in folded_convs(architecture, input_size, in_chans)})
 
 
 @contextmanager

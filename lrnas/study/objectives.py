@@ -22,7 +22,6 @@ class Objective:
 
     name: str
     maximise: bool
-    doc: str
     label: str
     """Label of an axis, with the unit."""
     unit: float = 1.0
@@ -36,18 +35,16 @@ class Objective:
 OBJECTIVES = {
     objective.name: objective
     for objective in (
-        Objective("accuracy", True, "share of correctly classified validation images", "validation accuracy, %", 0.01),
-        Objective(
-            "macs", False, "multiply-accumulates for one image, as deployed", "multiply-accumulates, millions", 1e6
-        ),
-        Objective("params", False, "number of parameters, as deployed", "parameters, millions", 1e6),
-        Objective("latency", False, "milliseconds for a batch on a device, without training", "latency, ms"),
+        Objective("accuracy", True, "validation accuracy, %", 0.01),
+        Objective("macs", False, "multiply-accumulates, millions", 1e6),
+        Objective("params", False, "parameters, millions", 1e6),
+        Objective("latency", False, "latency, ms"),
     )
 }
 """Objectives of a search, by name. None of them is measured on test images."""
 
 RETRAINED = (
-    Objective("test_accuracy", True, "share of correctly classified test images", "test accuracy, %", 0.01),
+    Objective("test_accuracy", True, "test accuracy, %", 0.01),
     OBJECTIVES["macs"],
 )
 """Values of the runs of a retraining; no network is chosen by them."""

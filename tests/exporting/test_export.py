@@ -27,8 +27,8 @@ from lrnas.exporting import export as exporting, fastest_form as forms, onnx as 
 from lrnas.exporting.export import SUFFIX
 from lrnas.exporting.fastest_form import Times, choose_forms, fastest, torch_timer
 from lrnas.layers.conv import CompositeConv2d
-from lrnas.models.build import create_model, deployed_folding
-from lrnas.models.plan import canonical_id
+from lrnas.models.build import create_model
+from lrnas.models.plan import canonical_id, folded_convs
 from lrnas.profiling import timing
 from lrnas.profiling.timing import measure
 from lrnas.recipes import Recipe
@@ -275,7 +275,7 @@ def test_of_equally_fast_forms_the_deployed_one_is_kept() -> None:
         model = create_model(architecture, 10, 1).eval()
         fusion = choose_forms(model, torch.randn(2, 1, 8, 8), times)
         assert [choice.chosen for choice in fusion.layers] == wanted
-        assert fusion.folding.forms.keys() == deployed_folding(architecture, 8, 1).forms.keys()
+        assert fusion.folding.forms.keys() == {conv.path for conv in folded_convs(architecture, 8, 1)}
         images = torch.randn(2, 1, 8, 8)
         torch.testing.assert_close(fusion.model(images), model(images), rtol=1e-4, atol=1e-5)
 

@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lrnas.arch.architecture import Allocation, Architecture, FilterGroup
-from lrnas.layers.fold import fold
-from lrnas.models.build import create_model, deployed_folding
+from lrnas.layers.fold import Folding, fold
+from lrnas.models.build import create_model
 from lrnas.models.paper import get_point
-from lrnas.models.plan import canonical_id, deployed_form, make_plan
+from lrnas.models.plan import canonical_id, deployed_form, folded_convs, make_plan
 from lrnas.spaces.space import SearchSpace, load_space
 
 SPACES = ("nin", "vgg11", "googlenet", "timm:resnet10t")
@@ -46,7 +46,8 @@ def check(architecture: Architecture, size: int) -> None:
     for part in built.modules():
         if isinstance(part, nn.Conv2d) and part.bias is not None:
             nn.init.normal_(part.bias, std=0.1)  # they are zero before training
-    folded = fold(copy.deepcopy(built), deployed_folding(architecture, size))
+    forms = {conv.path: "single" for conv in folded_convs(architecture, size)}
+    folded = fold(copy.deepcopy(built), Folding(forms=forms))
     images = torch.randn(1, 3, size, size)
     with torch.no_grad():
         expected = built(images)
