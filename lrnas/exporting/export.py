@@ -32,12 +32,13 @@ from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet
 from lrnas.errors import InvalidArgument, first_line, in_users_words
 from lrnas.exporting.fastest_form import Fusion, Timer, choose_forms, fastest, torch_timer
-from lrnas.exporting.formats import ARCHITECTURE, CONFIG, WEIGHTS, WRITERS, Network, Written, registered_name
+from lrnas.exporting.formats import ARCHITECTURE, WRITERS, Network, Written, registered_name
 from lrnas.exporting.names import SUFFIX, check_format
 from lrnas.exporting.onnx import check_extras, has_cuda, onnx_timer
 from lrnas.exporting.sample_inputs import Inputs, find_data, find_inputs
 from lrnas.exporting.sources import ExportError, Source, find_source
 from lrnas.models.count import auxiliary_heads
+from lrnas.models.found import CONFIG, WEIGHTS
 from lrnas.profiling.timing import find_device, pick_threads
 from lrnas.training.provenance import hardware
 

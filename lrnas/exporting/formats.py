@@ -22,11 +22,12 @@ from lrnas.exporting.sample_inputs import Inputs
 from lrnas.exporting.sources import ExportError
 from lrnas.layers.fold import Folding
 from lrnas.models.count import auxiliary_heads
+from lrnas.models.found import CONFIG, WEIGHTS
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM, built_id
 from lrnas.profiling.timing import Call
 
-WEIGHTS, CONFIG, ARCHITECTURE = "model.safetensors", "config.json", "architecture.json"
+ARCHITECTURE = "architecture.json"
 CONFIGURED = ("min_input_size", "interpolation", "crop_pct", "mean", "std", "classifier")
 """Entries of a model's timm configuration that an exported network keeps."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from lrnas._arguments import checked
@@ -19,7 +20,7 @@ from lrnas.arch.backbone_shapes import BACKBONES
 from lrnas.errors import LrnasError, UnknownName, closest
 from lrnas.models.build import create_model
 from lrnas.models.count import auxiliary_heads
-from lrnas.models.found import find_found
+from lrnas.models.found import WEIGHTS, find_found
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM, names_to_suggest
 from lrnas.models.summary import read_source
@@ -108,8 +109,8 @@ def load_model(
     """Load a trained network, for use or for further training in Python.
 
     Args:
-        source: A trial; a checkpoint (folder or file); STUDY:TRIAL, where TRIAL is a number, the name of a network, or
-            best; or STUDY@RECIPE:NETWORK for a retrained network.
+        source: A trial; a checkpoint or an export in timm's format (folder or file); STUDY:TRIAL, where TRIAL is a
+            number, the name of a network, or best; or STUDY@RECIPE:NETWORK for a retrained network.
         architecture: JSON file with the architecture, for a file of weights that does not contain it.
         studies: Folder that holds the studies, for STUDY:TRIAL.
         storage: Database URL, or journal:FILE, that holds the study; None for the file in its folder.
@@ -172,6 +173,8 @@ def find_source(
 
 
 def _from_path(path: Path, given: Architecture | None, fresh: bool | None) -> Source:
+    if path.is_dir() and not (path / RECORD).exists() and (path / WEIGHTS).exists():
+        return dataclasses.replace(_from_weights(path / WEIGHTS, given), name=path.resolve().name)
     if path.is_dir() or path.name == RECORD:
         return _from_checkpoint(path if path.is_dir() else path.parent, given)
     if path.suffix == ".safetensors":
@@ -213,11 +216,28 @@ def _from_weights(path: Path, given: Architecture | None) -> Source:
     if given is None:
         if record.exists() and _read_json(record).get("tensors") == path.name:
             return _from_checkpoint(path.parent, None)
-        raise ExportError(f"{path} contains weights without an architecture; give it with --architecture FILE.json")
+        given = _exported_architecture(path)
     try:
         return Source(path.stem, given, f"weights of {path}", _model_weights(load_tensors(path)))
     except (OSError, SafetensorError) as error:
         raise ExportError(f"{path} cannot be read ({error}); give a file of safetensors") from None
+
+
+def _exported_architecture(path: Path) -> Architecture:
+    """The architecture of weights that lrnas has exported."""
+    try:
+        with safe_open(path, "pt") as file:
+            description = json.loads((file.metadata() or {}).get("lrnas", "{}"))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ExportError(f"{path} cannot be read ({error}); give a file of safetensors") from None
+    if "architecture" not in description:
+        raise ExportError(f"{path} contains weights without an architecture; give it with --architecture FILE.json")
+    if "folded" in description:
+        raise ExportError(
+            f"{path} was exported with --fuse, so its layers are not those of the architecture; load it with "
+            f'timm.create_model("local-dir:{path.parent}", pretrained=True)'
+        )
+    return Architecture.from_dict(description["architecture"], str(path))
 
 
 def _model_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import timm
 import torch
 from pictures import write_set
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from timm.data.constants import IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
@@ -216,7 +216,10 @@ def test_timm_folded_and_not(tmp_path: Path, forced: None, architecture: Archite
     assert json.loads((tmp_path / "plain" / "config.json").read_text())["architecture"] == name
     again = timm.create_model(f"local-dir:{tmp_path / 'plain'}", pretrained=True).eval()
     torch.testing.assert_close(again(x), model(x))
+    torch.testing.assert_close(lrnas.load_model(tmp_path / "plain")(x), model(x))
     fused = lrnas.export(source, out=tmp_path / "fused", fuse=True)
+    with pytest.raises(exporting.ExportError, match=r"exported with `fuse`.*load it with timm.create_model"):
+        lrnas.load_model(tmp_path / "fused")
     assert fused.fusion is not None and fused.fusion.network is not None
     again = timm.create_model(f"local-dir:{tmp_path / 'fused'}", pretrained=True).eval()
     torch.testing.assert_close(again(x), model(x), atol=1e-4, rtol=1e-3)
@@ -323,10 +326,11 @@ def test_heads_that_only_training_needs_are_left_out(capsys: pytest.CaptureFixtu
         for model in (
             timm.create_model(f"local-dir:{folder}", pretrained=True),
             by_name,
-            lrnas.load_model(weights, architecture=folder / "architecture.json"),
+            lrnas.load_model(weights),
+            lrnas.load_model(folder),
         )
     ]
-    assert [output.shape for output in outputs] == [(2, 3)] * 3
+    assert [output.shape for output in outputs] == [(2, 3)] * 4
 
 
 def test_a_named_network_has_random_weights(
@@ -518,8 +522,9 @@ def test_exports_of_a_study_have_class_names(
         (["missing/checkpoint"], "missing/checkpoint does not exist"),
         (["empty"], "empty has no checkpoint.json"),
         (["bare.safetensors"], "contains weights without an architecture; give it with --architecture FILE.json"),
+        (["broken.safetensors"], "broken.safetensors cannot be read (Error while deserializing header"),
         (["bare.safetensors", "--architecture", "broken.json"], "broken.json: not valid JSON"),
-        (["bare.safetensors", "--architecture", "network.json"], "bare.safetensors cannot be read"),
+        (["broken.safetensors", "--architecture", "network.json"], "broken.safetensors cannot be read"),
         (["broken.json"], "broken.json cannot be read"),
         (["record.json"], "record.json is the record of a run whose weights are not in record; train it again"),
         (["weights.pth"], "weights must be safetensors and networks JSON; got weights.pth"),
@@ -543,7 +548,8 @@ def test_bad_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "bare.safetensors").write_bytes(b"no tensors")
+    save_file({"x": torch.zeros(1)}, tmp_path / "bare.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"no tensors")
     (tmp_path / "weights.pth").touch()
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "network.json").write_text('{"backbone": "nin"}')
