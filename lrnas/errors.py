@@ -17,8 +17,8 @@ OPTIONS = {
     "front", "fuse", "gpus-per-trial", "granularity", "image-memory", "image-size", "input", "latency-batch",
     "latency-device", "layer", "layers", "level", "max-latency", "max-macs", "max-params", "min-epochs", "min-macs",
     "name", "number", "objectives", "out", "pack", "plot", "points", "port", "profile", "recipe", "records", "results",
-    "sampler", "seed", "seeds", "set", "show", "size", "space", "stem-stride", "storage", "studies", "threads",
-    "trainable", "training", "trial-timeout", "trials", "warm-start", "workers", "yes",
+    "sampler", "seed", "seeds", "set", "show", "size", "space", "start-from", "stem-stride", "storage", "studies",
+    "threads", "trainable", "training", "trial-timeout", "trials", "warm-start", "workers", "yes",
 }  # fmt: skip
 """Options of all commands, without `no-`; in Python, they are arguments."""
 _OPTION = re.compile(r"(`[^`]*`)|(?<![\w/=-])--([a-z][a-z-]+)(?![\w/-])")

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import timm
 import torch
@@ -20,6 +20,7 @@ from lrnas.layers.init import Rule, initialise
 from lrnas.models.backbones import GoogLeNet, NiN, Vgg, VggGlobalPool, vgg_layers
 from lrnas.models.convert import replace_conv
 from lrnas.models.plan import TIMM, Plan, make_plan, timm_config
+from lrnas.models.pretrained import approximate
 
 _RESERVED = {"stem_stride", "batch_norm", "norm_layer", "conv_layer", "widths", "blocks", "hidden", "pool_padding"}
 """Arguments of the backbones that callers cannot give, because the architecture sets them."""
@@ -31,17 +32,18 @@ def create_model(
     num_classes: int = 1000,
     in_chans: int = 3,
     *,
-    init: Rule = "composite",
+    init: Rule | Literal["pretrained"] = "composite",
     **kwargs: Any,
 ) -> nn.Module:
-    """Build the model of an architecture, with random weights.
+    """Build the model of an architecture, with random weights unless `init` is "pretrained".
 
     Args:
         architecture: The network.
         num_classes: Number of classes; 0: no classifier.
         in_chans: Channels of the images.
         init: The rule for the initial weights; see `initialise`. In a timm model it applies only to replaced layers;
-            the other layers keep timm's weights, which can be pretrained.
+            the other layers keep timm's weights, which can be pretrained. With "pretrained", replaced layers
+            approximate those of timm's model; also give `pretrained=True`.
         kwargs: Arguments of the backbone, as in `timm.create_model`: `drop_rate`, `global_pool`, `device`, `dtype`,
             `aux_logits` of GoogLeNet.
 
@@ -65,8 +67,14 @@ def create_model(
     if architecture.backbone.startswith(TIMM) and _timm_builds_backbone(architecture, plan):
         with _refusing_arguments(architecture.backbone):
             model = timm.create_model(architecture.backbone.removeprefix(TIMM), **kwargs)
-        for path in _replace_convs(model, plan):
-            initialise(model.get_submodule(path), init)
+        before: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+        replaced = _replace_convs(model, plan)
+        for path in replaced:
+            initialise(model.get_submodule(path), "composite" if init == "pretrained" else init)
+        if init == "pretrained":
+            approximate(model, {path: before[path] for path in replaced})
+    elif init == "pretrained":
+        raise ConversionError(f"only models of timm can start from pretrained weights; got {plan.backbone}")
     else:
         # built on the meta device first, so that memory is needed only for the final layers
         device = torch.device(kwargs.pop("device", None) or torch.get_default_device())

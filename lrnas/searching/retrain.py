@@ -32,12 +32,15 @@ from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import pick_workers, running_ray
 from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.settings import SECONDS, read_value
+from lrnas.searching.setup import read_start
 from lrnas.searching.trials_per_gpu import share_gpus
 from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, compare_with_paper, level_study, read_level, read_short
 from lrnas.study.manifest import (
     RETRAINS,
+    SETTINGS,
+    START,
     StudyError,
     check_manifest,
     data_name,
@@ -384,6 +387,12 @@ class _Training:
         if self.data.identity != searched["data"]:
             told = tell_other_images(searched, names_of(name, self.data.classes, self.data.num_images))
             raise StudyError(f"{search.name} cannot be retrained on {shown_name(name)}: {told}; give the same --data")
+        self.start = None
+        if START in searched:
+            file = searched[SETTINGS]["start_from"]
+            self.start = read_start(file, backbones)
+            if self.start.identity != searched[START]:
+                raise StudyError(f"{search.name} started from {file}, which has changed since; restore the file")
         size, number, own_crops = self.data.image_size, len(self.data.train), self.data.own_crops
         norms = has_norms(backbones[0], searched["space"]["batch_norm"])
         make_recipe = functools.partial(
@@ -408,7 +417,7 @@ class _Training:
         assert proposal.seed is not None
         network, seed = proposal.architecture, proposal.seed
         data = (self.smallest, self.data_dir, self.image_size, self.image_memory, self.pack)
-        return Job(network, self.named, self.recipe, seed, *data)
+        return Job(network, self.named, self.recipe, seed, *data, start=self.start)
 
     def cost(self, architecture: Architecture) -> dict[str, int]:
         """Costs of a network as deployed, for the images or crops that it is trained on.
@@ -434,6 +443,7 @@ class _Training:
             "channels": self.data.channels,
             "num_classes": self.data.num_classes,
             "recipe": self.recipe.to_dict(),
+            **({} if self.start is None else {START: self.start.identity}),
             "rungs": [],
             "objectives": [goal.name for goal in RETRAINED],
             "reference": {key: max(count[key] for count in counts) for key in ("macs", "params")},

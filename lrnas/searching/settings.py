@@ -140,6 +140,7 @@ def _function(value: Any) -> Any:
 TEXT = Kind("text in quotes", '"nin"', _text)
 DATA = Kind("text in quotes", '"cifar10" or "folder:my_images"', _text)
 PATH = Kind("a path", "studies", lambda value: _text(os.fspath(value)))
+FILE = Kind("a file", "resnet18.safetensors", lambda value: str(Path(value).absolute()))
 SOURCE = Kind("a space or a study file", "nin or studies/nin-cifar10.toml", PATH.read)
 WHOLE = Kind("a whole number", "20", _whole)
 NUMBER = Kind("a number", "0.5", read_number)
@@ -185,6 +186,9 @@ class SearchSettings:
     min_epochs: int | None = setting(WHOLE, "N")
     """Train every network for at least N epochs before early stopping (default: no early stopping with the schedule
     one_cycle, whose accuracies mean little before its end; else one ninth of --epochs)."""
+    start_from: str | None = setting(FILE, "FILE")
+    """Start every network from trained weights of the model of the space, timm:MODEL: layers with other filters
+    approximate those of the model (default: random weights)."""
     batch_norm: bool | None = setting(FLAG, "", True)
     """Put batch norm into every network."""
     granularity: str | None = setting(TEXT, "NAME")

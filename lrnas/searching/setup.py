@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,10 @@ from lrnas.searching.settings import SearchSettings
 from lrnas.searching.trials_per_gpu import share_gpus
 from lrnas.spaces.space import SearchSpace
 from lrnas.study.levels import FULL, LONGER, SHORT, Level
-from lrnas.study.manifest import SETTINGS, check_manifest, names_of, read_manifest
+from lrnas.study.manifest import SETTINGS, START, check_manifest, names_of, read_manifest
 from lrnas.study.objectives import Costs, Limits, pick_objectives
 from lrnas.training.custom import Trainable
-from lrnas.training.job import OWN_DATA, Images, Job
+from lrnas.training.job import OWN_DATA, Images, Job, Start
 
 if TYPE_CHECKING:
     from lrnas.profiling.latency_table import Latency
@@ -118,6 +118,7 @@ class SearchTraining:
         self.recipe = make_recipe(settings.recipe, changes=changes)
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
+        self.start = None if settings.start_from is None else read_start(settings.start_from, space.backbones)
         self.input_size = self.recipe.crop or size
         if (share := self._varying_share()) < LITTLE:
             self.remarks.append(
@@ -255,6 +256,7 @@ class SearchTraining:
             settings.image_memory,
             settings.pack,
         )
+        job = dataclasses.replace(job, start=self.start)
         return job if self.trainable is None else dataclasses.replace(job, trainable=self.trainable, images=self.data)
 
     def pin(self, study: optuna.Study, threads: int) -> dict[str, Any]:
@@ -348,6 +350,7 @@ class SearchTraining:
             "objectives": objectives,
             "reference": reference,  # the point up to which hypervolumes are computed
             **latency,
+            **({} if self.start is None else {START: self.start.identity}),
             SETTINGS: self.settings.to_dict(),
         }
 
@@ -356,6 +359,21 @@ class SearchTraining:
         return [*map(self._deployed, self.named().values())] or [
             Architecture(backbone) for backbone in self.space.backbones
         ]
+
+
+def read_start(file: str, backbones: Sequence[str]) -> Start:
+    """Read the weights that all networks of a space start from.
+
+    Args:
+        file: The file of weights.
+        backbones: The backbones of the space.
+    """
+    if len(backbones) > 1 or not backbones[0].startswith(TIMM):
+        raise LrnasError(
+            f"networks start from weights only in spaces of one model of timm; got --start-from with "
+            f"{', '.join(backbones)}; use --space timm:MODEL"
+        )
+    return Start.read(file, backbones[0].removeprefix(TIMM))
 
 
 def rung_epochs(min_epochs: int | None, epochs: int) -> tuple[int, ...]:

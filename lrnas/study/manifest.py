@@ -36,6 +36,8 @@ CLASSES = "classes"
 """Manifest key: the names of the classes, if the data are not one of lrnas's own sets."""
 NUM_IMAGES = "num_images"
 """Manifest key: the numbers of training, validation and test images, if the data are not one of lrnas's own sets."""
+START = "start_from"
+"""Manifest key: hash of the weights that networks start from, if they do."""
 SETTINGS = "settings"
 """Manifest key: the settings that the search was begun with, for information only."""
 FREE = ("source", DATA_NAME, CLASSES, NUM_IMAGES, SETTINGS)
@@ -53,6 +55,7 @@ OPTIONS = {
     "seed": "--seed",
     "objectives": "--objectives",
     "trainable": "--trainable",
+    START: "--start-from",
     "recipe.epochs": "--epochs",
     "space.granularity": "--granularity",
     "space.batch_norm": "--batch-norm",

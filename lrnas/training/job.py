@@ -6,6 +6,7 @@ batch (`lrnas.training.multi_gpu`).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.data.names import IMAGE_MEMORY, data_folder, with_absolute_paths
+from lrnas.errors import LrnasError, first_line
 from lrnas.models.plan import built_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.training.custom import Run, Trainable, train_with
@@ -40,6 +42,48 @@ class Images:
     @classmethod
     def of(cls, data: DataSet) -> Images:
         return cls(data.name, data.identity, data.channels, data.image_size, data.num_classes)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Trained weights of a timm model, from which networks start that have other filters."""
+
+    file: Path
+    identity: str
+    """Hash of the file."""
+    num_classes: int
+    """Classes that the weights were trained for."""
+
+    @classmethod
+    def read(cls, file: str | Path, model: str) -> Start:
+        """Read the weights of a timm model. Raises LrnasError if they are not its weights.
+
+        Args:
+            file: The file: safetensors, or a state dict written by `torch.save`.
+            model: Name of the model in timm.
+        """
+        import timm  # takes seconds
+        from timm.models import load_state_dict
+
+        path, config = Path(file).absolute(), timm.get_pretrained_cfg(model)
+        try:
+            with path.open("rb") as stream:
+                identity = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+            weights = load_state_dict(str(path), use_ema=False)
+        except OSError as error:
+            raise LrnasError(f"cannot read {file}: {error.strerror}; give a file of weights") from None
+        except Exception as error:  # torch.load and safetensors raise all kinds of errors
+            raise LrnasError(f"{file} contains no weights ({first_line(error)}); give another file") from None
+        classifiers = getattr(config, "classifier", None) or "fc"
+        name = f"{classifiers if isinstance(classifiers, str) else classifiers[0]}.weight"
+        if name not in weights:
+            raise LrnasError(f"{file} contains no {name}, so these are not the weights of {model}; give another file")
+        return cls(path, identity, len(weights[name]))
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `create_model` for a network that starts from these weights."""
+        overlay = {"file": str(self.file), "num_classes": self.num_classes}
+        return {"init": "pretrained", "pretrained": True, "pretrained_cfg_overlay": overlay}
 
 
 @dataclass(frozen=True)
@@ -65,6 +109,8 @@ class Job:
     """The custom training function; None for the training loop of lrnas."""
     images: Images | None = None
     """Facts about the images for a custom training function, so that no data set has to be loaded."""
+    start: Start | None = None
+    """Weights to start from; None for random weights."""
 
     def __post_init__(self) -> None:
         data, data_dir = with_absolute_paths(self.data, self.data_dir)
@@ -75,6 +121,7 @@ class Job:
         """Return the facts by which a checkpoint of this job is recognised."""
         return {
             **({} if self.trainable is None else {"trainable": self.trainable.name}),
+            **({} if self.start is None else {"start_from": self.start.identity}),
             "architecture": built_id(self.architecture),
             "data": data.identity,
             "image_size": self.image_size,
@@ -94,17 +141,12 @@ class Job:
         )
 
     def create_model(self, data: DataSet | Images) -> nn.Module:
-        """Return the network with initial weights that depend on the seed."""
+        """Return the network with initial weights that depend on the seed, or on those that it starts from."""
         from lrnas.models.build import create_model  # imports timm, which takes seconds
 
         torch.manual_seed(self.seed)
-        return create_model(
-            self.architecture,
-            data.num_classes,
-            data.channels,
-            init=self.recipe.init,  # type: ignore[arg-type]  # checked by the recipe
-            drop_rate=self.recipe.drop_rate,
-        )
+        how: dict[str, Any] = {"init": self.recipe.init} if self.start is None else self.start.arguments()
+        return create_model(self.architecture, data.num_classes, data.channels, drop_rate=self.recipe.drop_rate, **how)
 
     def macs(self, data: DataSet) -> int:
         """Return the multiply-accumulates for one image as deployed, at the image size of the training."""

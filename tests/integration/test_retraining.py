@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 from small_studies import make_search
 
+import lrnas
 from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import main
 from lrnas.data.catalog import load_set
@@ -102,3 +104,19 @@ def test_a_run_that_fails_each_time_is_tried_three_times_and_says_why(tmp_path: 
     assert run.user_attrs["reason"].endswith(", 3 times") and "00000" in run.user_attrs["reason"]
     assert err.count("it is tried again, 3 times in all") == 1
     assert "runs that failed: 1, the last one: " in out, out
+
+
+def test_a_search_and_its_retraining_start_from_weights(tmp_path: Path) -> None:
+    """The weights of a dense model that one search has trained, in another search and its retraining."""
+    options: dict[str, Any] = {"data": "digits", "finals": 0, "granularity": "network", "studies": tmp_path / "studies"}
+    dense = lrnas.search("timm:test_resnet", budget=1, epochs=3, name="dense", **options)
+    assert dense.trials[0].accuracy > 0.9
+    dense.trials[0].export(out=tmp_path / "dense")
+    weights = tmp_path / "dense" / "model.safetensors"
+    study = lrnas.search("timm:test_resnet", budget=3, epochs=1, name="near", start_from=weights, **options)
+    assert min(trial.accuracy for trial in study.trials if trial.status == "completed") > 0.9
+    retrained = lrnas.retrain(study, trials=[1], points=False, recipe="fast", epochs=1, seeds=1)
+    assert retrained.trials[0].test_accuracy > 0.9
+    weights.write_bytes(b"other weights")
+    with pytest.raises(lrnas.LrnasError, match="contains no weights"):
+        lrnas.retrain(study, trials=[0], points=False, recipe="fast", epochs=1, seeds=1)

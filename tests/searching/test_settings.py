@@ -29,6 +29,7 @@ EVERY_SETTING: dict[str, tuple[str, str, Any]] = {
     "set": ("lr=0.5", '{ lr = "0.5" }', {"lr": "0.5"}),
     "final_epochs": ("30", "30", 30),
     "min_epochs": ("2", "2", 2),
+    "start_from": ("/w.pth", '"/w.pth"', "/w.pth"),
     "batch_norm": ("", "false", False),
     "granularity": ("stage", '"stage"', "stage"),
     "divisor": ("4", "4", 4),

@@ -3,16 +3,20 @@
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from pictures import write_set
+from safetensors.torch import save_file
 
 from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.errors import LrnasError
 from lrnas.models.plan import make_plan
 from lrnas.profiling.latency_table import Conditions, Latency, LatencyTable
+from lrnas.searching.proposals import Proposal
 from lrnas.searching.settings import SearchSettings
 from lrnas.searching.setup import SearchTraining, rung_epochs
 from lrnas.spaces.space import load_space
+from lrnas.study.levels import SHORT
 
 
 def test_costs_are_those_of_the_deployed_form(tmp_path: Path) -> None:
@@ -61,3 +65,54 @@ def test_impossible_rungs() -> None:
     for first in (0, 11):
         with pytest.raises(LrnasError, match=f"between 1 and the number of epochs, 10; got {first}"):
             rung_epochs(first, 10)
+
+
+def make_training(start_from: str, space: str = "timm:test_resnet") -> SearchTraining:
+    settings = SearchSettings(space=space, budget=1, start_from=start_from, granularity="network")
+    return SearchTraining(settings, load_space(space, granularity="network"), "digits", None)
+
+
+def test_networks_start_from_weights(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    dense = timm.create_model("test_resnet", num_classes=10, in_chans=1)
+    save_file(dense.state_dict(), tmp_path / "dense.safetensors")
+    torch.save(dense.state_dict(), tmp_path / "dense.pth")
+    images = torch.randn(8, 1, 32, 32)
+    manifests = []
+    for name in ("dense.safetensors", "dense.pth"):
+        training = make_training(str(tmp_path / name))
+        baseline, lr = training.named()["baseline"], training.named()["lr"]
+        models = []
+        for network in (baseline, lr):
+            job = training.job_at(SHORT, Proposal(0, network, None, {"macs": 1}))
+            models.append(job.create_model(training.data).eval())
+            assert job.identity(training.data)["start_from"] == training.manifest()["start_from"]
+        manifests.append(training.manifest())
+        with torch.no_grad():
+            old, same, near = (model.eval()(images) for model in (dense, *models))
+        torch.testing.assert_close(same, old)  # the baseline has all of the weights, its classifier too
+        assert near.shape == old.shape and not torch.allclose(near, old)
+        assert torch.equal(models[1].fc.weight, dense.fc.weight)
+    assert manifests[0]["start_from"] != manifests[1]["start_from"]
+    other = timm.create_model("test_resnet", num_classes=3)
+    save_file(other.state_dict(), tmp_path / "other.safetensors")
+    training = make_training(str(tmp_path / "other.safetensors"))  # of other images: all but the classifier is used
+    model = training.job_at(SHORT, Proposal(0, training.named()["baseline"], None, {"macs": 1})).create_model(
+        training.data
+    )
+    assert model.fc.weight.shape == (10, other.fc.weight.shape[1])
+    assert torch.equal(model.layer1[0].conv1.weight, other.layer1[0].conv1.weight)
+
+
+def test_weights_that_networks_cannot_start_from(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    (tmp_path / "text.pth").write_text("no weights")
+    for name, message in (
+        ("missing", "cannot read .*missing: No such file"),
+        ("text.pth", "text.pth contains no weights"),
+        ("other.safetensors", r"contains no fc.weight, so these are not the weights of test_resnet"),
+    ):
+        with pytest.raises(LrnasError, match=message):
+            make_training(str(tmp_path / name))
+    with pytest.raises(LrnasError, match="only in spaces of one model of timm; got `start_from` with nin"):
+        make_training("any", "nin")
