@@ -119,6 +119,12 @@ class SearchTraining:
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
         self.start = None if settings.start_from is None else read_start(settings.start_from, space.backbones)
+        if self.start is not None:
+            has_classifier = self.start.num_classes == self.data.num_classes
+            rest = (
+                "" if has_classifier else f"; its classifier is for {self.start.num_classes} classes, so it starts anew"
+            )
+            self.remarks.append(f"networks start from the weights in {self.start.file}{rest}")
         self.input_size = self.recipe.crop or size
         if (share := self._varying_share()) < LITTLE:
             self.remarks.append(

@@ -96,7 +96,9 @@ def test_networks_start_from_weights(tmp_path: Path) -> None:
     assert manifests[0]["start_from"] != manifests[1]["start_from"]
     other = timm.create_model("test_resnet", num_classes=3)
     save_file(other.state_dict(), tmp_path / "other.safetensors")
+    assert training.remarks[-1].endswith("dense.pth")
     training = make_training(str(tmp_path / "other.safetensors"))  # of other images: all but the classifier is used
+    assert training.remarks[-1].endswith("other.safetensors; its classifier is for 3 classes, so it starts anew")
     model = training.job_at(SHORT, Proposal(0, training.named()["baseline"], None, {"macs": 1})).create_model(
         training.data
     )
