@@ -59,8 +59,9 @@ def checked(function: Function) -> Function:
                     continue
                 raise InvalidArgument(f"unknown argument of {place} {name!r}{closest(name, known)}; see help({place})")
             if not known[name].accepts(value):
-                words = known[name].words
-                raise InvalidArgument(f"{name} takes {words}; got {short_repr(value)}; see help({place})")
+                part = getattr(value, name, None)  # such as the architecture of a trial
+                advice = f"give its .{name}" if part is not None and known[name].accepts(part) else f"see help({place})"
+                raise InvalidArgument(f"{name} takes {known[name].words}; got {short_repr(value)}; {advice}")
         if missing := [name for name in required if name not in given and name not in named]:
             raise InvalidArgument(f"{place} needs {' and '.join(missing)}; got none; see help({place})")
         if twice := given.keys() & named.keys():

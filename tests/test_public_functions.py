@@ -134,6 +134,8 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("judge", ("s@fast",), {}, "finals takes a list, each of them a Final; got 's@fast'; see help(lrnas.judge)"),
     ("load_model", (NETWORK,), {}, "source takes text or a path or a Trial; got Architecture("),
     ("load_space", (3,), {}, "source takes text; got 3"),
+    ("make_plan", (lrnas.get_point("nin-c3"),), {}, "got <Point nin-c3: published 143,093,450 MACs, "),
+    ("make_plan", (lrnas.get_point("nin-c3"),), {}, "; give its .architecture"),
     ("make_plan", (NETWORK, 32, 10, 3, True), {}, "lrnas.make_plan takes at most 4 arguments without a name; got 5"),
     ("make_plan", (NETWORK,), {"architecture": NETWORK}, "lrnas.make_plan takes architecture once; got it twice"),
     ("make_plan", (NETWORK,), {"num_classes": "ten"}, "num_classes takes a whole number or None; got 'ten'"),
@@ -171,6 +173,9 @@ def test_wrong_arguments_are_refused_in_one_line(
 def test_wrong_arguments_about_a_study(tmp_path: Path) -> None:
     study = fill_study(tmp_path, 3)
     calls: dict[str, Callable[[], object]] = {
+        "unknown argument of lrnas.Trial.load 'device'; see help(lrnas.Trial.load)": lambda: study.trials[0].load(
+            device="cuda"  # type: ignore[call-arg]
+        ),
         "seeds takes a whole number; got 'two'; see help(lrnas.retrain)": lambda: lrnas.retrain(study, seeds="two"),  # type: ignore[arg-type]
         "trials takes a list, each of them a whole number or a Trial; got 'all'": lambda: lrnas.retrain(
             study,

@@ -424,6 +424,9 @@ class Architecture(NotebookView):
         text = self.to_json()
         return f"Architecture({text if len(text) <= MAX_PRINTED else text[:MAX_PRINTED] + '…'})"
 
+    def __str__(self) -> str:
+        return self.to_json()
+
     def __hash__(self) -> int:
         return hash((self.backbone, tuple(self.layers.items()), self.pool, self.stem_stride))
 

@@ -70,6 +70,10 @@ class Point:
     explained: bool = False
     """Whether `note` explains why our counts differ from the published counts."""
 
+    def __repr__(self) -> str:
+        numbers = f"{self.published.multiply_acc:,} MACs, {self.published.params:,} parameters"
+        return f"<Point {self.name}: published {numbers}, {100 * self.published.accuracy:.1f} %>"
+
     def count(self) -> Counted:
         """Count the network as its table does: with the same input size, classes and convention."""
         architecture = self.architecture

@@ -133,7 +133,7 @@ def _(study: Study) -> str:
     about = f"{study.manifest['source']} on {data_name(study.manifest)}, {goals}; trials: {counts}{state}"
     level = pick_level(study)
     finals = [] if level == SHORT else final_front(read_level(study, level))
-    table = _finals_table(study, finals) if finals else as_html(summary.front)
+    table = _finals_table(study, finals) if finals else as_html(summary.front) if summary.front else ""
     trained = "trained in full" if level == FULL else "after longer training"
     level = f"{trained}, mean ± standard deviation over n seeds" if finals else "after the training of the search"
     text = f"The front, {level}; accuracy on validation images." if finals or summary.front else "No front yet."
@@ -156,6 +156,7 @@ def _(trials: Trials) -> str:
         numbers = (str(trial.number), trial.name, accuracy, *_costs(trial), *latency)
         rows.append([*numbers, "on the front" if trial.on_front else STATUSES.get(trial.status, trial.status)])
     more = f"<p>… {len(trials) - MAX_ROWS} more</p>" if len(trials) > MAX_ROWS else ""
+    more = more if trials else "<p>No networks.</p>"
     about = (
         f"<p>Runs of {escape(trials[0].study.name)}, each one training; the study shows means over seeds.</p>"
         if is_run
@@ -167,12 +168,14 @@ def _(trials: Trials) -> str:
 @as_html.register
 def _(trial: Trial) -> str:
     macs, share, params = _costs(trial)
+    shape = _images(trial.study.image_shape)
     is_tested = trial.test_accuracy is not None
     status = STATUSES.get(trial.status, trial.status)
     accuracy, images = (trial.test_accuracy, "test") if is_tested else (trial.accuracy, "validation")
+    latency = "" if trial.latency is None else f", {trial.latency:.3f} ms for a batch"
     facts = [
         f"{_percent(accuracy)} on {images} images after {trial.epochs} epoch{'s' * (trial.epochs != 1)}",
-        f"{macs} MACs ({share} of the dense network's), {params} parameters, for {_images(trial.study.image_shape)}",
+        f"{macs} MACs ({share} of the dense network's), {params} parameters{latency}, for {shape}",
         f"{status}{', on the front' if trial.on_front else ''}{f': {trial.reason}' if trial.reason else ''}",
     ]
     title = f"{trial.study.name}, {'run' if '@' in trial.study.name else 'trial'} {trial.number}: {trial.name}"
@@ -219,7 +222,8 @@ def _(architecture: Architecture) -> str:
     macs, params = (f"{sum(getattr(layer, name) for layer in layers):,}" for name in ("macs", "params"))
     facts = [
         f"{macs} MACs and {params} parameters as deployed, for {_images(shape)}, the backbone's own sizes",
-        "Other sizes: lrnas.make_plan(architecture, input_size, num_classes, deployed=True).cost",
+        "Other sizes: lrnas.make_plan(architecture, input_size, num_classes, in_chans, deployed=True).cost; a trial shows "
+        "the costs in its study",
     ]
     return f"{_title(architecture.backbone)}<p>{'<br>'.join(map(escape, facts))}</p>{_layers_picture(layers)}"
 

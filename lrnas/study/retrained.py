@@ -16,6 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from lrnas._arguments import checked
+from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import UnknownName
 from lrnas.sampling.pareto import front_indices
@@ -160,7 +161,10 @@ def read_retraining(study: Study, recipe: str | None = None) -> list[Final]:
         not retrained.
     """
     found = read_retrained(study, recipe)
-    return [] if found is None else list(found.finals)
+    if found is None:
+        logger.warning(f"{study.name} was not trained again and tested yet: lrnas.retrain does that")
+        return []
+    return list(found.finals)
 
 
 def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:

@@ -91,7 +91,7 @@ class Trial(NotebookView):
     """The study that the trial belongs to."""
     on_front: bool = False
     """Whether the network is on the front of its study; at a later level by its mean accuracy over seeds."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Further metrics that a user's own training code reported last."""
 
     @property
@@ -131,6 +131,7 @@ class Trial(NotebookView):
         """MACs as a share of the dense network's; None if the space has no dense network."""
         return None if (dense := self.study.dense_macs) is None else self.macs / dense
 
+    @checked
     def load(self) -> nn.Module:
         """The network with the weights of this trial, in evaluation mode on the CPU.
 
@@ -183,8 +184,9 @@ class Trial(NotebookView):
         accuracy = accuracy if tested is None else f", {100 * tested:.2f} % on test images"
         front = ", on the front" if self.on_front else ""
         study = f" of {self.study.name}" if "@" in self.study.name else ""
+        latency = "" if self.latency is None else f", {self.latency:.3f} ms"
         status = STATUSES.get(self.status, self.status)
-        return f"<Trial {self.number}{study}: {self.name}{accuracy}, {self.macs:,} MACs, {status}{front}>"
+        return f"<Trial {self.number}{study}: {self.name}{accuracy}, {self.macs:,} MACs{latency}, {status}{front}>"
 
 
 class Trials(list[Trial], NotebookView):
@@ -198,8 +200,9 @@ class Trials(list[Trial], NotebookView):
         return Trials(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
 
     def __repr__(self) -> str:
-        more = [f"… {len(self) - MAX_PRINTED} more"] * (len(self) > MAX_PRINTED)
-        return "[" + ",\n ".join([*map(repr, self[:MAX_PRINTED]), *more]) + "]"
+        most = len(self) if len(self) <= MAX_PRINTED + 1 else MAX_PRINTED  # "1 more" would take a line, too
+        more = [f"… {len(self) - most} more"] * (len(self) > most)
+        return "[" + ",\n ".join([*map(repr, self[:most]), *more]) + "]"
 
 
 @in_help

@@ -74,6 +74,8 @@ def test_texts_are_short(study: Study) -> None:
     assert len(lines) == MAX_PRINTED + 1 and lines[-1] == f" … {16 - MAX_PRINTED} more]"
     assert repr(trials[0]).startswith("<Trial 0: nin, ") and "222,486,528 MACs, completed" in repr(trials[0])
     assert max(map(len, lines)) < 120
+    assert len(repr(trials[: MAX_PRINTED + 1]).splitlines()) == MAX_PRINTED + 1 and "more" not in repr(trials[:11])
+    assert str(trials[-1].architecture) == trials[-1].architecture.to_json()
     assert len(repr(trials[-1].architecture)) < 200
     small = lrnas.Architecture("nin", batch_norm=True)
     assert repr(small) == 'Architecture({"version": 1, "backbone": "nin", "batch_norm": true, "layers": {}})'
@@ -150,7 +152,9 @@ def test_a_retraining_shows_its_networks_and_verdicts(tmp_path: Path) -> None:
 def test_an_empty_study_has_no_picture(tmp_path: Path) -> None:
     study = fill_study(tmp_path, 0, storage=f"journal:{tmp_path / 'journal'}")
     assert "No front yet." in study._repr_html_() and "<img" not in study._repr_html_()
-    assert study.trials._repr_html_() == "" and repr(study.trials) == "[]"
+    assert study.trials._repr_html_() == "<p>No networks.</p>" and repr(study.trials) == "[]"
+    assert study.front(level="full")._repr_html_() == "<p>No networks.</p>"
+    assert "No networks." not in study._repr_html_()
 
 
 def test_a_trial_shows_its_layers_and_curve(study: Study) -> None:
@@ -160,6 +164,17 @@ def test_a_trial_shows_its_layers_and_curve(study: Study) -> None:
     assert f"{trial.macs:,} MACs (0.539 of the dense network" in html
     assert "parameters, for images of 32×32 pixels in 3 channels, 10 classes" in html
     assert "96 3×1 ‖ 96 1×3" in html and ">192×32×32<" in html and "<polyline" in html
+
+
+def test_a_trial_shows_its_latency(tmp_path: Path) -> None:
+    trial = fill_study(tmp_path, 1, objectives="accuracy,latency", storage=f"journal:{tmp_path / 'journal'}").trials[0]
+    assert ", 222,486,528 MACs, 2.225 ms, completed" in repr(trial)
+    assert " parameters, 2.225 ms for a batch, for images of 32×32 pixels" in trial._repr_html_()
+
+
+def test_trials_can_be_keys(study: Study) -> None:
+    assert {trial: trial.number for trial in study.front()}[study.front()[0]] == study.front()[0].number
+    assert set(study.front()) < set(study.trials)
 
 
 def test_times_are_tables() -> None:
@@ -263,6 +278,7 @@ def test_an_architecture() -> None:
     cost = lrnas.make_plan(lrnas.get_point("vgg-gmp-lr-join").architecture, deployed=True).cost
     assert f"{cost.macs:,} MACs and {cost.params:,} parameters as deployed" in html
     assert "for images of 224×224 pixels in 3 channels, 1000 classes, the backbone&#x27;s own sizes" in html
+    assert "lrnas.make_plan(architecture, input_size, num_classes, in_chans, deployed=True).cost" in html
     assert [f">{text}<" in html for text in ("64×224×224", "512×14×14", "1000", "output")] == [True] * 4
 
 

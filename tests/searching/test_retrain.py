@@ -435,9 +435,10 @@ def test_networks_have_the_objectives_and_names_of_their_search(tmp_path: Path) 
         assert (found.costs, found.name) == (("macs",), found.identity)
 
 
-def test_the_last_retraining_is_read_unless_one_is_named() -> None:
+def test_the_last_retraining_is_read_unless_one_is_named(caplog: pytest.LogCaptureFixture) -> None:
     study = make_search()
     assert read_retraining(study) == [] and retrained_recipes(study) == []
+    assert caplog.messages == ["s was not trained again and tested yet: lrnas.retrain does that"]
     networks = _choose(study, (0,), False, False)
     for label, accuracy in (("paper", 0.9), ("fast", 0.8)):
         runs = retraining(study, label)
