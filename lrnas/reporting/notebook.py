@@ -222,8 +222,8 @@ def _(architecture: Architecture) -> str:
     macs, params = (f"{sum(getattr(layer, name) for layer in layers):,}" for name in ("macs", "params"))
     facts = [
         f"{macs} MACs and {params} parameters as deployed, for {_images(shape)}, the backbone's own sizes",
-        "Other sizes: lrnas.make_plan(architecture, input_size, num_classes, in_chans, deployed=True).cost; a trial shows "
-        "the costs in its study",
+        "Other sizes: lrnas.make_plan(architecture, input_size, num_classes, in_chans, deployed=True).cost; a trial "
+        "shows the costs in its study",
     ]
     return f"{_title(architecture.backbone)}<p>{'<br>'.join(map(escape, facts))}</p>{_layers_picture(layers)}"
 

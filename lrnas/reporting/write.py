@@ -101,7 +101,8 @@ def plot(
         storage: Database URL, or journal:FILE, that holds the study; None for the file in its folder.
 
     Returns:
-        The figure of Matplotlib, which notebooks show.
+        The figure of Matplotlib, which notebooks show if it is the last value of a cell; elsewhere, `out` or its method
+        `savefig` writes it. `plt.show()` does not know it.
     """
     try:
         from lrnas.reporting.figures import report_plots as figures

@@ -307,6 +307,7 @@ def _combined_by_next_layer(model: nn.Module, path: str, images: Tensor) -> Filt
     return _effective_set(kernels, f"as the 1×1 layer {name.removesuffix('.conv')} combines them, {exactness}")
 
 
+@style.in_own_style
 def _draw(source: Source, layer: LayerFilters, pictures: tuple[Pictures, ...], file: Path) -> None:
     sheets = [_make_sheet(each) for each in pictures]
     widths = [sheet.shape[1] for sheet in sheets]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.path import Path as Outline
-from matplotlib.transforms import Bbox
+from matplotlib.transforms import Bbox, ScaledTranslation
 
 from lrnas.reporting.figures import style
 
@@ -53,8 +53,9 @@ class _Canvas:
         """Pixels in a point."""
         self.renderer = figure._get_renderer()  # type: ignore[attr-defined]
         legend = axes.get_legend()
-        self.boxes = [] if legend is None else [legend.get_window_extent(self.renderer)]
-        """Boxes of the legend and of names."""
+        texts = [*axes.texts, *([] if legend is None else [legend])]
+        self.boxes: list[Any] = [text.get_window_extent(self.renderer) for text in texts]
+        """Boxes of the legend, of names and of other texts."""
         self.leaders: list[Outline] = []
         """Lines from names to their points."""
         marks: list[npt.NDArray[np.float64]] = [np.empty((0, 3))]
@@ -70,7 +71,7 @@ class _Canvas:
                 centres: npt.NDArray[np.float64] = np.ma.filled(np.ma.asarray(collection.get_offsets(), float), np.nan)
                 size = float(np.sqrt(np.max(collection.get_sizes(), initial=0)))
                 add_marks(collection.get_offset_transform().transform(centres), size)
-        for line in axes.lines:
+        for line in (line for line in axes.lines if line.get_transform() == axes.transData):  # not across the axes
             path = line.get_transform().transform_path(line.get_path())
             if line.get_marker() not in EMPTY:
                 add_marks(np.asarray(path.vertices, float), line.get_markersize())
@@ -134,21 +135,40 @@ class _Canvas:
         self.leaders += leaders
 
 
-def add_legend(axes: Axes, size: float = 8) -> None:
+def add_legend(axes: Axes, size: float = 8, *, below: bool = False) -> None:
     """Add a legend at the position where it hides least; call `style.settle_layout` first.
 
     Args:
         axes: Axes on which everything is drawn.
         size: Font size in points.
+        below: Whether it is put below the axes if it would hide something everywhere else.
     """
     canvas = _Canvas(axes)
     legend = axes.legend(loc="best", fontsize=size)
 
     def cost(corner: Any) -> float:
         legend.set_loc(corner)
-        return canvas.hidden_by(legend.get_window_extent(canvas.renderer))
+        box = legend.get_window_extent(canvas.renderer)
+        return canvas.hidden_by(box) + box.count_overlaps(canvas.boxes)
 
-    legend.set_loc(min(CORNERS, key=cost))
+    best = min(CORNERS, key=cost)
+    legend.set_loc(best)
+    if below and cost(best):
+        _put_below(axes, canvas, size)
+
+
+def _put_below(axes: Axes, canvas: _Canvas, size: float) -> None:
+    """Put the legend below the label of the x axis, in as many columns as fit, and compute the layout again."""
+    figure, label = style.figure_of(axes), axes.xaxis.get_tightbbox(canvas.renderer)
+    assert label is not None
+    down = ScaledTranslation(0, (label.y0 - axes.bbox.y0) / figure.dpi, figure.dpi_scale_trans)
+    for columns in (3, 2, 1):
+        look: dict[str, Any] = {"loc": "upper center", "fontsize": size, "ncols": columns}
+        legend = axes.legend(bbox_to_anchor=(0.5, 0), bbox_transform=axes.transAxes + down, **look)
+        if legend.get_window_extent(canvas.renderer).width <= axes.bbox.width:
+            break
+    figure.set_layout_engine("constrained")
+    style.settle_layout(figure)
 
 
 def name_positions(axes: Axes, named: Iterable[tuple[str, style.Position]]) -> None:

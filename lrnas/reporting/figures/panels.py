@@ -83,6 +83,7 @@ class PanelFigure:
         return asdict(self)
 
 
+@style.in_own_style
 def draw_panels(figure: PanelFigure, path: style.Files) -> None:
     """Draw a figure and write it to one or several files.
 

@@ -72,6 +72,7 @@ _Group = tuple[str, str | None, list[_Dot]]
 """Name of a study, its colour (None: blue, and red for the paper's networks), and its networks."""
 
 
+@style.in_own_style
 def plot_front(report: Report, path: style.Files) -> Figure:
     """Draw accuracy against cost, with the front ringed, and the paper's networks and the best few of one study named.
 
@@ -120,8 +121,8 @@ def plot_front(report: Report, path: style.Files) -> Figure:
         full = [network.trial.accuracy or 0.0 for network in first.full]
         _draw_faintly(axes, first.stopped, full, cost, "stopped early")
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %")
-    _draw_networks(axes, groups, (first.training, "on the front"), colours)
     _mark_costs(axes, [study for _, study in shown], cost, groups)
+    _draw_networks(axes, groups, (first.training, "on the front"), colours)
     return style.save_figure(figure, path)
 
 
@@ -140,8 +141,8 @@ def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objectiv
         ends = [final.mean + sign * (final.deviation or 0.0) for final in study.finals for sign in (-1, 1)]
         _draw_faintly(axes, study.full, ends, cost, "after short training")
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %, mean ± sd over seeds")
-    _draw_networks(axes, groups, ("found, trained in full", "front by means"))
     _mark_costs(axes, [study for _, study in studies], cost, groups)
+    _draw_networks(axes, groups, ("found, trained in full", "front by means"))
     return style.save_figure(figure, path)
 
 
@@ -162,6 +163,7 @@ def _final_dots(
     ]
 
 
+@style.in_own_style
 def plot_finals(report: Report, path: style.Files) -> Figure:
     """Draw test accuracy against cost of networks trained again: mean and standard deviation over seeds.
 
@@ -184,11 +186,12 @@ def plot_finals(report: Report, path: style.Files) -> Figure:
     figure = style.make_figure(*FRONT_SIZE)
     axes = figure.subplots()
     axes.set(xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds")
-    _draw_networks(axes, groups, ("found", "front by means"))
     _mark_costs(axes, report.studies, cost, groups)
+    _draw_networks(axes, groups, ("found", "front by means"))
     return style.save_figure(figure, path)
 
 
+@style.in_own_style
 def plot_history(studies: Sequence[StudyReport], path: style.Files) -> Figure:
     """Draw how the front grew: its hypervolume over trials, and over hours of training.
 
@@ -213,6 +216,7 @@ def plot_history(studies: Sequence[StudyReport], path: style.Files) -> Figure:
     return style.save_figure(figure, path)
 
 
+@style.in_own_style
 def plot_curves(study: StudyReport, path: style.Files) -> Figure:
     """Draw the validation accuracy of every network after every epoch, and the rungs of early stopping.
 
@@ -255,6 +259,7 @@ def plot_curves(study: StudyReport, path: style.Files) -> Figure:
     return style.save_figure(figure, path)
 
 
+@style.in_own_style
 def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> Figure:
     """Draw the numbers of filters of each shape in the layers of the networks on the front.
 
@@ -307,6 +312,7 @@ def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> F
     return style.save_figure(figure, path)
 
 
+@style.in_own_style
 def plot_importances(study: StudyReport, path: style.Files) -> Figure:
     """Draw how much each parameter decides whether a network is good in an objective.
 
@@ -358,7 +364,10 @@ def _with_colours(
 
 
 def _mark_costs(axes: Axes, studies: Sequence[StudyReport], cost: Objective, groups: Sequence[_Group]) -> None:
-    """Mark the costs of the dense network and of the paper's networks beyond a limit, unless they are drawn by name."""
+    """Mark the costs of the dense network and of the paper's networks beyond a limit, unless they are drawn by name.
+
+    Call it before `_draw_networks`: it can widen the axis, and the legend and names are placed around its texts.
+    """
     named = {dot.paper_name for _, _, dots in groups for dot in dots}
     marks = {}
     for study in studies:
@@ -375,8 +384,8 @@ def _mark_costs(axes: Axes, studies: Sequence[StudyReport], cost: Objective, gro
         place = value / cost.unit
         axes.axvline(place, color="0.6", lw=0.8, ls=":", zorder=1)
         text = style.legend_text(f"{name}, {remark}")
-        above = axes.get_xaxis_transform()  # the legend is below
-        axes.text(place, 0.98, text, transform=above, rotation=90, ha="right", va="top", size=8, color="0.4")
+        look: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "size": 8, "color": "0.4"}
+        axes.text(place, 0.98, text, transform=axes.get_xaxis_transform(), **look)
 
 
 def _draw_faintly(axes: Axes, networks: Sequence[Network], shown: Sequence[float], cost: Objective, label: str) -> None:
@@ -462,7 +471,7 @@ def _draw_networks(
     style.label_ticks(axes.xaxis)
     axes.grid(True, which="both", alpha=0.25)
     style.settle_layout(style.figure_of(axes))
-    add_legend(axes)
+    add_legend(axes, below=True)
     name_positions(axes, named)
 
 

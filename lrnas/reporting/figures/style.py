@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
+import matplotlib.style
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import PlaceHolderLayoutEngine
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
@@ -35,6 +36,8 @@ FOOTER_SIZE = 6.5
 """Font size of footers, in points."""
 Files = Path | Sequence[Path]
 """One file, several for the same figure in several formats, or none."""
+in_own_style = matplotlib.style.context("default")
+"""Decorator for functions that draw: styles that other packages set, as Optuna does, change nothing."""
 Position = tuple[float, float]
 """x and y in the units of the axes."""
 
@@ -57,6 +60,7 @@ def check_format(name: Path | str) -> str:
 class NotebookFigure(Figure):
     """Figure that notebooks show, whether pyplot is loaded or not."""
 
+    @in_own_style
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=NOTEBOOK_DPI)

@@ -121,6 +121,21 @@ def test_lines_to_points_do_not_cross_names_in_a_crowd(seed: int) -> None:
     assert crossings(axes) == []
 
 
+def test_a_legend_without_a_free_place_is_below() -> None:
+    figure = make_figure(7.5, 5)
+    axes = figure.subplots()
+    axes.scatter(*np.random.default_rng(0).uniform(0, 10, (2, 200)), label="points")
+    axes.set_xlabel("cost")
+    for number in range(3):
+        axes.plot([], [], label=f"a line with a long name in the legend, {number}")
+    settle_layout(figure)
+    add_legend(axes, below=True)
+    figure.draw_without_rendering()
+    legend, label = axes.get_legend().get_window_extent(), axes.xaxis.label.get_window_extent()
+    assert legend.y0 >= 0 and legend.y1 <= label.y0 and legend.x0 >= 0 and legend.x1 <= figure.bbox.x1
+    assert axes.bbox.height > 0.6 * figure.bbox.height
+
+
 @pytest.mark.parametrize("free", ["lower right", "lower left", "upper left", "upper right"])
 def test_legends_are_placed_where_nothing_is_drawn(free: str) -> None:
     """Error bars are avoided too."""

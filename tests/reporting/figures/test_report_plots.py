@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.style
 import numpy as np
 import optuna
 import pytest
@@ -26,7 +27,7 @@ from lrnas.reporting.figures.report_plots import (
     plot_history,
     plot_importances,
 )
-from lrnas.reporting.figures.style import Files, save_figure
+from lrnas.reporting.figures.style import Files, figure_of, save_figure
 from lrnas.reporting.headline import best_few
 from lrnas.reporting.report import PALETTE, Report, make_report
 from lrnas.study.objectives import Limits
@@ -252,6 +253,32 @@ def test_the_fronts_of_several_studies_are_ringed(
     axes = drawn_by(monkeypatch, lambda: plot_front(report, tmp_path / "fronts.svg"))
     front = [network.trial.macs / 1e6 for study in report.studies for network in study.front]
     assert sorted(x for rings in rings_of(axes) for x, _ in rings.get_offsets()) == pytest.approx(sorted(front))
+
+
+def test_a_legend_hides_nothing_if_the_dense_network_widens_the_axis(
+    records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(trial: Trial) -> Trial | None:  # two networks far below the cost of the dense one
+        places = {"nin-c3": (5_000_000, 0.8), "nin-c3-lr": (4_000_000, 0.9)}
+        cost, accuracy = places.get(trial.point or "", (0, 0.0))
+        return replace(trial, macs=cost, accuracy=accuracy) if cost else None
+
+    file = tmp_path / "front.svg"
+    axes = drawn_by(monkeypatch, lambda: plot_front(make_report([with_trials(records[0], change)]), file))
+    box = axes.get_legend().get_window_extent()
+    places = axes.transData.transform([(5, 80), (4, 90)])
+    assert not any(box.contains(*place) for place in places)
+    (text,) = [one for one in axes.texts if "the dense network" in one.get_text()]
+    assert not box.overlaps(text.get_window_extent())
+
+
+def test_figures_have_their_own_style(records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = drawn_by(monkeypatch, lambda: plot_front(make_report(records[:1]), tmp_path / "plain.png"))
+    with matplotlib.style.context("ggplot"):  # as Optuna's figures set it
+        plot_front(make_report(records[:1]), tmp_path / "after.png")
+        shown = figure_of(axes)._repr_png_()  # type: ignore[attr-defined]
+    assert (tmp_path / "plain.png").read_bytes() == (tmp_path / "after.png").read_bytes()
+    assert shown == figure_of(axes)._repr_png_()  # type: ignore[attr-defined]
 
 
 def test_the_line_of_a_front_of_one_network_ends_at_the_highest_cost(
