@@ -82,6 +82,11 @@ class DataSet(ABC):
         """Numbers of training, validation and test images, including those that cannot be read."""
         return len(self.train), len(self.val), len(self._test)
 
+    @property
+    def split(self) -> str:
+        """How the validation images were chosen, if the files do not say that; else ""."""
+        return ""
+
     def remarks(self) -> list[str]:
         """Return warnings about the data set, one line each."""
         return []

@@ -225,6 +225,12 @@ class PackedSet(DataSet):
         where = np.sort(np.concatenate([self.train.where, self.val.where]))
         return replace(self, train=replace(self.train, where=where))
 
+    @property
+    def split(self) -> str:
+        if self.val.part != self.train.part:
+            return ""
+        return f"a tenth of train/, because {self._test.part}/ holds the test images"
+
     def remarks(self) -> list[str]:
         found = []
         for split in (self.val, self._test):

@@ -19,7 +19,7 @@ from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.data.names import Progress, data_folder, is_in_files, shown_name
 from lrnas.errors import LrnasError
-from lrnas.models.plan import TIMM, deployed_form, has_norms, make_plan, training_size
+from lrnas.models.plan import TIMM, deployed_form, has_norms, make_plan, native_input_size, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.sampling.front_pruner import REDUCTION_FACTOR
 from lrnas.searching.proposals import Proposal
@@ -90,8 +90,9 @@ class SearchTraining:
             self.remarks, self.classes = loaded.remarks(), tuple(loaded.classes)
             self.num_images = loaded.num_images
             if (number := len(loaded.val)) < FEW_IMAGES:
+                origin = f" ({loaded.split})" if loaded.split else ""
                 worth = f"each is {100 / number:.1f} points of accuracy"
-                self.remarks.append(f"networks are compared by only {number} validation images: {worth}")
+                self.remarks.append(f"networks are compared by only {number} validation images{origin}: {worth}")
         else:
             self.data_name, self._loaded = OWN_DATA, None
             self.data, num_images, own_crops = own, sys.maxsize, True  # the number of images is unknown
@@ -126,11 +127,7 @@ class SearchTraining:
             )
             self.remarks.append(f"networks start from the weights in {self.start.file}{rest}")
         self.input_size = self.recipe.crop or size
-        if (share := self._varying_share()) < LITTLE:
-            self.remarks.append(
-                f"only {100 * share:.1f} % of the MACs of {space.name} are in layers that this space changes: a search "
-                "can save little (docs/choosing.md)"
-            )
+        self.remarks += self._tell_little(self._varying_share())
         first = settings.min_epochs
         if first is None and self.recipe.schedule == "one_cycle":
             # the learning rate is high until shortly before the end: accuracies rank networks only then (docs/proxy.md)
@@ -163,17 +160,33 @@ class SearchTraining:
         levels = [short, *([Level(LONGER, longer, seeds[:1])] if is_between else []), Level(FULL, full, seeds)]
         return {level.name: level for level in levels}
 
+    def _tell_little(self, share: float) -> list[str]:
+        """A remark if only a small share of the MACs can vary, else none."""
+        some = f"only {100 * share:.1f} % of the MACs of {self.space.name} are in layers that this space changes"
+        return [f"{some}: a search can save little (docs/choosing.md)"] * (share < LITTLE)
+
     def _varying_share(self) -> float:
-        """Share of MACs in layers that vary, for timm models; 1 for other backbones, in which widths may vary."""
+        """Share of MACs in layers that vary, for timm models; 1 for other backbones, in which widths may vary.
+
+        Raises LrnasError if a model cannot take the images.
+        """
         backbones, data = self.space.backbones, self.data
         if not all(backbone.startswith(TIMM) for backbone in backbones):
             return 1.0
         names = {layer.name for group in self.space.groups for layer in group.layers}
-        costs = [
-            make_plan(Architecture(backbone), self.input_size, data.num_classes, data.channels).cost
-            for backbone in backbones
-        ]
-        return max(sum(layer.macs for layer in cost.layers if layer.name in names) / cost.macs for cost in costs)
+
+        def find_share(*shape: int) -> float:
+            costs = [make_plan(Architecture(backbone), *shape).cost for backbone in backbones]
+            return max(sum(layer.macs for layer in cost.layers if layer.name in names) / cost.macs for cost in costs)
+
+        try:
+            return find_share(self.input_size, data.num_classes, data.channels)
+        except LrnasError as error:
+            given, own = self.input_size, native_input_size(backbones[0])
+            takes = f"{self.space.name} takes images of {own}×{own} pixels; those of {self.data_name} are {given}×{given} here"
+            advice = f"give --image-size {own}" if is_in_files(self.data_name) else "choose images from files"
+            little = "".join(f"; {remark}" for remark in self._tell_little(find_share()))
+            raise LrnasError(f"{takes}; {advice}, or another model{little}") from error
 
     @property
     def loaded(self) -> DataSet:

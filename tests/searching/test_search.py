@@ -190,7 +190,8 @@ def test_a_search_warns_about_few_validation_images(
     monkeypatch.setattr(search_training, "FEW_IMAGES", 100)
     begin(tmp_path, pictures)
     (line,) = messages(caplog)
-    assert line == "networks are compared by only 3 validation images: each is 33.3 points of accuracy"
+    chosen = "a tenth of train/, because val/ holds the test images"
+    assert line == f"networks are compared by only 3 validation images ({chosen}): each is 33.3 points of accuracy"
 
 
 def test_a_study_continues_with_its_image_size(
@@ -205,7 +206,11 @@ def test_a_study_continues_with_its_image_size(
 
 
 def test_a_search_that_is_refused_leaves_no_study(pictures: Path, tmp_path: Path) -> None:
-    with pytest.raises(LrnasError, match=r"cannot be counted with an input of 3×32×32.*; choose another input size"):
+    with pytest.raises(
+        LrnasError,
+        match=r"takes images of 224×224 pixels; those of folder:.* are 32×32 here; give `image_size` 224, or another "
+        r"model; only 2.3 % of the MACs .* a search can save little",
+    ):
         search(
             "timm:vit_tiny_patch16_224",
             budget=1,
