@@ -155,6 +155,12 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("search", ("nin",), {"budget": 2, "num_epochs": 1}, "did you mean min_epochs or epochs"),
     ("search", ("nin",), {"budget": 2, "progress": "no"}, "progress takes True or False; got 'no'"),
     ("search", ("nin",), {"budget": 2, "beat": 0.5, "sampler": "tpe"}, "`beat` needs the sampler front; got `sampler`"),
+    (
+        "search",
+        ("nin",),
+        {"budget": 2, "set": ["lr=0.05"]},
+        "set takes a mapping; got ['lr=0.05']; for example {\"lr\": 0",
+    ),
     ("search", ("nin",), {"budget": [2]}, "budget takes a whole number; got [2]; for example 20"),
     ("search", ("nin",), {"budget": 2, "trainable": torch.nn.Conv2d(1, 1, 3)}, "must be a function or its name; got C"),
 ]

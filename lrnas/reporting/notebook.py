@@ -13,6 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from lrnas._messages import duration
+from lrnas._quantities import magnitude
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.cost import Cost
 from lrnas.errors import LrnasError
@@ -90,7 +91,9 @@ def _estimate(estimate: Estimate) -> str:
         numbers = map(str, (level.networks, level.runs, level.epochs, level.batch_size))
         levels.append((level.name, *numbers, duration(level.training_seconds)))
     data = f"{estimate.data}: {estimate.train_images:,} training and {estimate.val_images:,} validation images"
+    points = f"{estimate.num_parameters} parameters, {magnitude(estimate.num_points)} points"
     tables = [
+        f"<p>{escape(f'Named networks of the space {estimate.space} ({points}), which come first')}</p>",
         _table(("network", "MACs", SHARE, "parameters", ""), networks),
         f"<p>{escape(data)}</p>",
         _table(("level", "networks", "runs", "epochs", "batch size", "training time"), levels),

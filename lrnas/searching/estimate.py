@@ -88,7 +88,7 @@ class NamedNetwork:
     params: int
     """Number of parameters as deployed."""
     beyond: tuple[str, ...]
-    """The limits that leave it out."""
+    """The limits that leave it out; budget if other named networks come first."""
 
 
 @in_help
@@ -174,7 +174,8 @@ class Estimate(NotebookView):
             gpus = f" on {number} GPU{'s' * (number > 1)}" if number else ""
             found.append(f"Time{gpus}: about {duration(seconds)}")
         packing = f", {duration(self.packing_seconds)} of it for packing" if self.packing_seconds else ""
-        found.append(f"{'GPU' if self.device == 'cuda' else 'CPU'}-hours: about {self.device_hours:.2g}{packing}")
+        hours = f"{float(f'{self.device_hours:.2g}'):,.10g}"  # without a power of ten
+        found.append(f"{'GPU' if self.device == 'cuda' else 'CPU'}-hours: about {hours}{packing}")
         if self.gpu_memory is not None:
             images = f", and {file_size(self.image_memory)} for the images" if self.image_memory else ""
             found.append(f"GPU memory: about {file_size(self.gpu_memory)} for each network in training{images}")
@@ -305,10 +306,11 @@ def _continued(prepared: Preparation, settings: SearchSettings) -> tuple[Prepara
 
 def _named_networks(prepared: Preparation) -> tuple[NamedNetwork, ...]:
     training, limits = prepared.training, prepared.limits
-    dense, found = training.dense_macs(), []
+    dense, left, found = training.dense_macs(), training.settings.budget, []
     for name, network in training.named().items():
         costs = training.cost(network)
-        macs, beyond = int(costs["macs"]), tuple(limits.excess(costs))
+        macs, beyond = int(costs["macs"]), tuple(limits.excess(costs)) or ("budget",) * (left == 0)
+        left -= not beyond
         is_paper = name in training.space.points
         found.append(NamedNetwork(name, is_paper, macs, macs / dense, int(costs["params"]), beyond))
     return tuple(found)

@@ -153,6 +153,8 @@ PIXELS = Kind("pixels of a side of a square image", "64 or 64x64", _pixels)
 SHAPE = Kind("channels, rows and columns", "3x64x64", _shape)
 NAMES = Kind("names separated by commas", "accuracy,macs", _names)
 CHANGES = Kind("FIELD=VALUE", "lr=0.05", _changes)
+IN_PYTHON = Kind("a mapping", '{"lr": 0.05}', _changes)
+"""`CHANGES` in messages about an argument of a function."""
 SAMPLERS = ("front", "tpe", "gp", "nsga2", "random")
 """Names of the samplers."""
 PACK = Kind(" or ".join(PACKS), PACKS[-1], _pack)
@@ -308,8 +310,8 @@ def read_value(kind: Kind, value: Any, label: str) -> Any:
     try:
         return kind.read(value)
     except (ValueError, TypeError, OverflowError):
-        shown = short_repr(value)
-        raise InvalidSettings(f"{label} takes {kind.rule}; got {shown}; for example {kind.example}") from None
+        rule, example, _ = IN_PYTHON if kind is CHANGES and label == "set" else kind
+        raise InvalidSettings(f"{label} takes {rule}; got {short_repr(value)}; for example {example}") from None
 
 
 def _read_setting(name: str, value: Any, prefix: str = "") -> Any:
@@ -381,6 +383,13 @@ def with_default(text: str, default: Any) -> str:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def _annotation(item: Setting) -> str:
+    """The types that an argument can have: that of the setting, and text, which is converted."""
+    own = item.type.replace("tuple[str, ...]", "Sequence[str]").split(" | ")
+    kinds = [*own, "str", *["Path"] * (item.kind is PATH)]
+    return " | ".join(sorted(dict.fromkeys(kinds), key="None".__eq__))  # None is the last
+
+
 def takes_settings(function: Function) -> Function:
     """Decorator for a function that takes settings as `**settings`: adds each to its signature and its docstring.
 
@@ -392,7 +401,7 @@ def takes_settings(function: Function) -> Function:
     for name, item in SETTINGS.items():
         if name != first.name:
             default = first.empty if item.default is MISSING else item.default
-            added.append(inspect.Parameter(name, first.KEYWORD_ONLY, default=default, annotation=item.type))
+            added.append(inspect.Parameter(name, first.KEYWORD_ONLY, default=default, annotation=_annotation(item)))
             lines.append(f"    {name}: {with_default(item.help, item.default)}")
     text = re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), "\n".join(lines))
     vars(function)["__signature__"] = signature.replace(parameters=[first, *added, *others])

@@ -182,8 +182,8 @@ class SearchTraining:
         try:
             return find_share(self.input_size, data.num_classes, data.channels)
         except LrnasError as error:
-            given, own = self.input_size, native_input_size(backbones[0])
-            takes = f"{self.space.name} takes images of {own}×{own} pixels; those of {self.data_name} are {given}×{given} here"
+            given, own, name = self.input_size, native_input_size(backbones[0]), self.space.name
+            takes = f"{name} takes images of {own}×{own} pixels; those of {self.data_name} are {given}×{given} here"
             advice = f"give --image-size {own}" if is_in_files(self.data_name) else "choose images from files"
             little = "".join(f"; {remark}" for remark in self._tell_little(find_share()))
             raise LrnasError(f"{takes}; {advice}, or another model{little}") from error

@@ -242,6 +242,8 @@ def test_an_estimate_shows_what_the_command_shows(capsys: pytest.CaptureFixture[
     rows = Cells(html).rows
     assert rows[1] == ["nin", "2,000", "1.000", "300", "paper, left out: max_macs"]
     assert rows[3] == ["short", "4", "4", "3", "64", "1 min 30 s"]
+    assert "Named networks of the space nin (3 parameters, 9 points), which come first" in html
+    assert "CPU-hours: about 360, 5 s of it for packing" in replace(estimate, device_hours=357.4).lines
     print_estimate(estimate)
     printed = capsys.readouterr().out.splitlines()
     for line in (

@@ -14,7 +14,7 @@ from lrnas.data.names import PACKS
 from lrnas.errors import DataError, LrnasError
 from lrnas.recipes import Recipe
 from lrnas.searching import estimate as dry_run, trials_per_gpu
-from lrnas.searching.estimate import Estimate, _Machine, _makespan, _plan, _spread, _Trial
+from lrnas.searching.estimate import Estimate, _Machine, _makespan, _named_networks, _plan, _spread, _Trial
 from lrnas.searching.search import prepare_search
 from lrnas.searching.settings import SearchSettings
 from lrnas.searching.trials_per_gpu import FILE, measure_or_read
@@ -104,6 +104,13 @@ def test_cheap_and_expensive_networks_are_measured() -> None:
     networks = list(named.values())
     assert _spread(networks, [3.0, 2.0, 1.0]) == networks[::-1]
     assert _spread(networks, [3.0, 3.0, 3.0]) == [networks[0]]
+
+
+def test_named_networks_beyond_the_budget_are_marked() -> None:
+    networks = _named_networks(prepare_search(SearchSettings(space="nin", budget=4, data="digits", max_macs=8_000_000)))
+    assert [network.beyond for network in networks[:2]] == [("max_macs",)] * 2
+    within = [network.beyond for network in networks if network.beyond != ("max_macs",)]
+    assert within == [()] * 4 + [("budget",)] * (len(within) - 4) and len(within) > 4
 
 
 def test_a_kept_measurement_is_read_and_a_new_one_is_not_kept(tmp_path: Path) -> None:

@@ -197,6 +197,9 @@ def test_python_explains_every_argument() -> None:
     assert list(signature.parameters) == [*SETTINGS, "events", "progress"]
     assert signature.parameters["budget"].default is inspect.Parameter.empty
     assert signature.parameters["objectives"].default == ("accuracy", "macs")
+    types = {name: one.annotation for name, one in signature.parameters.items()}
+    assert types["objectives"] == "Sequence[str] | str" and types["max_macs"] == "int | str | None"
+    assert types["studies"] == "str | Path" and types["data"] == "str | None" and types["budget"] == "int | str"
     text = inspect.getdoc(lrnas.search) or ""
     for name in signature.parameters:
         assert f"\n    {name}: " in text
