@@ -579,7 +579,10 @@ def test_the_table_of_the_best_names_a_network_that_is_not_on_the_front(browser:
         report = make_report([search], retrained=retrained)
         tab = Tab(browser, write(tmp_path / "report.html", report), 1400, 900)
         what = tab.page.locator("#best-what").inner_text()
-        assert what.startswith(f"The networks on the front{told and ', and the network ' + told}.")
+        assert what.startswith(
+            f"The networks on the front{told and ', and the network ' + told}. To compare with: nin. "
+        )
+        assert tab.page.locator("#best tbody tr").first.inner_text().startswith("nin, dense")
         assert tab.page.locator("#best tbody tr", has_text="dense-x0.5").count() == bool(retrained)
         assert tab.complaints == []
 
