@@ -12,7 +12,7 @@ from lrnas.searching.settings import PATH, TEXT, WHOLE
 
 if TYPE_CHECKING:
     from lrnas.exporting.export import Export
-    from lrnas.exporting.fastest_form import Choice, Fusion
+    from lrnas.exporting.fastest_form import Fusion
 
 
 def add_commands(commands: Any) -> None:
@@ -53,45 +53,29 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _print_fusion(fusion: Fusion, result: Export) -> None:
-    columns = list(dict.fromkeys(name for choice in fusion.layers for name in choice.seconds))
-    where = "onnxruntime" if result.format == "onnx" else "PyTorch"
-    title = f"Forms of every layer, milliseconds in {where} {result.conditions}"
-    table = make_table(title, ["layer", "filters"], columns, ["chosen", ""])
-    for choice in fusion.layers:
-        table.add_row(choice.layer, choice.filters, *_times(choice, columns), choice.chosen, choice.remark)
+    head, *rows = fusion.table()
     console = make_console()
-    if fusion.layers:
+    if rows:
+        table = make_table(result.forms_title, head[:2], head[2:-2], head[-2:])
+        for row in rows:
+            table.add_row(*row)
         console.print(table)
-    if fusion.folding.norms:
-        console.print(f"{len(fusion.folding.norms)} batch norms folded into the convolutions before them.")
-    if fusion.network is None:
-        console.print("Nothing to fold: no batch norm follows a convolution, no layer has mixed shapes.")
-        return
-    listed = ", ".join(f"{name} {1000 * seconds:.3f}" for name, seconds in fusion.network.seconds.items())
-    why = f" ({fusion.network.remark})" if fusion.network.remark else ""
-    console.print(f"The whole network: {listed}; kept: {fusion.network.chosen}{why}.", soft_wrap=True)
+    for line in fusion.lines:
+        console.print(line, soft_wrap=True)
 
 
 def _size(number: int) -> str:
     return f"{number / 1e6:,.2f} MB" if number >= 10_000 else f"{number:,} bytes"
 
 
-def _times(choice: Choice, columns: list[str]) -> list[str]:
-    return [f"{1000 * choice.seconds[name]:.3f}" if name in choice.seconds else "–" for name in columns]
-
-
 def _print_export(result: Export) -> None:
     if result.fusion is not None:
         _print_fusion(result.fusion, result)
     console = make_console()
-    check = result.check
     console.print(f"\n{result.name}: {result.origin}")
     for file, size in result.files.items():
         console.print(f"Written:  {file}, {_size(size)}")
-    console.print(
-        f"Checked:  {check.images}: outputs differ by {check.max_difference:.2g} at most (largest output "
-        f"{check.largest_output:.3g}), {check.same_class} of {check.number} in the same class"
-    )
+    console.print(f"Checked:  {result.check}")
     listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in result.seconds.items())
     console.print(f"Takes:    {listed} {result.conditions}")
     console.print(f"Load:     {result.load}", soft_wrap=True)

@@ -68,6 +68,10 @@ class Check:
     number: int
     """Number of images."""
 
+    def __str__(self) -> str:
+        difference = f"outputs differ by {self.max_difference:.2g} at most (largest output {self.largest_output:.3g})"
+        return f"{self.images}: {difference}, {self.same_class} of {self.number} in the same class"
+
 
 @in_help
 @dataclass(frozen=True)
@@ -103,7 +107,14 @@ class Export(NotebookView):
 
     def __repr__(self) -> str:
         checked = f"{self.check.same_class} of {self.check.number} images in the same class"
-        return f"<Export of {self.name} as {self.format}: {', '.join(map(str, self.files))}; {checked}>"
+        fused = "" if self.fusion is None else ", fused"
+        return f"<Export of {self.name} as {self.format}{fused}: {', '.join(map(str, self.files))}; {checked}>"
+
+    @property
+    def forms_title(self) -> str:
+        """Title of the table of `fusion`."""
+        where = "onnxruntime" if self.format == "onnx" else "PyTorch"
+        return f"Forms of every layer, milliseconds in {where} {self.conditions}"
 
     @property
     def conditions(self) -> str:

@@ -65,6 +65,29 @@ class Fusion:
     network: Choice | None = None
     """The choice between forms of the whole network; None if there was only one."""
 
+    def __repr__(self) -> str:
+        return f"<Fusion: {' '.join(self.lines)}>"
+
+    def table(self) -> list[list[str]]:
+        """The forms of all layers as rows of text, times in milliseconds; the first row has the column names."""
+        names = list(dict.fromkeys(name for choice in self.layers for name in choice.seconds))
+        rows = [["layer", "filters", *names, "chosen", ""]]
+        for choice in self.layers:
+            times = [f"{1000 * choice.seconds[name]:.3f}" if name in choice.seconds else "–" for name in names]
+            rows.append([choice.layer, choice.filters, *times, choice.chosen, choice.remark])
+        return rows
+
+    @property
+    def lines(self) -> list[str]:
+        """How many batch norms were folded, and which form of the whole network was kept, in words."""
+        norms = len(self.folding.norms)
+        found = [f"{norms} batch norms folded into the convolutions before them."] if norms else []
+        if self.network is None:
+            return [*found, "Nothing to fold: no batch norm follows a convolution, no layer has mixed shapes."]
+        listed = ", ".join(f"{name} {1000 * seconds:.3f} ms" for name, seconds in self.network.seconds.items())
+        why = f" ({self.network.remark})" if self.network.remark else ""
+        return [*found, f"The whole network: {listed}; kept: {self.network.chosen}{why}."]
+
     def to_dict(self) -> dict[str, Any]:
         """Folded norms, chosen forms and times, for JSON."""
         network = None if self.network is None else asdict(self.network)

@@ -104,11 +104,16 @@ def _estimate(estimate: Estimate) -> str:
 
 def _export(export: Export) -> str:
     rows = [(str(file), f"{size:,} bytes") for file, size in export.files.items()]
-    check = f"{export.check.same_class} of {export.check.number} images in the same class as before"
+    check = f"Checked with {export.check}"
     times = [f"{name}: {1000 * seconds:.3f} ms {export.conditions}" for name, seconds in export.seconds.items()]
+    forms, fused = "", ""
+    if (fusion := export.fusion) is not None:
+        head, *layers = fusion.table()
+        table = f"<p>{escape(export.forms_title)}</p>{_table(head, layers)}" if layers else ""
+        forms, fused = f"{table}<p>{'<br>'.join(map(escape, fusion.lines))}</p>", ", fused"
     lines = "<br>".join(map(escape, [check, *times]))
-    code = f"<pre>{escape(export.load)}</pre>"
-    return f"{_title(f'{export.name} as {export.format}')}{_table(('file', 'size'), rows)}<p>{lines}</p>{code}"
+    title, code = _title(f"{export.name} as {export.format}{fused}"), f"<pre>{escape(export.load)}</pre>"
+    return f"{title}{_table(('file', 'size'), rows)}<p>{lines}</p>{forms}{code}"
 
 
 _BY_NAME: dict[str, Callable[[Any], str]] = {

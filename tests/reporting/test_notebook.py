@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import timm
+import torch
 from filled_studies import fill_study
 from retrainings import finish, retraining
 from small_studies import SPACE, make_finals, make_proposals, make_search
@@ -21,6 +22,8 @@ import lrnas
 from lrnas.cli.dry_run import print_estimate
 from lrnas.errors import LrnasError
 from lrnas.exporting.export import Check, Export
+from lrnas.exporting.fastest_form import Choice, Fusion
+from lrnas.layers.fold import Folding
 from lrnas.models.convert import LOW_RANK
 from lrnas.profiling.profile import LayerTime, Profile, Profiled
 from lrnas.searching.estimate import Estimate, LevelEstimate, NamedNetwork
@@ -208,7 +211,20 @@ def test_an_export_is_a_table() -> None:
     written = Export("n", "onnx", "", {Path("n.onnx"): 1200}, "load <n>", "", check, {"after": 0.002}, "cpu", 8, 2)
     html = written._repr_html_()
     assert Cells(html).rows[1] == ["n.onnx", "1,200 bytes"]
-    assert "63 of 64 images" in html and "load &lt;n&gt;" in html
+    assert "<p>Checked with digits: outputs differ by 0 at most (largest output 1), 63 of 64 in the same class" in html
+    assert "load &lt;n&gt;" in html and "fused" not in html
+    choice = Choice("conv1", "3x1,2 || 1x3,2", {"composite": 0.002, "dense": 0.001}, "dense")
+    network = Choice("whole network", "", {"as trained": 0.004, "dense": 0.003}, "dense")
+    fusion = Fusion(torch.nn.Conv2d(1, 1, 3), Folding({"conv1": "norm1"}), [choice], network)
+    fused = replace(written, fusion=fusion)
+    assert "n as onnx, fused" in fused._repr_html_() and "n as onnx, fused:" in repr(fused)
+    rows = Cells(fused._repr_html_()).rows
+    assert rows[2:] == [
+        ["layer", "filters", "composite", "dense", "chosen", ""],
+        ["conv1", "3x1,2 || 1x3,2", "2.000", "1.000", "dense", ""],
+    ]
+    assert "The whole network: as trained 4.000 ms, dense 3.000 ms; kept: dense." in fused._repr_html_()
+    assert repr(fusion).startswith("<Fusion: 1 batch norms folded") and "Conv2d" not in repr(fusion)
     assert "after: 2.000 ms for 8 at a time on cpu, 2 threads" in html
 
 
