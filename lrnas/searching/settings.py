@@ -386,7 +386,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def _annotation(item: Setting) -> str:
     """The types that an argument can have: that of the setting, and text, which is converted."""
     own = item.type.replace("tuple[str, ...]", "Sequence[str]").split(" | ")
-    kinds = [*own, "str", *["Path"] * (item.kind is PATH)]
+    kinds = [*own, "str", *["Path"] * (item.kind in (PATH, FILE))]
     return " | ".join(sorted(dict.fromkeys(kinds), key="None".__eq__))  # None is the last
 
 
