@@ -26,6 +26,7 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from lrnas._files import open_regular
+from lrnas._messages import logger
 from lrnas.data.cache import may_write, read_arrays, write_cache
 from lrnas.data.names import Progress
 from lrnas.errors import DataError, error_line
@@ -48,7 +49,7 @@ def load_cifar10(folder: Path, progress: Progress | None = None) -> tuple[Bytes,
 
     Args:
         folder: Where data sets are kept.
-        progress: Callback that shows the progress of downloads.
+        progress: Callback that shows the progress of downloads; None: only a message says that there is one.
 
     Returns:
         Images, uint8 [60000, 32, 32, 3], and labels, uint8 [60000]; the last 10,000 are the test images.
@@ -59,10 +60,22 @@ def load_cifar10(folder: Path, progress: Progress | None = None) -> tuple[Bytes,
             raise DataError(f"a dry run needs CIFAR-10; there is no {cache}; get it with `lrnas data cifar10`")
         with _one_at_a_time(folder):
             if not cache.exists():
-                return _fetch(folder, cache, progress or (lambda *_: None))
+                return _fetch(folder, cache, progress or _logging())
     images, labels = read_arrays(cache, "x", "y")
     _check(images, labels, str(cache))
     return images, labels
+
+
+def _logging() -> Progress:
+    """Progress callback that only logs what is begun."""
+    begun = set[str]()
+
+    def log(what: str, done: int, total: int) -> None:
+        if what not in begun:
+            begun.add(what)
+            logger.info(what)
+
+    return log
 
 
 @contextmanager
@@ -124,7 +137,7 @@ def _from_download(folder: Path, scratch: Path, progress: Progress) -> tuple[Byt
             total = int(response.headers.get("Content-Length", 0))
             while chunk := response.read(1 << 20):
                 stream.write(chunk)
-                progress("downloading CIFAR-10", stream.tell(), total)
+                progress("downloading CIFAR-10 (170 MB)", stream.tell(), total)
     except OSError as error:  # URLError and timeouts are OSErrors
         raise _SourceMissing(f"no download ({getattr(error, 'reason', error)})") from None
     try:

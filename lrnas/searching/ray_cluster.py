@@ -100,10 +100,23 @@ def pick_workers(
         address: As in `Workers`.
         files: As in `Workers`.
         timeout: As in `Workers`.
+
+    Raises:
+        LrnasError: A number is not possible, or this machine has fewer GPUs.
     """
     if gpus_per_trial is None:
         gpus_per_trial = 0.25 if torch.cuda.is_available() else 0
-    return Workers(cpus_per_trial, gpus_per_trial, concurrency, address, files, timeout=timeout)
+    workers = Workers(cpus_per_trial, gpus_per_trial, concurrency, address, files, timeout=timeout)
+    if address is None and not ray.is_initialized():
+        _check_room("GPU", workers.gpus, torch.cuda.device_count())
+    return workers
+
+
+def _check_room(kind: str, share: float, most: float) -> None:
+    """Raise an error if a trial needs more CPUs or GPUs than there are."""
+    if share > most:
+        option = f"--{kind.lower()}s-per-trial"
+        raise LrnasError(f"{option} must be at most the number of {kind}s, {most:g}; got {share:g}; give less")
 
 
 class _WorkerUnpickler(pickle.Unpickler):
@@ -176,9 +189,7 @@ def limit_to_room(workers: Workers) -> Workers:
     """
     available = ray.cluster_resources()  # type: ignore[no-untyped-call]
     for kind, share in {"CPU": workers.cpus, "GPU": workers.gpus}.items():
-        if share > (most := available.get(kind, 0)):
-            option = f"--{kind.lower()}s-per-trial"
-            raise LrnasError(f"{option} must be at most the number of {kind}s, {most:g}; got {share:g}; give less")
+        _check_room(kind, share, available.get(kind, 0))
     return follow_room(replace(workers, most=workers.concurrency))
 
 

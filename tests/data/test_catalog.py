@@ -3,6 +3,7 @@
 import hashlib
 import io
 import pickle
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,6 +70,21 @@ def test_workers_that_start_together_fetch_once(
         found = list(workers.map(cifar10.load_cifar10, [tmp_path / "new"] * 3))
     assert len(fetched) == 1 and all(np.array_equal(images, small_cifar[0]) for images, _ in found)
     assert not list((tmp_path / "new").glob("*.part"))
+
+
+def test_a_download_is_told_in_one_line(
+    small_cifar: tuple[np.ndarray, np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write_batches(tmp_path / "there", *small_cifar)
+    archive = Path(shutil.make_archive(str(tmp_path / "cifar"), "gztar", tmp_path / "there", cifar10.FOLDER))
+    monkeypatch.setattr(cifar10, "URL", archive.as_uri())
+    caplog.set_level("INFO", "lrnas")
+    cifar10.load_cifar10(tmp_path / "new")
+    cifar10.load_cifar10(tmp_path / "new")
+    assert caplog.messages == ["downloading CIFAR-10 (170 MB)"]
 
 
 def test_images_with_another_hash_are_never_used(small_cifar: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from closed_ports import check_that_only_this_machine_can_connect
 from mps_service import Service
 from small_studies import make_proposals
@@ -62,6 +63,16 @@ def test_every_option_reaches_the_workers(command: list[str], monkeypatch: pytes
 def test_impossible_workers(command: list[str], option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, option]) == 2
     assert capsys.readouterr().err == f"lrnas: {message}; give a larger number\n"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_more_gpus_than_there_are_are_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lrnas.searching.setup.load_set", lambda *_, **__: pytest.fail("data are loaded"))
+    for call in (lrnas.search, lrnas.estimate):
+        with pytest.raises(LrnasError, match="`gpus_per_trial` must be at most the number of GPUs, 0; got 1"):
+            call("nin", budget=2, gpus_per_trial=1)
+    with pytest.raises(LrnasError, match="must be at most the number of GPUs, 0; got 2"):
+        lrnas.retrain("nin-digits", gpus_per_trial=2)
 
 
 def test_from_python_the_options_are_keywords() -> None:
