@@ -154,14 +154,14 @@ def _(trials: Trials) -> str:
     is_tested = bool(trials) and RETRAINS in trials[0].study.manifest
     accuracy = "test accuracy" if is_tested else "accuracy"
     is_run = bool(trials) and "@" in trials[0].study.name
-    head = ["run" if is_run else "trial", "network", accuracy, "MACs", SHARE, "parameters"] + ["latency"] * (
-        "latency" in names
-    )
+    head = ["trial", *["run"] * is_run, "network", accuracy, "MACs", SHARE, "parameters"]
+    head += ["latency"] * ("latency" in names)
     rows = []
     for trial in trials[:MAX_ROWS]:
         latency = [] if "latency" not in names else ["–" if trial.latency is None else f"{trial.latency:.3f} ms"]
         accuracy = _percent(trial.test_accuracy if is_tested else trial.accuracy)
-        numbers = (str(trial.number), trial.name, accuracy, *_costs(trial), *latency)
+        places = ("–" if trial.trial is None else str(trial.trial), *[str(trial.number)] * is_run)
+        numbers = (*places, trial.name, accuracy, *_costs(trial), *latency)
         rows.append([*numbers, "on the front" if trial.on_front else STATUSES.get(trial.status, trial.status)])
     more = f"<p>… {len(trials) - MAX_ROWS} more</p>" if len(trials) > MAX_ROWS else ""
     more = more if trials else "<p>No networks.</p>"
@@ -186,7 +186,7 @@ def _(trial: Trial) -> str:
         f"{macs} MACs ({share} of the dense network's), {params} parameters{latency}, for {shape}",
         f"{status}{', on the front' if trial.on_front else ''}{f': {trial.reason}' if trial.reason else ''}",
     ]
-    title = f"{trial.study.name}, {'run' if '@' in trial.study.name else 'trial'} {trial.number}: {trial.name}"
+    title = f"{'' if '@' in trial.study.name else f'{trial.study.name}, '}{trial.place}: {trial.name}"
     picture = _layers_picture(lay_out(trial.architecture, trial.study.image_shape))
     return f"{_title(title)}<p>{'<br>'.join(map(escape, facts))}</p>{_curve(trial.curve)}{picture}"
 

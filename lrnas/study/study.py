@@ -47,9 +47,10 @@ STATUSES = {"limit": "beyond a limit", "duplicate": "known already"}
 METRIC = "metric."
 """Prefix of the trial attributes that hold further metrics, which a user's own training code reports."""
 COLUMNS = (
-    "number", "status", "point", "identity", "accuracy", "macs", "params", "latency", "epochs", "seconds", "on_front",
+    "number", "trial", "status", "point", "identity", "accuracy", "test_accuracy", "macs", "params", "latency",
+    "epochs", "seconds", "on_front",
 )  # fmt: skip
-"""Columns of a table of trials."""
+"""Columns of a table of trials or runs; a study has those of them that it knows."""
 
 
 @in_help
@@ -58,7 +59,7 @@ class Trial(NotebookView):
     """One network of a study and what is known about it."""
 
     number: int
-    """Number of the trial in its study, from 0."""
+    """Number in its study, from 0: of a run, not that of its network in the search, which is `trial`."""
     state: str
     """State of the Optuna trial, such as COMPLETE."""
     status: str
@@ -93,6 +94,9 @@ class Trial(NotebookView):
     """Whether the network is on the front of its study; at a later level by its mean accuracy over seeds."""
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Further metrics that a user's own training code reported last."""
+    trial: int | None = None
+    """Number of its network in the search, as in `STUDY:TRIAL` and `lrnas.retrain(study, trials=[…])`; None for a run
+    of a network that the search did not train."""
 
     @property
     def costs(self) -> Costs:
@@ -119,7 +123,14 @@ class Trial(NotebookView):
     @property
     def title(self) -> str:
         """Name in sentences and pictures: that of a named network, else `trial 74`."""
-        return self.point or f"trial {self.number}"
+        return self.point or (self.identity if self.trial is None else f"trial {self.trial}")
+
+    @property
+    def place(self) -> str:
+        """Its number and, of a run, its study and the trial of the search: `run 3 of nin-digits@finals, trial 4`."""
+        if "@" not in self.study.name:
+            return f"trial {self.number}"
+        return f"run {self.number} of {self.study.name}" + ("" if self.trial is None else f", trial {self.trial}")
 
     @property
     def is_paper(self) -> bool:
@@ -183,10 +194,10 @@ class Trial(NotebookView):
         accuracy = "" if known is None else f", {100 * known:.2f} %"
         accuracy = accuracy if tested is None else f", {100 * tested:.2f} % on test images"
         front = ", on the front" if self.on_front else ""
-        study = f" of {self.study.name}" if "@" in self.study.name else ""
         latency = "" if self.latency is None else f", {self.latency:.3f} ms"
         status = STATUSES.get(self.status, self.status)
-        return f"<Trial {self.number}{study}: {self.name}{accuracy}, {self.macs:,} MACs{latency}, {status}{front}>"
+        known_as = f"{self.place[0].upper()}{self.place[1:]}: {self.name}"
+        return f"<{known_as}{accuracy}, {self.macs:,} MACs{latency}, {status}{front}>"
 
 
 class Trials(list[Trial], NotebookView):
@@ -269,8 +280,17 @@ class Study(NotebookView):
 
     @property
     def columns(self) -> list[str]:
-        """Columns of a table of this study's trials; latency is one of them only if it is an objective."""
-        return [name for name in COLUMNS if name != "latency" or name in self.costs]
+        """Columns of a table of this study's trials or runs.
+
+        Latency is one of them only if it is an objective. A retraining has test accuracies; its runs have no front.
+        """
+        has = {
+            "trial": "@" in self.name,
+            "test_accuracy": RETRAINS in self.manifest,
+            "latency": "latency" in self.costs,
+            "on_front": RETRAINS not in self.manifest,
+        }
+        return [name for name in COLUMNS if has.get(name, True)]
 
     @property
     def baseline(self) -> str | None:
@@ -492,7 +512,11 @@ class Study(NotebookView):
         return max(fits, key=lambda fit: (fit[0], not fit[1].is_paper, -fit[1].macs))[1]
 
     def to_pandas(self) -> pd.DataFrame:
-        """A table with one row per trial, and the architecture as JSON."""
+        """A table with one row per trial or run, and the architecture as JSON.
+
+        In a search, `accuracy` and `on_front` are those of the short trainings, also if there are finals:
+        `study.front()` is then another front. `accuracy` is always that on validation images.
+        """
         import pandas as pd
 
         names = self.columns
@@ -593,5 +617,6 @@ def _read_trial(study: Study, trial: FrozenTrial) -> Trial:
         reason=attributes.get("reason", ""),
         values=tuple(trial.values) if trial.values is not None else None,
         study=study,
+        trial=attributes.get("trial") if "@" in study.name else trial.number,
         metrics={key.removeprefix(METRIC): value for key, value in attributes.items() if key.startswith(METRIC)},
     )

@@ -109,9 +109,10 @@ def test_a_study_with_finals_shows_them() -> None:
     rows = Cells(search._repr_html_()).rows
     assert rows[0][2:4] == ["accuracy", "n"]
     assert [row[1:4] for row in rows[1:]] == [["lr-x0.25", "91.00 %", "1"], ["nin-c3-lr", "95.50 ± 0.71 %", "2"]]
-    assert Cells(search.front()._repr_html_()).rows[0][0] == "run"
+    head, first, second = Cells(search.front()._repr_html_()).rows
+    assert (head[:2], first[:2], second[:2]) == (["trial", "run"], ["0", "2"], ["2", "0"])
     assert f"Runs of {search.name}@finals, each one training" in search.front()._repr_html_()
-    assert f"<b>{search.name}@finals, run 0: " in search.front()[-1]._repr_html_()
+    assert f"<b>run 0 of {search.name}@finals, trial 2: " in search.front()[-1]._repr_html_()
     assert "not complete" not in search._repr_html_()
     level = level_study(search, "full")
     assert level is not None
@@ -141,7 +142,10 @@ def test_a_retraining_shows_its_networks_and_verdicts(tmp_path: Path) -> None:
     for text in (*map(str, lrnas.judge(lrnas.read_retraining(study))), "1 runs not done", "mean ± standard deviation"):
         assert escape(text) in html
     rows = Cells(study.trials._repr_html_()).rows
-    assert rows[0][2] == "test accuracy" and rows[1][2] == "90.00 %"
+    assert rows[0][3] == "test accuracy" and rows[1][3] == "90.00 %"
+    table = study.to_pandas()
+    assert list(table["test_accuracy"][:3]) == [0.90, 0.91, 0.95] and "on_front" not in table
+    assert list(table["trial"]) == [trials[0].number, trials[1].number] * 2
     assert {row[-1] for row in rows[1:]} == {"completed", "waiting"}  # runs have no front
     assert "90.00 % on test images after 2 epochs" in study.trials[0]._repr_html_()
     assert "90.00 % on test images" in repr(study.trials[0])

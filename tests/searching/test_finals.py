@@ -309,7 +309,9 @@ def test_the_front_and_the_best_network_are_those_of_the_finals(tmp_path: Path) 
     assert [trial.point for trial in front] == ["lr-x0.25", "nin-c3-lr"] and all(trial.on_front for trial in front)
     found = search.best()  # by the means, not by the first runs
     assert (found.point, found.accuracy, found.study.name) == ("nin-c3-lr", 0.91, "s@finals")
-    assert repr(found).startswith(f"<Trial {found.number} of s@finals: nin-c3-lr, 91.00 %")
+    assert repr(found).startswith(f"<Run {found.number} of s@finals, trial {best.number}: nin-c3-lr, 91.00 %")
+    assert found.trial == best.trial == best.number != found.number and search.trials[found.trial].name == found.name
+    assert "trial" in found.study.to_pandas() and "trial" not in search.to_pandas()
     assert search.best(max_macs=f"{front[0].macs / 1e6}M").point == "lr-x0.25"
     with pytest.raises(StudyError, match=r'is within these limits; raise them, or give level="short" for'):
         search.best(max_macs=1)
