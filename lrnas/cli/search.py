@@ -318,7 +318,7 @@ def _print_front(study: Study, level: str) -> None:
 
 def _print_level(study: Study, level: str) -> None:
     """Print the networks of a later level, with mean and deviation over seeds, and what was promised."""
-    from lrnas.study.levels import FULL, compare_with_paper, read_level
+    from lrnas.study.levels import FULL, compare_with_paper, count_left, read_level
     from lrnas.study.retrained import front_marks
 
     console = make_console()
@@ -355,11 +355,11 @@ def _print_level(study: Study, level: str) -> None:
         return
     for outcome in compare_with_paper(finals, study.beat):
         console.print(str(outcome))
-    on_front, known = study.short_summary().front, {final.trial for final in finals}
-    if left := sum(trial.number not in known for trial in on_front):
+    left, number = count_left(study, finals)
+    if left:
         console.print(
             "They were chosen by predicted accuracy after full training. Not among them: "
-            f"{left} of the {len(on_front)} networks on the front of the short trainings, see "
+            f"{left} of the {number} networks on the front of the short trainings, see "
             f"`lrnas front {study.name} --level short`; a larger --finals trains more."
         )
 

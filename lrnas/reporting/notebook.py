@@ -21,7 +21,7 @@ from lrnas.models.plan import native_input_size, native_num_classes, resolve_bac
 from lrnas.reporting.layer_view import SHADES, Layer, kind_of, lay_out
 from lrnas.spaces.parameters import format_values
 from lrnas.spaces.space import SearchSpace
-from lrnas.study.levels import FULL, SHORT, level_study, pick_level, read_level
+from lrnas.study.levels import FULL, SHORT, count_left, level_study, pick_level, read_level
 from lrnas.study.manifest import RETRAINS, data_name
 from lrnas.study.retrained import Final, final_front, front_marks, read_retrained
 from lrnas.study.study import STATUSES, ImageShape, Study, Trial, Trials
@@ -140,8 +140,13 @@ def _(study: Study) -> str:
     state = "; interrupted, not complete: the same call continues it" if study.interrupted else state
     about = f"{study.manifest['source']} on {data_name(study.manifest)}, {goals}; trials: {counts}{state}"
     level = pick_level(study)
-    finals = [] if level == SHORT else final_front(read_level(study, level))
+    trained_later = [] if level == SHORT else read_level(study, level)
+    finals = final_front(trained_later)
     table = _finals_table(study, finals) if finals else as_html(summary.front) if summary.front else ""
+    if finals:
+        left, number = count_left(study, trained_later)
+        others = f'{left} of the {number} networks on the front of the short trainings, study.front("short")'
+        table += f"<p>Not trained in full: {escape(others)}.</p>" if left else ""
     trained = "trained in full" if level == FULL else "after longer training"
     level = f"{trained}, mean ± standard deviation over n seeds" if finals else "after the training of the search"
     text = f"The front, {level}; accuracy on validation images." if finals or summary.front else "No front yet."
@@ -170,6 +175,8 @@ def _(trials: Trials) -> str:
         if is_run
         else ""
     )
+    if not is_run and any(trial.on_front for trial in trials) and pick_level(trials[0].study) != SHORT:
+        about = "<p>On the front: that of the short trainings; study.front() is that of the finals.</p>"
     return _table([*head, ""], rows) + more + about
 
 

@@ -32,10 +32,10 @@ from lrnas.arch.architecture import Architecture
 from lrnas.data.cache import without_writing
 from lrnas.data.names import data_folder
 from lrnas.data.packed import PackedSet
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, in_users_words
 from lrnas.sampling.promotion import MAX_MEASURED, Contender, pick_full, pick_longer
 from lrnas.searching.feasible import find_feasible
-from lrnas.searching.finals import LONGER_SHARE, SLACK, check_levels
+from lrnas.searching.finals import LONGER_SHARE, SLACK, check_levels, too_little
 from lrnas.searching.progress import progress_view
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import make_sampler
@@ -181,7 +181,7 @@ class Estimate(NotebookView):
             found.append(f"GPU memory: about {file_size(self.gpu_memory)} for each network in training{images}")
         parts = ", ".join(f"{name} {file_size(size)}" for name, size in self.disk.items() if size)
         disk = f"Disk: about {file_size(sum(self.disk.values()))} ({parts})"
-        return [*found, disk, *(f"Note: {remark}." for remark in self.remarks)]
+        return [*found, disk, *(f"Note: {in_users_words(remark)}." for remark in self.remarks)]
 
     def __repr__(self) -> str:
         runs = sum(level.runs for level in self.levels)
@@ -239,6 +239,8 @@ def _estimate(settings: SearchSettings) -> Estimate:
         remarks.append("latency is not measured in a dry run: no network is left out for its latency")
     if len(trials) < settings.budget:
         remarks.append(f"the space has only {len(trials)} networks within the limits that the sampler finds")
+    if not runs.get(FULL, [None]):
+        remarks.append(f"no network would be trained in full: {too_little(training.levels[FULL], settings.finals)}")
     idle = replace(machine, slowdown=(1 - machine.busy) * machine.slowdown, start=(1 - machine.busy) * machine.start)
     idle_seconds = packing + idle.wall_seconds(runs, training.levels, ask_seconds, max(1, machine.gpus))
     if machine.busy > BUSY:

@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import threadpool_limits
 
 from lrnas.arch.architecture import Architecture
+from lrnas.errors import is_command
 from lrnas.sampling.gain import Boxes
 from lrnas.sampling.pareto import closest_to_front
 from lrnas.sampling.promotion import (
@@ -36,12 +37,12 @@ from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.setup import SearchTraining
 from lrnas.study.folder import begin_anew, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level, level_study
+from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level, count_left, level_study, read_level
 from lrnas.study.manifest import LEVEL, OtherSettings, check_manifest, has_results, keep_images
 from lrnas.study.objectives import Costs
 from lrnas.study.open import name_metrics
 from lrnas.study.optuna_internals import storage_of
-from lrnas.study.retrained import has_failed, is_done, is_duplicate, run_key
+from lrnas.study.retrained import final_front, has_failed, is_done, is_duplicate, run_key
 from lrnas.study.study import Study
 
 if TYPE_CHECKING:
@@ -77,6 +78,42 @@ def open_levels(search: Study, levels: Mapping[str, Level], studies: str | Path)
         keep_images(stored, search.images or "")
         found[level] = Study(name, stored, search.objectives, pinned, search.where)
     return found
+
+
+def too_little(level: Level, share: float) -> str:
+    """Why no network is trained in full, and what to do.
+
+    Args:
+        level: The level `full`.
+        share: Share of the training time that goes to the later levels.
+    """
+    number = len(level.seeds)
+    return (
+        f"{100 * share:.0f} % of the training time is too little for {number} seed{'s' * (number != 1)} of "
+        f"{level.recipe.epochs} epochs; raise --budget or --finals, or lower --final-epochs or --final-seeds"
+    )
+
+
+def tell_end(search: Study, level: Level, share: float) -> str:
+    """What the finals did not train, in words; empty if they trained all that was asked for.
+
+    Args:
+        search: The search, at its end.
+        level: The level `full`.
+        share: As for `too_little`.
+    """
+    finals = read_level(search)
+    if not finals:
+        return f"no network was trained in full: {too_little(level, share)}"
+    left, number = count_left(search, finals)
+    front = final_front(finals)
+    few = sum(final.ended < len(level.seeds) for final in front)
+    told = []
+    if left and not is_command():  # the command prints it below the front
+        told.append(f"not trained in full: {left} of the {number} networks on the front of the short trainings")
+    if few:
+        told.append(f"fewer than {len(level.seeds)} seeds: {few} of the {len(front)} networks on the front")
+    return "; ".join([*told, "a larger --finals trains more"]) if told else ""
 
 
 def check_levels(search: Study, manifest: Mapping[str, Any], levels: Mapping[str, Level]) -> None:

@@ -19,7 +19,9 @@ import numpy as np
 from lrnas._messages import duration, logger, printable, show_messages
 from lrnas._notebook import LiveBar, in_notebook
 from lrnas.errors import Interrupted
+from lrnas.study.levels import read_level
 from lrnas.study.manifest import LEVEL, RETRAINS, data_name
+from lrnas.study.retrained import final_front
 from lrnas.study.throughput import measure_throughput
 from lrnas.training.progress import TimeLeft, how_to_continue
 
@@ -124,7 +126,7 @@ class ProgressView(SearchEvents):
     """Shows events in the live line of a terminal or a notebook, or as messages of the logger where there is none."""
 
     queue: Queue
-    budget: int | None
+    budget: int | None = None
 
     def __init__(self, status: Status | LiveBar | None = None) -> None:
         self.status = status
@@ -137,6 +139,8 @@ class ProgressView(SearchEvents):
         self.work_before: dict[int, Work] = {}
         """Training that each trial, by number, had before this search started."""
         self.time_left = TimeLeft()
+        self.trials = ""
+        """Number of trials, in words, while networks are trained at later levels."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
         text = f"{what}: {done:,} of {total:,}  {self.time_left.describe(what, done, total)}"
@@ -148,6 +152,8 @@ class ProgressView(SearchEvents):
 
     def started(self, queue: Queue, budget: int | None, dense_macs: int | None = None) -> None:
         self.show_rest()
+        if budget is None and self.budget is not None:
+            self.trials = f"{self.queue.spent()}/{self.budget} trials, "
         self.queue, self.budget = queue, budget
         study = queue.study
         self.start, self.began = time.monotonic(), datetime.now()
@@ -216,9 +222,12 @@ class ProgressView(SearchEvents):
         rate = "" if throughput is None else f"; {throughput}"
         goes_on = not queue.study.interrupted
         if self.budget is None:
-            level = queue.study.manifest.get(LEVEL)
+            level = queue.study.manifest[LEVEL]
+            means = [final.mean for final in final_front(read_level(queue.study, level))]
+            best = f"best {100 * max(means):.2f} %" if means else "none completed yet"
             left = _left(self._seconds_left_of_levels(summary.trials, now) if goes_on and running else None)
-            return f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}{rate}{left}"
+            runs = f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}"
+            return f"{self.trials}{runs}; front {len(means)}, {best}{rate}{left}"
         left = _left(self._seconds_left(summary.trials, now) if goes_on and done < self.budget else None)
         if RETRAINS in queue.study.manifest:  # test accuracies are shown when all runs are done
             return f"{done}/{self.budget} runs: {running} running{failed}{rate}{left}"

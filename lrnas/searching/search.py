@@ -21,7 +21,7 @@ from lrnas._messages import logger
 from lrnas.errors import LrnasError
 from lrnas.models.plan import TIMM
 from lrnas.searching.feasible import find_feasible
-from lrnas.searching.finals import open_levels, train_levels
+from lrnas.searching.finals import open_levels, tell_end, train_levels
 from lrnas.searching.progress import SearchEvents, progress_view, tell_interrupted
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.ray_cluster import Workers, check_sendable, pick_workers, running_ray
@@ -198,9 +198,10 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                 running = training.share_gpus(workers, limits, feasible)
             events.started(proposals, settings.budget, training.dense_macs())
             if later:
+                paper = "" if space.points.keys() <= set(beyond) else "; the paper's in any case"
                 logger.info(
-                    f"then the best networks are trained in full: {100 * settings.finals:.0f} % of all training time, "
-                    "or what the paper's networks need; --finals 0 leaves this out"
+                    f"then the best networks are trained in full, if {100 * settings.finals:.0f} % of all training "
+                    f"time is enough{paper}; --finals 0 leaves this out"
                 )
             from lrnas.searching.ray_tune import run_trials
 
@@ -222,13 +223,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                     )
                 ledgers = [Ledger(each) for each in (later or {SHORT: study}).values()]
                 is_over = bool(study.interrupted) or not any(ledger.wait_for_others() for ledger in ledgers)
-            if later and not study.interrupted and not later[FULL].optuna_trials():
-                level = training.levels[FULL]
-                logger.info(
-                    f"no network was trained in full: {100 * settings.finals:.0f} % of the training time is too little "
-                    f"for {len(level.seeds)} seeds of {level.recipe.epochs} epochs; raise --budget or --finals, or "
-                    "lower --final-epochs or --final-seeds"
-                )
+            if later and not study.interrupted and (line := tell_end(study, training.levels[FULL], settings.finals)):
+                logger.info(line)
     except LrnasError:
         with suppress(LrnasError):  # the storage may be gone
             delete_if_empty(stored, folder)

@@ -141,6 +141,17 @@ def read_level(search: Study, level: str = FULL) -> list[Final]:
     return [] if found is None else gather_runs(found, SUFFIXES[level], searched)
 
 
+def count_left(search: Study, finals: Sequence[Final]) -> tuple[int, int]:
+    """How many networks on the front of the short trainings were not trained in full, and how many are on it.
+
+    Args:
+        search: The search, or its level `full`, of which nothing is left.
+        finals: All networks of the level `full`, from `read_level`.
+    """
+    front, known = search.short_summary().front, {final.trial for final in finals if final.ended}
+    return sum(trial.trial not in known for trial in front), len(front)
+
+
 def read_short(search: Study) -> list[Final]:
     """The networks that a search itself trained to the end, cheapest first, in the form of later levels."""
     found = [

@@ -109,6 +109,11 @@ def test_a_study_with_finals_shows_them() -> None:
     rows = Cells(search._repr_html_()).rows
     assert rows[0][2:4] == ["accuracy", "n"]
     assert [row[1:4] for row in rows[1:]] == [["lr-x0.25", "91.00 %", "1"], ["nin-c3-lr", "95.50 ± 0.71 %", "2"]]
+    left = "Not trained in full: 1 of the 3 networks on the front of the short trainings, study.front("
+    assert left in search._repr_html_() and left not in lrnas.open_study(search.front()[0].study)._repr_html_()
+    short = "On the front: that of the short trainings; study.front() is that of the finals."
+    assert short in search.trials._repr_html_() and short not in search.front()._repr_html_()
+    assert short not in make_search().trials._repr_html_()
     head, first, second = Cells(search.front()._repr_html_()).rows
     assert (head[:2], first[:2], second[:2]) == (["trial", "run"], ["0", "2"], ["2", "0"])
     assert f"Runs of {search.name}@finals, each one training" in search.front()._repr_html_()

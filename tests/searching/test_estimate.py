@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pictures import spoil, write_set
@@ -139,6 +140,18 @@ def test_an_estimate_is_short_when_it_is_printed() -> None:
     assert Estimate.__repr__(found) == "<Estimate of s: 7 trainings, about 1 min 1 s>"  # type: ignore[arg-type]
     found.seconds = {1: 61.0, 8: 9.0}
     assert Estimate.__repr__(found).endswith("about 1 min 1 s on 1 GPU or 9 s on 8 GPU>")  # type: ignore[arg-type]
+
+
+def test_a_dry_run_says_that_nothing_would_be_trained_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "_measure", lambda *_: machine())
+    settings: dict[str, Any] = {"budget": 2, "data": "digits", "max_macs": "3M", "progress": False}
+    remarks = [line for line in lrnas.estimate("nin", **settings).lines if "in full" in line]
+    assert remarks == [
+        "Note: no network would be trained in full: 50 % of the training time is too little for 3 seeds of 9 epochs; "
+        "raise `budget` or `finals`, or lower `final_epochs` or `final_seeds`."
+    ]
+    for changed in ({"finals": 0}, {"final_seeds": 1, "finals": 0.9}):
+        assert not [line for line in lrnas.estimate("nin", **settings, **changed).lines if "in full" in line]
 
 
 def test_a_dry_run_counts_images_that_can_be_read_if_they_are_packed(

@@ -12,10 +12,10 @@ from optuna.trial import TrialState
 from small_studies import LEVELS, SPACE, make_finals, make_proposals, make_search, train_some
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from lrnas.errors import UnknownName
+from lrnas.errors import UnknownName, naming_options
 from lrnas.recipes import Recipe, get_recipe
 from lrnas.sampling.promotion import Measured, believe
-from lrnas.searching.finals import Ladder, Promotions, open_levels
+from lrnas.searching.finals import Ladder, Promotions, open_levels, tell_end
 from lrnas.searching.proposals import Proposal, Proposals
 from lrnas.searching.retrain import _choose, _Training
 from lrnas.searching.settings import InvalidSettings, SearchSettings
@@ -296,6 +296,20 @@ def test_a_later_level_is_no_search_and_no_retraining(tmp_path: Path) -> None:
     assert named is not None and named.trial.accuracy == 0.93
     assert delete_study("s", studies=tmp_path).trials == {"s": 4, "s@longer": 0, "s@finals": 6}
     assert level_study(make_search(), "full") is None
+
+
+def test_the_end_tells_what_the_finals_did_not_train() -> None:
+    search, level = make_search(), LEVELS["full"]
+    assert tell_end(search, level, 0.5).startswith("no network was trained in full: 50 % of the training time is too ")
+    make_finals(search, {"lr-x0.25": (0.9,), "nin-c3-lr": (0.93, 0.94, 0.92)})
+    left = "not trained in full: 1 of the 3 networks on the front of the short trainings; "
+    few = "fewer than 3 seeds: 1 of the 2 networks on the front; a larger --finals trains more"
+    assert tell_end(search, level, 0.5) == left + few
+    with naming_options():  # a command prints the first part below the front
+        assert tell_end(search, level, 0.5) == few
+    search = make_search()
+    make_finals(search, {name: (0.9, 0.9, 0.9) for name in ("lr-x0.25", "dense-x0.25", "nin-c3-lr")})
+    assert tell_end(search, level, 0.5) == ""
 
 
 def test_the_front_and_the_best_network_are_those_of_the_finals(tmp_path: Path) -> None:

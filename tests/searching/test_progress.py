@@ -133,7 +133,20 @@ def test_a_later_level_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) ->
     view.changed("ended")
     line = "s@finals: level full, 2 done; training on digits, images of 8×8 pixels, epochs: 9"
     assert caplog.messages[0] == line
-    assert caplog.messages[1] == "2 runs at level full done, 0 running, 1 diverged"
+    assert caplog.messages[1] == "2 runs at level full done, 0 running, 1 diverged; front 1, best 95.00 %"
+
+
+def test_the_last_line_of_a_search_has_trials_front_and_best_also_with_finals(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "lrnas")
+    proposals = train_some(make_proposals())
+    study = make_finals(proposals.study, {"nin-c3-lr": (0.95, 0.97), "lr-x0.25": (0.96,)})
+    view = ProgressView()
+    view.started(proposals, 4)
+    view.started(Promotions(Ledger(study)), None)
+    view.changed("ended")
+    assert caplog.messages[-1] == "4/4 trials, 3 runs at level full done, 0 running; front 1, best 96.00 %"
 
 
 def test_two_seeds_of_one_network_differ(caplog: pytest.LogCaptureFixture) -> None:
