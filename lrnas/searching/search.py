@@ -132,6 +132,7 @@ def prepare_search(settings: SearchSettings) -> Preparation:
     for sign, use in (("@", "marks retrainings"), (":", "marks trials")):
         if sign in name:
             raise StudyError(f"a study's name must not contain {sign}, which {use}; got {name!r}; give another")
+    _open_other(settings, name)
     limits = Limits(settings.max_macs, settings.min_macs, settings.max_params)
     return Preparation(name, workers, training, limits, find_feasible(space, limits, training.cost))
 
@@ -182,8 +183,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         where = Whereabouts(settings.studies, settings.storage)
         study = Study(name, stored, training.objectives, manifest, where)
         proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)
-        if settings.warm_start is not None:
-            other = open_search(settings.warm_start, storage=settings.storage, studies=settings.studies)
+        if (other := _open_other(settings, name)) is not None:
             logger.info(f"{proposals.import_from(other)} networks of {settings.warm_start} taken over")
         later = open_levels(study, training.levels, settings.studies) if settings.finals else {}
 
@@ -230,6 +230,15 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             delete_if_empty(stored, folder)
         raise
     return study
+
+
+def _open_other(settings: SearchSettings, name: str) -> Study | None:
+    """The study whose networks are taken over by the study of this name; None if there is none."""
+    if settings.warm_start is None:
+        return None
+    if settings.warm_start == name:
+        raise StudyError(f"--warm-start takes another study; got {name}, this one; leave it out")
+    return open_search(settings.warm_start, storage=settings.storage, studies=settings.studies)
 
 
 def _enqueue_first(proposals: Proposals, feasible: dict[str, Any] | None, budget: int) -> None:
