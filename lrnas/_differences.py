@@ -7,6 +7,8 @@ from typing import Any
 
 MAX_LISTED = 4
 """Number of differences that are listed; the others are counted."""
+MAX_SHOWN = 60
+"""Largest number of characters of a value."""
 
 
 def list_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -21,9 +23,14 @@ def list_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 def tell_differences(found: Sequence[tuple[str, Any, Any]]) -> str:
     """The first of some differences, in words; each has a name, the old and the new value."""
-    listed = [f"{where} was {repr(before)[:60]}, now {repr(now)[:60]}" for where, before, now in found[:MAX_LISTED]]
+    listed = [f"{where} was {_shown(before)}, now {_shown(now)}" for where, before, now in found[:MAX_LISTED]]
     more = [f"and {len(found) - MAX_LISTED} more"] if len(found) > MAX_LISTED else []
     return "; ".join([*listed, *more])
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def find_differences(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:

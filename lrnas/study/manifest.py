@@ -47,6 +47,7 @@ NEW_KEYS = frozenset(("channels", "num_classes"))
 WORDS = {
     "reference.macs": "the highest number of MACs of a named network",
     "reference.params": "the highest number of parameters of a named network",
+    "reference.latency": "the highest latency of a named network",
     "rungs": "the list of epochs after which networks may be stopped",
 }
 """Words for manifest entries that follow from several settings."""
@@ -62,6 +63,24 @@ OPTIONS = {
     "space.divisor": "--divisor",
 }
 """Options that manifest entries come from; other entries of the recipe come from --set."""
+CAUSES: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "space": (None, ("space.", "recipe.", "image_size")),
+    "image_size": ("image_size", ("image_size", "recipe.")),
+    "recipe": (None, ("recipe.",)),
+    "epochs": ("recipe.epochs", ("recipe.epochs",)),
+    "min_epochs": (None, ("rungs",)),
+    "batch_norm": ("space.batch_norm", ("space.", "recipe.")),
+    "granularity": ("space.granularity", ("space.",)),
+    "divisor": ("space.divisor", ("space.",)),
+    "stem_stride": (None, ("space.",)),
+    "start_from": (START, (START,)),
+    "objectives": ("objectives", ("objectives", "latency")),
+    "latency_device": ("latency.device", ("latency",)),
+    "latency_batch": ("latency.batch", ("latency",)),
+}
+"""Settings that change the manifest: their own entry, if there is one, and the beginnings of those that follow."""
+FROM_DATA = ("data", "image_size", "channels", "num_classes", "recipe.")
+"""Beginnings of the manifest entries that follow from the images."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """Manifest entries that are measured: a study keeps those that were measured when it was begun."""
 
@@ -198,13 +217,55 @@ def check_manifest(
         if RETRAINS not in stored and "space.divisor" in changed:
             divisor = stored["space"].get("divisor", 1)
             advice = f"--divisor {divisor} rounds filter counts as the study does; {advice}"
-        causes = [each for each in found if each[0] not in WORDS and each[0] != "data"]
+        made, follow = _find_causes(found, stored, wanted)
+        follow += FROM_DATA if "data" in changed else ()
+        causes = made + [each for each in found if each[0] not in WORDS and not each[0].startswith(follow)]
         if "data" in changed:
             told = "; ".join(filter(None, [tell_other_images(stored, wanted), _tell(causes, stored)]))
         else:
             told = _tell(causes or found, stored)
         raise OtherSettings(study.study_name.partition("@")[0] if LEVEL in stored else study.study_name, told, advice)
     return dict(wanted)
+
+
+def _find_causes(
+    found: Sequence[tuple[str, Any, Any]], stored: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> tuple[list[tuple[str, Any, Any]], tuple[str, ...]]:
+    """The settings of a search that the user changed, and the beginnings of the manifest entries that follow from them.
+
+    Args:
+        found: All differences of the two manifests.
+        stored: The manifest of the study.
+        wanted: The manifest to continue with.
+    """
+    if SETTINGS not in stored or LEVEL in stored:  # the manifest of the search itself was checked before its levels'
+        return [], ()
+    entries = {where: values for where, *values in found}
+    before, now = stored[SETTINGS], wanted.get(SETTINGS, {})
+    causes: list[tuple[str, Any, Any]] = []
+    follow: list[str] = []
+    for name, (own, some) in CAUSES.items():
+        matters = any(where.startswith(some) for where in entries) if own is None else own in entries
+        if matters and before.get(name) != now.get(name):
+            old, new = entries.get(own or "", (_DEFAULT, _DEFAULT))
+            causes.append((f"--{name.replace('_', '-')}", before.get(name, old), now.get(name, new)))
+            follow += some
+    fields, others = before.get("set") or {}, now.get("set") or {}
+    for where in (f"recipe.{name}" for name in sorted(fields | others) if fields.get(name) != others.get(name)):
+        if where in entries:
+            causes.append((where, *entries[where]))
+            follow.append("recipe.")
+    return causes, tuple(follow)
+
+
+class _Default:
+    """Value of a setting that was not given, in messages."""
+
+    def __repr__(self) -> str:
+        return "the default"
+
+
+_DEFAULT = _Default()
 
 
 def _tell(found: Sequence[tuple[str, Any, Any]], stored: Mapping[str, Any]) -> str:

@@ -308,7 +308,7 @@ def test_the_end_tells_what_the_finals_did_not_train() -> None:
     with naming_options():  # a command prints the first part below the front
         assert tell_end(search, level, 0.5) == few
     search = make_search()
-    make_finals(search, {name: (0.9, 0.9, 0.9) for name in ("lr-x0.25", "dense-x0.25", "nin-c3-lr")})
+    make_finals(search, dict.fromkeys(("lr-x0.25", "dense-x0.25", "nin-c3-lr"), (0.9, 0.9, 0.9)))
     assert tell_end(search, level, 0.5) == ""
 
 

@@ -1,6 +1,7 @@
 """Searches up to their first trial: data, name and study. Tests of whole searches are in `integration/`."""
 
 import json
+import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -72,7 +73,7 @@ def pictures(tmp_path: Path) -> Path:
 
 def test_a_study_that_was_begun_with_another_divisor(pictures: Path, tmp_path: Path) -> None:
     train(begin(tmp_path, pictures, name="s", divisor=1).proposals)
-    with pytest.raises(StudyError, match=r"`divisor` was None, now 8; .*; `divisor` 1 rounds filter counts as "):
+    with pytest.raises(StudyError, match=r"settings: `divisor` was 1, now 8; `divisor` 1 rounds filter counts as "):
         begin(tmp_path, pictures, name="s")
     assert begin(tmp_path, pictures, name="s", divisor=1).study.spent() == 1
 
@@ -98,6 +99,12 @@ def test_a_dry_run_refuses_what_the_search_refuses(
     assert refused() == "" and refused(name="another") == "" and measured == [16, 32]
     assert refused(epochs=77).startswith("s was begun with other settings: `epochs` was ")
     assert refused(set={"lr": 0.77}).startswith("s was begun with other settings: `set` lr was ")
+    told = "s was begun with other settings: {}; give them, or another `name`"
+    assert refused(batch_norm=False) == told.format("`batch_norm` was True, now False")
+    assert refused(recipe="full", seed=7) == told.format("`recipe` was the default, now 'full'; `seed` was 0, now 7")
+    assert refused(min_epochs=1) == told.format("`min_epochs` was the default, now 1")
+    many = refused(granularity="network", set={"lr": 0.77, "weight_decay": 0.1})
+    assert re.findall(r"(\S+(?: \w+)?) was [^b]", many) == ["`granularity`", "`set` lr", "`set` weight_decay"]
     (pictures / "train" / "red" / "000.png").unlink()
     numbers = "9, 3 and 6 for training, validation and test, now 8, 3 and 6; give them"
     assert f"the images were those of folder:pictures, {numbers}" in refused() and len(measured) == 2

@@ -9,7 +9,7 @@ from small_studies import SPACE, make_search
 
 from lrnas.cli.main import main
 from lrnas.reporting.report import make_report
-from lrnas.study.manifest import MANIFEST, StudyError, read_manifest
+from lrnas.study.manifest import MANIFEST, StudyError, check_manifest, read_manifest
 
 WRONG = (None, True, -1, 0.5, float("nan"), 10**30, "", "x", [], ["x"], [None], {}, {"x": 1})
 """Values that at least one kind of entry must refuse."""
@@ -65,3 +65,32 @@ def test_every_command_tells_what_is_damaged(tmp_path: Path, capsys: pytest.Capt
             out, err = capsys.readouterr()
             assert out == "" and f"lrnas: the manifest of s is damaged: {message}" in err
             assert err.splitlines()[-1].endswith("; restore the study from a copy, or begin another")
+
+
+def test_what_follows_from_a_changed_setting_is_not_told() -> None:
+    study = make_search()
+    timed = {"device": "cpu", "hardware": "a" * 80, "batch": 1, "factor": 1.0}
+    begun = {**study.manifest, "settings": {"objectives": ["accuracy", "latency"]}, "latency": timed}
+    begun |= {"objectives": ["accuracy", "latency"], "reference": {"macs": 1, "params": 1, "latency": 3.8}}
+    study.optuna_study.set_user_attr(MANIFEST, begun)
+
+    def told(**changes: Any) -> str:
+        with pytest.raises(StudyError) as caught:
+            check_manifest(study.optuna_study, {**begun, **changes})
+        return str(caught.value).partition(": ")[2].partition("; give them")[0]
+
+    without = {key: value for key, value in begun.items() if key != "latency"}
+    with pytest.raises(StudyError) as caught:
+        check_manifest(
+            study.optuna_study,
+            {**without, "settings": {}, "objectives": ["accuracy", "macs"], "reference": {"macs": 1, "params": 1}},
+        )
+    change = "`objectives` was ['accuracy', 'latency'], now ['accuracy', 'macs']"
+    assert str(caught.value) == f"s was begun with other settings: {change}; give them, or another `name`"
+    batch = told(settings={**begun["settings"], "latency_batch": 8}, latency={**timed, "batch": 8})
+    assert batch == "`latency_batch` was 1, now 8"
+    start = told(settings={**begun["settings"], "start_from": "b.pth"}, start_from="0123")
+    assert start == "`start_from` was None, now 'b.pth'"
+    assert told(latency={**timed, "hardware": "b"}) == f"latency.hardware was '{'a' * 59}…, now 'b'"
+    images = told(data="others", image_size=99, recipe={**begun["recipe"], "lr": 9.0})
+    assert images == "the images were those of digits, now others"
