@@ -43,14 +43,15 @@ def print_result(options: argparse.Namespace, data: Callable[[], Any], show: Cal
 
 
 def make_console() -> Console:
-    """A console on stdout. In a file or a pipe, lines are wide enough for whole tables."""
+    """A console on stdout. In a file or a pipe, lines are wide enough for whole tables, and sentences are not broken."""
     from rich.console import Console
 
     class PrintableConsole(Console):
         """Console that escapes control characters, in tables too, and cuts no lines."""
 
         def print(self, *objects: Any, **options: Any) -> None:
-            super().print(*objects, **{"crop": False} | options)
+            is_text = all(isinstance(part, str) for part in objects)
+            super().print(*objects, **{"crop": False, "soft_wrap": is_text and not self.is_terminal} | options)
 
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(printable(text, keep="\n"), **options)

@@ -76,10 +76,18 @@ def find_data(
     backbone, _ = resolve_backbone(source.architecture)
     identity = source.identity
     smallest = identity.get("min_size") or smallest_input(backbone)
+    trained_on = identity.get("data")
     if name is not None:
         image_size = size or identity.get("image_size") or training_size([backbone]) if is_in_files(name) else None
-        return load_set(name, data_dir, min_size=smallest, image_size=image_size), ""
-    trained_on = identity.get("data")
+        given = load_set(name, data_dir, min_size=smallest, image_size=image_size)
+        is_known = trained_on in SETS or str(trained_on).partition(":")[0] in FILE_KINDS
+        if is_known and given.identity != trained_on:  # its classes and the mean of its pixels would be written
+            before = identity.get("data_name") or trained_on
+            raise ExportError(
+                f"{source.name} was trained on {before}; got --data {given.name}, which has other images; give those "
+                "of the training, or leave it out"
+            )
+        return given, ""
     if not trained_on:
         return None, ""
     if (there := identity.get("images") or "").startswith("folder:"):  # others may be downloaded
@@ -159,8 +167,8 @@ def _random_inputs(source: Source, recipe: Recipe, shape: tuple[int, int, int], 
     images = torch.randn(number, channels, rows, columns, generator=torch.Generator().manual_seed(0))
     what = f"{number} random images of {rows}×{columns} pixels"
     if config := source.identity.get("pretrained_cfg"):
-        mean, std = tuple(config["mean"]), tuple(config["std"])
-        return Inputs(images, what, mean, std, config["crop_pct"], tuple(config["label_names"]))
+        mean, std = (tuple(config[key]) if key in config else None for key in ("mean", "std"))
+        return Inputs(images, what, mean, std, config.get("crop_pct"), tuple(config.get("label_names", ())))
     if trained_on.partition(":")[0] not in FILE_KINDS:
         return Inputs(images, what)
     # images from files are all normalised and cropped in the same way

@@ -216,18 +216,19 @@ def _from_weights(path: Path, given: Architecture | None) -> Source:
     if given is None:
         if record.exists() and _read_json(record).get("tensors") == path.name:
             return _from_checkpoint(path.parent, None)
-        given = _exported_architecture(path)
+        return _from_export(path)
     try:
         return Source(path.stem, given, f"weights of {path}", _model_weights(load_tensors(path)))
     except (OSError, SafetensorError) as error:
         raise ExportError(f"{path} cannot be read ({error}); give a file of safetensors") from None
 
 
-def _exported_architecture(path: Path) -> Architecture:
-    """The architecture of weights that lrnas has exported."""
+def _from_export(path: Path) -> Source:
+    """Weights that lrnas has exported, with their architecture and how images are prepared."""
     try:
         with safe_open(path, "pt") as file:
             description = json.loads((file.metadata() or {}).get("lrnas", "{}"))
+        weights = _model_weights(load_tensors(path))
     except (OSError, SafetensorError, ValueError) as error:
         raise ExportError(f"{path} cannot be read ({error}); give a file of safetensors") from None
     if "architecture" not in description:
@@ -237,7 +238,9 @@ def _exported_architecture(path: Path) -> Architecture:
             f"{path} was exported with --fuse, so its layers are not those of the architecture; load it with "
             f'timm.create_model("local-dir:{path.parent}", pretrained=True)'
         )
-    return Architecture.from_dict(description["architecture"], str(path))
+    network = Architecture.from_dict(description.pop("architecture"), str(path))
+    config = description | {"label_names": description.pop("classes", ())}
+    return Source(path.stem, network, f"weights of {path}", weights, {"pretrained_cfg": config})
 
 
 def _model_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -317,7 +317,7 @@ def seconds_left(trained: Sequence[Work], left: Sequence[Work], pace: float) -> 
 
 
 def _left(seconds: float | None) -> str:
-    return "" if seconds is None else f", about {duration(seconds)} left"
+    return "" if seconds is None or seconds < 1 else f", about {duration(seconds)} left"
 
 
 def _best(front: list[Trial]) -> str:

@@ -35,6 +35,8 @@ PLACE = "where things are"
 
 MAX_FINALS = 0.95
 """Largest share of the training time that can go to the later levels."""
+MAX_PIXELS = 4096
+"""Largest number of rows and columns of images."""
 
 
 class InvalidSettings(LrnasError, ValueError):
@@ -109,9 +111,9 @@ def _shape(value: Any) -> tuple[int, int, int]:
 
 def _pixels(value: Any) -> int:
     sides = value.lower().replace("×", "x").split("x") if isinstance(value, str) else [value]
-    if len(sides) > 2 or sides[0] != sides[-1]:
+    if len(sides) > 2 or sides[0] != sides[-1] or (number := _whole(sides[0])) > MAX_PIXELS:
         raise ValueError
-    return _whole(sides[0])
+    return number
 
 
 def _pack(value: Any) -> str:
@@ -149,7 +151,7 @@ SHARE = Kind("a number above 0 and up to 1", "0.6", _share)
 QUANTITY = Kind("a number of at least 1", "120M or 1.5e8", read_quantity)
 MILLISECONDS = Kind("milliseconds above 0", "2.5", functools.partial(read_time, "ms"))
 SECONDS = Kind("seconds above 0", "600", functools.partial(read_time, "s"))
-PIXELS = Kind("pixels of a side of a square image", "64 or 64x64", _pixels)
+PIXELS = Kind(f"pixels of a side of a square image, up to {MAX_PIXELS}", "64 or 64x64", _pixels)
 SHAPE = Kind("channels, rows and columns", "3x64x64", _shape)
 NAMES = Kind("names separated by commas", "accuracy,macs", _names)
 CHANGES = Kind("FIELD=VALUE", "lr=0.05", _changes)

@@ -217,6 +217,9 @@ def test_timm_folded_and_not(tmp_path: Path, forced: None, architecture: Archite
     again = timm.create_model(f"local-dir:{tmp_path / 'plain'}", pretrained=True).eval()
     torch.testing.assert_close(again(x), model(x))
     torch.testing.assert_close(lrnas.load_model(tmp_path / "plain")(x), model(x))
+    lrnas.export(str(tmp_path / "plain"), out=tmp_path / "twice")
+    first, second = (json.loads((tmp_path / part / "config.json").read_text()) for part in ("plain", "twice"))
+    assert first == second
     fused = lrnas.export(source, out=tmp_path / "fused", fuse=True)
     with pytest.raises(exporting.ExportError, match=r"exported with `fuse`.*load it with timm.create_model"):
         lrnas.load_model(tmp_path / "fused")

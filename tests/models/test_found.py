@@ -81,6 +81,18 @@ def test_a_named_model_is_exported_with_its_weights(
         torch.testing.assert_close(exported(images), lrnas.load_model(name.replace("-", "_"))(images))
 
 
+def test_a_named_model_is_not_exported_with_the_classes_of_other_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "lrnas-nin-a", "--data", "digits", "--out", str(tmp_path / "a")]) == 2
+    assert "lrnas-nin-a was trained on cifar10; got --data digits, which has other images" in capsys.readouterr().err
+    export = ["export", "lrnas-nin-a", "--data-dir", str(tmp_path / "nothing"), "--out"]
+    assert main([*export, str(tmp_path / "a")]) == 0
+    assert main(["export", str(tmp_path / "a"), "--out", str(tmp_path / "b")]) == 0
+    first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("a", "b"))
+    assert first == second and len(first["label_names"]) == 10
+
+
 @all_found
 def test_a_named_model_is_counted_for_its_own_images(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["count", name, "--json"]) == 0

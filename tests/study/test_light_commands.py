@@ -58,7 +58,8 @@ def test_a_report_loads_no_training_packages(studies: Path, tmp_path: Path) -> N
         ("--granularity=x", "granularity must be one of network, stage, layer; got 'x'"),
         ("--data=digit", "unknown data set 'digit'; did you mean digits?"),
         ("--latency-device=gpu", "--latency-device must be cpu or cuda; got 'gpu'"),
-        ("--image-size=32x64", "--image-size takes pixels of a side of a square image; got '32x64'"),
+        ("--image-size=32x64", "--image-size takes pixels of a side of a square image, up to 4096; got '32x64'"),
+        ("--image-size=5000000", "--image-size takes pixels of a side of a square image, up to 4096; got '5000000'"),
     ],
 )
 def test_wrong_values_of_a_search_are_refused_at_once(option: str, message: str) -> None:
