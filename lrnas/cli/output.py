@@ -43,7 +43,7 @@ def print_result(options: argparse.Namespace, data: Callable[[], Any], show: Cal
 
 
 def make_console() -> Console:
-    """A console on stdout. In a file or a pipe, lines are wide enough for whole tables, and sentences are not broken."""
+    """A console on stdout. In a file or a pipe, lines are wide enough for tables, and sentences are not broken."""
     from rich.console import Console
 
     class PrintableConsole(Console):
