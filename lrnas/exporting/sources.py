@@ -231,7 +231,7 @@ def _from_export(path: Path) -> Source:
         weights = _model_weights(load_tensors(path))
     except (OSError, SafetensorError, ValueError) as error:
         raise ExportError(f"{path} cannot be read ({error}); give a file of safetensors") from None
-    if "architecture" not in description:
+    if not isinstance(description, dict) or "architecture" not in description:
         raise ExportError(f"{path} contains weights without an architecture; give it with --architecture FILE.json")
     if "folded" in description:
         raise ExportError(

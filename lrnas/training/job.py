@@ -75,10 +75,14 @@ class Start:
         except Exception as error:  # torch.load and safetensors raise all kinds of errors
             raise LrnasError(f"{file} contains no weights ({first_line(error)}); give another file") from None
         classifiers = getattr(config, "classifier", None) or "fc"
-        name = f"{classifiers if isinstance(classifiers, str) else classifiers[0]}.weight"
-        if name not in weights:
-            raise LrnasError(f"{file} contains no {name}, so these are not the weights of {model}; give another file")
-        return cls(path, identity, len(weights[name]))
+        classifier = f"{classifiers if isinstance(classifiers, str) else classifiers[0]}.weight"
+        with torch.device("meta"):
+            own = timm.create_model(model).state_dict()
+        needed = [name for name in own if not name.endswith("num_batches_tracked")]  # PyTorch adds what is missing
+        if wrong := [*(name for name in needed if name not in weights), *(name for name in weights if name not in own)]:
+            first = f"no {wrong[0]}" if wrong[0] in own else wrong[0]
+            raise LrnasError(f"{file} contains {first}, so these are not the weights of {model}; give another file")
+        return cls(path, identity, len(weights[classifier]))
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of `create_model` for a network that starts from these weights."""

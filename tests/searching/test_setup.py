@@ -108,11 +108,14 @@ def test_networks_start_from_weights(tmp_path: Path) -> None:
 
 def test_weights_that_networks_cannot_start_from(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    dense = timm.create_model("test_resnet", num_classes=10, in_chans=1).state_dict()
+    save_file({**dense, "extra": torch.zeros(1)}, tmp_path / "larger.safetensors")
     (tmp_path / "text.pth").write_text("no weights")
     for name, message in (
         ("missing", "cannot read .*missing: No such file"),
         ("text.pth", "text.pth contains no weights"),
-        ("other.safetensors", r"contains no fc.weight, so these are not the weights of test_resnet"),
+        ("other.safetensors", "other.safetensors contains no conv1.0.weight, so these are not the weights of test_"),
+        ("larger.safetensors", "larger.safetensors contains extra, so these are not the weights of test_resnet"),
     ):
         with pytest.raises(LrnasError, match=message):
             make_training(str(tmp_path / name))
