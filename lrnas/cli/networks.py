@@ -149,7 +149,7 @@ def _print_count(summary: Summary, with_layers: bool) -> None:
     cost, size = summary.cost, summary.input_size
     if with_layers:
         texts, numbers = ("layer", "kind", "filters", "output"), ("MACs", "%", "parameters")
-        table = make_table(f"{summary.name}, layer by layer", texts, numbers)
+        table = make_table(f"{summary.name}, layer by layer", texts, numbers, optional=("kind", "output"))
         for layer in summary.to_dict()["layers"]:
             share = f"{100 * layer['macs'] / cost.macs:.1f}" if cost.macs else ""
             output = "×".join(map(str, layer["output"]))
