@@ -81,7 +81,7 @@ def find_data(
         image_size = size or identity.get("image_size") or training_size([backbone]) if is_in_files(name) else None
         given = load_set(name, data_dir, min_size=smallest, image_size=image_size)
         is_known = trained_on in SETS or str(trained_on).partition(":")[0] in FILE_KINDS
-        if is_known and given.identity != trained_on:  # its classes and the mean of its pixels would be written
+        if source.weights is not None and is_known and given.identity != trained_on:  # its classes would be written
             before = identity.get("data_name") or trained_on
             raise ExportError(
                 f"{source.name} was trained on {before}; got --data {given.name}, which has other images; give those "
