@@ -67,7 +67,7 @@ def test_a_search_for_latency(tmp_path: Path) -> None:
     assert (tmp_path / "latency.db").exists() and (tmp_path / "studies/s/front.png").stat().st_size > 10_000
     assert "latency" in (tmp_path / "studies/s/front.csv").read_text().splitlines()[0]
     log = Search(tmp_path, "--budget", "3", *options, *small, "--latency-batch", "2").end()
-    assert "latency.batch was 1, now 2" in log
+    assert "--latency-batch was 1, now 2" in log
 
 
 def test_a_machine_that_cannot_train_ends_the_search(tmp_path: Path) -> None:
