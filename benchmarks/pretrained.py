@@ -257,6 +257,8 @@ def main() -> None:
     jobs = [job for job in make_jobs(args) if key_of(job) not in known or lacks_weights(args, job)]
     print(f"{len(jobs)} jobs to do", flush=True)
     with shared_gpus() if args.device == "cuda" else nullcontext("no GPU is used") as reason:
+        import torch  # noqa: F401  # now the provenance names the GPU
+
         facts = {"processes": args.processes, "mps": not reason, "recipe": RECIPE.to_dict()}
         for result in run_all(args, jobs):
             name = ", ".join(str(result[part]) for part in NAMES)
@@ -264,7 +266,7 @@ def main() -> None:
                 print(f"failed: {name}\n{result['failed']}", file=sys.stderr)
                 continue
             rows = [row for row in rows if key_of(row) != key_of(result)] + [result]
-            write_result(args.out, provenance(**facts), rows=rows)
+            write_result(args.out, provenance(seeds=args.seeds, n=len(args.seeds), **facts), rows=rows)
             found = f"{100 * result['test']:.2f} %, {result['seconds']} s"
             print(f"{time.time() - START:5.0f} s: {name}: {found}", flush=True)
     print(summary(rows))

@@ -389,10 +389,13 @@ class _Training:
             raise StudyError(f"{search.name} cannot be retrained on {shown_name(name)}: {told}; give the same --data")
         self.start = None
         if START in searched:
-            file = searched[SETTINGS]["start_from"]
-            self.start = read_start(file, backbones)
+            file = str((searched.get(SETTINGS) or {}).get("start_from"))
+            try:
+                self.start = read_start(file, backbones)
+            except LrnasError as error:
+                raise StudyError(f"{search.name} started from {file}, but now: {error}; restore it") from None
             if self.start.identity != searched[START]:
-                raise StudyError(f"{search.name} started from {file}, which has changed since; restore the file")
+                raise StudyError(f"{search.name} started from {file}, which has changed since; restore it")
         size, number, own_crops = self.data.image_size, len(self.data.train), self.data.own_crops
         norms = has_norms(backbones[0], searched["space"]["batch_norm"])
         make_recipe = functools.partial(
