@@ -609,6 +609,7 @@ def test_layers_compile_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # torch.compile says so where it is not used
 @pytest.mark.parametrize("name", ["nin-c3-lr", "vgg-gmp-lr-join-wfull"])
 def test_networks_compile_as_one_graph(name: str) -> None:
     model = create_model(get_point(name).architecture, 10).to(DEVICE, memory_format=torch.channels_last).train()

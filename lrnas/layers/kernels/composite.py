@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lrnas.layers.kernels import FEW_CHANNELS, LONGEST_PATCH, convs, gathered, tiled
 from lrnas.layers.kernels.layer import ALIGNMENT, Layer
-from lrnas.layers.kernels.rows import as_rows, bias_backward, empty_map, pad, unpool
+from lrnas.layers.kernels.rows import as_rows, bias_backward, empty_map, pad, sum_partials, unpool
 
 LONGEST_WINDOW = 128
 """Largest number of values in a window for which it is fastest to gather the values one by one."""
@@ -58,11 +58,8 @@ def _matrices(weights: Sequence[Tensor], layer: Layer, dtype: torch.dtype) -> li
         taps = [torch.stack([taps[0][:, tap] for tap in layer.taps], 1)]
     if missing:
         taps = [F.pad(tap, (0, missing)) for tap in taps]
-    if any(tap.dtype != dtype or not tap.is_contiguous() for tap in taps):
-        copies = [torch.empty(tap.shape, dtype=dtype, device=tap.device) for tap in taps]
-        torch._foreach_copy_(copies, taps)
-        taps = copies
-    return [tap.flatten(1) for tap in taps]
+    # one kernel for all of them (`torch._foreach_copy_`) takes longer, because it uses few processors of the GPU
+    return [tap.to(dtype, memory_format=torch.contiguous_format).flatten(1) for tap in taps]
 
 
 @functools.cache
@@ -125,21 +122,25 @@ def _merge(weights: Sequence[Tensor], layer: Layer, merged: Layer) -> list[Tenso
     return [dense]
 
 
-def _goes_by_patches(x: Tensor, merged: Layer) -> bool:
-    """Whether a layer is fastest as a matrix product with copied patches.
-
-    This is so for few channels, a large window and a stride above 1 (with stride 1 there are too many patches to copy).
-    """
+def _fits_patches(x: Tensor, merged: Layer) -> bool:
+    """Whether a layer can be computed as a matrix product with copied patches: few channels, one group."""
     return (
         x.shape[1] <= FEW_CHANNELS
         and len(merged.filters) == 1
-        and merged.areas[0] * x.shape[1] > LONGEST_WINDOW
         and merged.areas[0] <= LONGEST_PATCH
         and x.element_size() == 2
-        and merged.stride != (1, 1)
         and min(merged.margins[0]) >= 0
         and convs.output_size(x, merged.kernels[0], merged.stride, merged.margins[0], merged.dilation) == merged.size
     )
+
+
+def _goes_by_patches(x: Tensor, merged: Layer) -> bool:
+    """Whether patches are fastest in the forward pass, too.
+
+    This is so for a large window and a stride above 1 (with stride 1, writing the patches takes longest).
+    """
+    is_large = merged.areas[0] * x.shape[1] > LONGEST_WINDOW
+    return is_large and merged.stride != (1, 1) and _fits_patches(x, merged)
 
 
 def forward(
@@ -227,7 +228,8 @@ def backward(
         grad_rows, grad_bias = bias_backward(grad_rows, out_rows)
     grad_pixels = grad_rows.view(len(grad), *layer.size, layer.num_filters)
     merged = _merged(layer, x.shape[1])
-    if _goes_by_patches(x, merged):
+    # without patches, the gradient is read once for every tap
+    if _goes_by_patches(x, merged) or (not needs_input and _fits_patches(x, merged)):
         return *_patches_backward(grad_pixels, x, weights, layer, merged, needs_input), grad_bias
     grad_x = x.new_empty(0)
     if needs_input:
@@ -237,7 +239,7 @@ def backward(
     pixels = _pixels(x)
     kernels = _kernels(merged, pixels.shape[3], pixels)
     partial = kernels.weight_gradient(grad_pixels, pixels, merged, _num_processors(x.device))
-    total = partial[0] if len(partial) == 1 else partial.sum(0)
+    total = partial[0] if len(partial) == 1 else sum_partials(partial)
     if pixels.shape[3] > x.shape[1]:
         total = total.view(-1, pixels.shape[3])[:, : x.shape[1]].flatten()
     if merged is not layer:

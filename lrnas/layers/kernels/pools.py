@@ -36,17 +36,18 @@ class Window(NamedTuple):
         return output - 1 if ceil_mode and (output - 1) * self.stride >= length + self.padding else output
 
 
-def _grid(x: Tensor) -> tuple[int, int]:
+def _grid(x: Tensor) -> tuple[int]:
     number, channels, height, width = x.shape
-    return triton.cdiv(number * height * width, BLOCK_POSITIONS), triton.cdiv(channels, BLOCK_COLS)
+    return (triton.cdiv(channels, BLOCK_COLS) * triton.cdiv(number * height * width, BLOCK_POSITIONS),)
 
 
 @triton.jit
 def _block(number, channels, height, width, BLOCK: tl.constexpr, BLOCK_COLS: tl.constexpr):
     """The block of a program: image, row and column of its positions, its channels, and a mask of valid elements."""
-    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    across = tl.cdiv(channels, BLOCK_COLS)
+    position = tl.program_id(0) // across * BLOCK + tl.arange(0, BLOCK)
     area = height * width
-    channel = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    channel = tl.program_id(0) % across * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     here = (position < number * area)[:, None] & (channel < channels)[None, :]
     return position // area, position % area // width, position % width, channel, here
 

@@ -21,13 +21,15 @@ from torch import Tensor
 
 from lrnas.layers.kernels.layer import unit
 
-BLOCK_ROWS, BLOCK_COLS, NUM_WARPS = 32, 64, 4
-UNROLL = 4
-"""Number of blocks whose loads are under way at once in the forward kernels of norms. It made others slower."""
+BLOCK_ROWS, BLOCK_COLS, NUM_WARPS = 64, 64, 4
+STAGES = tl.constexpr(3)
+"""Number of blocks that a program is loading at once."""
 _SIZES = ["num_rows", "col_units", "rows_per_program", "height", "width", "full_height", "full_width"]
 """Arguments for which Triton does not specialise a kernel, so that new values need no compilation."""
 PARTIALS = 256
-"""Largest number of programs along the rows, so that their partial sums fit into one block."""
+"""Largest number of programs along the rows in kernels with sums, so that their partial sums fit into one block."""
+PROGRAMS = 1024
+"""Largest number of programs along the rows in other kernels."""
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -78,11 +80,11 @@ def pad(matrix: Tensor, rows: int, cols: int) -> Tensor:
     return out
 
 
-def _grid(num_rows: int, num_cols: int) -> tuple[tuple[int, int], int]:
-    """The number of programs along rows and columns, and the rows of each program."""
-    blocks = triton.cdiv(triton.cdiv(num_rows, BLOCK_ROWS), PARTIALS)
+def _grid(num_rows: int, num_cols: int, most: int = PARTIALS) -> tuple[tuple[int, int], int]:
+    """The number of programs along columns and rows (at most `most`), and the rows of each program."""
+    blocks = triton.cdiv(triton.cdiv(num_rows, BLOCK_ROWS), most)
     rows_per_program = blocks * BLOCK_ROWS
-    return (triton.cdiv(num_rows, rows_per_program), triton.cdiv(num_cols, BLOCK_COLS)), rows_per_program
+    return (triton.cdiv(num_cols, BLOCK_COLS), triton.cdiv(num_rows, rows_per_program)), rows_per_program
 
 
 @triton.jit
@@ -94,10 +96,15 @@ def _tile(start, num_rows, cols, num_cols, BLOCK_ROWS: tl.constexpr):
 
 
 @triton.jit
-def _program(rows_per_program, BLOCK_COLS: tl.constexpr):
-    """The number of this program along the rows, its first row, and its columns."""
-    program = tl.program_id(0)
-    return program, program * rows_per_program, tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+def _program(rows_per_program, BLOCK_COLS: tl.constexpr, FROM_END: tl.constexpr = False):
+    """The number of this program along the rows, its first row, and its columns.
+
+    With FROM_END, the last rows come first. They were written last, so they may still be in the cache.
+    """
+    program = tl.program_id(1)
+    if FROM_END:
+        program = tl.num_programs(1) - 1 - program
+    return program, program * rows_per_program, tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
 
 
 @triton.jit
@@ -110,6 +117,30 @@ def _load_masked(grad_ptr, out_ptr, at, inside, RELU: tl.constexpr):
     return grad
 
 
+@triton.jit(do_not_specialize=["num_partials", "num_cols"])
+def _sum_kernel(
+    partial_ptr, out_ptr, num_partials, num_cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr
+):  # fmt: skip
+    cols = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+    for start in range(0, num_partials, BLOCK_ROWS):
+        at, inside = _tile(start, num_partials, cols, num_cols, BLOCK_ROWS)
+        total += tl.load(partial_ptr + at, mask=inside, other=0.0)
+    tl.store(out_ptr + cols, tl.sum(total, 0), mask=cols < num_cols)
+
+
+def sum_partials(partial: Tensor) -> Tensor:
+    """The sum of [partials, ...] over the first axis, in float32.
+
+    PyTorch's own kernel takes twice as long for so few numbers.
+    """
+    num_partials, num_cols = len(partial), partial[0].numel()
+    rows, cols = (256, 16) if num_partials > 32 else (16, 256)
+    out = torch.empty_like(partial[0])
+    _sum_kernel[(triton.cdiv(num_cols, cols),)](partial, out, num_partials, num_cols, rows, cols, num_warps=NUM_WARPS)
+    return out
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def _bias_kernel(
     grad_ptr, out_ptr, masked_ptr, sums_ptr, num_rows, col_units, rows_per_program,
@@ -118,7 +149,7 @@ def _bias_kernel(
     num_cols = col_units * UNIT
     program, first, cols = _program(rows_per_program, BLOCK_COLS)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
-    for start in range(0, rows_per_program, BLOCK_ROWS):
+    for start in tl.range(0, rows_per_program, BLOCK_ROWS, num_stages=STAGES):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
         grad = _load_masked(grad_ptr, out_ptr, at, inside, RELU)
         if RELU:
@@ -132,12 +163,12 @@ def bias_backward(grad: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
     num_rows, num_cols = grad.shape
     grid, rows_per_program = _grid(num_rows, num_cols)
     masked = grad if out is None else torch.empty_like(grad)
-    sums = torch.empty(grid[0], num_cols, dtype=torch.float32, device=grad.device)
+    sums = torch.empty(grid[1], num_cols, dtype=torch.float32, device=grad.device)
     _bias_kernel[grid](
         grad, grad if out is None else out, masked, sums, num_rows, num_cols // unit(num_cols), rows_per_program,
         unit(num_cols), out is not None, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS,
     )  # fmt: skip
-    return masked, sums.sum(0)
+    return masked, sum_partials(sums)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -177,26 +208,26 @@ def unpool(
     covered = all(after * pool == before for after, before in zip(size, full_size, strict=True))
     num_full = num_rows // (size[0] * size[1]) * full_size[0] * full_size[1]
     full = (torch.empty if covered else torch.zeros)(num_full, num_cols, dtype=grad.dtype, device=grad.device)
-    sums = torch.empty(grid[0], num_cols, dtype=torch.float32, device=grad.device)
+    sums = torch.empty(grid[1], num_cols, dtype=torch.float32, device=grad.device)
     _unpool_kernel[grid](
         grad, grad if out is None else out, winner, full, sums, num_rows, num_cols // unit(num_cols), rows_per_program,
-        *size, *full_size, unit(num_cols), out is not None, pool, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS,
+        *size, *full_size, unit(num_cols), out is not None, pool, BLOCK_ROWS, BLOCK_COLS, num_warps=2 * NUM_WARPS,
     )  # fmt: skip
-    return full, sums.sum(0)
+    return full, sum_partials(sums)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _statistics_kernel(
     x_ptr, means_ptr, squares_ptr, num_rows, col_units, rows_per_program,
-    UNIT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, UNROLL: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     """Mean and sum of squared deviations of a program's rows, relative to the first row to avoid cancellation."""
     num_cols = col_units * UNIT
-    program, first, cols = _program(rows_per_program, BLOCK_COLS)
+    program, first, cols = _program(rows_per_program, BLOCK_COLS, True)
     origin = tl.load(x_ptr + first.to(tl.int64) * num_cols + cols, mask=cols < num_cols, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     squares = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
-    for start in tl.range(0, rows_per_program, BLOCK_ROWS, loop_unroll_factor=UNROLL):
+    for start in tl.range(0, rows_per_program, BLOCK_ROWS, num_stages=STAGES):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         apart = tl.where(inside, x - origin[None, :], 0.0)
@@ -253,12 +284,12 @@ def _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols):
 @triton.jit(do_not_specialize=_SIZES)
 def _scale_kernel(
     x_ptr, statistics_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, col_units, rows_per_program,
-    UNIT: tl.constexpr, RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, UNROLL: tl.constexpr,
+    UNIT: tl.constexpr, RELU: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     num_cols = col_units * UNIT
     _, first, cols = _program(rows_per_program, BLOCK_COLS)
     mean, _, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
-    for start in tl.range(0, rows_per_program, BLOCK_ROWS, loop_unroll_factor=UNROLL):
+    for start in tl.range(0, rows_per_program, BLOCK_ROWS, num_stages=STAGES):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
         out = (tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) - mean) * scale + bias
         if RELU:
@@ -270,13 +301,13 @@ def statistics(x: Tensor, mean: Tensor, variance: Tensor, number: Tensor, moment
     """Mean and 1/deviation of [rows, C], as [2, C]. Running mean and variance and the number of batches are updated."""
     num_rows, num_cols = x.shape
     grid, rows_per_program = _grid(num_rows, num_cols)
-    means, squares = torch.empty(2, grid[0], num_cols, dtype=torch.float32, device=x.device)
+    means, squares = torch.empty(2, grid[1], num_cols, dtype=torch.float32, device=x.device)
     result = torch.empty(2, num_cols, dtype=torch.float32, device=x.device)
     sizes = (num_rows, num_cols // unit(num_cols), rows_per_program, unit(num_cols))
-    _statistics_kernel[grid](x, means, squares, *sizes, BLOCK_ROWS, BLOCK_COLS, UNROLL, num_warps=NUM_WARPS)
+    _statistics_kernel[grid](x, means, squares, *sizes, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS)
     _finish_statistics_kernel[(triton.cdiv(num_cols, 16),)](
         means, squares, result, mean, variance, number,
-        num_rows, num_cols, rows_per_program, grid[0], momentum, eps, PARTIALS, 16,
+        num_rows, num_cols, rows_per_program, grid[1], momentum, eps, PARTIALS, 16,
     )  # fmt: skip
     return result
 
@@ -284,12 +315,10 @@ def statistics(x: Tensor, mean: Tensor, variance: Tensor, number: Tensor, moment
 def norm_forward(x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """Batch norm of [rows, C] with the result of `statistics`, and an optional ReLU."""
     num_rows, num_cols = x.shape
-    grid, rows_per_program = _grid(num_rows, num_cols)
+    grid, rows_per_program = _grid(num_rows, num_cols, PROGRAMS)
     sizes = (num_rows, num_cols // unit(num_cols), rows_per_program, unit(num_cols))
     out = torch.empty_like(x)
-    _scale_kernel[grid](
-        x, statistics, weight, bias, out, *sizes, relu, BLOCK_ROWS, BLOCK_COLS, UNROLL, num_warps=NUM_WARPS
-    )
+    _scale_kernel[grid](x, statistics, weight, bias, out, *sizes, relu, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS)
     return out
 
 
@@ -311,12 +340,12 @@ def _norm_sums_kernel(
 ):  # fmt: skip
     """Sums over a program's rows: of the gradient, and of the gradient times the normalised input."""
     num_cols = col_units * UNIT
-    program, first, cols = _program(rows_per_program, BLOCK_COLS)
+    program, first, cols = _program(rows_per_program, BLOCK_COLS, True)
     here = cols < num_cols
     mean, rstd, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     product = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
-    for start in range(0, rows_per_program, BLOCK_ROWS):
+    for start in tl.range(0, rows_per_program, BLOCK_ROWS, num_stages=STAGES):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
         grad, apart = _load_normed(grad_ptr, x_ptr, at, inside, mean, scale, bias, RELU)
         total += grad
@@ -338,7 +367,7 @@ def _norm_backward_kernel(
     mean, rstd, scale, bias = _load_affine(statistics_ptr, weight_ptr, bias_ptr, cols, num_cols)
     slope = tl.load(sums_ptr + cols, mask=here, other=0.0)[None, :] * rstd * scale / num_rows
     level = tl.load(sums_ptr + num_cols + cols, mask=here, other=0.0)[None, :] * scale / num_rows
-    for start in range(0, rows_per_program, BLOCK_ROWS):
+    for start in tl.range(0, rows_per_program, BLOCK_ROWS, num_stages=STAGES):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
         grad, apart = _load_normed(grad_ptr, x_ptr, at, inside, mean, scale, bias, RELU)
         out = grad * scale - level - apart * slope
@@ -350,14 +379,18 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `norm_forward`: of the input [rows, C], and of weight and bias as [2, C]."""
     num_rows, num_cols = x.shape
+    units = unit(num_cols)
+    blocks = (units, relu, BLOCK_ROWS, BLOCK_COLS)
     grid, rows_per_program = _grid(num_rows, num_cols)
-    partial = torch.empty(grid[0], 2, num_cols, dtype=torch.float32, device=x.device)
-    sizes = (num_rows, num_cols // unit(num_cols), rows_per_program, unit(num_cols))
+    partial = torch.empty(grid[1], 2, num_cols, dtype=torch.float32, device=x.device)
     _norm_sums_kernel[grid](
-        grad, x, statistics, weight, bias, partial, *sizes, relu, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS
-    )
-    sums, out = partial.sum(0), torch.empty_like(x)
+        grad, x, statistics, weight, bias, partial, num_rows, num_cols // units, rows_per_program, *blocks,
+        num_warps=NUM_WARPS,
+    )  # fmt: skip
+    sums, out = sum_partials(partial), torch.empty_like(x)
+    grid, rows_per_program = _grid(num_rows, num_cols, PROGRAMS)
     _norm_backward_kernel[grid](
-        grad, x, statistics, weight, bias, sums, out, *sizes, relu, BLOCK_ROWS, BLOCK_COLS, num_warps=NUM_WARPS
-    )
+        grad, x, statistics, weight, bias, sums, out, num_rows, num_cols // units, rows_per_program, *blocks,
+        num_warps=NUM_WARPS,
+    )  # fmt: skip
     return out, sums

@@ -420,11 +420,11 @@ def weight_gradient(grad: Tensor, pixels: Tensor, layer: Layer, num_programs: in
         )  # fmt: skip
         return partial
 
-    work, cols = layer.work((64, 128)), fitting([channels], (64, 128, 256))
+    work, cols = layer.work((64, 128)), 32 if channels <= 32 else fitting([channels], (64, 128, 256))
     wide = Blocks(128, 256, 64, 8, 3)
     rows = 128 if work[128] <= 1.45 * work[64] else 64
     default = wide if (rows, cols) == (128, 256) else Blocks(rows, cols, 64, 4, 3)
-    if (rows, cols) == (64, 64):
+    if rows == 64 and cols <= 64:
         default = default._replace(inner=128)
     others = [Blocks(128, 128, 64, 4, 3), wide, Blocks(64, 64, 128, 4, 3), Blocks(64, 256, 64, 4, 3)]
     shape = (number * height * width, channels, *layer.filters, *layer.areas)
