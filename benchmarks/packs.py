@@ -183,12 +183,13 @@ class _StaticBatch:
 
 
 def timm_batches(
-    root: Path, size: int, batch: int, device: torch.device, min_area: float = 0.08
+    data: PackedSet, root: Path, batch: int, device: torch.device, min_area: float = 0.08
 ) -> Callable[[], tuple[Tensor, Tensor]]:
     """A function that returns the next batch of timm's loader, which begins again at its end."""
+    labels = {name: label for label, name in enumerate(data.classes)}  # by itself, timm sorts class10 after class2
     loader = create_loader(
-        create_dataset("", str(root / "train"), is_training=True),
-        input_size=(3, size, size),
+        create_dataset("", str(root / "train"), is_training=True, class_map=labels),
+        input_size=(3, data.image_size, data.image_size),
         batch_size=batch,
         is_training=True,
         use_prefetcher=device.type == "cuda",
@@ -268,7 +269,7 @@ def main() -> None:
         for network in options.networks:
             recipe = get_recipe("fast", network, options.size, len(whole.train), changes, norms=False, own_crops=True)
             resizing = recipe.changed({"min_area": 0.35})
-            timm_loader = timm_batches(root, options.size, options.batch, device)
+            timm_loader = timm_batches(whole, root, options.batch, device)
             kinds: dict[str, tuple[DataSet, Recipe]] = {
                 "random numbers": (OtherBatches(whole), recipe),
                 "pack": (whole, recipe),
