@@ -78,3 +78,9 @@ def file_size(number: int) -> str:
             break
         size, unit = size / 1000, larger
     return f"{size:.3g} {unit}"
+
+
+def percent(share: float | None, deviation: float | None = None) -> str:
+    """An accuracy in per cent, with its deviation if there is one; a dash for None."""
+    spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
+    return "–" if share is None else f"{100 * share:.2f}{spread} %"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from lrnas._messages import percent
 from lrnas.cli.options import CHANGE_HELP, add_command, add_device, add_option, add_settings, call
-from lrnas.cli.output import make_console, make_table, percent, print_result
+from lrnas.cli.output import make_console, make_table, print_result
 from lrnas.errors import InvalidArchitecture, UnknownName
 from lrnas.searching.settings import PATH, WHOLE, check_training
 

@@ -155,9 +155,3 @@ def _width(column: Column) -> int:
 def _total(columns: Sequence[Column]) -> int:
     """Number of characters of a line."""
     return sum(map(_width, columns)) + GAP * (len(columns) - 1)
-
-
-def percent(share: float | None, deviation: float | None = None) -> str:
-    """An accuracy in per cent, with its deviation if there is one; a dash for None."""
-    spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
-    return "–" if share is None else f"{100 * share:.2f}{spread} %"

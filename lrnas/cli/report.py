@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrnas._messages import percent
 from lrnas.cli.options import FILE, add_command, add_option, add_settings, call, needs_extra, open_named
-from lrnas.cli.output import make_console, make_table, percent, print_result, say
+from lrnas.cli.output import make_console, make_table, print_result, say
 from lrnas.searching.settings import TEXT, WHOLE
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from lrnas._messages import duration
+from lrnas._messages import duration, percent
 from lrnas.cli.options import CHANGE_HELP, WORKERS, add_command, add_option, add_settings, call, needs_extra
-from lrnas.cli.output import exit_code, make_console, make_table, percent, print_result
+from lrnas.cli.output import exit_code, make_console, make_table, print_result
 from lrnas.searching.settings import FLAG, WHOLE, Kind, check_training
 
 if TYPE_CHECKING:

@@ -6,18 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas._messages import file_size
+from lrnas._messages import file_size, percent
 from lrnas.cli.dry_run import print_estimate
 from lrnas.cli.options import add_command, add_option, add_settings, call, needs_extra, open_named
-from lrnas.cli.output import (
-    complain,
-    exit_code,
-    make_console,
-    make_table,
-    percent,
-    print_result,
-    say,
-)
+from lrnas.cli.output import complain, exit_code, make_console, make_table, print_result, say
 from lrnas.errors import LrnasError
 from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, check_settings, gather_settings
 

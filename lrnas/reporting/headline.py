@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lrnas._messages import percent
 from lrnas.reporting.report import Report, StudyReport
 from lrnas.reporting.retrained_report import Tested
 from lrnas.study.retrained import Final
@@ -54,8 +55,7 @@ class _Entry:
 
     @property
     def percent(self) -> str:
-        spread = "" if self.deviation is None else f" ± {100 * self.deviation:.2f}"
-        return f"{100 * self.accuracy:.2f}{spread} %"
+        return percent(self.accuracy, self.deviation)
 
 
 def make_headlines(report: Report) -> list[Headline | None]:

@@ -12,7 +12,7 @@ from functools import singledispatch
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from lrnas._messages import duration
+from lrnas._messages import duration, percent
 from lrnas._quantities import magnitude
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.cost import Cost
@@ -164,7 +164,7 @@ def _(trials: Trials) -> str:
     rows = []
     for trial in trials[:MAX_ROWS]:
         latency = [] if "latency" not in names else ["–" if trial.latency is None else f"{trial.latency:.3f} ms"]
-        accuracy = _percent(trial.test_accuracy if is_tested else trial.accuracy)
+        accuracy = percent(trial.test_accuracy if is_tested else trial.accuracy)
         places = ("–" if trial.trial is None else str(trial.trial), *[str(trial.number)] * is_run)
         numbers = (*places, trial.name, accuracy, *_costs(trial), *latency)
         rows.append([*numbers, "on the front" if trial.on_front else STATUSES.get(trial.status, trial.status)])
@@ -189,7 +189,7 @@ def _(trial: Trial) -> str:
     accuracy, images = (trial.test_accuracy, "test") if is_tested else (trial.accuracy, "validation")
     latency = "" if trial.latency is None else f", {trial.latency:.3f} ms for a batch"
     facts = [
-        f"{_percent(accuracy)} on {images} images after {trial.epochs} epoch{'s' * (trial.epochs != 1)}",
+        f"{percent(accuracy)} on {images} images after {trial.epochs} epoch{'s' * (trial.epochs != 1)}",
         f"{macs} MACs ({share} of the dense network's), {params} parameters{latency}, for {shape}",
         f"{status}{', on the front' if trial.on_front else ''}{f': {trial.reason}' if trial.reason else ''}",
     ]
@@ -268,8 +268,7 @@ def _finals_table(
     """Networks with their accuracies over seeds; `marks` are the texts of a last column by identity."""
     rows = []
     for final in finals:
-        spread = "" if final.deviation is None else f" ± {100 * final.deviation:.2f}"
-        accuracy = f"{100 * final.mean:.2f}{spread} %" if final.accuracies else "–"
+        accuracy = percent(final.mean if final.accuracies else None, final.deviation)
         share = "–" if study.dense_macs is None else f"{final.macs / study.dense_macs:.3f}"
         trial = "–" if final.trial is None else str(final.trial)
         numbers = (str(len(final.accuracies)), f"{final.macs:,}", share, f"{final.params:,}")
@@ -283,10 +282,6 @@ def _finals_table(
 def _costs(trial: Trial) -> tuple[str, str, str]:
     """MACs, their share of the dense network's, and parameters."""
     return f"{trial.macs:,}", "–" if trial.share is None else f"{trial.share:.3f}", f"{trial.params:,}"
-
-
-def _percent(accuracy: float | None) -> str:
-    return "–" if accuracy is None else f"{100 * accuracy:.2f} %"
 
 
 def _title(text: str) -> str:
@@ -326,7 +321,7 @@ def _curve(curve: Sequence[float]) -> str:
         for i, value in enumerate(curve)
     )
     line = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
-    text = f"accuracy by epoch, from {_percent(low)} to {_percent(high)}"
+    text = f"accuracy by epoch, from {percent(low)} to {percent(high)}"
     return f'<svg width="{BAR}" height="{height}">{line}</svg><p>{text}</p>'
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import optuna
 
 from lrnas._arguments import checked
+from lrnas._messages import percent
 from lrnas.errors import UnknownName
 from lrnas.recipes import Recipe
 from lrnas.sampling.pareto import costs_no_more
@@ -63,8 +64,7 @@ class Outcome:
             return f"{own}; no network found that costs {limit} was trained at this level."
         promised = ""
         if self.rival.promised is not None:
-            mean, deviation = self.rival.promised
-            promised = f"promised {100 * mean:.2f} ± {100 * deviation:.2f} %, "
+            promised = f"promised {percent(*self.rival.promised)}, "
         share = self.rival.macs / self.point.macs
         end = "" if self.beat is None else ", higher" if self.is_beaten else ", not higher"
         return f"{own}; {self.rival.title} at {share:.3f} of its MACs: {promised}measured {_measured(self.rival)}{end}."
@@ -197,6 +197,5 @@ def compare_with_paper(finals: Sequence[Final], beat: float | None = None) -> li
 
 
 def _measured(final: Final) -> str:
-    spread = "" if final.deviation is None else f" ± {100 * final.deviation:.2f}"
     number = len(final.accuracies)
-    return f"{100 * final.mean:.2f}{spread} % ({number} seed{'s' * (number != 1)})"
+    return f"{percent(final.mean, final.deviation)} ({number} seed{'s' * (number != 1)})"

@@ -16,7 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from lrnas._arguments import checked
-from lrnas._messages import logger
+from lrnas._messages import logger, percent
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import UnknownName
 from lrnas.sampling.pareto import front_indices
@@ -92,8 +92,8 @@ class Final(OverSeeds):
         return self.point or self.known_as or (self.identity if self.trial is None else f"trial {self.trial}")
 
     def __repr__(self) -> str:
-        spread = "" if self.deviation is None else f" ± {100 * self.deviation:.2f}"
-        accuracy = f"{100 * self.mean:.2f}{spread} %, n {len(self.accuracies)}" if self.accuracies else "no run done"
+        known = f"{percent(self.mean, self.deviation)}, n {len(self.accuracies)}"
+        accuracy = known if self.accuracies else "no run done"
         return f"<Final {self.name}: {accuracy}, {self.macs:,} MACs>"
 
     @property
