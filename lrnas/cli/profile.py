@@ -85,37 +85,22 @@ def _check(options: argparse.Namespace) -> None:
     print_result(options, result.to_dict, lambda: _print_check(result))
 
 
-def _share(own: float | None, base: float | None) -> str:
-    return f"{own / base:.3f}" if own is not None and base else "–"
-
-
-def _time(milliseconds: float | None) -> str:
-    return "–" if milliseconds is None else f"{milliseconds:.3f}"
-
-
-def _columns(trained: bool) -> list[str]:
-    """Names of the columns: each number is followed by its share of the baseline's."""
-    return ["MACs", "share", "forward", "share", *(["training", "share"] if trained else [])]
-
-
-def _cells(own: LayerTime | Profiled, base: LayerTime | Profiled | None, trained: bool) -> list[str]:
-    """The values of the columns of `_columns`."""
-    cells = []
-    for name in ("macs", "forward", *(("training",) if trained else ())):
-        value, other = getattr(own, name), None if base is None else getattr(base, name)
-        cells += [f"{value:,}" if name == "macs" else _time(value), _share(value, other)]
-    return cells
+def _short(names: list[str]) -> list[str]:
+    """Names of columns without what a share is of: it follows that number."""
+    return [name.split(" of ")[0] for name in names]
 
 
 def _print_layers(result: Profile, network: Profiled) -> None:
+    from lrnas.profiling.profile import time_cells, time_columns
+
     base = result.baseline(network)
     trained = network.training is not None
-    title = f"{network.name}, layer by layer, {network.input_size}×{network.input_size}; times in ms"
-    table = make_table(title, ["layer", "filters"], _columns(trained))
+    title = f"{network.name}, layer by layer, {network.input_size}×{network.input_size}"
+    table = make_table(title, ["layer", "filters"], _short(time_columns(trained)))
     others = {layer.name: layer for layer in base.layers}
     for layer in network.layers:
-        table.add_row(layer.name, layer.filters, *_cells(layer, others.get(layer.name), trained))
-    table.add_row("sum of layers", "", *_cells(_sum(network.layers), _sum(base.layers), trained))
+        table.add_row(layer.name, layer.filters, *time_cells(layer, others.get(layer.name), trained))
+    table.add_row("sum of layers", "", *time_cells(_sum(network.layers), _sum(base.layers), trained))
     make_console().print(table)
 
 
@@ -130,13 +115,10 @@ def _print_profile(result: Profile) -> None:
     for network in result.networks:
         if network.layers:
             _print_layers(result, network)
-    trained = any(network.training is not None for network in result.networks)
-    compiled = ", compiled" if result.compiled else ""
-    title = f"Whole networks on {result.conditions}{compiled}; times in ms for a batch"
-    table = make_table(title, ["network"], _columns(trained), ["compared with"])
-    for network in result.networks:
-        base = result.baseline(network)
-        table.add_row(network.name, *_cells(network, base, trained), "" if base is network else base.name)
+    (_, *names, last), *rows = result.table()
+    table = make_table(result.title, ["network"], _short(names), [last])
+    for row in rows:
+        table.add_row(*row)
     console = make_console()
     console.print(table)
     for line in result.lines:
@@ -147,7 +129,7 @@ def _print_check(result: Check) -> None:
     title = f"Networks of {result.space} at {result.input_size}×{result.input_size}; times in ms"
     table = make_table(title, ["network"], ["MACs", "by the table", "measured", "error"])
     for (name, macs, predicted, whole), error in zip(result.rows, result.errors, strict=True):
-        table.add_row(name, f"{macs:,}", _time(predicted), _time(whole), f"{100 * error:+.1f} %")
+        table.add_row(name, f"{macs:,}", f"{predicted:.3f}", f"{whole:.3f}", f"{100 * error:+.1f} %")
     console = make_console()
     console.print(table)
     console.print(
