@@ -57,8 +57,6 @@ def add_commands(commands: Any) -> None:
     add_option(reproduce, "--seeds", WHOLE, "N", "Train each network N times, with random seeds from 0", 1)
     add_option(reproduce, "--out", PATH, "FOLDER", "Folder for the records", "results/reproduce")
     add_device(reproduce, "Train")
-    text = "Compile the network with torch.compile; worth it in long runs."
-    reproduce.add_argument("--compile", action="store_true", dest="compile_model", help=text)
     add_option(reproduce, "--workers", WHOLE, "N", "Train one network on N GPUs or, without a GPU, in N processes", 1)
 
 

@@ -169,7 +169,6 @@ class Job:
         folder: Path | None,
         device: Device,
         *,
-        compile_model: bool = False,
         report: Report | None = None,
     ) -> Result:
         """Train a model in this process, or continue from the checkpoint in the folder.
@@ -179,7 +178,6 @@ class Job:
             data: The data set from `load_data`.
             folder: Where checkpoints are written; None to write none.
             device: Where to train.
-            compile_model: Whether to use `torch.compile`.
             report: Callback after every epoch.
 
         Returns:
@@ -194,7 +192,6 @@ class Job:
             folder=folder,
             identity=self.identity(data),
             cache=self.cache,
-            compile_model=compile_model,
             report=report,
         )
 

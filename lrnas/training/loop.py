@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sized
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -107,7 +107,6 @@ def train(
     folder: Path | None = None,
     identity: dict[str, Any] | None = None,
     cache: Path | None = None,
-    compile_model: bool = False,
     report: Report | None = None,
 ) -> Result:
     """Train a model in place.
@@ -123,7 +122,6 @@ def train(
             one already, training continues from it.
         identity: Facts about the run: architecture, data, recipe and seed. A checkpoint with other facts is refused.
         cache: Folder for the results of preprocessing.
-        compile_model: Whether to use `torch.compile`.
         report: Callback after every epoch.
 
     Returns:
@@ -141,9 +139,7 @@ def train(
     batches, validation = data.batches(recipe, device, cache)
     optimizer = make_optimizer(model, recipe, device)
     state = _State() if folder is None else _resume(folder, model, optimizer, recipe, identity or {})
-    wrapped = cast(nn.Module, torch.compile(model)) if compile_model else model
-    if dist.is_initialized():
-        wrapped = nn.parallel.DistributedDataParallel(wrapped)
+    wrapped = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
     step = TrainingStep(wrapped, batches, optimizer, recipe)
     ready = time.perf_counter()
     interval, last_save = save_interval(model), ready
@@ -298,7 +294,7 @@ class TrainingStep:
         """Images per step of this worker."""
         self.uses_kernels = available(device)
         self.network: Callable[[Tensor], Tensor | tuple[Tensor, ...]] = model
-        if self.on_gpu and not dist.is_initialized() and not hasattr(model, "_orig_mod"):  # a compiled model has that
+        if self.on_gpu and not dist.is_initialized():
             from lrnas.layers.casts import CastWeights  # imports timm, which takes seconds
 
             self.network = CastWeights(model, torch.bfloat16)

@@ -32,7 +32,6 @@ def run_on_workers(
     *,
     use_gpu: bool,
     address: str | None = None,
-    compile_model: bool = False,
     report: Report = lambda entry: None,
 ) -> Status:
     """Train a job completely on several workers. Afterwards, its checkpoint is in `folder`.
@@ -43,7 +42,6 @@ def run_on_workers(
         workers: Number of workers; the batch size must be a multiple of it.
         use_gpu: Whether each worker gets a GPU.
         address: Address of a running Ray cluster; None to start one on this machine for this training.
-        compile_model: Whether to use `torch.compile`.
         report: Callback for every epoch, when its checkpoint has been written.
 
     Returns:
@@ -71,7 +69,7 @@ def run_on_workers(
         with nullcontext() if ray.is_initialized() else started_ray(address):
             TorchTrainer(
                 _work,
-                train_loop_config={"job": job, "folder": str(folder), "compile_model": compile_model},
+                train_loop_config={"job": job, "folder": str(folder)},
                 scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
                 # Ray's own state is not needed later, but the machines of a cluster must share it meanwhile
                 run_config=RunConfig(
@@ -99,7 +97,7 @@ def _work(config: dict[str, Any]) -> None:
     try:
         data = job.load_data()
         device = ray.train.torch.get_device()
-        result = job.run(job.create_model(data), data, folder, device, compile_model=config["compile_model"])
+        result = job.run(job.create_model(data), data, folder, device)
     except LrnasError as error:
         (folder / OUTCOME).write_text(json.dumps({"error": error.args[0]}), encoding="utf-8")
         raise  # so that Ray ends the other workers, which may wait for this one

@@ -120,7 +120,6 @@ class _Execution(NamedTuple):
     device: str
     workers: int
     address: str | None
-    compile_model: bool
 
 
 @continuable()
@@ -137,7 +136,6 @@ def reproduce(
     seeds: int = 1,
     out: str | Path = "results/reproduce",
     device: str | None = None,
-    compile_model: bool = False,
     workers: int = 1,
     address: str | None = None,
 ) -> Reproduction:
@@ -156,7 +154,6 @@ def reproduce(
         seeds: Number of seeds, from 0 on.
         out: Folder for the records and checkpoints of the runs.
         device: Where to train (default: a GPU if there is one).
-        compile_model: Whether to use `torch.compile`.
         workers: Number of workers that train one network together.
         address: Address of a Ray cluster for the workers (default: this machine).
 
@@ -220,7 +217,7 @@ def reproduce(
             f"training {' and '.join(new)} on {image_set.counts[0]:,} images of {image_set.name}, {pixels}×{pixels} "
             f"pixels: recipe {Path(recipe).stem}, {epochs} at most, {seeds} seed{'s' * (seeds != 1)}"
         )
-    execution = _Execution(device, workers, address, compile_model)
+    execution = _Execution(device, workers, address)
     measured: list[Measured] = []
     files: list[Path] = []
     reused: list[Mapping[str, Any]] = []
@@ -287,13 +284,13 @@ def _run(label: str, job: Job, data: DataSet, file: Path, execution: _Execution)
 
 
 def _train(job: Job, model: nn.Module, data: DataSet, folder: Path, execution: _Execution, report: Report) -> Result:
-    device, workers, address, compile_model = execution
+    device, workers, address = execution
     if workers == 1:
-        return job.run(model, data, folder, device, compile_model=compile_model, report=report)
+        return job.run(model, data, folder, device, report=report)
     from lrnas.training.multi_gpu import run_on_workers
 
-    options: dict[str, Any] = {"address": address, "compile_model": compile_model, "report": report}
-    if run_on_workers(job, folder, workers, use_gpu=device.startswith("cuda"), **options) == "diverged":
+    use_gpu = device.startswith("cuda")
+    if run_on_workers(job, folder, workers, use_gpu=use_gpu, address=address, report=report) == "diverged":
         return Result("diverged", [], 0.0, 1)
     return job.run(model, data, folder, device)  # the training is complete: this only reads the workers' checkpoint
 
