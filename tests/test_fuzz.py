@@ -89,7 +89,7 @@ def read_checkpoint(file: Path) -> None:
 
 
 def read_record(file: Path) -> None:
-    group_by_recipe(read_runs([file.parent]))
+    group_by_recipe(read_runs(file.parent))
 
 
 STUDY = make_search()

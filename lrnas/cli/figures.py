@@ -49,11 +49,6 @@ def add_commands(commands: Any) -> None:
     add_option(figures, "--format", TEXT, "NAMES", "Format: png, svg, pdf, or several, e.g. png,pdf", "png")
     text = "Folder with reproduce/, composite_*.json and gradient_variance.json"
     add_option(figures, "--results", FILE, "FOLDER", text, Path("results"))
-    lists: dict[str, Any] = {"action": "append", "type": Path, "default": []}
-    text = "Folder with more records of `lrnas reproduce`; may be given several times."
-    figures.add_argument("--records", metavar="FOLDER", help=text, **lists)
-    text = "File written by `lrnas profile --json`, for the figure of times; may be given several times."
-    figures.add_argument("--profile", metavar="FILE", help=text, **lists)
     kind = CHANGES._replace(rule="TABLE=NAME", example="table1=folder:1f0a")
     text = "Data set of the records to use for a table, e.g. table1=folder:1f0a…; may be given several times"
     add_option(figures, "--data", kind, "TABLE=NAME", text)
@@ -82,7 +77,7 @@ def _figures(options: argparse.Namespace) -> None:
     data = options.data or {}
     if other := data.keys() - {"table1", "table2", "table3", "table4"}:
         raise LrnasError(f"--data is for table1 to table4; got {min(other)!r}; write --data table1=NAME")
-    sources = Sources(options.results, tuple(options.records), tuple(options.profile), data)
+    sources = Sources(options.results, data)
     made = []
     for name in dict.fromkeys(options.names or FIGURES):
         try:

@@ -129,22 +129,14 @@ def plot_times(profile: Profile, path: style.Files) -> None:
     ]
     measured = Series("measured", "measured", tuple(marks.values()))
     panels = [
-        *make_layers_panel(networks, "layers"),
+        *_layers_panel(networks),
         Panel(MACS_LABEL, "forward pass, ms", (*lines, measured), "networks"),
     ]
     draw_panels(PanelFigure("times", str(profile.conditions), tuple(panels), ()), path)
 
 
-def make_layers_panel(networks: list[dict[str, Any]], title: str) -> list[Panel]:
-    """Panel of the layers of profiled networks: time of a forward pass against multiply-accumulates.
-
-    Args:
-        networks: Networks as in the JSON of `lrnas profile`.
-        title: Title of the panel.
-
-    Returns:
-        A list with the panel, or an empty list if no layers were measured.
-    """
+def _layers_panel(networks: list[dict[str, Any]]) -> list[Panel]:
+    """Panel of the layers of profiled networks, or an empty list if no layers were measured."""
     series = [
         Series(
             network["name"],
@@ -158,7 +150,7 @@ def make_layers_panel(networks: list[dict[str, Any]], title: str) -> list[Panel]
         for network in networks
     ]
     has_layers = any(each.marks for each in series)
-    return [Panel(MACS_LABEL, "ms", tuple(series), title, log="xy", named=False)] if has_layers else []
+    return [Panel(MACS_LABEL, "ms", tuple(series), "layers", log="xy", named=False)] if has_layers else []
 
 
 def _draw_panel(axes: Axes, panel: Panel, width: float) -> None:

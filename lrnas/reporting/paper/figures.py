@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from lrnas.errors import DataError, UnknownName
 from lrnas.models.paper import get_point
 from lrnas.models.plan import make_plan
-from lrnas.reporting.figures.panels import MACS_LABEL, Mark, Panel, PanelFigure, Series, make_layers_panel
+from lrnas.reporting.figures.panels import MACS_LABEL, Mark, Panel, PanelFigure, Series
 from lrnas.reporting.paper.records import read_json
 from lrnas.reporting.paper.tables import (
     PAPER,
@@ -47,7 +47,7 @@ def make_paper_figure(name: str, sources: Sources) -> PanelFigure:
 
 
 def times(sources: Sources) -> PanelFigure:
-    """Time against multiply-accumulates: the paper's layers, layers and networks measured here, and profiles."""
+    """Time against multiply-accumulates: the paper's layers, and layers and networks measured here."""
     file = "fig_layer_timings_vgg_gmp_lr.csv"
     rows = read_table(file)
     cpu, gpu = (
@@ -60,11 +60,8 @@ def times(sources: Sources) -> PanelFigure:
     for panel, source in chain(_layer_times(sources.results), _network_times(sources.results)):
         panels.append(panel)
         footer.append(source)
-    for path in sources.profiles:
-        panels += _profile_panels(path)
-        footer.append(f"Measured: {path.name}, from lrnas profile --json.")
     if len(panels) == 1:
-        footer.append(f"Nothing measured here: no composite_*.json in {sources.results}, no --profile.")
+        footer.append(f"Nothing measured here: no composite_*.json in {sources.results}.")
     return PanelFigure("times", "Time against multiply-accumulates", tuple(panels), tuple(footer))
 
 
@@ -126,53 +123,18 @@ def _network_times(results: Path) -> Iterator[tuple[Panel, str]]:
     data = _read_result(file)
     if data is None:
         return
-    shares = [(row["network"], {"macs": row["macs_share"], **row}) for row in data["rows"]]
-    labels = {
-        "inference_share": f"inference, commit {_commit(data)}",
-        "training_share": f"training step, commit {_commit(data)}",
-    }
-    for panel in _shares_panel(shares, labels, "vgg-gmp", f"here: networks, {_hardware(data)}"):
-        yield panel, _describe_result(file, data)
-
-
-def _profile_panels(path: Path) -> list[Panel]:
-    """Panels of a profile: its layers, and its networks as shares of their baselines."""
-    data = read_json(path)
-    try:
-        conditions, networks = data["conditions"], data["networks"]
-        setting = f"{conditions['hardware']}, {conditions['dtype']}, batch {conditions['batch']}"
-        shares = [(each["name"], each["share"]) for each in networks if each["name"] != each["baseline"]]
-        labels = {"forward": "forward", "training": "training step"}
-        panels = [
-            *make_layers_panel(networks, f"here: layers, forward\n{setting}"),
-            *_shares_panel(shares, labels, "the baseline", f"here: networks\n{setting}"),
-        ]
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path} is not written by `lrnas profile --json` ({error}); give another --profile") from None
-    if not panels:
-        raise NothingToDraw(f"{path} has only baselines and no layers; profile another network")
-    return panels
-
-
-def _shares_panel(
-    networks: Sequence[tuple[str, Mapping[str, Any]]], labels: Mapping[str, str], baseline: str, title: str
-) -> list[Panel]:
-    """Panel of networks as shares of a baseline, one series for each kind of time; empty if nothing was measured.
-
-    Args:
-        networks: Names, and shares by key: "macs", and the kinds of time in `labels`.
-        labels: Labels of series by kind of time.
-        baseline: Name of the baseline, for the axis.
-        title: Title of the panel.
-    """
     series = [
         Series(
-            label, "measured", tuple(Mark(name, each["macs"], each[key]) for name, each in networks if each.get(key))
+            f"{label}, commit {_commit(data)}",
+            "measured",
+            tuple(Mark(row["network"], row["macs_share"], row[key]) for row in data["rows"] if key in row),
         )
-        for key, label in labels.items()
+        for key, label in (("inference_share", "inference"), ("training_share", "training step"))
     ]
     shown = tuple(each for each in series if each.marks)
-    return [Panel(f"share of {baseline}'s MACs", "share of its time", shown, title, shares=True)] if shown else []
+    title = f"here: networks, {_hardware(data)}"
+    panel = Panel("share of vgg-gmp's MACs", "share of its time", shown, title, shares=True)
+    yield panel, _describe_result(file, data)
 
 
 def _read_result(file: Path) -> dict[str, Any] | None:

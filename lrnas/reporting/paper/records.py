@@ -1,9 +1,9 @@
-"""Records of finished trainings, read from folders and merged over seeds."""
+"""Records of finished trainings, read from a folder and merged over seeds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,36 +40,33 @@ class Runs(OverSeeds):
     hardware: tuple[str, ...]
 
 
-def read_runs(folders: Iterable[Path]) -> list[Runs]:
-    """Read the records that `lrnas reproduce` wrote to folders.
+def read_runs(folder: Path) -> list[Runs]:
+    """Read the records that `lrnas reproduce` wrote to a folder.
 
     Runs that differ only in the seed are merged. If several runs have the same seed, the first one is used.
 
     Args:
-        folders: Folders with one JSON file per run.
+        folder: Folder with one JSON file per run; it may be missing.
 
     Returns:
         The merged runs in the order of their files, without networks whose runs all diverged.
     """
     groups: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise DataError(f"--records must be a folder; got {folder}, which is not one; give another")
-        for file in sorted(folder.glob("*.json")):
-            record = read_json(file)
-            if not isinstance(record, dict) or not {"identity", "architecture", "test_accuracy"} <= record.keys():
-                continue  # not a record of a run
-            try:
-                _merge({0: [record]})  # a missing entry is reported with the name of this file
-                identity = record["identity"]
-                network = built_id(Architecture.from_dict(record["architecture"]))
-                fields = Recipe(**Recipe.complete(identity["recipe"])).to_dict()
-                key = json.dumps([network, identity["data"], identity.get("image_size"), fields], sort_keys=True)
-                same_seed = groups.setdefault(key, {}).setdefault(identity["seed"], [])
-            except (KeyError, TypeError, AttributeError, ValueError, LrnasError) as error:
-                raise DataError(f"{file} is not a valid record of a run ({error_line(error)}); move it away") from None
-            if record not in same_seed:  # else a copy
-                same_seed.append(record)
+    for file in sorted(folder.glob("*.json")):
+        record = read_json(file)
+        if not isinstance(record, dict) or not {"identity", "architecture", "test_accuracy"} <= record.keys():
+            continue  # not a record of a run
+        try:
+            _merge({0: [record]})  # a missing entry is reported with the name of this file
+            identity = record["identity"]
+            network = built_id(Architecture.from_dict(record["architecture"]))
+            fields = Recipe(**Recipe.complete(identity["recipe"])).to_dict()
+            key = json.dumps([network, identity["data"], identity.get("image_size"), fields], sort_keys=True)
+            same_seed = groups.setdefault(key, {}).setdefault(identity["seed"], [])
+        except (KeyError, TypeError, AttributeError, ValueError, LrnasError) as error:
+            raise DataError(f"{file} is not a valid record of a run ({error_line(error)}); move it away") from None
+        if record not in same_seed:  # else a copy
+            same_seed.append(record)
     return [runs for runs in map(_merge, groups.values()) if runs.accuracies]
 
 

@@ -33,20 +33,15 @@ class NothingToDraw(LrnasError):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Folders and files from which measured numbers are read."""
+    """Where measured numbers are read from."""
 
     results: Path = Path("results")
     """Folder with reproduce/, composite_*.json and gradient_variance.json."""
-    records: tuple[Path, ...] = ()
-    """More folders with records of `lrnas reproduce`."""
-    profiles: tuple[Path, ...] = ()
-    """Files written by `lrnas profile --json`."""
     data: Mapping[str, str] = field(default_factory=dict)
     """Name of the data set in the records by table, for tables whose data set has another name there."""
 
     def runs(self) -> list[Runs]:
-        own = self.results / "reproduce"
-        return read_runs([*([own] if own.is_dir() else []), *self.records])
+        return read_runs(self.results / "reproduce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +123,7 @@ def other_data(sources: Sources) -> PanelFigure:
     if not groups:
         raise NothingToDraw(
             "other-data needs records on data sets that are not in the paper; found none in "
-            f"{sources.results / 'reproduce'}; make some with `lrnas reproduce --data NAME`, or give --records FOLDER"
+            f"{sources.results / 'reproduce'}; make some with `lrnas reproduce --data NAME`, or give --results FOLDER"
         )
     panels = [
         Panel(
