@@ -153,7 +153,8 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict]) -
     title = f"{study.name}: test images of {data_name(manifest)}, {recipe}"
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
     known = ("trial", "MACs", "share", "parameters", "test accuracy", "n", "runs")
-    table = make_table(title, ["network"], [*known, *further], [""], ["parameters", "share", "runs", "trial"])
+    optional = ["parameters", "runs", *reversed(further), "MACs", "share"]  # not the trial: verdicts name it
+    table = make_table(title, ["network"], [*known, *further], [""], optional)
     for final in finals:
         marks = [mark for mark in (front.get(final.identity), "paper" if final.point else None) if mark]
         table.add_row(

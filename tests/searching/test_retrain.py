@@ -497,6 +497,19 @@ def test_shares_and_marks_are_shown_in_a_narrow_terminal_too(
     rows = [line.rstrip() for line in out.splitlines() if " ± " in line and " % " in line]
     assert [(row.split()[0], row.split()[-1]) for row in rows] == [("lr-x0.25", "front"), ("dense-x0.25", "front")]
     assert max(map(len, rows)) <= 60
+    retrained = read_retrained(runs.study)
+    assert retrained is not None
+    fewer = {"accuracies": (0.9,), "open": 1, "failed": 1, "diverged": 1}  # what is not done has columns of its own
+    finals = [
+        replace(final, point="vgg-gmp-lr-join-wfull", macs=146_513_920, params=33_125_450, runs=tuple(range(8)), **more)
+        for final, more in zip(retrained.finals, ({}, fewer), strict=True)
+    ]
+    _print_finals(runs.study, replace(retrained, finals=tuple(finals)), [])
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    rows = [line.rstrip() for line in out.splitlines() if line.startswith(("network ", "vgg-gmp-lr-join-wfull "))]
+    assert [row.split()[:2] for row in rows] == [["network", "trial"], *(["vgg-gmp-lr-join-wfull", n] for n in "01")]
+    assert max(map(len, rows)) <= 60
+    assert "Not shown for lack of room: parameters, runs, open, failed, diverged, MACs, share;" in " ".join(out.split())
 
 
 def test_a_retraining_is_not_accepted_as_a_search(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
