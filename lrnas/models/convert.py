@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from lrnas._arguments import checked, short_repr
+from lrnas._messages import logger, show_messages
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Allocation, Filters, Mix
 from lrnas.errors import ConversionError, InvalidArgument, closest
@@ -135,6 +136,10 @@ def convert(
             replaced[path] = mix
     images = _check_start(model, init, calibration)
     teacher = _run_copy(model, images[0]) if images else None
+    if images:
+        show_messages()
+        number, layers = sum(map(len, images)), f"{len(replaced)} new layer{'s' * (len(replaced) != 1)}"
+        logger.info(f"fitting {layers} to {number:,} images, one after another; this can take minutes")
     converted = model
     try:
         for path, mix in replaced.items():

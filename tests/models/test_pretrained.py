@@ -304,6 +304,14 @@ def test_an_error_during_the_fit_changes_nothing(error: type[BaseException]) -> 
     assert dict(net.named_modules(remove_duplicate=False)) == originals
 
 
+def test_a_fit_to_images_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    convert(Net(), GROUPS, init="pretrained")
+    assert capsys.readouterr().err == ""
+    convert(Net(), GROUPS, init="pretrained", calibration=[smooth_images(8)])
+    told = "fitting 4 new layers to 8 images, one after another; this can take minutes\n"
+    assert capsys.readouterr().err == told
+
+
 def test_batches_are_read_only_if_they_are_used() -> None:
     read: list[int] = []
     batches = (read.append(i) or torch.zeros(2, 4, 8, 8) for i in range(9))  # type: ignore[func-returns-value]
