@@ -252,6 +252,8 @@ def test_the_table_in_a_browser(browser: Any, tmp_path: Path) -> None:
     page = tab.page
     tab.see_all()
     assert page.evaluate("document.documentElement.scrollWidth") == 400  # nothing is wider than the screen
+    page.locator("#front").hover()
+    assert not page.locator("#front .modebar").is_visible()  # it would lie over the legend
     page.evaluate("turnToPaper()")  # charts become wider; legends stay above them
     box = "(one, name) => one.querySelector(name).getBoundingClientRect()"
     over = f"drawnCharts().filter((one) => ({box})(one, '.legend').bottom > ({box})(one, '.nsewdrag').top + 1)"
