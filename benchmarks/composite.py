@@ -2,7 +2,6 @@
 
     python benchmarks/composite.py layers          # single layers, forward with ReLU
     python benchmarks/composite.py networks        # whole networks: inference, and a training step
-    python benchmarks/composite.py layers --tune   # first measures block sizes that are not known for this GPU
 
 Each network is compared with the dense network that it replaces. Both run in bf16 with channels last and torch.compile;
 ours is accelerated before that. Samples of a network and of the baseline alternate. The results are written to
@@ -12,7 +11,6 @@ results/composite_layers.json or composite_networks.json.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from torch import Tensor, nn
 from lrnas import create_model, get_point
 from lrnas.layers.accelerate import accelerate
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
-from lrnas.layers.kernels.blocks import tuning
 from lrnas.models.plan import make_plan
 from lrnas.profiling.timing import measure
 from lrnas.training.provenance import provenance
@@ -155,15 +152,13 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=["inference", "training"], default=["inference", "training"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--eager", action="store_true", help="without torch.compile on either side")
-    parser.add_argument("--tune", action="store_true", help="measure block sizes that are not known for this GPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    with tuning() if args.tune else nullcontext():
-        if args.what == "layers":
-            rows = layers(args.batch, args.size, args.device, not args.eager)
-        else:
-            rows = networks(args.batch, args.size, args.device, not args.eager, args.networks, args.kinds)
+    if args.what == "layers":
+        rows = layers(args.batch, args.size, args.device, not args.eager)
+    else:
+        rows = networks(args.batch, args.size, args.device, not args.eager, args.networks, args.kinds)
     write_result(args.out / f"composite_{args.what}.json", provenance(seeds=[0], compiled=not args.eager), rows=rows)
 
 

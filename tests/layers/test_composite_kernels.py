@@ -20,7 +20,7 @@ from lrnas.layers import accelerate as accelerating, conv as layers, gpu
 from lrnas.layers.accelerate import accelerate, fused
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 from lrnas.layers.gpu import Form
-from lrnas.layers.kernels import blocks, composite, gathered, tiled
+from lrnas.layers.kernels import blocks, composite, gathered
 from lrnas.layers.kernels.composite_op import composite_conv
 from lrnas.layers.kernels.layer import Layer
 from lrnas.spaces.space import load_space
@@ -533,15 +533,6 @@ def test_the_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == []
 
 
-def test_blocks_measured_for_a_similar_layer_are_right_for_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """48 filters fill blocks of 16. A layer of 50 filters counts as similar, but fills blocks of 64."""
-    long = blocks.Blocks(64, 64, 64, 4, 2)
-    for kernels in (tiled, gathered):
-        monkeypatch.setattr(kernels, "choose", lambda *args: long)
-    for dtype in (HALF, torch.float32):
-        compare(Case(lr_layer((6, 5), (48, 50)), 24, 6, 5), dtype)
-
-
 def test_maps_of_one_pixel_and_views() -> None:
     """Such tensors can have any strides, and can begin at any address."""
     torch.manual_seed(0)
@@ -560,22 +551,6 @@ def test_block_lengths_pad_little() -> None:
     assert blocks.fitting([192], (64, 128)) == 64
     assert blocks.fitting([96, 96], (64, 128)) == 128
     assert blocks.fitting([24], (16, 32, 64)) == 32
-
-
-@pytest.mark.gpu
-def test_measured_blocks_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    blocks._table.cache_clear()
-    case = Case(lr_layer((14, 14), (64, 64)), 64, 14, 14, 8)
-    with blocks.tuning():
-        compare(case, HALF)
-    name = torch.cuda.get_device_name()
-    measured = dict(blocks._table(name))
-    assert len(measured) >= 3
-    blocks._table.cache_clear()
-    assert blocks._table(name) == measured
-    compare(case, HALF)
-    blocks._table.cache_clear()
 
 
 def compare_compiled(model: nn.Module, x: Tensor, backend: str, tolerance: float) -> None:

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lrnas.layers.kernels.blocks import Blocks, choose, fitting
+from lrnas.layers.kernels.blocks import Blocks, fitting
 from lrnas.layers.kernels.epilogue import pool_and_clip, scale_and_shift
 from lrnas.layers.kernels.layer import Layer, precision, unit
 from lrnas.layers.kernels.rows import as_rows
@@ -354,14 +354,7 @@ def forward(
     longest = max(layer.areas) * channels
     cols = fitting(layer.filters, (16, 32, 64, 128))
     inner = min(64 if pixels.element_size() == 2 else 32, max(16, triton.next_power_of_2(longest)))
-    default = Blocks(64 if longest <= 64 else 128, cols, inner, 4, 3)
-    others = [
-        default._replace(warps=8),
-        default._replace(cols=64),
-        default._replace(rows=64),
-        default._replace(rows=128),
-    ]
-    run(choose(f"gathered forward {pixels.dtype}", (num_positions, longest, *layer.filters), default, others, run))
+    run(Blocks(64 if longest <= 64 else 128, cols, inner, 4, 3))
     return out
 
 
@@ -380,11 +373,7 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
             blocks.rows, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
-    cols, inner = fitting([channels], (16, 32, 64, 128)), fitting(layer.filters, (16, 32))
-    default = Blocks(128, cols, inner, 4, 3)
-    others = [default._replace(warps=8), default._replace(cols=64), default._replace(inner=64)]
-    shape = (num_positions, channels, *layer.filters, *layer.areas)
-    run(choose(f"gathered input {grad.dtype}", shape, default, others, run))
+    run(Blocks(128, fitting([channels], (16, 32, 64, 128)), fitting(layer.filters, (16, 32)), 4, 3))
     return out
 
 
@@ -414,9 +403,5 @@ def weight_gradient(grad: Tensor, pixels: Tensor, layer: Layer, num_programs: in
         )  # fmt: skip
         return partial
 
-    default = Blocks(fitting(layer.filters, (16, 32, 64)), fitting(lengths, (16, 32, 64, 128)), 64, 4, 3)
-    if pixels.element_size() == 4:
-        default = default._replace(inner=32)
-    others = [default._replace(warps=8), default._replace(rows=64), default._replace(inner=32)]
-    shape = (num_positions, channels, *layer.filters, *layer.areas)
-    return run(choose(f"gathered weight {grad.dtype}", shape, default, others, run))
+    inner = 32 if pixels.element_size() == 4 else 64
+    return run(Blocks(fitting(layer.filters, (16, 32, 64)), fitting(lengths, (16, 32, 64, 128)), inner, 4, 3))

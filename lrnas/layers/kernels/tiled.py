@@ -30,7 +30,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lrnas.layers.kernels.blocks import Blocks, choose, fitting
+from lrnas.layers.kernels.blocks import Blocks, fitting
 from lrnas.layers.kernels.epilogue import pool_and_clip, scale_and_shift
 from lrnas.layers.kernels.layer import ALIGNMENT, Layer, precision, unit
 
@@ -346,18 +346,12 @@ def forward(
             *box, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
-    default = _forward_blocks(layer, channels)
-    others = [
-        *(Blocks(rows, cols, default.inner, rows // 32, 3) for rows in (128, 256) for cols in (64, 128)),
-        *(default._replace(stages=stages) for stages in (2, 4)),
-    ]
-    shape = (number * height * width, channels, *layer.filters, *layer.areas, len(layer.taps))
-    run(choose(f"tiled forward {pixels.dtype} {pool}", shape, default, others, run))
+    run(_forward_blocks(layer, channels))
     return out
 
 
 def _forward_blocks(layer: Layer, channels: int) -> Blocks:
-    """The default blocks of the forward kernel: long if they need little padding, otherwise with more positions."""
+    """The blocks of the forward kernel: long if they need little padding, otherwise with more positions."""
     work, inner = layer.work((64, 128)), fitting([channels], (16, 32, 64))
     if work[128] <= 1.1 * work[64]:
         return Blocks(128, 128, inner, 4, 3)
@@ -383,16 +377,7 @@ def input_gradient(grad: Tensor, packed: Tensor, layer: Layer, height: int, widt
             precision(grad.dtype), *box, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
 
-    cols, inner = fitting([channels], (64, 128)), layer.filter_block
-    default = Blocks(128, cols, inner, 4, 3)
-    others = [
-        *(Blocks(rows, cols, inner, rows // 32, 3) for rows in (128, 256) for cols in (64, 128)),
-        default._replace(stages=2),
-    ]
-    shape = (number * height * width, channels, *layer.filters, *layer.areas)
-    blocks = choose(f"tiled input {grad.dtype}", shape, default, others, run)
-    # the blocks may have been measured for a similar layer with another `filter_block`
-    run(blocks._replace(inner=layer.filter_block))
+    run(Blocks(128, fitting([channels], (64, 128)), layer.filter_block, 4, 3))
     return out
 
 
@@ -426,6 +411,4 @@ def weight_gradient(grad: Tensor, pixels: Tensor, layer: Layer, num_programs: in
     default = wide if (rows, cols) == (128, 256) else Blocks(rows, cols, 64, 4, 3)
     if rows == 64 and cols <= 64:
         default = default._replace(inner=128)
-    others = [Blocks(128, 128, 64, 4, 3), wide, Blocks(64, 64, 128, 4, 3), Blocks(64, 256, 64, 4, 3)]
-    shape = (number * height * width, channels, *layer.filters, *layer.areas)
-    return run(choose(f"tiled weight {grad.dtype}", shape, default, others, run))
+    return run(default)
