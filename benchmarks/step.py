@@ -47,9 +47,9 @@ def measure(architecture: Architecture, batch: int) -> dict[str, Any]:
     data = random_images(IMAGES, recipe, batch)
     batches, _ = data.batches(recipe, device, None)
     batches.start_epoch(epoch_generator(0, 0))
-    training = Training(Job(architecture, data.name, recipe, 0), data, batches)
+    training = Training(Job(architecture, data.name, recipe, 0).create_model(data), recipe, data, batches)
+    training.measure()
     with fused(training.step.model):
-        training.measure()
         training.step.position.zero_()
         with torch.cuda.stream(training.stream), profile(activities=[ProfilerActivity.CUDA]) as profiled:
             for _ in range(STEPS):

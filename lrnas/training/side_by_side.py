@@ -8,6 +8,7 @@ time that the same steps need one after the other.
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import Batches, ImageSet, Split, epoch_generator
@@ -44,7 +46,7 @@ class Rate:
 
     number: int
     speedup: float
-    """Speed of all of them together, relative to the same trainings one after the other."""
+    """Speed of all of them together, relative to the same trainings one after the other; 1 for one training."""
     memory: int
     """Bytes of GPU memory that the largest of them needs for training, without images and without the CUDA context."""
     eval_memory: int
@@ -63,7 +65,8 @@ def measure_rates(
     """Measure how fast networks train side by side on a GPU. On a CPU, they take turns.
 
     Args:
-        architectures: The networks. If more trainings are measured, they are taken again from the beginning.
+        architectures: The networks. If more trainings are measured, they are taken again from the beginning, and what
+            they need alone is not measured again.
         recipe: The settings of the training.
         images: Size, channels and classes of the images; their pixels are random.
         device: Where to train.
@@ -85,21 +88,28 @@ def measure_rates(
     data = random_images(images, recipe, eval_batch)
     batches, _ = data.batches(recipe, device, None)
     batches.start_epoch(epoch_generator(0, 0))
+    models: list[nn.Module] = []
     trainings: list[Training] = []
     rates: list[Rate] = []
     with ExitStack() as stack:
         for number in counts:
             try:
-                while len(trainings) < number:
-                    job = Job(architectures[len(trainings) % len(architectures)], data.name, recipe, seed=0)
-                    trainings.append(Training(job, data, batches))
-                    stack.enter_context(fused(trainings[-1].step.model))
-                    trainings[-1].measure()
+                while (place := len(trainings)) < number:
+                    first = place % len(architectures)  # the training of the same network
+                    if first == place:
+                        models.append(Job(architectures[place], data.name, recipe, seed=0).create_model(data))
+                    training = Training(copy.deepcopy(models[first]), recipe, data, batches)
+                    if first == place:
+                        training.measure()
+                    else:
+                        training.memory, training.seconds = trainings[first].memory, trainings[first].seconds
+                    stack.enter_context(fused(training.step.model))
+                    trainings.append(training)
             except torch.OutOfMemoryError:
                 if not rates:
                     raise
                 break
-            speedup = _measure_speedup(trainings, rates[-1].speedup if rates else 1.0)
+            speedup = _measure_speedup(trainings, rates[-1].speedup if rates else 1.0) if number > 1 else 1.0
             memory, eval_memory = (
                 max(sizes) for sizes in zip(*(training.memory for training in trainings), strict=True)
             )
@@ -131,12 +141,13 @@ class Training:
     """The training of one network on random images, on a stream of its own if there is a GPU.
 
     Args:
-        job: The network and the recipe.
+        model: The network, which is moved to the device of the batches.
+        recipe: The settings of the training.
         data: The random images.
         batches: Their batches, which all trainings share.
     """
 
-    def __init__(self, job: Job, data: ImageSet, batches: Batches) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, data: ImageSet, batches: Batches) -> None:
         from lrnas.layers.accelerate import fused
 
         device = batches.device
@@ -144,24 +155,16 @@ class Training:
         self.num_done = 0
         self.seconds = 0.0
         """Duration of a step if no other training runs."""
+        self.memory = (0, 0)
+        """Bytes for training, and more for evaluation, from `evaluate`."""
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        before = _reserved_memory(device)
-        model = job.create_model(data)
+        self._memory_before = _reserved_memory(device)
         move_model(model, device)
-        self.step = TrainingStep(model, batches, make_optimizer(model, job.recipe, device), job.recipe)
+        self.step = TrainingStep(model, batches, make_optimizer(model, recipe, device), recipe)
+        model.train()
         if self.stream is not None:
-            model.train()
             with fused(model):
                 self.step.graph = self.step.capture(self.stream)
-        held = _reserved_memory(device)
-        started = time.perf_counter()
-        evaluate(model, data.val, data, job.recipe, device=device)
-        self.eval_seconds = time.perf_counter() - started
-        """Duration of an evaluation, the first one."""
-        model.train()
-        peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-        self.memory = (held - before, peak - held)
-        """Bytes for training, and more for evaluation."""
 
     def advance(self) -> None:
         """Make one step; on a GPU, only enqueue it."""
@@ -171,12 +174,25 @@ class Training:
             self.step.advance(0.0)  # with a learning rate of 0 the weights stay as they are
         self.num_done += 1
 
+    def evaluate(self) -> None:
+        """Evaluate the network for the first time, which compiles kernels, and measure the memory of both."""
+        model, device = self.step.model, self.step.batches.device
+        held = _reserved_memory(device)
+        evaluate(model, self.data.val, self.data, self.step.recipe, device=device)
+        model.train()
+        peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+        self.memory = (held - self._memory_before, peak - held)
+
     def measure(self) -> None:
-        """Measure the duration of a step."""
-        number = 1  # the search for a number of steps also brings the GPU up to its clock rate
-        while time_steps([self], [number]) < ALONE_SECONDS:
-            number *= 2
-        self.seconds = statistics.median(time_steps([self], [number]) for _ in range(ROUNDS)) / number
+        """Measure the memory and the duration of a step."""
+        from lrnas.layers.accelerate import fused
+
+        self.evaluate()
+        with fused(self.step.model):
+            number = 1  # the search for a number of steps also brings the GPU up to its clock rate
+            while time_steps([self], [number]) < ALONE_SECONDS:
+                number *= 2
+            self.seconds = statistics.median(time_steps([self], [number]) for _ in range(ROUNDS)) / number
 
 
 def _reserved_memory(device: torch.device) -> int:

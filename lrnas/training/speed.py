@@ -149,7 +149,8 @@ def measure_speed(architecture: Architecture, recipe: Recipe, images: Images, de
         recipe, eval_batch = replace(recipe, batch_size=number), min(eval_batch, 2 * number)
     started = time.perf_counter()
     training = _make(architecture, recipe, images, device, eval_batch)
-    built = time.perf_counter() - started - training.eval_seconds
+    built = time.perf_counter() - started
+    training.evaluate()  # the first time, which also compiles kernels
     model, data = training.step.model, training.data
     with fused(model):
         training.advance()
@@ -164,7 +165,7 @@ def measure_speed(architecture: Architecture, recipe: Recipe, images: Images, de
             else 0.0
         )
     started = time.perf_counter()
-    evaluate(model, data.val, data, recipe, device=device)  # the second time: the first one also compiles kernels
+    evaluate(model, data.val, data, recipe, device=device)
     evaluation = time.perf_counter() - started
     step = max(0.0, seconds / number - once) / recipe.batch_size + once / whole
     return Speed(built, step, evaluation / len(data.val), waited)
@@ -188,7 +189,7 @@ def _make(architecture: Architecture, recipe: Recipe, images: Images, device: st
     data = random_images(images, recipe, eval_batch)
     batches, _ = data.batches(recipe, torch.device(device), None)
     batches.start_epoch(epoch_generator(0, 0))
-    return Training(Job(architecture, data.name, recipe, seed=0), data, batches)
+    return Training(Job(architecture, data.name, recipe, seed=0).create_model(data), recipe, data, batches)
 
 
 def serve() -> None:

@@ -1,5 +1,8 @@
 """How many trainings should share a GPU: measured on the device at hand, and picked from given measurements."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,7 +11,7 @@ from lrnas.recipes import Recipe
 from lrnas.training import side_by_side
 from lrnas.training.job import Images, Job
 from lrnas.training.loop import train
-from lrnas.training.side_by_side import Rate, measure_rates, pick_number, random_images
+from lrnas.training.side_by_side import Rate, Training, measure_rates, pick_number, random_images
 
 DENSE = Architecture("nin", {"*": Allocation(width=0.1)}, batch_norm=True)
 MIXED = Architecture("nin", {"*": Allocation.composite(vertical=0.5, horizontal=0.5, width=0.05)}, batch_norm=True)
@@ -22,23 +25,35 @@ def test_trainings_are_measured_on_a_cpu_too(monkeypatch: pytest.MonkeyPatch) ->
     recipe = RECIPE.changed({"pad": 0, "min_area": 0.1})
     rates = measure_rates([DENSE, MIXED], recipe, DIGITS, "cpu", eval_batch=4, counts=(1, 3))
     assert [(rate.number, rate.memory, rate.eval_memory) for rate in rates] == [(1, 0, 0), (3, 0, 0)]
-    assert all(rate.speedup > 0 for rate in rates)
+    assert rates[0].speedup == 1 and rates[1].speedup > 0
+
+
+def test_networks_are_built_evaluated_and_measured_alone_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: (calls.append(name), method(*given))[1]
+
+    monkeypatch.setattr(Job, "create_model", counted("build", Job.create_model))
+    monkeypatch.setattr(Training, "evaluate", counted("evaluate", Training.evaluate))
+    monkeypatch.setattr(Training, "measure", counted("measure", Training.measure))
+    monkeypatch.setattr(side_by_side, "ALONE_SECONDS", 0.0)
+    monkeypatch.setattr(side_by_side, "TOGETHER_SECONDS", 0.05)
+    assert len(measure_rates([DENSE, MIXED], RECIPE, DIGITS, "cpu", eval_batch=4, counts=(1, 5))) == 2
+    assert calls == 2 * ["build", "measure", "evaluate"]
 
 
 def test_measuring_ends_where_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Job] = []
+    moved: list[torch.nn.Module] = []
 
-    def create(job: Job, data: object) -> torch.nn.Module:
-        if len(made) == 2:
+    def move(model: torch.nn.Module, device: torch.device) -> None:
+        if len(moved) == 2:
             raise torch.OutOfMemoryError("no room for a third")
-        made.append(job)
-        return build(job, data)
+        moved.append(model)
 
-    build = Job.create_model
-    monkeypatch.setattr(Job, "create_model", create)
+    monkeypatch.setattr(side_by_side, "move_model", move)
     rates = measure_rates([MIXED, DENSE], RECIPE, DIGITS, "cpu", eval_batch=4, counts=(1, 2, 3, 4))
     assert [rate.number for rate in rates] == [1, 2]
-    assert [job.architecture for job in made] == [MIXED, DENSE]
     with pytest.raises(torch.OutOfMemoryError):
         measure_rates([MIXED], RECIPE, DIGITS, "cpu", eval_batch=4)
 
@@ -53,7 +68,7 @@ def test_measuring_ends_where_memory_does(monkeypatch: pytest.MonkeyPatch) -> No
 def test_measuring_ends_when_more_are_no_faster(
     speedups: list[float], numbers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = iter(speedups)
+    found = iter(speedups[1:])  # one training is as fast as itself
     monkeypatch.setattr(side_by_side, "_measure_speedup", lambda *_: next(found))
     monkeypatch.setattr(side_by_side, "ALONE_SECONDS", 0.0)
     rates = measure_rates([MIXED], RECIPE, DIGITS, "cpu", eval_batch=4, counts=(1, 2, 3, 4, 6))
