@@ -19,13 +19,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import make_parser, write_result
 from lrnas.arch.architecture import Architecture
-from lrnas.data.in_memory import epoch_generator
 from lrnas.layers.accelerate import fused
 from lrnas.models.paper import named_networks
 from lrnas.recipes import get_recipe
-from lrnas.training.job import Images, Job
+from lrnas.training.job import Images
 from lrnas.training.provenance import provenance
-from lrnas.training.side_by_side import Training, for_random_images, random_images
+from lrnas.training.side_by_side import for_random_images, make_training
 
 IMAGES = Images("random", "random", 3, 32, 10)
 STEPS = 3
@@ -41,13 +40,9 @@ def find_network(name: str) -> Architecture:
 
 def measure(architecture: Architecture, batch: int) -> dict[str, Any]:
     """Time the captured step of a network, and count the kernels of the same step without capture."""
-    device = torch.device("cuda")
     recipe = get_recipe("fast", architecture.backbone, 32, 45_000, {"batch_size": batch})
     recipe = for_random_images(recipe)
-    data = random_images(IMAGES, recipe, batch)
-    batches, _ = data.batches(recipe, device, None)
-    batches.start_epoch(epoch_generator(0, 0))
-    training = Training(Job(architecture, data.name, recipe, 0).create_model(data), recipe, data, batches)
+    training = make_training(architecture, recipe, IMAGES, "cuda", batch)
     training.measure()
     with fused(training.step.model):
         training.step.position.zero_()

@@ -41,7 +41,7 @@ from lrnas.searching.proposals import Proposals
 from lrnas.searching.samplers import make_sampler
 from lrnas.searching.search import Preparation, continue_with, prepare_search
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
-from lrnas.searching.trials_per_gpu import Sharing, decide, measure_or_read
+from lrnas.searching.trials_per_gpu import Measurement, Sharing, decide
 from lrnas.study.folder import study_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, Level
@@ -466,8 +466,9 @@ def _share(
     training = prepared.training
     data, recipe = training.loaded, training.recipe
     largest = max(level.recipe.batch_size for level in training.levels.values())
-    record, is_kept = measure_or_read(networks, recipe, data, data_folder(settings.data_dir))
-    torch.cuda.empty_cache()
+    measurement = Measurement(prepared.workers, networks, recipe, data, data_folder(settings.data_dir))
+    kept = measurement.kept()
+    record = measurement.make() if kept is None else kept  # a new one is not kept
     sharing = decide(
         record,
         recipe,
@@ -477,7 +478,7 @@ def _share(
         most=most,
         num_bytes=num_bytes,
     )
-    origin = "measured by an earlier search" if is_kept else "measured now"
+    origin = "measured now" if kept is None else "measured by an earlier search"
     if shutil.which(CONTROL) is None:
         number = min(most, max(1, int(1 / prepared.workers.gpus)))
         return replace(sharing, number=number, speedup=1.0), "they take turns: CUDA MPS is not installed"

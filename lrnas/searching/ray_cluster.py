@@ -150,6 +150,15 @@ def check_sendable(function: Callable[..., object]) -> None:
     _WorkerUnpickler(io.BytesIO(copied)).load()
 
 
+def tries_mps(workers: Workers) -> bool:
+    """Whether `running_ray` tries to let trials share GPUs by CUDA MPS: if it starts Ray, on this machine.
+
+    Args:
+        workers: The resources of the workers.
+    """
+    return workers.address is None and 0 < workers.gpus < 1 and not ray.is_initialized()
+
+
 @contextmanager
 def running_ray(workers: Workers) -> Iterator[Workers]:
     """Context in which Ray runs.
@@ -167,7 +176,7 @@ def running_ray(workers: Workers) -> Iterator[Workers]:
     with ExitStack() as stack:
         reason, has_mps = "", False
         if not ray.is_initialized():
-            if workers.address is None and 0 < workers.gpus < 1:
+            if tries_mps(workers):
                 torch.cuda.is_available()  # starts CUDA here, before MPS: only workers should use the service
                 reason = stack.enter_context(shared_gpus())  # before Ray, so that workers inherit its variable
                 has_mps = not reason

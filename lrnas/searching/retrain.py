@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,11 @@ from lrnas.models.plan import has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
 from lrnas.searching.progress import SearchEvents, Work, progress_view, seconds_left, tell_interrupted
 from lrnas.searching.proposals import Proposal
-from lrnas.searching.ray_cluster import pick_workers, running_ray
+from lrnas.searching.ray_cluster import pick_workers, running_ray, tries_mps
 from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.settings import SECONDS, read_value
 from lrnas.searching.setup import read_start
-from lrnas.searching.trials_per_gpu import share_gpus
+from lrnas.searching.trials_per_gpu import Measurement, share_gpus
 from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, compare_with_paper, level_study, read_level, read_short
@@ -146,16 +147,15 @@ def retrain(
         while not is_over:
             from lrnas.searching.ray_tune import run_trials
 
-            with running_ray(workers) as running:
-                if running.has_mps and gpus_per_trial is None:
-                    running = share_gpus(
-                        workers,
-                        [network.architecture for network in networks],
-                        training.recipe,
-                        training.data,
-                        image_memory=image_memory,
-                        folder=data_folder(data_dir),
-                    )
+            measurement = None
+            if gpus_per_trial is None and tries_mps(workers):
+                architectures = [network.architecture for network in networks]
+                place = data_folder(data_dir)
+                measurement = Measurement(workers, architectures, training.recipe, training.data, place)
+            with measurement or nullcontext(), running_ray(workers) as running:
+                if measurement is not None:
+                    running = share_gpus(measurement, image_memory=image_memory) if running.has_mps else running
+                    measurement.end()
                 run_trials(
                     retraining, training.job, folder, budget=budget, workers=running, notify=view.changed, test=True
                 )

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,7 +154,7 @@ def continue_with(training: SearchTraining, study: optuna.Study) -> SearchTraini
 
 def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     name, workers, training, limits, feasible = prepare_search(settings)
-    space, trainable = training.space, training.trainable
+    space = training.space
     folder, checkpoints = study_folder(settings.studies, name), trials_folder(settings.studies, name)
 
     check_folder(folder, settings.storage)
@@ -188,14 +188,16 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         later = open_levels(study, training.levels, settings.studies) if settings.finals else {}
 
         # the trials
-        with _loading(stored), running_ray(workers) as running:
+        measurement = training.measurement(workers, limits, feasible)
+        with _loading(stored), measurement or nullcontext(), running_ray(workers) as running:
             # another seed each time the study continues: with the same one, the sampler would repeat its numbers
             seed = (settings.seed + 1_000_003 * len(stored.get_trials(deepcopy=False))) % 2**32
             stored.sampler = make_sampler(settings.sampler, seed, proposals)
             _enqueue_first(proposals, feasible, settings.budget)
             keep_limits(stored, {**limits.given(), "beat": settings.beat})  # from here on nothing is refused
-            if running.has_mps and settings.gpus_per_trial is None and trainable is None:
-                running = training.share_gpus(workers, limits, feasible)
+            if measurement is not None:
+                running = training.share_gpus(measurement) if running.has_mps else running
+                measurement.end()
             events.started(proposals, settings.budget, training.dense_macs())
             if later:
                 paper = "" if space.points.keys() <= set(beyond) else "; the paper's in any case"

@@ -23,9 +23,9 @@ from lrnas.models.plan import TIMM, deployed_form, has_norms, make_plan, native_
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.sampling.front_pruner import REDUCTION_FACTOR
 from lrnas.searching.proposals import Proposal
-from lrnas.searching.ray_cluster import Workers
+from lrnas.searching.ray_cluster import Workers, tries_mps
 from lrnas.searching.settings import SearchSettings
-from lrnas.searching.trials_per_gpu import share_gpus
+from lrnas.searching.trials_per_gpu import Measurement, share_gpus
 from lrnas.spaces.space import SearchSpace
 from lrnas.study.levels import FULL, LONGER, SHORT, Level
 from lrnas.study.manifest import SETTINGS, START, check_manifest, names_of, read_manifest
@@ -208,26 +208,30 @@ class SearchTraining:
         self._loaded.prepare(progress)
         return self._loaded.num_unreadable
 
-    def share_gpus(self, workers: Workers, limits: Limits, feasible: Mapping[str, Any] | None) -> Workers:
-        """Let as many trials share a GPU as train fastest together, without a training function of the user's own.
+    def measurement(self, workers: Workers, limits: Limits, feasible: Mapping[str, Any] | None) -> Measurement | None:
+        """What decides how many trials share a GPU; None if they share none, or if the settings decide it.
 
         Args:
             workers: Resources of the workers. Their share of a GPU is used if nothing can be measured.
             limits: Limits of the search. Named networks within them are measured.
             feasible: A point within the limits, if no named network is.
+        """
+        if self.settings.gpus_per_trial is not None or self.trainable is not None or not tries_mps(workers):
+            return None
+        folder = data_folder(self.settings.data_dir)
+        return Measurement(workers, self.networks_within(limits, feasible), self.recipe, self.loaded, folder)
+
+    def share_gpus(self, measurement: Measurement) -> Workers:
+        """Let as many trials share a GPU as train fastest together.
+
+        Args:
+            measurement: The result of `measurement`.
 
         Returns:
             The workers, with their share of a GPU and the number of trials that there is room for.
         """
-        return share_gpus(
-            workers,
-            self.networks_within(limits, feasible),
-            self.recipe,
-            self.loaded,
-            largest_batch=max(level.recipe.batch_size for level in self.levels.values()),
-            image_memory=self.settings.image_memory,
-            folder=data_folder(self.settings.data_dir),
-        )
+        largest_batch = max(level.recipe.batch_size for level in self.levels.values())
+        return share_gpus(measurement, image_memory=self.settings.image_memory, largest_batch=largest_batch)
 
     def named(self) -> dict[str, Architecture]:
         """The named networks of the space, as they are trained: first the paper's, then the uniform ones."""

@@ -1,6 +1,6 @@
 """How many trials share a GPU of this machine: measured before the first trial, and kept in a file of the data folder.
 
-What is kept are the measurements (`lrnas.training.side_by_side`). How many trials there is room for is decided anew for
+What is kept are the measurements (`lrnas.training.measuring`). How many trials there is room for is decided anew for
 each search, because memory and CPU cores also depend on its settings.
 """
 
@@ -10,99 +10,124 @@ import hashlib
 import json
 import math
 import os
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayError
 
 from lrnas import __version__
 from lrnas._files import read_json, write_atomically
 from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet, ImageSet
-from lrnas.data.shared_copy import can_share
-from lrnas.errors import error_line
 from lrnas.models.plan import built_id
 from lrnas.recipes import Recipe
 from lrnas.searching.ray_cluster import Workers, limit_to_room
 from lrnas.training.job import Images
 from lrnas.training.loop import Device
-from lrnas.training.side_by_side import Rate, measure_rates, pick_number
+from lrnas.training.measuring import USED_MEMORY, MeasuringProcess, describe
+from lrnas.training.side_by_side import Rate, pick_number
 
 FILE = "trials_per_gpu.json"
 FORMAT = 2
 """Version of what is measured; measurements of other versions are not used."""
 PATIENCE = 240.0
-"""Seconds to wait for the measurement, which needs a whole GPU."""
+"""Seconds to wait for the measurement."""
 CONTEXT_MEMORY = 600_000_000
 """Bytes of GPU memory that CUDA itself and its libraries take in each process, about."""
 NUM_NETWORKS = 4
 """Number of networks that are measured. More would take longer, because kernels are compiled for each of them."""
-USED_MEMORY = 0.9
-"""Share of a GPU's memory that trials may use."""
 
 
-def share_gpus(
-    workers: Workers,
-    networks: Sequence[Architecture],
-    recipe: Recipe,
-    data: DataSet,
-    *,
-    image_memory: float,
-    folder: Path,
-    largest_batch: int = 0,
-    device: Device = "cuda",
-) -> Workers:
-    """Let as many trials share a GPU as train fastest together. Ray must be running on this machine, with CUDA MPS.
+class Measurement:
+    """The measurement that decides how many trials share a GPU: one that is kept, or a new one.
+
+    As a context manager, it starts the process that makes a new one, which then gets ready while Ray starts, and ends
+    it. Nothing is started if a measurement is kept, or if trials do not share GPUs.
 
     Args:
         workers: Resources of the workers. Their share of a GPU is used if nothing can be measured.
         networks: Typical networks, which are measured.
         recipe: The recipe of their training.
         data: Their data set. Images in files are packed.
-        image_memory: Largest share of the GPU's memory for images from files.
         folder: The data folder, where measurements are kept.
-        largest_batch: Batch size of other trainings that follow, if it is larger than that of the recipe.
         device: Where trials train; "cpu" is for tests.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        networks: Sequence[Architecture],
+        recipe: Recipe,
+        data: DataSet,
+        folder: Path,
+        device: Device = "cuda",
+    ) -> None:
+        self.workers, self.recipe, self.data = workers, recipe, data
+        self.networks = _some_of(networks)
+        self.device = device
+        self.file = folder / FILE
+        self.conditions = _conditions(self.networks, recipe, data, device)
+        self._process = MeasuringProcess()
+
+    def __enter__(self) -> Measurement:
+        if self.workers.concurrency != 1 and self.kept() is None:
+            self._process.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the process, if it runs."""
+        self._process.end()
+
+    def kept(self) -> dict[str, Any] | None:
+        """The measurement that is kept."""
+        return _find(_read_records(self.file), self.conditions)
+
+    def make(self) -> dict[str, Any]:
+        """Make a new measurement. Raises RuntimeError if that cannot be done."""
+        images, eval_batch = Images.of(self.data), _eval_batch(self.data)
+        measured = self._process.measure(
+            self.networks, self.recipe, images, self.device, eval_batch=eval_batch, timeout=PATIENCE
+        )
+        return measured | self.conditions
+
+
+def share_gpus(measurement: Measurement, *, image_memory: float, largest_batch: int = 0) -> Workers:
+    """Let as many trials share a GPU as train fastest together. Ray must be running on this machine, with CUDA MPS.
+
+    Args:
+        measurement: The measurement, which is made unless it is kept.
+        image_memory: Largest share of the GPU's memory for images from files.
+        largest_batch: Batch size of other trainings that follow, if it is larger than that of the recipe.
 
     Returns:
         The workers, with their share of a GPU and the number of trials that there is room for.
     """
+    workers, recipe, data = measurement.workers, measurement.recipe, measurement.data
     if (most := _most_per_gpu(workers)) == 1:
         return limit_to_room(replace(workers, gpus=1))
-    networks = _some_of(networks)
-    conditions = _conditions(networks, recipe, data, device)
 
     def measure() -> dict[str, Any]:
         logger.info("measuring how many networks a GPU trains best at a time")
-        # an actor and not a task: if a task is cancelled while it ends, Ray 2.60 ends the driver
-        process: Any = ray.remote(num_gpus=1)(_Process).remote()
-        try:
-            task = process.run.remote(_measure, networks, recipe, Images.of(data), _eval_batch(data), device)
-            measured: dict[str, Any] = ray.get(task, timeout=PATIENCE)
-        finally:
-            ray.kill(process)  # it may still wait for a GPU, and it would keep memory of the GPU
-        return measured | conditions
+        return measurement.make()
 
     try:
-        record = look_up(folder / FILE, conditions, measure)
-    except (RayError, RuntimeError) as error:
-        cause = getattr(error, "cause", None) or error
-        if isinstance(cause, torch.OutOfMemoryError):
-            logger.info("1 network at a time on a GPU: there is no memory for more")
-            return limit_to_room(replace(workers, gpus=1))
-        reason = error_line(cause)
-        logger.info(f"{1 / workers.gpus:g} networks at a time on a GPU; how many are best cannot be measured: {reason}")
+        record = look_up(measurement.file, measurement.conditions, measure)
+    except torch.OutOfMemoryError:
+        logger.info("1 network at a time on a GPU: there is no memory for more")
+        return limit_to_room(replace(workers, gpus=1))
+    except RuntimeError as error:
+        logger.info(f"{1 / workers.gpus:g} networks at a time on a GPU; how many are best cannot be measured: {error}")
         return limit_to_room(workers)
     sharing = decide(record, recipe, data, image_memory=image_memory, largest_batch=largest_batch, most=most)
-    logger.info(f"{sharing}; measured in {record['seconds']:.0f} s, kept in {folder / FILE}")
+    logger.info(f"{sharing}; measured in {record['seconds']:.0f} s, kept in {measurement.file}")
     share = math.floor(10_000 / sharing.number) / 10_000  # Ray rounds to four digits, and 6 times 0.1667 is too much
     return limit_to_room(replace(workers, gpus=share))
 
@@ -164,28 +189,6 @@ def decide(
     return Sharing(number, speedup, training + images, shared)
 
 
-def measure_or_read(
-    networks: Sequence[Architecture], recipe: Recipe, data: DataSet, folder: Path, device: Device = "cuda"
-) -> tuple[dict[str, Any], bool]:
-    """Return a measurement without Ray: the one that is kept, or a new one, which is made here and not kept.
-
-    Args:
-        networks: As in `share_gpus`.
-        recipe: As in `share_gpus`.
-        data: As in `share_gpus`.
-        folder: As in `share_gpus`.
-        device: As in `share_gpus`.
-
-    Returns:
-        The measurement, and whether it was kept.
-    """
-    networks = _some_of(networks)
-    kept = _find(_read_records(folder / FILE), _conditions(networks, recipe, data, device))
-    if kept is not None:
-        return kept, True
-    return _measure(networks, recipe, Images.of(data), _eval_batch(data), device), False
-
-
 def look_up(file: Path, conditions: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return a measurement: the one in a file that was made under the same conditions, else a new one, which is stored.
 
@@ -231,7 +234,7 @@ def _conditions(networks: Sequence[Architecture], recipe: Recipe, data: DataSet,
     images = Images.of(data)
     rest = [*map(built_id, networks), images.num_classes, recipe.crop, os.environ.get("LRNAS_KERNELS")]
     return {
-        "gpu": _describe(device)["gpu"],
+        "gpu": describe(device)["gpu"],
         "format": FORMAT,
         "torch": torch.__version__,
         "lrnas": __version__,
@@ -241,39 +244,6 @@ def _conditions(networks: Sequence[Architecture], recipe: Recipe, data: DataSet,
         "eval_batch": _eval_batch(data),
         "networks": hashlib.sha256(json.dumps(rest).encode()).hexdigest()[:16],
     }
-
-
-def _describe(device: Device) -> dict[str, Any]:
-    """Name and memory of the device of this process."""
-    if torch.device(device).type == "cpu":
-        return {"gpu": "none", "memory": sys.maxsize}
-    return {"gpu": torch.cuda.get_device_name(), "memory": torch.cuda.get_device_properties(0).total_memory}
-
-
-class _Process:
-    """A process that runs functions, as an actor of Ray."""
-
-    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(*arguments)
-
-
-def _measure(
-    networks: Sequence[Architecture], recipe: Recipe, images: Images, eval_batch: int, device: Device
-) -> dict[str, Any]:
-    """Measure in a process that has a whole GPU."""
-    started = time.perf_counter()
-    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # by default, streams share 8 queues of the GPU
-    is_alone = True
-    if torch.device(device).type == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        is_alone = free > USED_MEMORY * total
-    rates = measure_rates(networks, recipe, images, device, eval_batch=eval_batch)
-    found = {
-        "rates": [asdict(rate) for rate in rates],
-        "shares_memory": can_share(torch.device(device)),
-        "seconds": time.perf_counter() - started,
-    }
-    return {**_describe(device), **found, "is_alone": is_alone}
 
 
 def memory_of_images(

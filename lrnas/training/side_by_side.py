@@ -195,6 +195,24 @@ class Training:
             self.seconds = statistics.median(time_steps([self], [number]) for _ in range(ROUNDS)) / number
 
 
+def make_training(
+    architecture: Architecture, recipe: Recipe, images: Images, device: Device, eval_batch: int
+) -> Training:
+    """The training of a network alone.
+
+    Args:
+        architecture: The network.
+        recipe: The settings of the training, from `for_random_images`.
+        images: Size, channels and classes of the images; their pixels are random.
+        device: Where to train.
+        eval_batch: Number of images for evaluation.
+    """
+    data = random_images(images, recipe, eval_batch)
+    batches, _ = data.batches(recipe, torch.device(device), None)
+    batches.start_epoch(epoch_generator(0, 0))
+    return Training(Job(architecture, data.name, recipe, seed=0).create_model(data), recipe, data, batches)
+
+
 def _reserved_memory(device: torch.device) -> int:
     """Return the bytes that PyTorch holds on a GPU, without free memory, and begin to look for a new peak."""
     if device.type == "cpu":

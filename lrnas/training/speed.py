@@ -21,12 +21,11 @@ from typing import Any
 import torch
 
 from lrnas.arch.architecture import Architecture
-from lrnas.data.in_memory import epoch_generator
 from lrnas.errors import LrnasError, error_line
 from lrnas.recipes import Recipe
-from lrnas.training.job import Images, Job
+from lrnas.training.job import Images
 from lrnas.training.loop import evaluate
-from lrnas.training.side_by_side import Training, for_random_images, random_images, time_steps
+from lrnas.training.side_by_side import for_random_images, make_training, time_steps
 
 NICENESS = 15
 """Niceness of the processes: that of Ray's workers, unless $RAY_worker_niceness says something else."""
@@ -148,7 +147,7 @@ def measure_speed(architecture: Architecture, recipe: Recipe, images: Images, de
         number = min(whole, max(PROBES[-1], int((STEP_SECONDS - once) / per_image)))
         recipe, eval_batch = replace(recipe, batch_size=number), min(eval_batch, 2 * number)
     started = time.perf_counter()
-    training = _make(architecture, recipe, images, device, eval_batch)
+    training = make_training(architecture, recipe, images, device, eval_batch)
     built = time.perf_counter() - started
     training.evaluate()  # the first time, which also compiles kernels
     model, data = training.step.model, training.data
@@ -177,19 +176,12 @@ def _probe(architecture: Architecture, recipe: Recipe, images: Images, device: s
 
     times = []
     for number in PROBES:
-        training = _make(architecture, replace(recipe, batch_size=number), images, device, 1)
+        training = make_training(architecture, replace(recipe, batch_size=number), images, device, 1)
         with fused(training.step.model):
             training.advance()
             times.append(min(time_steps([training], [1]) for _ in range(2)))
     per_image = max((times[1] - times[0]) / (PROBES[1] - PROBES[0]), times[1] / PROBES[1] / 10)
     return max(0.0, times[1] - PROBES[1] * per_image), per_image
-
-
-def _make(architecture: Architecture, recipe: Recipe, images: Images, device: str, eval_batch: int) -> Training:
-    data = random_images(images, recipe, eval_batch)
-    batches, _ = data.batches(recipe, torch.device(device), None)
-    batches.start_epoch(epoch_generator(0, 0))
-    return Training(Job(architecture, data.name, recipe, seed=0).create_model(data), recipe, data, batches)
 
 
 def serve() -> None:

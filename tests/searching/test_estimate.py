@@ -14,13 +14,15 @@ from lrnas.data.cache import without_writing
 from lrnas.data.names import PACKS
 from lrnas.errors import DataError, LrnasError
 from lrnas.recipes import Recipe
-from lrnas.searching import estimate as dry_run, trials_per_gpu
+from lrnas.searching import estimate as dry_run
 from lrnas.searching.estimate import Estimate, _Machine, _makespan, _named_networks, _plan, _spread, _Trial
+from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.search import prepare_search
 from lrnas.searching.settings import SearchSettings
-from lrnas.searching.trials_per_gpu import FILE, measure_or_read
+from lrnas.searching.trials_per_gpu import FILE, Measurement
 from lrnas.spaces.space import load_space
 from lrnas.study.levels import FULL, LONGER, SHORT, Level
+from lrnas.training.measuring import MeasuringProcess
 from lrnas.training.speed import Speed
 
 SHORT_RECIPE = Recipe(epochs=1, batch_size=10)
@@ -114,15 +116,15 @@ def test_named_networks_beyond_the_budget_are_marked() -> None:
     assert within == [()] * 4 + [("budget",)] * (len(within) - 4) and len(within) > 4
 
 
-def test_a_kept_measurement_is_read_and_a_new_one_is_not_kept(tmp_path: Path) -> None:
+def test_a_kept_measurement_is_read_and_a_new_one_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MeasuringProcess, "measure", lambda *_, **__: {"rates": [1]})
     training = prepare_search(SearchSettings(space="nin", budget=1, data="digits")).training
     networks = [training.space.uniform["lr-x0.25"]]
-    record, is_kept = measure_or_read(networks, training.recipe, training.loaded, tmp_path, "cpu")
-    assert not is_kept and record["rates"] and not list(tmp_path.iterdir())
-    conditions = trials_per_gpu._conditions(networks, training.recipe, training.loaded, "cpu")
-    (tmp_path / FILE).write_text(json.dumps([{**record, **conditions}]))
-    again, is_kept = measure_or_read(networks, training.recipe, training.loaded, tmp_path, "cpu")
-    assert is_kept and again["seconds"] == record["seconds"]
+    measurement = Measurement(Workers(), networks, training.recipe, training.loaded, tmp_path, "cpu")
+    record = measurement.make()
+    assert measurement.kept() is None and record["rates"] and not list(tmp_path.iterdir())
+    (tmp_path / FILE).write_text(json.dumps([record]))
+    assert measurement.kept() == record
 
 
 def test_what_a_dry_run_cannot_know_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,17 @@ from pictures import write_set
 
 from lrnas.cli.main import main
 from lrnas.errors import LrnasError, UnknownName
-from lrnas.searching import estimate as dry_run, search as driver, setup as search_training
+from lrnas.searching import estimate as dry_run, search as driver, setup as search_training, trials_per_gpu
 from lrnas.searching.progress import ProgressView, SearchEvents
 from lrnas.searching.proposals import Proposals, Queue
+from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.search import Preparation, search
+from lrnas.searching.trials_per_gpu import Measurement
 from lrnas.study.folder import study_names
 from lrnas.study.manifest import StudyError, read_limits
 from lrnas.study.open import open_study
 from lrnas.study.study import ImageShape
+from lrnas.training.measuring import MeasuringProcess
 
 
 class Told(SearchEvents):
@@ -76,6 +81,32 @@ def test_a_study_that_was_begun_with_another_divisor(pictures: Path, tmp_path: P
     with pytest.raises(StudyError, match=r"settings: `divisor` was 1, now 8; `divisor` 1 rounds filter counts as "):
         begin(tmp_path, pictures, name="s")
     assert begin(tmp_path, pictures, name="s", divisor=1).study.spent() == 1
+
+
+@pytest.mark.parametrize("has_mps", [True, False])
+def test_a_process_gets_ready_to_measure_while_ray_starts_and_ends_before_the_first_trial(
+    has_mps: bool, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    @contextmanager
+    def running_ray(workers: Workers) -> Iterator[Workers]:
+        done.append("ray")
+        yield replace(workers, has_mps=has_mps)
+
+    def share_gpus(measurement: Measurement, **settings: Any) -> Workers:
+        done.append("measure")
+        assert settings["largest_batch"] > 0
+        return measurement.workers
+
+    monkeypatch.setattr(trials_per_gpu, "describe", lambda device: {"gpu": "H200"})
+    monkeypatch.setattr(driver, "pick_workers", lambda *_: Workers(1, 0.25))
+    monkeypatch.setattr(driver, "running_ray", running_ray)
+    monkeypatch.setattr(search_training, "share_gpus", share_gpus)
+    monkeypatch.setattr(MeasuringProcess, "start", lambda process: done.append("start"))
+    monkeypatch.setattr(MeasuringProcess, "end", lambda process: done.append("end"))
+    begin(tmp_path, pictures, data_dir=tmp_path)  # ends before the first trial
+    assert done == ["start", "ray", *["measure"] * has_mps, "end", "end"]
 
 
 def test_a_dry_run_refuses_what_the_search_refuses(

@@ -20,12 +20,14 @@ from lrnas.searching import trials_per_gpu
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.settings import SearchSettings
 from lrnas.searching.setup import SearchTraining
-from lrnas.searching.trials_per_gpu import CONTEXT_MEMORY, FILE, USED_MEMORY, Sharing, decide, look_up, share_gpus
+from lrnas.searching.trials_per_gpu import CONTEXT_MEMORY, FILE, Measurement, Sharing, decide, look_up, share_gpus
 from lrnas.spaces.space import load_space
 from lrnas.study.objectives import Limits
+from lrnas.training.measuring import USED_MEMORY, MeasuringProcess
 from lrnas.training.side_by_side import Rate
 
 SMALL = Architecture("nin", {"*": Allocation(width=0.05)}, batch_norm=True)
+WIDER = replace(SMALL, divisor=2)
 RECIPE = Recipe(epochs=1, batch_size=8)
 
 
@@ -89,18 +91,26 @@ def test_images_in_files_have_room_as_long_as_a_gpu_can_hold_them(tmp_path: Path
     assert share(data, memory, 1.0, True).number == 2
 
 
-def test_four_networks_are_measured_the_first_among_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_four_networks_are_measured_the_first_among_them(tmp_path: Path) -> None:
     networks = [replace(SMALL, divisor=number) for number in range(2, 12)]
-    measured: list[list[int]] = []
+    for number, measured in ((10, [2, 4, 7, 9]), (2, [2, 3])):
+        measurement = Measurement(Workers(), networks[:number], RECIPE, load_set("digits"), tmp_path, "cpu")
+        assert [network.divisor for network in measurement.networks] == measured
 
-    def measure_rates(networks: list[Architecture], *_: Any, **settings: Any) -> list[Rate]:
-        measured.append([network.divisor for network in networks])
-        return [Rate(1, 1.0, 1000, 500)]
 
-    monkeypatch.setattr(trials_per_gpu, "measure_rates", measure_rates)
-    for number in (10, 2):
-        trials_per_gpu.measure_or_read(networks[:number], RECIPE, load_set("digits"), tmp_path, "cpu")
-    assert measured == [[2, 4, 7, 9], [2, 3]]
+def test_a_process_is_started_only_if_something_is_to_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int | None] = []
+    monkeypatch.setattr(MeasuringProcess, "start", lambda process: started.append(concurrency))
+    for concurrency in (None, 1, 2):
+        with Measurement(Workers(1, 0.25, concurrency), [SMALL], RECIPE, load_set("digits"), tmp_path, "cpu") as one:
+            pass
+    assert started == [None, 2]
+    (tmp_path / FILE).write_text(json.dumps([one.conditions]))
+    with one:
+        assert one.kept() == one.conditions
+    assert started == [None, 2]
 
 
 @pytest.fixture
@@ -120,8 +130,8 @@ def test_a_worker_measures_and_a_second_search_does_not(tmp_path: Path, caplog: 
     caplog.set_level(logging.INFO, "lrnas")
 
     def share(workers: Workers) -> Workers:
-        data = load_set("digits")
-        return share_gpus(workers, [SMALL], RECIPE, data, image_memory=0.5, folder=tmp_path, device="cpu")
+        with Measurement(workers, [SMALL, WIDER], RECIPE, load_set("digits"), tmp_path, "cpu") as measurement:
+            return share_gpus(measurement, image_memory=0.5)
 
     first = share(Workers(1, 0.25))
     (record,) = json.loads((tmp_path / FILE).read_text())
@@ -141,52 +151,54 @@ def test_without_a_measurement_four_share_a_gpu(
     caplog.set_level(logging.INFO, "lrnas")
 
     def share(networks: list[Architecture]) -> Workers:
-        data = load_set("digits")
-        return share_gpus(Workers(1, 0.25), networks, RECIPE, data, image_memory=0.5, folder=tmp_path, device="cpu")
+        with Measurement(Workers(1, 0.25), networks, RECIPE, load_set("digits"), tmp_path, "cpu") as measurement:
+            return share_gpus(measurement, image_memory=0.5)
 
     def reason() -> str:
         start = "4 networks at a time on a GPU; how many are best cannot be measured: "
         return caplog.messages[-1].removeprefix(start)
 
-    assert share([]) == Workers(1, 0.25, concurrency=3)  # an error in the worker
+    assert share([]) == Workers(1, 0.25, concurrency=3)  # an error in the process
     assert reason().startswith("ZeroDivisionError: ")
 
-    def fill_memory(*_: Any) -> None:
+    def fill_memory(*_: Any, **settings: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(trials_per_gpu, "_measure", fill_memory)
+        patch.setattr(MeasuringProcess, "measure", fill_memory)
         assert share([SMALL]) == Workers(1, 1, concurrency=1)
     assert caplog.messages[-1] == "1 network at a time on a GPU: there is no memory for more"
 
-    @ray.remote(num_gpus=1)
-    class OtherSearch:
-        def is_ready(self) -> bool:
-            return True
-
-    other = OtherSearch.remote()
-    assert ray.get(other.is_ready.remote())
-    monkeypatch.setattr(trials_per_gpu, "PATIENCE", 1.0)
-    assert share([SMALL]) == Workers(1, 0.25, concurrency=3)  # the GPU is never free
-    assert reason().startswith("GetTimeoutError: ") and not (tmp_path / FILE).exists()
+    monkeypatch.setattr(trials_per_gpu, "PATIENCE", 0.1)
+    assert share([SMALL]) == Workers(1, 0.25, concurrency=3)
+    assert reason() == "it takes more than 0.1 s" and not (tmp_path / FILE).exists()
 
 
 def test_the_networks_within_the_limits_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    space = load_space("nin", batch_norm=True)
+    monkeypatch.setattr("lrnas.searching.trials_per_gpu.describe", lambda device: {"gpu": "H200"})
+    space, workers = load_space("nin", batch_norm=True), Workers(1, 0.25)
     training = SearchTraining(SearchSettings(space="nin", budget=1), space, "digits", None)
     measured = []
-
-    def share(workers: Workers, networks: list[Architecture], *_: Any, **settings: Any) -> Workers:
-        measured.append(networks)
-        assert settings["largest_batch"] == max(level.recipe.batch_size for level in training.levels.values())
-        return workers
-
-    monkeypatch.setattr("lrnas.searching.setup.share_gpus", share)
+    monkeypatch.setattr("lrnas.searching.trials_per_gpu._some_of", lambda networks: measured.append(networks) or [])
     limits = Limits(max_macs=training.cost(space.uniform["lr-x0.5"])["macs"])
     point = space.params_of(space.uniform["lr-x0.25"])
     for limit, feasible in ((Limits(), None), (limits, None), (Limits(max_macs=1), point)):
-        training.share_gpus(Workers(1, 0.25), limit, feasible)
+        assert training.measurement(workers, limit, feasible) is not None
     named = [*space.points.values(), *space.uniform.values()]
     assert measured[0] == named and space.points["nin"] not in measured[1]
     assert measured[1] == [network for network in named if training.cost(network)["macs"] <= limits.max_macs]
     assert [space.params_of(network) for network in measured[2]] == [point]
+
+
+def test_nothing_is_measured_on_a_cpu_on_a_cluster_or_if_the_settings_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = load_space("nin", batch_norm=True)
+
+    def measurement(workers: Workers, **settings: Any) -> object:
+        settings = {"space": "nin", "budget": 1, **settings}
+        return SearchTraining(SearchSettings(**settings), space, "digits", None).measurement(workers, Limits(), None)
+
+    assert measurement(Workers()) is measurement(Workers(1, 1)) is None
+    assert measurement(Workers(1, 0.25, address="10.0.0.1:6379")) is None
+    assert measurement(Workers(1, 0.25), gpus_per_trial=0.25) is None
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    assert measurement(Workers(1, 0.25)) is None
