@@ -317,7 +317,8 @@ def _is_square(pool: nn.MaxPool2d | nn.AvgPool2d) -> bool:
 
 
 def _is_halving(pool: nn.MaxPool2d) -> bool:
-    return _MaxPool2d.fits(pool) and not pool.ceil_mode and _window(pool) == (2, 2, 0)
+    size, stride, padding = _window(pool)  # torch.compile of torch 2.11 finds a NamedTuple and a tuple always different
+    return _MaxPool2d.fits(pool) and not pool.ceil_mode and size == stride == 2 and padding == 0
 
 
 def _supports_pool(pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> bool:

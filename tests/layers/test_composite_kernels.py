@@ -583,6 +583,15 @@ def test_layers_compile_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     compare_compiled(model, torch.randn(2, 4, 2, 2, device=DEVICE), "aot_eager", 1e-2 if ON_GPU else 1e-4)
 
 
+def test_a_compiled_layer_computes_the_pool_that_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_everywhere(monkeypatch)
+    layer = CompositeConv2d(4, {(3, 1): 3, (1, 3): 5}, 3, padding=1)
+    model = accelerate(nn.Sequential(layer, nn.ReLU(), nn.MaxPool2d(2)).to(DEVICE))
+    calls = count_calls(monkeypatch)
+    torch.compile(model, backend="aot_eager")(torch.randn(2, 4, 4, 4, device=DEVICE))
+    assert [call["pool"] for call in calls] == [2]
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # torch.compile says so where it is not used
 @pytest.mark.parametrize("name", ["nin-c3-lr", "vgg-gmp-lr-join-wfull"])
