@@ -19,6 +19,8 @@ from lrnas.layers.kernels.rows import as_rows, bias_backward, empty_map, pad, su
 
 LONGEST_WINDOW = 128
 """Largest number of values in a window for which it is fastest to gather the values one by one."""
+SHORT_WINDOW = 32
+"""The same for the weight gradient: so many values fit into one block, so the gradient of the output is read once."""
 
 
 def _aligned(channels: int) -> int:
@@ -228,8 +230,8 @@ def backward(
         grad_rows, grad_bias = bias_backward(grad_rows, out_rows)
     grad_pixels = grad_rows.view(len(grad), *layer.size, layer.num_filters)
     merged = _merged(layer, x.shape[1])
-    # without patches, the gradient is read once for every tap
-    if _goes_by_patches(x, merged) or (not needs_input and _fits_patches(x, merged)):
+    is_long = merged.areas[0] * x.shape[1] > SHORT_WINDOW
+    if _goes_by_patches(x, merged) or (is_long and not needs_input and _fits_patches(x, merged)):
         return *_patches_backward(grad_pixels, x, weights, layer, merged, needs_input), grad_bias
     grad_x = x.new_empty(0)
     if needs_input:
