@@ -177,6 +177,9 @@ class _StaticBatch:
             images, labels = self.next_batch()
             self.images.copy_(images)
             self.labels.copy_(labels)
+            if self.device.type == "cuda":  # timm made them on its own stream, which would use their memory again
+                for tensor in (images, labels):
+                    tensor.record_stream(torch.cuda.current_stream())
 
     def take(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.images, self.labels
