@@ -63,7 +63,9 @@ def find_feasible(
         network = space.architecture(closest)
         costs = (cost_of or estimate_of)(network)
         if limits.excess(costs):
-            raise StudyError(_refusal(space, limits, canonical_id(network), costs))
+            identity = canonical_id(network)
+            names = {canonical_id(each): name for name, each in {**space.points, **space.uniform}.items()}
+            raise StudyError(_refusal(space, limits, names.get(identity, identity), costs))
     return closest
 
 
