@@ -95,7 +95,7 @@ LEVELS = {
 
 def make_finals(search: Study, results: Mapping[str, Sequence[float]]) -> Study:
     """The finals of a search: networks by name, with made-up accuracies, one per seed; 0 stands for a diverged run."""
-    study = open_levels(search, LEVELS, "")["full"]
+    study = open_levels(search, LEVELS)["full"]
     trials = {trial.point: trial for trial in search.trials}
     chosen = []
     for name, accuracies in results.items():

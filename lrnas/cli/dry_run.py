@@ -35,4 +35,8 @@ def print_estimate(estimate: Estimate) -> None:
     console.print()
     for line in estimate.lines:
         console.print(line)
-    console.print("Nothing was written. Without --dry-run, the same command starts the search.")
+    if any(level.runs for level in estimate.levels):
+        does = "continues" if estimate.exists else "starts"
+        console.print(f"Nothing was written. Without --dry-run, the same command {does} the search.")
+    else:
+        console.print("Nothing was written, and nothing is left to train.")

@@ -8,6 +8,7 @@ the search itself (`lrnas.sampling.promotion`), with the same accuracies.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 import os
@@ -35,18 +36,18 @@ from lrnas.data.packed import PackedSet
 from lrnas.errors import LrnasError, in_users_words
 from lrnas.sampling.promotion import MAX_MEASURED, Contender, pick_full, pick_longer
 from lrnas.searching.feasible import find_feasible
-from lrnas.searching.finals import LONGER_SHARE, SLACK, check_levels, too_little
+from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, Promotions, check_levels, too_little
 from lrnas.searching.progress import progress_view
-from lrnas.searching.proposals import Proposals
+from lrnas.searching.proposals import Proposals, check_conditions
 from lrnas.searching.samplers import make_sampler
-from lrnas.searching.search import Preparation, continue_with, prepare_search
+from lrnas.searching.search import Preparation, check_budget, continue_with, open_other, prepare_search
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
 from lrnas.searching.trials_per_gpu import Measurement, Sharing, decide
-from lrnas.study.folder import study_folder
+from lrnas.study.folder import check_untrained, study_folder
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import FULL, LONGER, SHORT, Level
+from lrnas.study.levels import FULL, LONGER, SHORT, Level, level_study
 from lrnas.study.location import DATABASE
-from lrnas.study.manifest import StudyError, check_manifest, has_results
+from lrnas.study.manifest import OtherSettings, StudyError, check_manifest, read_manifest
 from lrnas.study.objectives import pick_objectives
 from lrnas.study.open import open_search
 from lrnas.study.study import Study
@@ -161,9 +162,11 @@ class Estimate(NotebookView):
     image_memory: int
     """Bytes of a GPU's memory for images that all trials share."""
     disk: dict[str, int]
-    """Bytes on the disk by purpose: checkpoints, study, pack."""
+    """Bytes on the disk by purpose: checkpoints, study, and pack unless it exists."""
     remarks: tuple[str, ...]
     """What else to know, in words."""
+    exists: bool = False
+    """Whether the study exists and would be continued; the estimate is for what is left of it."""
 
     @property
     def lines(self) -> list[str]:
@@ -180,7 +183,7 @@ class Estimate(NotebookView):
             images = f", and {file_size(self.image_memory)} for the images" if self.image_memory else ""
             found.append(f"GPU memory: about {file_size(self.gpu_memory)} for each network in training{images}")
         parts = ", ".join(f"{name} {file_size(size)}" for name, size in self.disk.items() if size)
-        disk = f"Disk: about {file_size(sum(self.disk.values()))} ({parts})"
+        disk = f"Disk: about {file_size(sum(self.disk.values()))}" + (f" ({parts})" if parts else "")
         return [*found, disk, *(f"Note: {in_users_words(remark)}." for remark in self.remarks)]
 
     def __repr__(self) -> str:
@@ -220,8 +223,10 @@ def _estimate(settings: SearchSettings) -> Estimate:
         )
     if settings.address is not None:
         raise LrnasError("a dry run is about this machine; got the address of a cluster; leave out --address")
-    prepared, exists = _continued(prepare_search(settings), settings)
+    prepared, study, remarks = _continued(prepare_search(settings), settings)
     training = prepared.training
+    if (other := open_other(settings, prepared.name)) is not None:
+        check_conditions(other, training.manifest())
     data = training.loaded
     pack = data.pack.expected() if isinstance(data, PackedSet) else None
     packing = 0.0 if pack is None else pack.seconds
@@ -230,16 +235,20 @@ def _estimate(settings: SearchSettings) -> Estimate:
     logger.info("measuring how fast networks train here, for some seconds")
     machine = _measure(prepared, settings, None if pack is None else pack.gpu_bytes)
     trials, ask_seconds = _rehearse(prepared, settings, max(1, machine.gpus) * machine.at_a_time)
-    runs = _plan(trials, machine, training.levels, settings.finals)
+    planned = _plan(trials, machine, training.levels, settings.finals)
+    runs = planned if study is None else _left(planned, prepared, settings, study)
     train_images, val_images, _ = (len(data.train), len(data.val), 0) if packing else data.counts
-    remarks = data.unreadable() if isinstance(data, PackedSet) and not packing else []
-    if exists:
-        remarks.append(f"{prepared.name} exists: the search would continue it; the estimate is for all of its trials")
+    remarks += data.unreadable() if isinstance(data, PackedSet) and not packing else []
+    if study is not None and not any(runs.values()):
+        remarks.append(f"{study.name} exists and is complete: nothing would be trained; a larger --budget extends it")
+    elif study is not None:
+        left = f"{len(runs[SHORT])} of {len(trials)} trials left"
+        remarks.append(f"{study.name} exists: the search would continue it, with {left}; the estimate is for the rest")
     if "latency" in settings.objectives or settings.max_latency is not None:
         remarks.append("latency is not measured in a dry run: no network is left out for its latency")
     if len(trials) < settings.budget:
         remarks.append(f"the space has only {len(trials)} networks within the limits that the sampler finds")
-    if not runs.get(FULL, [None]):
+    if not planned.get(FULL, [None]):
         remarks.append(f"no network would be trained in full: {too_little(training.levels[FULL], settings.finals)}")
     idle = replace(machine, slowdown=(1 - machine.busy) * machine.slowdown, start=(1 - machine.busy) * machine.start)
     idle_seconds = packing + idle.wall_seconds(runs, training.levels, ask_seconds, max(1, machine.gpus))
@@ -279,31 +288,64 @@ def _estimate(settings: SearchSettings) -> Estimate:
         packing_seconds=packing,
         gpu_memory=None if machine.memory is None else round(machine.memory),
         image_memory=machine.image_memory,
-        disk={"checkpoints": weights, "study": ATTRIBUTE_BYTES * rows, "pack": 0 if pack is None else pack.num_bytes},
+        disk={
+            "checkpoints": weights,
+            "study": ATTRIBUTE_BYTES * rows,
+            "pack": pack.num_bytes if pack and packing else 0,
+        },
         remarks=tuple(remarks),
+        exists=study is not None,
     )
 
 
-def _continued(prepared: Preparation, settings: SearchSettings) -> tuple[Preparation, bool]:
-    """A search as a study that exists would continue it, and whether there is one.
+def _continued(prepared: Preparation, settings: SearchSettings) -> tuple[Preparation, Study | None, list[str]]:
+    """A search as a study that exists would continue it; the study, if there is one; and remarks about it.
 
-    Raises OtherSettings where the search would.
+    Raises StudyError where the search would.
     """
     if settings.storage is None and not (study_folder(settings.studies, prepared.name) / DATABASE).exists():
-        return prepared, False
+        return prepared, None, []
     try:
         study = open_search(prepared.name, studies=settings.studies, storage=settings.storage)
     except LrnasError:
-        return prepared, False
-    if not has_results(study.optuna_study):  # it would begin anew with other settings
-        return prepared, True
+        return prepared, None, []
     training = continue_with(prepared.training, study.optuna_study)
-    if "latency" not in settings.objectives and settings.max_latency is None:  # else it would be measured
+    try:
         manifest = check_manifest(study.optuna_study, training.manifest())
-        if settings.finals:
-            check_levels(study, manifest, training.levels)
+    except OtherSettings as error:
+        check_untrained(study.optuna_study, error, study.where)
+        found = f"{study.name} was begun with other settings ({error.found}), and nothing was trained"
+        return prepared, None, [f"{found}: it would begin anew"]
+    if settings.finals:
+        check_levels(study, manifest, training.levels)
+    check_budget(study.name, _num_ended(study), settings.budget)
     feasible = find_feasible(training.space, prepared.limits, training.cost)
-    return Preparation(prepared.name, prepared.workers, training, prepared.limits, feasible), True
+    return Preparation(prepared.name, prepared.workers, training, prepared.limits, feasible), study, []
+
+
+def _num_ended(study: Study) -> int:
+    """Number of trials of a study that are over; those in training may have to be continued."""
+    return study.spent() - study.running()
+
+
+def _left(
+    planned: dict[str, list[_Trial]], prepared: Preparation, settings: SearchSettings, study: Study
+) -> dict[str, list[_Trial]]:
+    """The runs that are left of a study that exists: at each level, as many are done as have ended there."""
+    training, studies = prepared.training, {SHORT: study}
+    for level in planned:
+        if level != SHORT and (stored := level_study(study, level)) is not None:
+            studies[level] = Study(stored.study_name, stored, study.objectives, read_manifest(stored), study.where)
+    left = {name: some[_num_ended(studies[name]) if name in studies else 0 :] for name, some in planned.items()}
+    if left[SHORT] or len(studies) < len(planned) or "latency" in settings.objectives:  # not measured here
+        return left
+    # the finals end by their own rules, not after a number of runs
+    proposals = Proposals(Ledger(study), training.space, training.cost, prepared.limits, beat=settings.beat)
+    ladder = Ladder(proposals, training.levels, studies, settings.finals)
+    for level in (name for name in studies if name != SHORT):
+        queue = Promotions(Ledger(studies[level]), choose=functools.partial(ladder.choose, level))
+        left[level] = [] if queue.is_over(None) else left[level] or planned[SHORT][-1:]
+    return left
 
 
 def _named_networks(prepared: Preparation) -> tuple[NamedNetwork, ...]:

@@ -35,10 +35,10 @@ from lrnas.searching.progress import SearchEvents
 from lrnas.searching.proposals import Proposal, Proposals
 from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.setup import SearchTraining
-from lrnas.study.folder import begin_anew, create_optuna_study, trials_folder
+from lrnas.study.folder import begin_anew, check_untrained, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level, count_left, level_study, read_level
-from lrnas.study.manifest import LEVEL, OtherSettings, check_manifest, has_results, keep_images
+from lrnas.study.manifest import LEVEL, OtherSettings, check_manifest, keep_images
 from lrnas.study.objectives import Costs
 from lrnas.study.open import name_metrics
 from lrnas.study.optuna_internals import storage_of
@@ -54,13 +54,12 @@ SLACK = 0.2
 """Share of the time of the later levels by which seeds of networks on the front may exceed it."""
 
 
-def open_levels(search: Study, levels: Mapping[str, Level], studies: str | Path) -> dict[str, Study]:
+def open_levels(search: Study, levels: Mapping[str, Level]) -> dict[str, Study]:
     """Open the studies of the later levels of a search, or create them.
 
     Args:
         search: The search.
         levels: The levels by name; the first is the search's own.
-        studies: Folder of all studies.
 
     Returns:
         The studies by the name of their level, the search's own included.
@@ -72,7 +71,7 @@ def open_levels(search: Study, levels: Mapping[str, Level], studies: str | Path)
         try:
             pinned = check_manifest(stored, manifest)
         except OtherSettings as error:
-            stored = begin_anew(stored, error, trials_folder(studies, name), search.objectives)
+            stored = begin_anew(stored, error, search.where, search.objectives)
             pinned = check_manifest(stored, manifest)
         name_metrics(stored, search.objectives)
         keep_images(stored, search.images or "")
@@ -125,9 +124,11 @@ def check_levels(search: Study, manifest: Mapping[str, Any], levels: Mapping[str
         levels: As in `open_levels`.
     """
     for level, wanted in _level_manifests(manifest, levels):
-        study = level_study(search, level)
-        if study is not None and has_results(study):
-            check_manifest(study, wanted)
+        if (study := level_study(search, level)) is not None:
+            try:
+                check_manifest(study, wanted)
+            except OtherSettings as error:
+                check_untrained(study, error, search.where)
 
 
 def _level_manifests(manifest: Mapping[str, Any], levels: Mapping[str, Level]) -> Iterator[tuple[str, dict[str, Any]]]:

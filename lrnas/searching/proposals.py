@@ -11,6 +11,7 @@ state of the finished trial with the same network, or FAIL if that trial is not 
 
 from __future__ import annotations
 
+import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import threadpool_limits
 
 from lrnas._arguments import checked
-from lrnas._differences import list_differences
+from lrnas._differences import find_differences, tell_differences
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, OutsideSpace
 from lrnas.sampling.axes import Axes, last_part
@@ -146,19 +147,25 @@ class Proposals(Queue):
 
     def enqueue(self, named: Mapping[str, Architecture]) -> None:
         """Put named networks into the queue, except those that the study already has."""
-        rows = [
-            trial
+        beyond = self._left_out()
+        known = {
+            trial.user_attrs["point"]
             for trial in self.study.optuna_trials()
-            if trial.state != TrialState.FAIL and "point" in trial.user_attrs
-        ]
-        beyond = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") == "limit"}
-        known = {trial.user_attrs["point"] for trial in rows if trial.user_attrs.get("status") != "limit"}
+            if trial.state != TrialState.FAIL
+            and "point" in trial.user_attrs
+            and trial.user_attrs.get("status") != "limit"
+        }
         for name, architecture in named.items():
             # limits may have changed since the network was found to be beyond them
             is_still_beyond = name in beyond and self.limits.excess(self.cost_of(architecture))
             if name not in known and not is_still_beyond:
                 facts = {"point": name, **self._macs(architecture)}
                 self.study.optuna_study.enqueue_trial(self.space.params_of(architecture), user_attrs=facts)
+
+    def _left_out(self) -> set[str]:
+        """Names of the named networks that were beyond the limits when they were proposed."""
+        rows = (trial.user_attrs for trial in self.study.optuna_trials((TrialState.PRUNED,)))
+        return {known["point"] for known in rows if known.get("status") == "limit" and "point" in known}
 
     def _macs(self, architecture: Architecture) -> dict[str, float]:
         """Attribute with the MACs of a network, to estimate the time left; empty if it will not be trained."""
@@ -177,12 +184,7 @@ class Proposals(Queue):
         Returns:
             The number of networks that were imported.
         """
-        mine, theirs = (
-            {key: value for key, value in study.manifest.items() if key not in (*FREE, "space", "reference")}
-            for study in (self.study, other)
-        )
-        if found := list_differences(theirs, mine):
-            raise StudyError(f"{other.name} was trained under other conditions: {found}; start without it")
+        check_conditions(other, self.study.manifest)
         known = {trial.user_attrs.get("id") for trial in self.study.optuna_trials() if trial.values is not None}
         names = {self.study.identify(network): name for name, network in self.space.points.items()}
         number = 0
@@ -244,9 +246,11 @@ class Proposals(Queue):
                     fault = str(error)
                 else:
                     excess = self.limits.excess(costs)
-                    facts |= {"architecture": architecture.to_json(), "id": identity, **costs}
-                    facts |= {} if excess else starting_facts(trial.user_attrs)
-                    facts[LAST_ATTRIBUTE] = facts.pop(LAST_ATTRIBUTE)
+                    point = trial.user_attrs.get("point")
+                    if not (excess and point and point in self._left_out()):  # else it would be listed twice
+                        facts |= {"architecture": architecture.to_json(), "id": identity, **costs}
+                        facts |= {} if excess else starting_facts(trial.user_attrs)
+                        facts[LAST_ATTRIBUTE] = facts.pop(LAST_ATTRIBUTE)
                 self.ledger.write(trial.number, facts)
             if fault:
                 self.ledger.end(trial.number, TrialState.PRUNED, "faulty", fault)
@@ -287,6 +291,23 @@ class Proposals(Queue):
             )
             return True
         return False
+
+
+def check_conditions(other: Study, manifest: Mapping[str, Any]) -> None:
+    """Refuse to take over networks that were trained under other conditions.
+
+    Args:
+        other: The study that has the networks.
+        manifest: The manifest of the study that takes them over. What is not measured yet is not compared.
+    """
+    mine, theirs = (
+        {key: value for key, value in each.items() if key not in (*FREE, "space", "reference")}
+        for each in (json.loads(json.dumps(manifest)), other.manifest)
+    )
+    found = [each for each in find_differences(theirs, mine) if each[0] != "latency.factor" or each[2] is not None]
+    if found:
+        told = tell_differences(found)
+        raise StudyError(f"{other.name} was trained under other conditions: {told}; start without it")
 
 
 @checked

@@ -34,6 +34,7 @@ from lrnas.study.folder import (
     check_folder,
     create_optuna_study,
     delete_if_empty,
+    is_trained,
     study_folder,
     trials_folder,
 )
@@ -43,7 +44,6 @@ from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import (
     OtherSettings,
     StudyError,
-    has_results,
     keep_images,
     keep_limits,
     keep_unreadable,
@@ -132,7 +132,7 @@ def prepare_search(settings: SearchSettings) -> Preparation:
     for sign, use in (("@", "marks retrainings"), (":", "marks trials")):
         if sign in name:
             raise StudyError(f"a study's name must not contain {sign}, which {use}; got {name!r}; give another")
-    _open_other(settings, name)
+    open_other(settings, name)
     limits = Limits(settings.max_macs, settings.min_macs, settings.max_params)
     return Preparation(name, workers, training, limits, find_feasible(space, limits, training.cost))
 
@@ -145,7 +145,7 @@ def continue_with(training: SearchTraining, study: optuna.Study) -> SearchTraini
         study: The study; it may be new.
     """
     size = read_manifest(study).get("image_size")
-    if size is None or not training.may_resize_to(size) or not has_results(study):
+    if size is None or not training.may_resize_to(size) or not is_trained(study, training.settings.studies):
         return training
     logger.info(f"{study.study_name} was begun with images of {size}×{size} pixels, and continues with this size")
     resized = dataclasses.replace(training.settings, image_size=size)
@@ -157,6 +157,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     space = training.space
     folder, checkpoints = study_folder(settings.studies, name), trials_folder(settings.studies, name)
 
+    where = Whereabouts(settings.studies, settings.storage)
+
     check_folder(folder, settings.storage)
 
     # the study, which pins what its trials have in common
@@ -165,10 +167,10 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         if (continued := continue_with(training, stored)) is not training:
             training, feasible = continued, find_feasible(space, limits, continued.cost)
         try:
-            manifest = training.pin(stored, int(workers.cpus))
+            manifest = training.pin(stored)
         except OtherSettings as error:
-            stored = begin_anew(stored, error, checkpoints, training.objectives)
-            manifest = training.pin(stored, int(workers.cpus))
+            stored = begin_anew(stored, error, where, training.objectives)
+            manifest = training.pin(stored)
         training.measure_latency(manifest)
         if settings.max_latency is not None:
             limits = dataclasses.replace(limits, max_latency=settings.max_latency)
@@ -180,12 +182,11 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             why = "; so --beat has no network to compare with" if in_vain else ""
             logger.info(f"left out, because they are beyond the limits: {', '.join(beyond)}{why}")
         name_metrics(stored, training.objectives)
-        where = Whereabouts(settings.studies, settings.storage)
         study = Study(name, stored, training.objectives, manifest, where)
         proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)
-        if (other := _open_other(settings, name)) is not None:
+        if (other := open_other(settings, name)) is not None:
             logger.info(f"{proposals.import_from(other)} networks of {settings.warm_start} taken over")
-        later = open_levels(study, training.levels, settings.studies) if settings.finals else {}
+        later = open_levels(study, training.levels) if settings.finals else {}
 
         # the trials
         measurement = training.measurement(workers, limits, feasible)
@@ -234,8 +235,13 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     return study
 
 
-def _open_other(settings: SearchSettings, name: str) -> Study | None:
-    """The study whose networks are taken over by the study of this name; None if there is none."""
+def open_other(settings: SearchSettings, name: str) -> Study | None:
+    """The study whose networks a search takes over; None if there is none.
+
+    Args:
+        settings: The settings of the search.
+        name: The name of its study.
+    """
     if settings.warm_start is None:
         return None
     if settings.warm_start == name:
@@ -250,10 +256,13 @@ def _enqueue_first(proposals: Proposals, feasible: dict[str, Any] | None, budget
     if feasible is not None and not study.spent():  # the sampler might not find one by itself
         study.optuna_study.enqueue_trial(feasible)
     proposals.ledger.release_orphans()
-    if budget < (spent := study.spent()):
-        raise StudyError(
-            f"{study.name} has spent {spent} trials already; got a budget of {budget}; give {spent} or more"
-        )
+    check_budget(study.name, study.spent(), budget)
+
+
+def check_budget(name: str, spent: int, budget: int) -> None:
+    """Refuse a budget below the number of trials that a study has spent."""
+    if budget < spent:
+        raise StudyError(f"{name} has spent {spent} trials already; got a budget of {budget}; give {spent} or more")
 
 
 @contextmanager

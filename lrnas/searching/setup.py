@@ -34,7 +34,7 @@ from lrnas.training.custom import Trainable
 from lrnas.training.job import OWN_DATA, Images, Job, Start
 
 if TYPE_CHECKING:
-    from lrnas.profiling.latency_table import Latency
+    from lrnas.profiling.latency_table import Conditions, Latency
 
 FEW_IMAGES = 100
 """Number of validation images below which a remark says how coarse their accuracy is."""
@@ -67,6 +67,7 @@ class SearchTraining:
         self.image_size = settings.image_size
         if self.image_size is None and own is None and is_in_files(data):
             self.image_size = training_size(space.backbones)
+        self.conditions = self._latency_conditions()
         self.latency: Latency | None = None
         self.remarks: list[str] = []
         """Remarks about the data and the space, for people."""
@@ -282,34 +283,47 @@ class SearchTraining:
         job = dataclasses.replace(job, start=self.start)
         return job if self.trainable is None else dataclasses.replace(job, trainable=self.trainable, images=self.data)
 
-    def pin(self, study: optuna.Study, threads: int) -> dict[str, Any]:
+    def pin(self, study: optuna.Study) -> dict[str, Any]:
         """Write the manifest of a new study, or check that an existing study was begun with the same settings.
 
         Args:
             study: The study.
-            threads: Number of threads for measuring latency on a CPU.
 
         Returns:
             The manifest to use.
         """
-        if "latency" in self.settings.objectives or self.settings.max_latency is not None:
-            self._open_latency(threads, read_manifest(study))
+        if stored := read_manifest(study):
+            check_manifest(study, self.manifest())  # before anything is measured
+        if self.conditions is not None:
+            self._open_latency(self.conditions, stored)
         return check_manifest(study, self.manifest())
 
-    def _open_latency(self, threads: int, manifest: Mapping[str, Any]) -> None:
-        """Make latency on a device of this machine a cost; a study keeps the values measured when it was begun."""
-        from lrnas.profiling import latency_table as tables  # imports timm
+    def _latency_conditions(self) -> Conditions | None:
+        """The conditions under which latency is measured on this machine; None if it is not needed."""
+        settings = self.settings
+        if "latency" not in settings.objectives and settings.max_latency is None:
+            return None
+        from lrnas.profiling.latency_table import Conditions  # imports timm
         from lrnas.profiling.timing import find_device
 
-        device = find_device(self.settings.latency_device)
-        conditions = tables.Conditions.here(device, self.settings.latency_batch, threads=max(1, threads))
+        threads = max(1, int(settings.cpus_per_trial))
+        return Conditions.here(find_device(settings.latency_device), settings.latency_batch, threads=threads)
+
+    def _open_latency(self, conditions: Conditions, manifest: Mapping[str, Any]) -> None:
+        """Make latency on a device of this machine a cost; a study keeps the values measured when it was begun."""
+        from lrnas.profiling import latency_table as tables
+        from lrnas.profiling.timing import find_device
+
         file = tables.table_file(data_folder(self.settings.data_dir))
         logger.info(f"latency: measuring layers on {conditions}; kept in {file}")
-        table = tables.LatencyTable(conditions, file, device)
+        table = tables.LatencyTable(conditions, file, find_device(self.settings.latency_device))
         self.latency = tables.Latency(table, self.input_size, self.data.num_classes, self.data.channels)
         self.max_latency = manifest.get("reference", {}).get("latency")
         if self.max_latency is None:
-            self.latency = self.latency.calibrated(self._deployed_networks()[: tables.REFERENCES])
+            networks = self._deployed_networks()
+            self.latency = self.latency.calibrated(networks[: tables.REFERENCES])
+            if "latency" in self.settings.objectives:
+                self.max_latency = max(map(self.latency.of, networks))
 
     def measure_latency(self, manifest: Mapping[str, Any]) -> None:
         """Measure the layers of some networks before trials run on the same device; do nothing without latency."""
@@ -348,15 +362,17 @@ class SearchTraining:
         return deployed_form(architecture, self.input_size, self.data.channels)
 
     def manifest(self) -> dict[str, Any]:
-        """The manifest: all settings that must stay the same for trials to be comparable."""
+        """The manifest: all settings that must stay the same for trials to be comparable.
+
+        Before `pin`, entries that are measured are None.
+        """
         objectives = [objective.name for objective in self.objectives]
         counts = [self._count(network) for network in self._deployed_networks()]
-        reference = {name: max(count[name] for count in counts) for name in ("macs", "params")}
+        reference: dict[str, float | None] = {name: max(count[name] for count in counts) for name in ("macs", "params")}
         latency: dict[str, Any] = {}
-        if self.latency is not None and "latency" in objectives:
-            latency["latency"] = {**self.latency.table.conditions.to_dict(), "factor": self.latency.factor}
-            if self.max_latency is None:
-                self.max_latency = max(map(self.latency.of, self._deployed_networks()))
+        if self.conditions is not None and "latency" in objectives:
+            factor = None if self.latency is None else self.latency.factor
+            latency["latency"] = {**self.conditions.to_dict(), "factor": factor}
             reference["latency"] = self.max_latency
         return {
             "source": self.settings.space,

@@ -16,7 +16,7 @@ from lrnas._messages import logger
 from lrnas.data.names import first_few
 from lrnas.errors import UnknownName, closest
 from lrnas.study.ledger import living_drivers
-from lrnas.study.location import DATABASE
+from lrnas.study.location import DATABASE, Whereabouts
 from lrnas.study.manifest import MANIFEST, OtherSettings, StudyError, has_results
 from lrnas.study.objectives import Objective
 from lrnas.study.optuna_internals import id_of_study, storage_of
@@ -189,26 +189,56 @@ def no_such_study(name: str, names: Sequence[str]) -> StudyError:
     return StudyError(f"the storage has no study {name!r}{closest(name, names)}; it has {listed}")
 
 
-def begin_anew(
-    study: optuna.Study, error: OtherSettings, folder: Path, objectives: Sequence[Objective]
-) -> optuna.Study:
-    """Replace a study that was begun with other settings and has no results by an empty one.
+def is_trained(study: optuna.Study, studies: str | Path) -> bool:
+    """Whether a study has results, or a trial that was trained for an epoch: it has a curve or a checkpoint.
 
     Args:
         study: The study.
-        error: What differs; raised if the study has results, or if a driver works on it.
-        folder: The folder with its checkpoints, which are deleted.
+        studies: The folder where studies are kept.
+    """
+    folder = trials_folder(studies, study.study_name)
+    return has_results(study) or any(
+        trial.user_attrs.get("curve") or any(trial_folder(folder, trial.number).glob("*"))
+        for trial in study.get_trials(deepcopy=False)
+    )
+
+
+def check_untrained(study: optuna.Study, error: OtherSettings, where: Whereabouts) -> None:
+    """Raise an error about other settings, unless nothing of a study was trained and no driver works on it.
+
+    Args:
+        study: The study.
+        error: The error. If the study has no results yet, it says how to begin anew, too.
+        where: The folder and the storage that hold the study.
+    """
+    if has_results(study) or living_drivers(study):
+        raise error
+    if is_trained(study, where.studies):
+        delete = where.command("studies --delete", study.study_name)
+        raise OtherSettings(error.name, error.found, f"{error.advice}; `{delete}` deletes it, to begin anew") from None
+
+
+def begin_anew(
+    study: optuna.Study, error: OtherSettings, where: Whereabouts, objectives: Sequence[Objective]
+) -> optuna.Study:
+    """Replace a study that was begun with other settings and in which nothing was trained by an empty one.
+
+    Args:
+        study: The study.
+        error: What differs; as in `check_untrained`.
+        where: The folder and the storage that hold the study.
         objectives: The objectives of the new study.
 
     Returns:
         The new study.
     """
-    if has_results(study) or living_drivers(study):
-        raise error
-    logger.info(f"{study.study_name} was begun with other settings ({error.found}) and has no results: it begins anew")
+    check_untrained(study, error, where)
+    logger.info(
+        f"{study.study_name} was begun with other settings ({error.found}), and nothing was trained: it begins anew"
+    )
     storage = storage_of(study)
     _delete_with_levels(study)
-    _remove(folder)
+    _remove(trials_folder(where.studies, study.study_name))
     return create_optuna_study(study.study_name, storage, objectives)
 
 
@@ -255,7 +285,7 @@ def delete_if_empty(study: optuna.Study, folder: Path) -> None:
 
 
 def _delete_with_levels(study: optuna.Study) -> None:
-    """Delete a search without results from its storage, with its later levels, which have none either."""
+    """Delete a search in which nothing was trained from its storage, with its later levels."""
     storage = storage_of(study)
     names = [study.study_name, *(f"{study.study_name}@{level}" for level in LEVEL_FOLDERS)]
     for each in optuna.get_all_study_names(storage):

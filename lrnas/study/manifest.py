@@ -90,12 +90,17 @@ class StudyError(LrnasError):
 
 
 class OtherSettings(StudyError):
-    """A study was begun with other settings."""
+    """A study was begun with other settings.
+
+    Args:
+        name: Name of the study.
+        found: The differences, in words.
+        advice: What to do.
+    """
 
     def __init__(self, name: str, found: str, advice: str) -> None:
         super().__init__(f"{name} was begun with other settings: {found}; {advice}")
-        self.found = found
-        """The differences, in words."""
+        self.name, self.found, self.advice = name, found, advice
 
 
 def read_manifest(study: optuna.Study) -> dict[str, Any]:

@@ -33,7 +33,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 def climb(proposals: Proposals, share: float = 0.95) -> tuple[Ladder, Promotions]:
     """The finals of a search, as a driver opens them."""
-    studies = open_levels(proposals.study, LEVELS, "")
+    studies = open_levels(proposals.study, LEVELS)
     ladder = Ladder(proposals, LEVELS, studies, share)
     return ladder, Promotions(Ledger(studies["full"]), choose=functools.partial(ladder.choose, "full"))
 
@@ -191,7 +191,7 @@ def test_drivers_that_choose_the_same_run_train_it_once(monkeypatch: pytest.Monk
 
 def test_networks_are_trained_longer_before_they_are_trained_in_full() -> None:
     proposals = train_some(make_proposals())
-    studies = open_levels(proposals.study, LEVELS, "")
+    studies = open_levels(proposals.study, LEVELS)
     ladder = Ladder(proposals, LEVELS, studies, 0.9)  # 36 s, a quarter of them for this level, where a run takes 3 s
     runs = Promotions(Ledger(studies["longer"]), choose=functools.partial(ladder.choose, "longer"))
     names = []
@@ -264,8 +264,8 @@ def test_levels_are_pinned_once_they_have_results() -> None:
     make_finals(search, {"nin-c3-lr": (0.95, 0.96)})
     other = LEVELS | {"full": replace(LEVELS["full"], recipe=Recipe(epochs=20))}
     with pytest.raises(OtherSettings, match="s was begun with other settings: `final_epochs` was 9, now 20"):
-        open_levels(search, other, "")
-    changed = open_levels(search, LEVELS | {"longer": replace(LEVELS["longer"], recipe=Recipe(epochs=4))}, "")
+        open_levels(search, other)
+    changed = open_levels(search, LEVELS | {"longer": replace(LEVELS["longer"], recipe=Recipe(epochs=4))})
     assert changed["longer"].manifest["recipe"]["epochs"] == 4  # it had no results
 
 

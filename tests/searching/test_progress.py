@@ -158,7 +158,7 @@ def test_two_seeds_of_one_network_differ(caplog: pytest.LogCaptureFixture) -> No
         for name, seed in (("nin-c3-lr", 1000), ("nin-c3-lr", 1001), ("lr-x0.25", 1000))
         if (trial := known[name])
     )
-    runs = Promotions(Ledger(open_levels(search, LEVELS, "")["full"]), choose=lambda _: next(order, None))
+    runs = Promotions(Ledger(open_levels(search, LEVELS)["full"]), choose=lambda _: next(order, None))
     view = ProgressView()
     view.started(runs, None)
     for _ in range(3):
@@ -170,7 +170,7 @@ def test_two_seeds_of_one_network_differ(caplog: pytest.LogCaptureFixture) -> No
 
 def test_finals_have_the_names_of_tables_and_a_time_left() -> None:
     proposals = train_some(make_proposals())  # four networks, a second and an epoch each; 9 epochs in full
-    studies = open_levels(proposals.study, LEVELS, "")
+    studies = open_levels(proposals.study, LEVELS)
     ladder = Ladder(proposals, LEVELS, studies, share=0.9)  # 36 seconds
     runs = Promotions(
         Ledger(studies["full"]), choose=functools.partial(ladder.choose, "full"), expect=ladder.training_left

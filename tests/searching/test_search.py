@@ -5,13 +5,14 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pictures import write_set
 
+from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import main
 from lrnas.errors import LrnasError, UnknownName
 from lrnas.searching import estimate as dry_run, search as driver, setup as search_training, trials_per_gpu
@@ -19,6 +20,7 @@ from lrnas.searching.progress import ProgressView, SearchEvents
 from lrnas.searching.proposals import Proposals, Queue
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.search import Preparation, search
+from lrnas.searching.setup import SearchTraining
 from lrnas.searching.trials_per_gpu import Measurement
 from lrnas.study.folder import study_names
 from lrnas.study.manifest import StudyError, read_limits
@@ -162,7 +164,7 @@ def test_a_study_without_results_begins_anew_with_other_settings(
     (line,) = messages(caplog)
     assert line.startswith("s was begun with other settings (the images were those of folder:pictures, ")
     assert "for training, validation and test, now " in line and "; `objectives` was " in line
-    assert line.endswith(" and has no results: it begins anew")
+    assert line.endswith(", and nothing was trained: it begins anew")
     assert not any(trial.user_attrs.get("trained") for trial in study.optuna_trials()) and not weights.exists()
     assert study.manifest["objectives"] == ["accuracy", "macs", "params"] and len(study.optuna_study.directions) == 3
 
@@ -175,6 +177,84 @@ def test_a_study_without_results_begins_anew_with_other_settings(
     proposals.ledger.sign_off()
     with pytest.raises(StudyError, match="begun with other settings: `objectives` was"):  # it has a result
         search("nin", **other)
+
+
+@pytest.mark.parametrize("has_curve", [True, False])
+def test_a_study_that_was_trained_in_part_is_not_thrown_away(has_curve: bool, pictures: Path, tmp_path: Path) -> None:
+    first = begin(tmp_path, pictures, name="s", image_size=16).proposals
+    proposal = first.ask()
+    if has_curve:
+        first.ledger.report_epoch(proposal.number, [0.5], 1.0)
+    else:  # killed before the epoch was recorded
+        weights = tmp_path / "studies" / "s" / "trials" / f"{proposal.number:05d}"
+        weights.mkdir(parents=True)
+        (weights / "checkpoint.json").touch()
+    first.ledger.release(proposal.number)
+    first.ledger.sign_off()
+    studies = tmp_path / "studies"
+    other: dict[str, Any] = {"budget": 2, "data": f"folder:{pictures}", "studies": studies, "name": "s", "epochs": 7}
+    delete = f"`lrnas studies --delete s --studies {studies}` deletes it, to begin anew"
+    for command in (search, dry_run.estimate):
+        with pytest.raises(StudyError) as caught:
+            command("nin", **other)
+        assert str(caught.value).startswith("s was begun with other settings: `epochs` was ")
+        assert str(caught.value).endswith(f", now 7; give them, or another `name`; {delete}")
+    assert begin(tmp_path, pictures, name="s").study.manifest["image_size"] == 16  # it continues
+    assert main(["studies", "--delete", "s", "--studies", str(studies)]) == 0
+    assert begin(tmp_path, pictures, name="s", epochs=7).study.manifest["recipe"]["epochs"] == 7
+
+
+@dataclass
+class MadeUpLatency:
+    """A latency of one millisecond for all networks."""
+
+    factor: float = 1.0
+
+    def of(self, architecture: Architecture) -> float:
+        return 1.0
+
+    guess = of
+
+    def some_networks(self, *_: object) -> list[Architecture]:
+        return []
+
+    def prepare(self, *_: object) -> None:
+        pass
+
+
+def test_other_settings_are_refused_before_latency_is_measured(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def open_latency(training: SearchTraining, *_: object) -> None:
+        measured.append("now")
+        training.latency, training.max_latency = MadeUpLatency(), 1.0  # type: ignore[assignment]
+
+    monkeypatch.setattr(SearchTraining, "_open_latency", open_latency)
+    monkeypatch.setattr(dry_run, "_measure", lambda *_: 1 / 0)
+    timed = {"objectives": ("accuracy", "latency"), "latency_device": "cpu"}
+    train(begin(tmp_path, pictures, name="counted").proposals)
+    train(begin(tmp_path, pictures, name="timed", **timed).proposals)
+    assert measured == ["now"]
+    given: dict[str, Any] = {"budget": 2, "data": f"folder:{pictures}", "studies": tmp_path / "studies", **timed}
+    objectives = "`objectives` was accuracy,macs, now accuracy,latency"
+    for command in (search, dry_run.estimate):
+        with pytest.raises(StudyError, match=f"counted was begun with other settings: {objectives}; give them"):
+            command("nin", name="counted", **given)
+        with pytest.raises(StudyError, match="timed was begun with other settings: `epochs` was .*, now 7; give"):
+            command("nin", name="timed", epochs=7, **given)
+        with pytest.raises(StudyError, match="timed was begun with other settings: `latency_batch` was 1, now 8"):
+            command("nin", name="timed", latency_batch=8, **given)
+        with pytest.raises(
+            StudyError, match=r"timed was trained under other conditions: recipe\.epochs was .*, now 7;"
+        ):
+            command("nin", name="new", warm_start="timed", epochs=7, **given)
+    assert measured == ["now"] * 2  # for the new study
+    with pytest.raises(ZeroDivisionError):  # the dry run goes on
+        dry_run.estimate("nin", name="timed", **given)
+    with pytest.raises(ZeroDivisionError):
+        dry_run.estimate("nin", name="new", warm_start="timed", **given)
 
 
 def test_a_study_is_called_after_the_space_and_the_folder(

@@ -85,7 +85,7 @@ def test_what_follows_from_a_changed_setting_is_not_told() -> None:
             study.optuna_study,
             {**without, "settings": {}, "objectives": ["accuracy", "macs"], "reference": {"macs": 1, "params": 1}},
         )
-    change = "`objectives` was ['accuracy', 'latency'], now ['accuracy', 'macs']"
+    change = "`objectives` was accuracy,latency, now accuracy,macs"
     assert str(caught.value) == f"s was begun with other settings: {change}; give them, or another `name`"
     batch = told(settings={**begun["settings"], "latency_batch": 8}, latency={**timed, "batch": 8})
     assert batch == "`latency_batch` was 1, now 8"
