@@ -186,7 +186,8 @@ class BulkStorage(RDBStorage):
         def set_all(session: Session) -> None:
             self._check_updatable(session, trial_id)
             session.execute(delete(table).where(table.c.trial_id == trial_id, table.c.key.in_(attributes)))
-            session.execute(insert(table), rows)
+            if rows:
+                session.execute(insert(table), rows)
 
         self._write_or_hold(_Change(trial_id, set_all, {key: json.loads(text) for key, text in texts.items()}))
 

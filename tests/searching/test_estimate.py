@@ -1,5 +1,6 @@
 """Dry runs: what a search would train, and how long it would take."""
 
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,20 @@ from lrnas.errors import DataError, LrnasError
 from lrnas.recipes import Recipe
 from lrnas.searching import estimate as dry_run
 from lrnas.searching.estimate import Estimate, _Machine, _makespan, _named_networks, _plan, _spread, _Trial
+from lrnas.searching.finals import Ladder, Promotions, open_levels
+from lrnas.searching.proposals import Proposals, Queue
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.search import prepare_search
 from lrnas.searching.settings import SearchSettings
 from lrnas.searching.trials_per_gpu import FILE, Measurement
 from lrnas.spaces.space import load_space
+from lrnas.study.folder import create_optuna_study, study_folder
+from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, Level
+from lrnas.study.location import Whereabouts
+from lrnas.study.objectives import pick_objectives
+from lrnas.study.storage import open_storage
+from lrnas.study.study import Study
 from lrnas.training.measuring import MeasuringProcess
 from lrnas.training.speed import Speed
 
@@ -154,6 +163,96 @@ def test_a_dry_run_says_that_nothing_would_be_trained_in_full(monkeypatch: pytes
     ]
     for changed in ({"finals": 0}, {"final_seeds": 1, "finals": 0.9}):
         assert not [line for line in lrnas.estimate("nin", **settings, **changed).lines if "in full" in line]
+
+
+def begin_study(settings: SearchSettings) -> tuple[Proposals, Ladder]:
+    """A study as a search begins it, and its levels."""
+    name, _, training, limits, _ = prepare_search(settings)
+    stored = create_optuna_study(
+        name, open_storage(None, study_folder(settings.studies, name)), pick_objectives(settings.objectives)
+    )
+    study = Study(name, stored, training.objectives, training.pin(stored), Whereabouts(settings.studies))
+    proposals = Proposals(Ledger(study), training.space, training.cost, limits)
+    proposals.enqueue(training.named())
+    return proposals, Ladder(proposals, training.levels, open_levels(study, training.levels), settings.finals)
+
+
+def train_all(queue: Queue, budget: int | None = None, seconds: float = 1.0) -> int:
+    """Train all networks of a queue, with made-up accuracies; returns their number."""
+    number = 0
+    while not queue.is_over(budget) and (found := queue.ask(budget)) is not None:
+        queue.ledger.report_epoch(found.number, [0.5] * 3, seconds)
+        queue.ledger.complete(found.number, 0.5)
+        number += 1
+    return number
+
+
+def test_a_dry_run_is_about_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dry_run, "_measure", lambda *_: machine())
+    common: dict[str, Any] = {
+        "data": "digits",
+        "studies": str(tmp_path),
+        "name": "s",
+        "final_seeds": 2,
+        "sampler": "random",
+    }
+    settings = SearchSettings(space="nin", budget=20, **common)
+
+    def estimate(budget: int, **changes: Any) -> tuple[dict[str, int], str]:
+        found = lrnas.estimate("nin", budget=budget, progress=False, **{**common, **changes})
+        assert found.exists
+        (remark,) = (each for each in found.remarks if each.startswith("s exists"))
+        return {level.name: level.runs for level in found.levels}, remark
+
+    proposals, ladder = begin_study(settings)
+    whole, _ = estimate(20)
+    assert whole[SHORT] == 20 and whole[FULL] > 0
+    train_all(proposals, 3)
+    runs, remark = estimate(20)
+    assert runs == whole | {SHORT: 17}
+    assert remark == "s exists: the search would continue it, with 17 of 20 trials left; the estimate is for the rest"
+    assert estimate(23)[0][SHORT] == 20
+    with pytest.raises(LrnasError, match="s has spent 3 trials already; got a budget of 2; give 3 or more"):
+        estimate(2)
+
+    train_all(proposals, 20)
+    runs, remark = estimate(20)
+    assert runs[SHORT] == 0 < runs[FULL] and "with 0 of 20 trials left" in remark
+    over = "s exists and is complete: nothing would be trained; a larger --budget extends it"
+    assert estimate(20, finals=0) == ({SHORT: 0}, over)
+    queue = Promotions(Ledger(ladder.studies[FULL]), choose=functools.partial(ladder.choose, FULL))
+    assert train_all(queue, seconds=10.0) < whole[FULL]  # they took longer, so there was time for fewer
+    assert estimate(20) == (dict.fromkeys(whole, 0), over)
+    options = [
+        "--data",
+        "digits",
+        "--studies",
+        str(tmp_path),
+        "--name",
+        "s",
+        "--final-seeds",
+        "2",
+        "--sampler",
+        "random",
+        "--dry-run",
+    ]
+    for budget, end in {
+        "20": "Nothing was written, and nothing is left to train.",
+        "21": "Nothing was written. Without --dry-run, the same command continues the search.",
+    }.items():
+        assert main(["search", "nin", "--budget", budget, *options]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == end
+
+
+def test_a_dry_run_says_that_a_study_would_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "_measure", lambda *_: machine())
+    common: dict[str, Any] = {"budget": 2, "data": "digits", "studies": str(tmp_path), "name": "s", "finals": 0}
+    begin_study(SearchSettings(space="nin", **common))
+    found = lrnas.estimate("nin", epochs=7, progress=False, **common)
+    told = "s was begun with other settings (--epochs was 3, now 7), and nothing was trained: it would begin anew"
+    assert found.remarks == (told,) and not found.exists and found.levels[0].runs == 2
 
 
 def test_a_dry_run_counts_images_that_can_be_read_if_they_are_packed(

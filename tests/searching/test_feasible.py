@@ -53,6 +53,13 @@ def test_the_last_network_that_keeps_a_limit_is_found(name: str, tight: object) 
         find_feasible(BARE, Limits(**{name: edge - 1 if tight is min else edge + 1}), cost)
 
 
+def test_the_closest_network_has_the_name_that_tables_show() -> None:
+    with pytest.raises(StudyError, match=r"; the closest one, lr-x0\.25, has "):
+        find_feasible(SPACE, Limits(max_macs=1), cost)
+    with pytest.raises(StudyError, match=r"; the closest one, nin-[0-9a-f]{12}, has "):
+        find_feasible(BARE, Limits(max_macs=1), cost)
+
+
 def test_limits_that_contradict_each_other_are_all_named() -> None:
     with pytest.raises(StudyError, match=r"and `min_macs` 2,000,000; .*raise `max_macs` or lower `min_macs`"):
         find_feasible(SPACE, Limits(max_macs=1_000_000, min_macs=2_000_000), cost)

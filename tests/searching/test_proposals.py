@@ -102,6 +102,20 @@ def test_limits_cost_no_budget() -> None:
     assert rejected and all("beyond max_macs" in trial.user_attrs["reason"] for trial in rejected)
 
 
+def test_a_named_network_beyond_the_limits_is_listed_once(tmp_path: Path) -> None:
+    large = SPACE.points["nin"]
+    tight = Limits(max_macs=4_000_000)
+    for limits in (tight, Limits(), tight, Limits()):  # without limits, its training is not begun
+        proposals = make_proposals(tmp_path, limits)
+        proposals.enqueue({"nin": large})
+        if limits == tight:
+            proposals.ask()
+            listed = [trial.status for trial in proposals.study.trials if trial.point == "nin"]
+            assert listed == ["limit"] == list(proposals.study.to_pandas().query("point == 'nin'")["status"])
+            assert [trial.point for trial in proposals.study.short_summary().trials].count("nin") == 1
+    assert proposals.ask().point == "nin"
+
+
 def test_a_repeated_proposal_is_replaced_by_a_point_nearby() -> None:
     fixed = SPACE.params_of(SPACE.points["nin"])
 

@@ -242,7 +242,7 @@ def test_other_settings_are_refused_before_latency_is_measured(
     for command in (search, dry_run.estimate):
         with pytest.raises(StudyError, match=f"counted was begun with other settings: {objectives}; give them"):
             command("nin", name="counted", **given)
-        with pytest.raises(StudyError, match="timed was begun with other settings: `epochs` was .*, now 7; give"):
+        with pytest.raises(StudyError, match=r"timed was begun with other settings: `epochs` was .*, now 7; give"):
             command("nin", name="timed", epochs=7, **given)
         with pytest.raises(StudyError, match="timed was begun with other settings: `latency_batch` was 1, now 8"):
             command("nin", name="timed", latency_batch=8, **given)
