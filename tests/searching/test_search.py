@@ -395,11 +395,11 @@ def test_an_impossible_latency_limit_leaves_no_study(
         "studies": folder.parent,
         "progress": False,
     }
-    with pytest.raises(StudyError, match=r"found within max_latency"):
+    with pytest.raises(StudyError, match="found within `max_latency`"):
         search("nin", max_latency=1e-6, **limited)
     assert not folder.exists()
     train(begin(tmp_path, pictures, name="s", data_dir=tmp_path, image_size=8).proposals)
-    with pytest.raises(StudyError, match=r"found within max_latency"):
+    with pytest.raises(StudyError, match="found within `max_latency`"):
         search("nin", max_latency=1e-6, **limited)
     assert open_study("s", studies=folder.parent).trials
 
