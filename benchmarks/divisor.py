@@ -65,7 +65,7 @@ def compare(name: str, network: Architecture, divisor: int, batch: int, size: in
     rows = []
     for kernels in ("on", "off"):
         os.environ["LRNAS_KERNELS"] = kernels
-        setting: dict[str, Any] = {"batch": batch, "size": size, "classes": 10, "layers": False}
+        setting: dict[str, Any] = {"batch": batch, "input": size, "classes": 10, "layers": False}
         result = profile([("multiples", multiples)], baseline=("whole", whole), **setting)
         base, rounded = result.networks
         row: dict[str, Any] = {

@@ -57,7 +57,7 @@ def checked(function: Function) -> Function:
             if name not in known:
                 if takes_others:
                     continue
-                raise InvalidArgument(f"unknown argument of {place} {name!r}{closest(name, known)}; see help({place})")
+                raise InvalidArgument(f"unknown argument of {place} {name!r}{closest(name, known)} (see help({place}))")
             if not known[name].accepts(value):
                 part = getattr(value, name, None)  # such as the architecture of a trial
                 advice = f"give its .{name}" if part is not None and known[name].accepts(part) else f"see help({place})"

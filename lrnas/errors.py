@@ -17,7 +17,7 @@ OPTIONS = {
     "front", "fuse", "gpus-per-trial", "granularity", "image-memory", "image-size", "input", "latency-batch",
     "latency-device", "layer", "layers", "level", "max-latency", "max-macs", "max-params", "min-epochs", "min-macs",
     "name", "number", "objectives", "out", "pack", "plot", "points", "port", "recipe", "results",
-    "sampler", "seed", "seeds", "set", "show", "size", "space", "start-from", "stem-stride", "storage", "studies",
+    "sampler", "seed", "seeds", "set", "show", "space", "start-from", "stem-stride", "storage", "studies",
     "threads", "trainable", "training", "trial-timeout", "trials", "warm-start", "workers", "yes",
 }  # fmt: skip
 """Options of all commands, without `no-`; in Python, they are arguments."""
@@ -151,13 +151,20 @@ def closest(name: str, known: Iterable[str]) -> str:
         "; did you mean …?", or "; known: …" if nothing is similar and the list is short, or an empty text.
     """
     known = list(dict.fromkeys(known))
-    near = difflib.get_close_matches(name, known, cutoff=0.6)
+    near = _near(name, known)
     if not near:  # perhaps in upper case
         lower = {each.lower(): each for each in known}
-        near = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, cutoff=0.6)]
+        near = [lower[each] for each in _near(name.lower(), lower)]
     if near:
         return "; did you mean " + " or ".join(near) + "?"
     return "; known: " + ", ".join(known) if 0 < len(known) <= 16 else ""
+
+
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    """At most three similar names: the most similar one, and those that are nearly as similar or a part of the name."""
+    near = difflib.get_close_matches(name, known, cutoff=0.6)
+    likeness = [difflib.SequenceMatcher(None, each, name).ratio() for each in near]
+    return [each for each, ratio in zip(near, likeness, strict=True) if ratio > 0.95 * likeness[0] or each in name]
 
 
 def first_line(error: BaseException) -> str:

@@ -83,7 +83,7 @@ def test_profile_takes_trials_architectures_and_names(tmp_path: Path, monkeypatc
     monkeypatch.setattr(module, "measure", lambda calls, device, **more: [0.001] * len(calls))
     trial = fill_study(tmp_path, 2).trials[1]
     for networks in (trial, [trial], "s:1", trial.architecture, [("nin-c3", trial.architecture)]):
-        options = {} if networks in (trial, [trial], "s:1") else {"size": 32}
+        options = {} if networks in (trial, [trial], "s:1") else {"input": 32}
         result = lrnas.profile(networks, layers=False, training=False, batch=1, studies=tmp_path, **options)
         base, found = result.networks
         assert (base.name, base.macs) == ("nin, batch norm", 222_486_528)
@@ -179,7 +179,7 @@ def test_wrong_arguments_are_refused_in_one_line(
 def test_wrong_arguments_about_a_study(tmp_path: Path) -> None:
     study = fill_study(tmp_path, 3)
     calls: dict[str, Callable[[], object]] = {
-        "unknown argument of lrnas.Trial.load 'device'; see help(lrnas.Trial.load)": lambda: study.trials[0].load(
+        "unknown argument of lrnas.Trial.load 'device' (see help(lrnas.Trial.load))": lambda: study.trials[0].load(
             device="cuda"  # type: ignore[call-arg]
         ),
         "seeds takes a whole number; got 'two'; see help(lrnas.retrain)": lambda: lrnas.retrain(study, seeds="two"),  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ from lrnas.errors import InvalidArchitecture, closest
 VERSION = 1
 """Version of the JSON format. Newer versions are refused."""
 MAX_DIVISOR = 64
-SEE = "; see docs/networks.md for the format"
+SEE = "see docs/networks.md for the format"
 MAX_PRINTED = 160
 """Largest number of characters of its JSON that are printed of an architecture."""
 Form = Literal["dense", "composite", "separable"]
@@ -478,7 +478,7 @@ class Architecture(NotebookView):
             TypeError,
             RecursionError,
         ) as error:  # also if a message has a value of many brackets
-            raise InvalidArchitecture(f"{where}: not valid JSON: {error}{SEE}") from None
+            raise InvalidArchitecture(f"{where}: not valid JSON: {error}; {SEE}") from None
 
     def to_json(self, indent: int | None = None) -> str:
         """The JSON text; `indent` is the number of spaces per level, None for a single line."""
@@ -542,10 +542,10 @@ def _check_one_of(name: str, value: object, known: tuple[object, ...]) -> None:
 def _check_keys(data: object, known: list[str], where: str) -> dict[str, Any]:
     """A copy of a JSON object; raises InvalidArchitecture if it has an unknown key."""
     if not isinstance(data, Mapping):
-        raise InvalidArchitecture(f"{where}: a JSON object is needed; got {data!r}{SEE}")
+        raise InvalidArchitecture(f"{where}: a JSON object is needed; got {data!r}; {SEE}")
     for key in data:
         if key not in known:
-            raise InvalidArchitecture(f"{where}: unknown key {key!r}{closest(str(key), known)}{SEE}")
+            raise InvalidArchitecture(f"{where}: unknown key {key!r}{closest(str(key), known)} ({SEE})")
     return dict(data)
 
 

@@ -30,7 +30,7 @@ def add_commands(commands: Any) -> None:
     add_device(profile, "Measure")
     add_option(profile, "--batch", WHOLE, "N", "Measure batches of N images (default: 128 on a GPU, 8 on a CPU)")
     text = "Rows and columns of images (default: those in training, or the paper's)"
-    add_option(profile, "--size", WHOLE, "PIXELS", text)
+    add_option(profile, "--input", WHOLE, "PIXELS", text)
     add_option(profile, "--channels", WHOLE, "N", "Channels of images (default: those in training, or 3)")
     text = "Number of classes (default: that in training, or the paper's)"
     add_option(profile, "--classes", WHOLE, "N", text)

@@ -132,7 +132,7 @@ def trace_timm(name: str, input_size: int, num_classes: int, in_chans: int = 3) 
 def current_name(name: str) -> str:
     """The current name of a timm model, which may have been renamed. Raises LrnasError for networks of lrnas."""
     if not timm.is_model(name):
-        raise UnknownName("timm model", name, timm.list_models(), "; timm.list_models() lists all")
+        raise UnknownName("timm model", name, timm.list_models(), " (timm.list_models() lists all)")
     if timm.model_entrypoint(name).__module__ == "lrnas.models.lrnas":
         raise LrnasError(f"timm:NAME must be a model of timm; {name} is one of lrnas; write {name.replace('_', '-')}")
     return get_deprecated_models().get(name, name).split(".")[0]

@@ -137,7 +137,7 @@ def get_point(name: str) -> Point:
     points = paper_points()
     key = name.replace("_", "-")
     if key not in points:
-        raise UnknownName("network", name, points, "; `lrnas models` lists all")
+        raise UnknownName("network", name, points, " (`lrnas models` lists all)")
     return points[key]
 
 

@@ -222,7 +222,7 @@ def profile(
     *,
     device: str | torch.device | None = None,
     batch: int | None = None,
-    size: int | None = None,
+    input: int | None = None,  # noqa: A002  # the option's name
     channels: int | None = None,
     classes: int | None = None,
     dtype: str | None = None,
@@ -241,7 +241,7 @@ def profile(
             name from `lrnas models`, a backbone, an architecture FILE.json, timm:MODEL or STUDY:TRIAL.
         device: cpu, cuda or cuda:N; None for the GPU if there is one.
         batch: Images in a batch; None for 128 on a GPU and 8 on a CPU.
-        size: Rows and columns of the images; None for those in training, else the paper's.
+        input: Rows and columns of the images; None for those in training, else the paper's.
         channels: Channels of the images; None for those in training, else 3.
         classes: Number of classes; None for those in training, else the paper's.
         dtype: bf16, fp16 or fp32; None for bf16 on a GPU and fp32 on a CPU.
@@ -262,7 +262,7 @@ def profile(
     found = [_find(network, studies, storage) for network in several]
     wanted = None if baseline is None else _find(baseline, studies, storage)
     found_shapes = [each.shape for each in (*found, wanted) if each is not None and each.shape is not None]
-    size = _common("size", size, [shape.size for shape in found_shapes])
+    size = _common("input", input, [shape.size for shape in found_shapes])
     channels = _common("channels", channels, [shape.channels for shape in found_shapes]) or 3
     classes = _common("classes", classes, [shape.num_classes for shape in found_shapes])
     place = find_device(device)
@@ -477,7 +477,7 @@ def check_table(
     number: int = 12,
     device: str | torch.device | None = None,
     batch: int | None = None,
-    size: int | None = None,
+    input: int | None = None,  # noqa: A002  # the option's name
     channels: int | None = None,
     classes: int | None = None,
     dtype: str | None = None,
@@ -492,7 +492,7 @@ def check_table(
         number: Number of networks.
         device: cpu, cuda or cuda:N; None for the GPU if there is one.
         batch: Images in a batch; None for 1.
-        size: Rows and columns of the images; None for the size in the paper.
+        input: Rows and columns of the images; None for the size in the paper.
         channels: Channels of the images; None for 3.
         classes: Number of classes; None for 10.
         dtype: bf16, fp16 or fp32; None for bf16 on a GPU and fp32 on a CPU.
@@ -506,7 +506,7 @@ def check_table(
     found = load_space(space, batch_norm=None if space.startswith("timm:") else True)
     place = find_device(device)
     table = LatencyTable(Conditions.here(place, 1 if batch is None else batch, dtype, threads), file, place)
-    shape = (size or native_input_size(found.backbones[0]), classes or 10, channels or 3)
+    shape = (input or native_input_size(found.backbones[0]), classes or 10, channels or 3)
     latency = Latency(table, *shape)
     networks = latency.some_networks(found, number, seed)
     with _explained_errors():

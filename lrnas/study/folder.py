@@ -122,7 +122,7 @@ def delete_study(name: str, *, storage: str | None = None, studies: str | Path =
         raise StudyError(f"only folders in {studies} are deleted; got {folder}, which links elsewhere; remove the link")
     check_folder(home, storage)
     if storage is None and not (home / DATABASE).exists():
-        raise UnknownName("study", name, study_names(studies), "; `lrnas studies` lists all")
+        raise UnknownName("study", name, study_names(studies), " (`lrnas studies` lists all)")
     opened = open_storage(storage, home, must_exist=storage is not None)
     names = [study.study_name for study in opened.get_all_studies()]
     if name not in names and (names or storage is not None):  # a failed start leaves a database without studies
@@ -185,8 +185,8 @@ def no_such_study(name: str, names: Sequence[str]) -> StudyError:
         name: The name that was given.
         names: The names of the studies that the storage has.
     """
-    listed = first_few(names, MAX_NAMES) or "none"
-    return StudyError(f"the storage has no study {name!r}{closest(name, names)}; it has {listed}")
+    hint = closest(name, names) or f"; it has {first_few(names, MAX_NAMES) or 'none'}"
+    return StudyError(f"the storage has no study {name!r}{hint}")
 
 
 def is_trained(study: optuna.Study, studies: str | Path) -> bool:

@@ -100,7 +100,7 @@ def pick_level(study: Study, wanted: str | None = None) -> str:
     if wanted is None:
         return own or (FULL if any(final.accuracies for final in read_level(study)) else SHORT)
     if wanted not in LEVELS:
-        raise UnknownName("level", wanted, LEVELS, "; finals are the level full" * (wanted == SUFFIXES[FULL]))
+        raise UnknownName("level", wanted, LEVELS, " (finals are the level full)" * (wanted == SUFFIXES[FULL]))
     if own not in (None, wanted):
         search = study.name.partition("@")[0]
         raise StudyError(f"{study.name} has only the level {own}; got {wanted}; open {search} for other levels")

@@ -55,7 +55,7 @@ def open_study(
     folder = study_folder(studies, name.partition("@")[0])
     where = Whereabouts(str(studies), storage)
     if storage is None and not (folder / DATABASE).exists():
-        raise UnknownName("study", name, study_names(studies), f"; `lrnas studies{where.options()}` lists all")
+        raise UnknownName("study", name, study_names(studies), f" (`lrnas studies{where.options()}` lists all)")
     kept = open_storage(storage, folder, must_exist=True)
     try:
         optuna_study = optuna.load_study(study_name=name, storage=kept)

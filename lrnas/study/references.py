@@ -119,7 +119,7 @@ def _find_trial(study: Study, which: str, look: str) -> Trial:
     named = [trial for trial in trials if which in (trial.point, trial.identity)]
     if not named:
         known = ["best", *(trial.point or trial.identity for trial in trials)]
-        raise UnknownName(f"network of {study.name}", which, known, f"; {look}")
+        raise UnknownName(f"network of {study.name}", which, known, f" ({look})")
     return min(named, key=lambda trial: (trial.status != "completed", trial.number))
 
 
@@ -144,7 +144,7 @@ def _find_run(study: Study, which: str, look: str) -> Trial:
         which = max(done, key=lambda final: (final.mean, final.point is None)).identity if done else which
     final = next((final for final in finals if which in (final.name, final.identity)), None)
     if final is None:
-        raise UnknownName(f"network of {name}", which, [final.name for final in finals], f"; {look}")
+        raise UnknownName(f"network of {name}", which, [final.name for final in finals], f" ({look})")
     if not final.runs:
         raise LrnasError(
             f"only finished runs have weights; {name} has no finished run of {which}; name another network"

@@ -58,7 +58,7 @@ def test_a_dense_vgg16_is_its_own_baseline() -> None:
 def test_layers_and_networks_are_compared_with_the_baseline(
     quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--size", "8", "--batch", "1", "--threads", "1", "--device", "cpu"]
+    options = ["--input", "8", "--batch", "1", "--threads", "1", "--device", "cpu"]
     picture = tmp_path / "times.png"
     assert main(["profile", "nin-c3-lr", "nin-c3", *options, "--json", "--plot", str(picture)]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -87,7 +87,7 @@ def test_layers_and_networks_are_compared_with_the_baseline(
 def test_a_profile_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.010, 0.013, 0.009])
     monkeypatch.setattr(profile, "measure", lambda calls, device, **options: [next(times)] * len(calls))
-    (network,) = profile.profile("nin", layers=False, training=False, size=8, batch=1).networks
+    (network,) = profile.profile("nin", layers=False, training=False, input=8, batch=1).networks
     assert network.forward == 10 and network.spread == pytest.approx(0.3)
 
 
@@ -105,7 +105,7 @@ def test_a_profile_takes_one_thread_if_that_is_faster(
     monkeypatch.setattr(torch, "set_num_threads", lambda wanted: number.__setitem__(0, wanted))
     for module in (profile, timing):
         monkeypatch.setattr(module, "measure", measure)
-    options = ["profile", "nin-c3", "--size", "8", "--batch", "1", "--no-training", "--device", "cpu"]
+    options = ["profile", "nin-c3", "--input", "8", "--batch", "1", "--no-training", "--device", "cpu"]
     assert main(options) == 0
     assert f"fp32, batch 1, {fastest} thread{'s' * (fastest > 1)}\n" in capsys.readouterr().out
     assert set(measured) == {None, fastest}  # None: while the number is chosen
@@ -131,7 +131,7 @@ def test_a_network_from_a_file_and_a_timm_model(
     quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "own.json").write_text('{"backbone": "nin", "batch_norm": true, "layers": {"conv1": {"width": 0.25}}}')
-    options = ["--size", "32", "--batch", "2", "--no-training", "--json"]
+    options = ["--input", "32", "--batch", "2", "--no-training", "--json"]
     assert main(["profile", str(tmp_path / "own.json"), "timm:resnet18", *options]) == 0
     networks = json.loads(capsys.readouterr().out)["networks"]
     assert [network["name"] for network in networks] == ["nin, batch norm", "timm:resnet18", "own"]
@@ -142,7 +142,7 @@ def test_a_network_from_a_file_and_a_timm_model(
 def test_the_latency_table_is_compared_with_whole_networks(
     quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["profile", "--check-table", "nin", "--size", "8", "--number", "3", "--data-dir", str(tmp_path)]
+    options = ["profile", "--check-table", "nin", "--input", "8", "--number", "3", "--data-dir", str(tmp_path)]
     assert main([*options, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert len(data["networks"]) == 3 and (tmp_path / "latency.db").exists()
@@ -150,7 +150,7 @@ def test_the_latency_table_is_compared_with_whole_networks(
     assert data["mean_absolute_error"] == pytest.approx(sum(errors) / 3) and -1 <= data["kendall_tau"] <= 1
     assert main(options) == 0
     assert "Mean error" in capsys.readouterr().out
-    assert main(["profile", "nin", "--size", "8", "--batch", "1", "--threads", "1", "--device", "cpu"]) == 0
+    assert main(["profile", "nin", "--input", "8", "--batch", "1", "--threads", "1", "--device", "cpu"]) == 0
     assert "measuring 1 network on" in capsys.readouterr().err
 
 
@@ -164,7 +164,7 @@ def test_the_latency_table_is_compared_with_whole_networks(
         (["nin", "--batch", "0"], "at least one image"),
         (["nin", "--plot", "times.gif"], "png, svg, pdf; got 'times.gif'"),
         (["nine"], "did you mean nin"),
-        (["vgg11-bn-gmp", "--batch", "1", "--size", "16"], "give a larger --batch"),
+        (["vgg11-bn-gmp", "--batch", "1", "--input", "16"], "give a larger --batch"),
     ],
 )
 def test_wrong_options_give_one_line(
@@ -183,7 +183,7 @@ def test_a_run_that_fails_says_why() -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "nin-c3-lr", "--size", "32", "--batch", "64", "--json"]) == 0
+    assert main(["profile", "nin-c3-lr", "--input", "32", "--batch", "64", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["conditions"]["dtype"] == "bf16" and data["conditions"]["device"] == "cuda"
     for network in data["networks"]:
@@ -202,7 +202,7 @@ def test_networks_of_a_study(quick: None, tmp_path: Path, capsys: pytest.Capture
     for network, name in zip(networks, ("nin", "lr-x0.25", "nin-c3-lr", "dense-x0.25"), strict=True):
         # 8x8 pixels, one channel, ten classes, as in the study; the baseline too
         assert (network["input"], network["macs"]) == (8, cost(named[name])["macs"])
-    assert main(["profile", "s:0", "--size", "10", "--channels", "3", "--studies", str(tmp_path), *options]) == 0
+    assert main(["profile", "s:0", "--input", "10", "--channels", "3", "--studies", str(tmp_path), *options]) == 0
     larger = json.loads(capsys.readouterr().out)["networks"][1]
     assert larger["input"] == 10 and larger["macs"] == make_plan(named["lr-x0.25"], 10, 10, 3).cost.macs
     url = f"sqlite:///{tmp_path}/s/study.db"
@@ -222,6 +222,6 @@ def test_studies_with_different_images_are_not_mixed(
     fill_study(tmp_path, 4, name="large")
     options = ["--studies", str(tmp_path), "--no-layers", "--no-training", "--batch", "1", "--device", "cpu", "--json"]
     assert main(["profile", "s:0", "large:1", *options]) == 2
-    assert "got networks of size 8 and 32; give --size" in capsys.readouterr().err
-    assert main(["profile", "s:0", "large:1", "--size", "8", "--channels", "1", *options]) == 0
+    assert "got networks of input 8 and 32; give --input" in capsys.readouterr().err
+    assert main(["profile", "s:0", "large:1", "--input", "8", "--channels", "1", *options]) == 0
     assert {network["input"] for network in json.loads(capsys.readouterr().out)["networks"]} == {8}

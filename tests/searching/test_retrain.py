@@ -627,7 +627,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["t"], "unknown study 't'; known: s; `lrnas studies --studies /"),
+        (["t"], "unknown study 't'; known: s (`lrnas studies --studies /"),
         (["s@paper"], "the storage has no study 's@paper'; known: s"),
         (
             ["s", "--trials", "1,7"],

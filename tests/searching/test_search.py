@@ -363,11 +363,11 @@ def test_what_is_refused_after_the_study_was_created_leaves_no_study(
         StudyError, match=r"other was trained under other conditions: recipe\.lr was .*; start without it"
     ):
         search("nin", name="s", warm_start="other", set={"lr": 0.5}, **options)
-    with pytest.raises(UnknownName, match="unknown study 'nobody'; known: other; "):
+    with pytest.raises(UnknownName, match=r"unknown study 'nobody'; known: other \("):
         search("nin", name="s", warm_start="nobody", **options)
     with pytest.raises(StudyError, match="`warm_start` takes another study; got other, this one; leave it out"):
         search("nin", name="other", warm_start="other", **options)
-    with pytest.raises(UnknownName, match="unknown study 'nobody'; `lrnas studies"):
+    with pytest.raises(UnknownName, match=r"unknown study 'nobody' \(`lrnas studies"):
         search("nin", warm_start="nobody", **options | {"studies": tmp_path / "new"})
     assert not (tmp_path / "new").exists()
     with pytest.raises(UnknownName, match="unknown study 'nobody'"):

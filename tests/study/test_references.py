@@ -89,7 +89,7 @@ def test_a_retrained_network_means_the_run_of_its_first_seed(tmp_path: Path) -> 
 
 def test_levels_without_a_run_are_not_suggested(tmp_path: Path) -> None:
     open_levels(make_search(tmp_path / "s"), LEVELS)
-    with pytest.raises(LrnasError, match=r"the storage has no study 's@fast'; known: s; it has s$"):
+    with pytest.raises(LrnasError, match=r"the storage has no study 's@fast'; known: s$"):
         find_network("s@fast:0", tmp_path)
 
 

@@ -248,7 +248,7 @@ def test_mistakes(arguments: list[str], message: str, tmp_path: Path, capsys: py
 
 
 def test_an_unknown_figure() -> None:
-    with pytest.raises(UnknownName, match="did you mean table"):
+    with pytest.raises(UnknownName, match=r"did you mean table4\?$"):
         make_paper_figure("tabel4", Sources())
 
 
