@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Any
 from lrnas._messages import duration, percent
 from lrnas.cli.options import CHANGE_HELP, WORKERS, add_command, add_option, add_settings, call, needs_extra
 from lrnas.cli.output import exit_code, make_console, make_table, print_result
+from lrnas.errors import LrnasError
+from lrnas.recipes import RECIPES
 from lrnas.searching.settings import FLAG, WHOLE, Kind, check_training
+from lrnas.study.location import Whereabouts
 
 if TYPE_CHECKING:
     from lrnas.searching.retrain import RetrainingPlan
     from lrnas.study.retrained import Retrained
     from lrnas.study.study import Study
     from lrnas.study.verdicts import Verdict
+
+SHOWING = ("--json", "--studies", "--storage")
+"""Options that only concern showing results."""
 
 
 def add_commands(commands: Any) -> None:
@@ -59,6 +65,8 @@ def _numbers(text: str) -> list[int]:
 
 
 def _retrain(options: argparse.Namespace) -> int:
+    if "@" in options.study:
+        _check_only_shows(options)
     check_training(options.recipe, options.set, options.epochs, options.data)  # before anything heavy is imported
     with needs_extra("retraining", "search"):
         import scipy  # noqa: F401  # for the verdicts, after all training
@@ -86,6 +94,21 @@ def _retrain(options: argparse.Namespace) -> int:
         lambda: _print_finals(study, retrained, verdicts),
     )
     return exit_code(study.interrupted)
+
+
+def _check_only_shows(options: argparse.Namespace) -> None:
+    """Raise an error if there are options of a training: with STUDY@RECIPE, nothing is trained."""
+    ignored = [name for name in options.given if not any(known.startswith(name) for known in SHOWING)]
+    if ignored:
+        study, _, label = options.study.partition("@")
+        recipe, *changes = label.split(",")
+        file = "" if recipe in RECIPES else ".toml"
+        changed = "".join(f" --set {change}" for change in changes).replace("--set epochs=", "--epochs ")
+        command = Whereabouts(options.studies, options.storage).command("retrain", study)
+        raise LrnasError(
+            f"STUDY@RECIPE only shows results; got {', '.join(ignored)}; leave that out, or extend the "
+            f"retraining with `{command} --recipe {recipe}{file}{changed} --seeds N`"
+        )
 
 
 def _as_data(study: Study, retrained: Retrained, verdicts: list[Verdict]) -> dict[str, Any]:

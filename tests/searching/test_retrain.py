@@ -636,6 +636,12 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(
         (["s", "--seeds", "0"], "the number of seeds must be at least 1; got 0"),
         (["s", "--recipe", "papr"], "unknown recipe 'papr'; did you mean paper?"),
         (["s", "--set", "lr"], "--set takes FIELD=VALUE"),
+        (
+            ["s@fast", "--trials", "7", "--dry-run"],
+            "only shows results; got --trials, --dry-run; leave that out, or extend",
+        ),
+        (["--seeds=3", "s@fast,epochs=2,lr=0.1"], "got --seeds; leave that out, or extend the "),
+        (["s@my,epochs=2,lr=0.1", "--no-points"], " --recipe my.toml --epochs 2 --set lr=0.1 --seeds N`"),
     ],
 )
 def test_bad_input(capsys: pytest.CaptureFixture[str], studies: Path, arguments: list[str], message: str) -> None:
