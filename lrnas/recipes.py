@@ -52,7 +52,7 @@ class Recipe:
     epochs: int = 20
     """Largest number of passes over the training images."""
     batch_size: int = 128
-    """Images per step."""
+    """Images per step; unless it is set, small data sets have fewer: a power of 2, for at least 32 steps per epoch."""
     lr: float = 0.1
     """Highest learning rate."""
     momentum: float = 0.9

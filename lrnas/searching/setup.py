@@ -118,6 +118,10 @@ class SearchTraining:
             own_crops=own_crops,
         )
         self.recipe = make_recipe(settings.recipe, changes=changes)
+        usual = make_recipe(settings.recipe, changes=changes, num_images=sys.maxsize).batch_size
+        if self.recipe.batch_size != usual:
+            few = f"because there are only {num_images:,} training images; set batch_size to change that"
+            self.remarks.append(f"images per step: {self.recipe.batch_size} instead of the recipe's {usual}, {few}")
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
         self.start = None if settings.start_from is None else read_start(settings.start_from, space.backbones)

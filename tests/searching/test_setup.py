@@ -42,7 +42,19 @@ def test_a_remark_says_if_a_space_can_save_little(model: str, share: str, tmp_pa
     settings = SearchSettings(space=f"timm:{model}", budget=1)
     remarks = SearchTraining(settings, load_space(settings.space), f"folder:{tmp_path}", None).remarks
     told = f"only {share} of the MACs of timm:{model} are in layers that this space changes: a search can save little "
-    assert remarks == ([f"{told}(docs/choosing.md)"] if share else [])
+    assert remarks[1:] == ([f"{told}(docs/choosing.md)"] if share else [])
+
+
+def test_a_remark_says_if_batches_are_smaller_than_the_recipe_s(tmp_path: Path) -> None:
+    write_set(tmp_path, {"train": 100, "val": 34, "test": 1})
+
+    def remarks(**changes: int) -> list[str]:
+        settings = SearchSettings(space="nin", budget=1, set=changes)
+        return SearchTraining(settings, load_space("nin"), f"folder:{tmp_path}", None).remarks
+
+    few = "because there are only 300 training images; set batch_size to change that"
+    assert remarks() == [f"images per step: 8 instead of the recipe's 128, {few}"]
+    assert remarks(batch_size=16) == []
 
 
 @pytest.mark.parametrize(
