@@ -174,12 +174,14 @@ def _storage(options: argparse.Namespace) -> str:
     if options.storage is None:
         folder = Path(options.studies)
         _check_writable(folder, "--studies")
-        return f"{len(study_names(folder)):,} studies in {folder}"
+        number = len(study_names(folder))
+        return f"{number:,} {'study' if number == 1 else 'studies'} in {folder}"
     try:
         number = len(open_storage(options.storage, Path(options.studies), must_exist=True).get_all_studies())
     except NoStudies:
         number = 0
-    return f"can be used, and has {number:,} studies, later levels and retrainings counted"
+    what = "study" if number == 1 else "studies"
+    return f"can be used, and has {number:,} {what}, later levels and retrainings counted"
 
 
 def _data(options: argparse.Namespace) -> str:

@@ -56,14 +56,30 @@ def add_commands(commands: Any) -> None:
 
 def _filters(options: argparse.Namespace) -> None:
     with needs_extra("a picture", "plot"):
-        from lrnas.reporting.figures.filters import draw_filters
+        from lrnas.reporting.figures.filters import NoMixedLayer, draw_filters
     from lrnas.exporting.sources import find_source
 
     source = call(find_source, options)
     if source.weights is None:
         logger.info(f"{source.name} has {source.origin}")
-    result = draw_filters(source, options.layer, options.out, number=options.number, show=options.show)
+    try:
+        result = draw_filters(source, options.layer, options.out, number=options.number, show=options.show)
+    except NoMixedLayer as error:
+        raise LrnasError(f"{error}; try {_find_mixed(options)}") from None
     print_result(options, result.to_dict, lambda: _print_filters(result))
+
+
+def _find_mixed(options: argparse.Namespace) -> str:
+    """A network with a mixed-shape layer: the most accurate one of the given study, else one of the paper's."""
+    from lrnas.models.plan import make_plan
+    from lrnas.study.references import find_network
+
+    found = call(find_network, options)
+    done = [] if found is None else [trial for trial in found.study.trials if trial.status == "completed"]
+    for trial in sorted(done, key=lambda trial: -(trial.accuracy or 0.0)):
+        if any(conv.mix.kind != "dense" for conv in make_plan(trial.architecture).convs):
+            return f"{trial.study.name}:{trial.number}"
+    return "vgg-gmp-lr-join"
 
 
 def _figures(options: argparse.Namespace) -> None:

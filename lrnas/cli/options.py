@@ -39,8 +39,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         options, unknown = super().parse_known_args(args, namespace)
-        given = [text.partition("=")[0] for text in args or () if text.startswith("--")]
-        vars(options).setdefault("given", given)  # the parser of a command comes first
+        if "given" not in options:  # the parser of a command comes first
+            options.given = [text.partition("=")[0] for text in args or () if text.startswith("--")]
         if unknown and unknown[0].startswith("-"):
             known = re.findall(r"--[a-z-]+", self.format_help())
             raise UnknownName("option", unknown[0].partition("=")[0], known, f" (see `{self.prog} --help`)")

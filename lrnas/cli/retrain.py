@@ -177,7 +177,8 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict]) -
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
     known = ("trial", "MACs", "share", "parameters", "test accuracy", "n", "runs")
     optional = ["parameters", "runs", *reversed(further), "MACs", "share"]  # not the trial: verdicts name it
-    table = make_table(title, ["network"], [*known, *further], [""], optional)
+    text = "runs: their numbers, one per seed; lrnas export also takes STUDY@RECIPE:RUN, with such a number."
+    table = make_table(title, ["network"], [*known, *further], [""], optional, {"runs": text})
     for final in finals:
         marks = [mark for mark in (front.get(final.identity), "paper" if final.point else None) if mark]
         table.add_row(
@@ -205,5 +206,4 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict]) -
         console.print(f"Test: {TEST}.")
     if ":" not in study.name:  # else NAME:NETWORK would be ambiguous
         source = shlex.quote(f"{study.name}:NETWORK") + study.where.options()
-        which = "the first seed of NETWORK; for another seed, give the number of its run"
-        console.print(f"Weights: lrnas export {source} ({which})", soft_wrap=True)
+        console.print(f"Weights: lrnas export {source} (the first seed of NETWORK)", soft_wrap=True)

@@ -90,15 +90,17 @@ def find_data(
         return given, ""
     if not trained_on:
         return None, ""
+    shown = identity.get("data_name") or trained_on
+    why = f"images of {shown} need --data"
     if (there := identity.get("images") or "").startswith("folder:"):  # others may be downloaded
         with suppress(DataError):  # they were moved, or are on another machine
             found = load_set(there, data_dir, min_size=smallest, image_size=size or identity["image_size"])
             if found.identity == trained_on:
                 return found, ""
+            why = f"the images of {shown} have changed since the training"
     if trained_on not in SETS:
         unknown = "" if identity.get("classes") else ", and the names of the classes are not written"
-        shown = identity.get("data_name") or trained_on
-        return None, f"checking with random images, because images of {shown} need --data{unknown}"
+        return None, f"checking with random images, because {why}{unknown}"
     if trained_on == "cifar10" and not (data_folder(data_dir) / "cifar10.npz").exists():
         return None, "checking with random images, because cifar10 is not on this machine (see `lrnas data cifar10`)"
     try:

@@ -413,6 +413,8 @@ def _time_layers(steps: list[list[Step]], setting: Setting, threads: int, traini
 
 
 def _filters(step: Step) -> str:
+    if step.kind == "head":
+        return "dense"  # as in `lrnas count`
     return str(step.settings[0]) if step.kind in ("conv", "bare conv") else step.kind
 
 

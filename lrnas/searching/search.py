@@ -105,6 +105,8 @@ def prepare_search(settings: SearchSettings) -> Preparation:
         settings: The settings of the search.
     """
     check_settings(settings)
+    if settings.name is not None:
+        _check_name(settings.name)
     trainable = None if settings.trainable is None else load_trainable(settings.trainable)
     if trainable is not None and trainable.function is not None:
         check_sendable(trainable.function)
@@ -129,12 +131,16 @@ def prepare_search(settings: SearchSettings) -> Preparation:
     for remark in training.remarks:
         logger.info(remark)
     name = settings.name or training.study_name()
-    for sign, use in (("@", "marks retrainings"), (":", "marks trials")):
-        if sign in name:
-            raise StudyError(f"a study's name must not contain {sign}, which {use}; got {name!r}; give another")
     open_other(settings, name)
     limits = Limits(settings.max_macs, settings.min_macs, settings.max_params)
     return Preparation(name, workers, training, limits, find_feasible(space, limits, training.cost))
+
+
+def _check_name(name: str) -> None:
+    for sign, use in (("@", "marks retrainings"), (":", "marks trials")):
+        if sign in name:
+            raise StudyError(f"a study's name must not contain {sign}, which {use}; got {name!r}; give another")
+    study_folder("", name)
 
 
 def continue_with(training: SearchTraining, study: optuna.Study) -> SearchTraining:

@@ -155,6 +155,10 @@ def _find_run(study: Study, which: str, look: str) -> Trial:
 def _find_number(study: Study, number: int, look: str) -> Trial:
     trials = {trial.number: trial for trial in study.trials}
     if number not in trials:
-        found = f"its last trial is {max(trials)}" if trials else "it has none"
-        raise LrnasError(f"{study.name} has no trial {number}; {found}; {look}")
+        what = "run" if "@" in study.name else "trial"
+        found = f"its last {what} is {max(trials)}" if trials else "it has none"
+        if what == "run":
+            named = (final for final in _finals_of(study) if final.trial == number)
+            found += "".join(f"; trial {number} is {study.name}:{final.name}" for final in named)
+        raise LrnasError(f"{study.name} has no {what} {number}; {found}; {look}")
     return trials[number]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_studies import make_search
 
 from lrnas.cli import doctor
 from lrnas.cli.main import main
@@ -44,6 +45,8 @@ def test_folders_and_storages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = doctor._find("storage", doctor._storage, options(tmp_path, "nonsense"))
     assert not found.is_ok and "a storage is a database URL" in found.text
     new = tmp_path / "new.db"
+    make_search(tmp_path / "one" / "studies" / "s")
+    assert doctor._storage(options(tmp_path / "one")) == f"1 study in {tmp_path / 'one' / 'studies'}"
     assert "has 0 studies" in doctor._storage(options(tmp_path, f"sqlite:///{new}")) and not new.exists()
     monkeypatch.setattr(doctor, "LITTLE_ROOM", 10**18)
     found = doctor._find("disk", doctor._disk, options(tmp_path))

@@ -35,7 +35,7 @@ from lrnas.recipes import Recipe
 from lrnas.searching.proposals import Proposals
 from lrnas.spaces.space import load_space
 from lrnas.study.ledger import Ledger
-from lrnas.study.manifest import check_manifest
+from lrnas.study.manifest import check_manifest, keep_images
 from lrnas.study.objectives import pick_objectives
 from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
@@ -515,6 +515,10 @@ def test_exports_of_a_study_have_class_names(
     message = "checking with random images, because images of folder:mine need `data`"
     assert result.notes == [message] == [record.getMessage() for record in caplog.records]
     assert json.loads(Path("out/config.json").read_text())["label_names"] == names
+    pictures = write_set(tmp_path / "mine", {"train": 2, "val": 2, "test": 2})  # other images than those of the study
+    keep_images(lrnas.open_study("small").optuna_study, f"folder:{pictures}")
+    message = "checking with random images, because the images of folder:mine have changed since the training"
+    assert lrnas.export("small:1", out="again").notes == [message]
 
 
 @pytest.mark.parametrize(

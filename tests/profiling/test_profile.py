@@ -70,6 +70,7 @@ def test_layers_and_networks_are_compared_with_the_baseline(
     assert low["share"]["forward"] == low["forward_ms"] / base["forward_ms"]
     assert sum(layer["macs"] for layer in low["layers"]) == low["macs"]
     assert all(layer["forward_ms"] > 0 and layer["training_ms"] > 0 for layer in low["layers"])
+    assert {layer["name"]: layer["filters"] for layer in low["layers"]}["cccp6"] == "dense"  # as in `lrnas count`
     assert all(network["spread"] >= 0 for network in data["networks"])
     conditions = {key: data["conditions"][key] for key in ("device", "dtype", "batch", "threads", "compiled")}
     assert conditions == {"device": "cpu", "dtype": "fp32", "batch": 1, "threads": 1, "compiled": False}

@@ -486,7 +486,9 @@ def test_shares_and_marks_are_shown_in_a_narrow_terminal_too(
     for accuracy in (0.8, 0.9, 0.81, 0.92):
         finish(runs, accuracy)
     assert main(["retrain", "s@fast", "--studies", str(tmp_path)]) == 0
-    (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("lr-x0.25"))
+    out = capsys.readouterr().out
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("lr-x0.25"))
+    assert "runs: their numbers" in out
     dense = cost(SPACE.points["nin"])["macs"]  # it is not tested
     assert row[3] == f"{cost(SPACE.uniform['lr-x0.25'])['macs'] / dense:.3f}"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -509,6 +511,7 @@ def test_shares_and_marks_are_shown_in_a_narrow_terminal_too(
     rows = [line.rstrip() for line in out.splitlines() if line.startswith(("network ", "vgg-gmp-lr-join-wfull "))]
     assert [row.split()[:2] for row in rows] == [["network", "trial"], *(["vgg-gmp-lr-join-wfull", n] for n in "01")]
     assert max(map(len, rows)) <= 60
+    assert "runs: their numbers" not in out and "number of its run" not in out
     assert "Not shown for lack of room: parameters, runs, open, failed, diverged, MACs, share;" in " ".join(out.split())
 
 
@@ -524,6 +527,8 @@ def test_a_retraining_is_not_accepted_as_a_search(studies: Path, capsys: pytest.
     for name in ("s@fast", "s:1"):
         with pytest.raises(StudyError, match=f"a study's name must not contain {name[1]}, which marks "):
             search("nin", budget=1, name=name, data="digits", studies=studies)
+    with pytest.raises(StudyError, match="must be the name of a folder; got 'a/b'"):  # before the data are found
+        search("nin", budget=1, name="a/b", data=f"folder:{studies}/none", studies=studies)
     with pytest.raises((InvalidObjectives, UnknownName)):
         pick_objectives(["test_accuracy", "macs"])
     assert trials_folder(studies, "s@fast") == studies / "s" / "retrained" / "fast"

@@ -87,6 +87,15 @@ def test_a_retrained_network_means_the_run_of_its_first_seed(tmp_path: Path) -> 
         find_network("s@fast:best", tmp_path)
 
 
+def test_the_number_of_a_trial_is_not_that_of_a_run(tmp_path: Path) -> None:
+    study = make_search(tmp_path / "s")
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (3,), False, False), range(1, 2))
+    finish(runs, 0.9)
+    with pytest.raises(LrnasError, match=r"^s@fast has no run 3; its last run is 0; trial 3 is s@fast:dense-x0.5; `"):
+        find_network("s@fast:3", tmp_path)
+
+
 def test_levels_without_a_run_are_not_suggested(tmp_path: Path) -> None:
     open_levels(make_search(tmp_path / "s"), LEVELS)
     with pytest.raises(LrnasError, match=r"the storage has no study 's@fast'; known: s$"):

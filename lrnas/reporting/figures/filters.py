@@ -40,6 +40,10 @@ class FilterError(LrnasError):
     """Filters that cannot be shown as requested."""
 
 
+class NoMixedLayer(FilterError):
+    """A network without a mixed-shape layer."""
+
+
 @dataclass(frozen=True)
 class FilterSet:
     """Filters of one shape: weights of a layer, or filters that result from them."""
@@ -172,9 +176,7 @@ def read_filters(model: nn.Module, name: str | None, images: Tensor) -> LayerFil
     """
     known = mixed_layers(model)
     if not known:
-        raise FilterError(
-            "the network must have a mixed-shape layer; got one whose layers are all dense; try vgg-gmp-lr-join"
-        )
+        raise NoMixedLayer("the network must have a mixed-shape layer; got one whose layers are all dense")
     by_path = {path: known_name for known_name, path in known.items()}
     name = next(iter(known)) if name is None else by_path.get(name, name)
     if name not in known:

@@ -186,7 +186,7 @@ def plot_finals(report: Report, path: style.Files) -> Figure:
     figure = style.make_figure(*FRONT_SIZE)
     axes = figure.subplots()
     axes.set(xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds")
-    _mark_costs(axes, report.studies, cost, groups)
+    _mark_costs(axes, report.studies, cost, groups, "not trained again")
     _draw_networks(axes, groups, ("found", "front by means"))
     return style.save_figure(figure, path)
 
@@ -363,8 +363,16 @@ def _with_colours(
     return shown
 
 
-def _mark_costs(axes: Axes, studies: Sequence[StudyReport], cost: Objective, groups: Sequence[_Group]) -> None:
+def _mark_costs(
+    axes: Axes,
+    studies: Sequence[StudyReport],
+    cost: Objective,
+    groups: Sequence[_Group],
+    why: str = "beyond the limit",
+) -> None:
     """Mark the costs of the dense network and of the paper's networks beyond a limit, unless they are drawn by name.
+
+    `why` says why networks beyond the limit of the search are not drawn.
 
     Call it before `_draw_networks`: it can widen the axis, and the legend and names are placed around its texts.
     """
@@ -374,7 +382,7 @@ def _mark_costs(axes: Axes, studies: Sequence[StudyReport], cost: Objective, gro
         dense, networks = study.study.dense_cost, {network.name: network for network in study.networks}
         for name, network in networks.items():
             if network.is_paper and network.trial.status == "limit":
-                marks[name] = (network.cost(cost.name), "beyond the limit")
+                marks[name] = (network.cost(cost.name), why)
         if (baseline := study.study.baseline) is not None and baseline not in marks:
             known = networks[baseline].cost(cost.name) if baseline in networks else getattr(dense, cost.name, None)
             marks[baseline] = (known, "the dense network")

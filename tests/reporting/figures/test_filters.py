@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from small_studies import make_search
 from torch import Tensor, nn
 
 from lrnas.arch.architecture import Allocation, Architecture
@@ -214,8 +215,10 @@ def test_the_title_says_that_weights_are_not_trained(tmp_path: Path, capsys: pyt
 
 
 def test_mistakes(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_search(tmp_path / "s")
     for arguments, message in (
-        (["nin"], "got one whose layers are all dense"),
+        (["nin"], "got one whose layers are all dense; try vgg-gmp-lr-join\n"),
+        (["s:1", "--fresh", "--studies", str(tmp_path)], "got one whose layers are all dense; try s:2\n"),
         ([str(checkpoint), "--layer", "conv9"], "got 'conv9'; known: conv1, conv2, conv3"),
         ([str(checkpoint), "--out", "filters.bmp"], "png, svg, pdf; got 'filters.bmp'"),
         ([str(checkpoint), "--number", "0"], "at least 1; got 0"),

@@ -105,6 +105,10 @@ def test_the_papers_networks_beyond_a_limit_are_marked(tmp_path: Path, monkeypat
     }
     assert marks == {name: pytest.approx(macs / 1e6) for name, macs in beyond.items()}
     assert axes.get_xlim()[1] > max(marks.values())
+    tested = make_report([proposals.study], retrained=[some_finals(proposals.study)])
+    axes = drawn_by(monkeypatch, lambda: plot_finals(tested, tmp_path / "finals.svg"))
+    remarks = {text.get_text() for text in axes.texts if not isinstance(text, Annotation)}
+    assert remarks == {f"{name}, not trained again" for name in beyond}
 
 
 @pytest.mark.parametrize("axis", ["macs", "params"])
