@@ -146,7 +146,7 @@ def find_source(
     """
     given = None if architecture is None else Architecture.load(architecture)
     if not isinstance(source, str | Path):
-        return _from_study(StudyNetwork(source.study, source), source.study.where.studies, fresh)
+        return _from_study(StudyNetwork(source.study, source), source.study.where.folder, fresh)
     path, source = Path(source), str(source)
     if len(source) < 1000 and path.exists():
         if path.is_dir() and not (path / RECORD).exists():  # a study can have the name of the folder of its images

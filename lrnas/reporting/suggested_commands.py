@@ -46,7 +46,7 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
     compare = ", and compare them" if beside else ", and test it"
     has_own_code = manifest.get("trainable") is not None  # then only a search can train its networks
     recipe = "" if has_own_code else _recipe_options(manifest)
-    folder = trials_folder(where.studies, study.name)
+    folder = trials_folder(where.folder, study.name)
     has_weights = {file.parent.name for file in folder.glob(f"*/{CHECKPOINT}")}
 
     def suggest(trial: Trial) -> Iterator[ShellLine]:

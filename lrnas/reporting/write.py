@@ -70,7 +70,7 @@ def report(
     opened = [open_search(name, studies=studies, storage=storage) for name in dict.fromkeys(names)]
     if not opened:
         raise InvalidArgument("a report needs a study; got none; leave the argument out for the only study there is")
-    folder = Path(opened[0].where.studies, opened[0].name, "-".join(["report", *(each.name for each in opened[1:])]))
+    folder = Path(opened[0].where.folder, opened[0].name, "-".join(["report", *(each.name for each in opened[1:])]))
     folder = folder if out is None else Path(out)
     with without_collecting():  # thousands of trials are millions of objects, and all of them are needed
         contents = _make_report(opened, axis)

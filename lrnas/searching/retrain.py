@@ -133,7 +133,7 @@ def retrain(
         training = _Training(search, data, data_dir, recipe, given, image_memory, pack)
         retraining = _open(search, training)
         keep_images(retraining.study.optuna_study, training.named, training.data_dir)
-        folder = trials_folder(search.where.studies, retraining.study.name)
+        folder = trials_folder(search.where.folder, retraining.study.name)
         costs = {network.identity: training.cost(network.architecture) for network in networks}
         retraining.enqueue(networks, _seeds(search, seeds), costs)
         retraining.take_over(folder)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 DATABASE = "study.db"
 """File of a study's SQLite database, in the study's folder."""
@@ -12,19 +13,26 @@ DATABASE = "study.db"
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Folder and storage of studies, for commands that are suggested to users.
+    """Folder and storage of studies, also for commands that are suggested to users.
 
     Args:
-        studies: The folder where studies are kept.
+        studies: The folder where studies are kept, as it was given.
         storage: A database URL or `journal:FILE`; None for the file in the study's folder.
     """
 
     studies: str = "studies"
     storage: str | None = None
+    _start: Path = field(default_factory=Path.cwd, init=False, repr=False, compare=False)
+    """The current folder when the study was opened, which `studies` may be relative to."""
+
+    @property
+    def folder(self) -> str:
+        """The folder where studies are kept; absolute if the current folder has changed."""
+        return self.studies if Path.cwd() == self._start else str(self._start / self.studies)
 
     def options(self) -> str:
         """Options of a command line, without passwords."""
-        studies = "" if self.studies == "studies" else f" --studies {shlex.quote(self.studies)}"
+        studies = "" if self.folder == "studies" else f" --studies {shlex.quote(self.folder)}"
         if self.storage is None:
             return studies
         # a URL with a user name or with options may contain a password

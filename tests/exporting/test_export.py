@@ -483,10 +483,11 @@ def test_trials_of_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
 
 
 def test_trials_are_loaded_and_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also from another folder than the studies'."""
+    """Also if the current folder changes after the study was opened."""
     make_study(tmp_path / "studies")
+    monkeypatch.chdir(tmp_path)
+    trial = lrnas.open_study().best()
     monkeypatch.chdir(tmp_path / "studies")
-    trial = lrnas.open_study(studies=tmp_path / "studies").best()
     assert (trial.number, trial.curve) == (1, (0.9,))
     model = trial.load()
     (file,) = (tmp_path / "studies" / "small" / "trials" / "00001").glob("*.safetensors")

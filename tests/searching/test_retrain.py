@@ -10,11 +10,13 @@ from typing import Any
 import optuna
 import pytest
 import torch
+from filled_studies import fill_study
 from optuna.trial import TrialState
 from PIL import Image
 from retrainings import ask, enqueue, finish, retraining
 from small_studies import SPACE, cost, make_finals, make_proposals, make_search
 
+import lrnas
 from lrnas.cli.main import main
 from lrnas.cli.retrain import _print_finals
 from lrnas.data.catalog import load_set
@@ -23,7 +25,8 @@ from lrnas.searching.progress import ProgressView
 from lrnas.searching.proposals import Queue
 from lrnas.searching.ray_cluster import Workers
 from lrnas.searching.ray_tune import _StudySearcher, run_trials
-from lrnas.searching.retrain import _choose, _open, _Training, plan_retraining
+from lrnas.searching.retrain import _choose, _open, _Training, plan_retraining, retrain
+from lrnas.searching.runs import Runs
 from lrnas.searching.search import search
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import MOST_LOSSES
@@ -129,6 +132,31 @@ def test_images_are_found_where_the_search_read_them(tmp_path: Path, monkeypatch
     with pytest.raises(StudyError, match=r"s read its images from folder:.*photos, but now: .*; or give `data`"):
         training(study)
     assert _Training(study, f"folder:{tmp_path / 'moved'}", None, "fast", {"batch_size": 2}).named.endswith("moved")
+
+
+@pytest.mark.parametrize("storage", [None, "journal:studies/j"])
+def test_an_open_study_keeps_its_folder_if_the_current_one_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str | None
+) -> None:
+    folders: list[Path] = []
+
+    def stop(_: Runs, folder: Path) -> None:
+        folders.append(folder)
+        raise StudyError("stop")
+
+    monkeypatch.setattr(Runs, "take_over", stop)
+    monkeypatch.chdir(tmp_path)
+    study = fill_study(Path("studies"), 4, storage=storage)
+    study.manifest |= {"data": "digits", "image_size": 8, "channels": 1}
+    assert study.where.options() == ("" if storage is None else f" --storage {storage}")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert lrnas.report(study).page == tmp_path / "studies" / "s" / "report" / "report.html"
+    with pytest.raises(StudyError, match="stop"):
+        retrain(study, trials=[0], recipe="fast", data="digits")
+    assert folders == [tmp_path / "studies" / "s" / "retrained" / "fast"]
+    assert list(Path.cwd().iterdir()) == []
+    assert study.where.options().startswith(f" --studies {tmp_path / 'studies'}")
 
 
 def test_a_recipe_s_changes_are_in_the_name(tmp_path: Path) -> None:
