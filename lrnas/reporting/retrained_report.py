@@ -40,7 +40,8 @@ class Tested:
             return f"No network of the paper {why}: there is nothing to compare with."
         kinds = Counter(verdict.kind for verdict in self.verdicts)
         counts = ", ".join(f"{kinds[kind]} {kind}" for kind in get_args(Kind) if kinds[kind])
-        return f"Of {len(self.verdicts)} networks of the paper: {counts}."
+        number = len(self.verdicts)
+        return f"Of {number} network{'s' * (number != 1)} of the paper: {counts}."
 
     def to_dict(self) -> dict[str, Any]:
         finals = self.retrained.finals

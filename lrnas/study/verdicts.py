@@ -42,11 +42,11 @@ class Verdict:
 
     point: str
     kind: Kind
-    """Rivals are the networks that the search found and that cost no more than the point. Dominated: a rival is
-    significantly better. No difference shown: the best rival does not differ significantly, which does not prove that
-    it is as good. Not reached: the point is significantly better than the best rival, or there is none. Unknown: the
-    noise is not known, because the point or the best rival has fewer than two runs or all runs gave the same accuracy;
-    or no rival is tested yet."""
+    """Rivals are the retrained networks that the search found and that cost no more than the point. Dominated: a rival
+    is significantly better. No difference shown: the best rival does not differ significantly, which does not prove
+    that it is as good. Not reached: the point is significantly better than the best rival. Unknown: the noise is not
+    known, because the point or the best rival has fewer than two runs or all runs gave the same accuracy; or no rival
+    was retrained, or none is tested yet."""
     rival: Final | None = None
     """If dominated: the cheapest rival that dominates. Otherwise the best rival."""
     share: float | None = None
@@ -111,7 +111,8 @@ class Verdict:
         if self.untested:
             diverged = f"; {self.gone} diverged in every run" if self.gone else ""
             return f"none of the {self.untested} that cost no more was tested{diverged}"
-        return "no run of it was tested" if self.kind == "unknown" else "the search found no network that costs no more"
+        is_tested = self.final is not None and _known(self.final)
+        return "no found network that costs no more was retrained" if is_tested else "no run of it was tested"
 
     def remarks(self) -> list[str]:
         """Remarks on what the numbers do not show: uniform networks, diverged or missing runs, unknown costs."""
@@ -189,7 +190,6 @@ def judge(finals: Sequence[Final]) -> list[Verdict]:
             tested = [final for final in cheaper if _known(final)]
             verdict = replace(
                 verdict,
-                kind="unknown" if cheaper else "not reached",
                 untested=len(cheaper) - len(tested),
                 single=sum(len(_known(final)) == 1 for final in tested),
                 gone=sum(

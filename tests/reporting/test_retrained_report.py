@@ -81,8 +81,13 @@ def test_table_and_sentence_show_the_same_p_value(again: tested.Tested) -> None:
 def test_a_verdict_without_a_rival_says_why(again: tested.Tested) -> None:
     points = tuple(final for final in again.retrained.finals if final.point is not None)
     (first, *_) = tested.Tested(again.retrained, tuple(judge(points))).to_dict()["verdicts"]
-    assert (first["kind"], first["rival"]) == ("not reached", None)
-    assert first["note"] == "the search found no network that costs no more; 1 of its 2 runs diverged"
+    assert (first["kind"], first["rival"]) == ("unknown", None)
+    assert first["note"] == "no found network that costs no more was retrained; 1 of its 2 runs diverged"
+
+
+def test_a_headline_counts_a_single_network(again: tested.Tested) -> None:
+    headline = tested.Tested(again.retrained, again.verdicts[:1]).headline
+    assert headline == f"Of 1 network of the paper: 1 {again.verdicts[0].kind}."
 
 
 def test_a_headline_says_that_there_is_nothing_to_compare_with(again: tested.Tested) -> None:

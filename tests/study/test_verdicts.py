@@ -65,7 +65,7 @@ def test_rivals_cost_no_more_in_any_objective_of_the_search() -> None:
     assert str(found).endswith("; latency was not compared.") and found.not_compared == ("latency",)
     alone = verdict(replace(point, costs=("params", "latency")))
     assert str(alone) == (
-        "paper-net: not reached, the search found no network that costs no more; latency was not compared."
+        "paper-net: unknown, no found network that costs no more was retrained; latency was not compared."
     )
 
 
@@ -105,8 +105,8 @@ def test_no_difference_shown_and_not_reached() -> None:
     assert behind.kind == "not reached" and behind.p is not None and behind.p < 0.001
     assert "not reached; the best that costs no more is far at 0.400 of its MACs: -40.00 points" in str(behind)
     nothing = verdict(POINT, final("dear", 101, 0.99, 0.99))
-    assert (nothing.kind, nothing.rival) == ("not reached", None)
-    assert str(nothing) == "paper-net: not reached, the search found no network that costs no more."
+    assert (nothing.kind, nothing.rival) == ("unknown", None)
+    assert str(nothing) == "paper-net: unknown, no found network that costs no more was retrained."
 
 
 def test_one_seed_gives_no_verdict() -> None:
@@ -159,8 +159,8 @@ def test_other_networks_of_the_paper_are_no_rivals() -> None:
     other = final("q", 10, 0.99, 0.991, 0.992, point="better-paper-net", trial=3)  # even if it is also a trial
     found = judge([POINT, other])
     assert [(verdict.point, verdict.kind) for verdict in found] == [
-        ("better-paper-net", "not reached"),
-        ("paper-net", "not reached"),
+        ("better-paper-net", "unknown"),
+        ("paper-net", "unknown"),
     ]
 
 
