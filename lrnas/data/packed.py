@@ -249,13 +249,13 @@ class PackedSet(DataSet):
             logger.warning(line)
 
     def check_readable(self, progress: Progress | None = None) -> None:
-        """Raise UnreadableImages if too many images for training or validation cannot be read.
+        """Raise UnreadableImages if too many images of a split cannot be read, also of the test images.
 
         Args:
             progress: As in `unreadable`.
         """
         pack = self.pack.open(progress)
-        for split in (self.train, self.val):
+        for split in (self.train, self.val, self._test):
             split.readable(pack)
 
     def unreadable(self, progress: Progress | None = None) -> list[str]:

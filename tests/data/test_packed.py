@@ -292,6 +292,11 @@ def test_unreadable_test_images_do_not_prevent_training(tmp_path: Path) -> None:
         evaluate(make_model(), data.test(), data, RECIPE)
 
 
+def test_too_many_unreadable_test_images_are_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableImages, match="2 of 102 test images cannot be read, and more than 1 % end a run"):
+        large(tmp_path / "set", 2, "test").prepare()
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_more_than_one_in_a_hundred_end_the_run(split: str, tmp_path: Path) -> None:
     data = large(tmp_path / "set", 2, split)

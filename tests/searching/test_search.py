@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pictures import write_set
+from pictures import spoil, write_set
 
 from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import main
-from lrnas.errors import LrnasError, UnknownName
+from lrnas.data.packed import PackedSet
+from lrnas.errors import LrnasError, UnknownName, UnreadableImages
 from lrnas.searching import estimate as dry_run, search as driver, setup as search_training, trials_per_gpu
 from lrnas.searching.progress import ProgressView, SearchEvents
 from lrnas.searching.proposals import Proposals, Queue
 from lrnas.searching.ray_cluster import Workers
+from lrnas.searching.retrain import retrain
 from lrnas.searching.search import Preparation, search
 from lrnas.searching.setup import SearchTraining
 from lrnas.searching.trials_per_gpu import Measurement
@@ -377,6 +379,24 @@ def test_what_is_refused_after_the_study_was_created_leaves_no_study(
     with pytest.raises(LrnasError, match="cannot reach"):
         search("nin", name="s", **options)
     assert study_names(tmp_path / "studies") == ["other"] and not (tmp_path / "studies" / "s").exists()
+
+
+def test_unreadable_test_images_are_refused_before_anything_is_trained(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = spoil(pictures / "val" / "red" / "001.png")  # without test/, the images of val/ are the test images
+    options: dict[str, Any] = {"budget": 2, "data": f"folder:{pictures}", "studies": tmp_path / "studies"}
+    options |= {"name": "s", "image_size": 8, "data_dir": tmp_path}
+    refused = rf"^1 of 6 test images cannot be read, and more than 1 % end a run: {bad} .*; repair or remove it"
+    for use in (search, dry_run.estimate):
+        with pytest.raises(UnreadableImages, match=refused):
+            use("nin", **options)
+        assert not (tmp_path / "studies" / "s").exists()
+    with monkeypatch.context() as patch:  # the image was readable when the search began
+        patch.setattr(PackedSet, "check_readable", lambda *_: None)
+        train(begin(tmp_path, pictures, name="s", image_size=8, data_dir=tmp_path).proposals)
+    with pytest.raises(UnreadableImages, match=refused):
+        retrain("s", studies=tmp_path / "studies", data_dir=tmp_path, set={"batch_size": 2})
 
 
 @pytest.mark.slow
