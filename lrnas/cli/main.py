@@ -60,7 +60,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 1
     except KeyboardInterrupt as error:
         is_terminated = isinstance(error, Terminated)
-        complain("; ".join(filter(None, ("terminated" if is_terminated else "interrupted", str(error)))))
+        complain(str(error) or ("terminated" if is_terminated else "interrupted"))
         return exit_code(signal.SIGTERM if is_terminated else signal.SIGINT)
     return code
 

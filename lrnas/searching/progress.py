@@ -98,7 +98,7 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
             yield view
             view.show_rest()
         except KeyboardInterrupt:
-            raise Interrupted("nothing is lost; the same call continues") from None
+            raise Interrupted from None
         finally:
             bar.end()
     elif not sys.stderr.isatty():

@@ -120,14 +120,15 @@ def retrain(
         progress: Whether to show messages and progress on stderr.
 
     Returns:
-        The retraining, a study with the name SEARCH@RECIPE; `lrnas.read_retraining` reads its results.
+        The retraining, a study with the name SEARCH@RECIPE; `lrnas.read_retraining` reads its results. Interrupts are
+        handled as in `lrnas.search`.
     """
     _check_seeds(seeds)
     if trial_timeout is not None:
         trial_timeout = read_value(SECONDS, trial_timeout, "trial_timeout")
     workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address, timeout=trial_timeout)
     given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
-    with continuable(), progress_view(events, progress) as view:
+    with continuable("retraining"), progress_view(events, progress) as view:
         search = open_search(study, storage=storage, studies=studies)
         networks = _choose(search, trials, front, points)
         training = _Training(search, data, data_dir, recipe, given, image_memory, pack)

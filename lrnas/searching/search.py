@@ -77,9 +77,10 @@ def search(
     Returns:
         The study, with all trials and the front. If the search was interrupted (Ctrl-C, or in a notebook "interrupt the
         kernel"), it stops after the current epochs, warns, and returns the study as it is; its attribute `interrupted`
-        is then not 0.
+        is then not 0. An interrupt before the first trial, or a second one, raises `KeyboardInterrupt`; the same call
+        continues the search.
     """
-    with continuable(), progress_view(events, progress) as view:
+    with continuable("search"), progress_view(events, progress) as view:
         study = _search(gather_settings(space, settings), view)
     tell_interrupted(study)
     return study

@@ -12,19 +12,24 @@ from typing import TYPE_CHECKING
 
 from lrnas._messages import duration, logger, printable
 from lrnas.data.names import Progress
-from lrnas.errors import is_command
+from lrnas.errors import Terminated, is_command
 
 if TYPE_CHECKING:
     from lrnas.training.loop import EpochReport, Report
 
 
 @contextmanager
-def continuable() -> Iterator[None]:
-    """Context of trainings: an interrupt that ends them at once says that the same command continues them."""
+def continuable(what: str) -> Iterator[None]:
+    """Context of trainings: an interrupt that ends them at once says that the same command continues them.
+
+    Args:
+        what: What is interrupted, for the message: search, retraining or training.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
-        error.args = (how_to_continue(),)
+        ended = "terminated" if isinstance(error, Terminated) else "interrupted"
+        error.args = (f"the {what} was {ended}; {how_to_continue()}",)
         raise
 
 

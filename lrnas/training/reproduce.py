@@ -122,7 +122,7 @@ class _Execution(NamedTuple):
     address: str | None
 
 
-@continuable()
+@continuable("training")
 def reproduce(
     source: str,
     *,

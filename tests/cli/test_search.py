@@ -84,10 +84,10 @@ def test_a_search_that_is_ended_at_once_can_be_continued(
 
     monkeypatch.setattr("lrnas.searching.search._search", end)
     monkeypatch.setattr("lrnas.searching.retrain._choose", end)
-    for command in (["search", "nin", "--budget", "2"], ["retrain", "s"]):
+    for command, what in ((["search", "nin", "--budget", "2"], "search"), (["retrain", "s"], "retraining")):
         assert main([*command, "--studies", str(studies)]) == code
-        assert capsys.readouterr().err == f"lrnas: {word}; the same command continues it\n"
-    with pytest.raises(kind, match="the same call continues it"):
+        assert capsys.readouterr().err == f"lrnas: the {what} was {word}; the same command continues it\n"
+    with pytest.raises(kind, match=f"^the search was {word}; the same call continues it$"):
         lrnas.search("nin", budget=2)
 
 

@@ -87,7 +87,7 @@ def test_after_an_interrupt_the_same_command_continues(
     command = ["reproduce", str(thin), "--data", "digits", "--recipe", "fast", "--epochs", "3"]
     command += ["--device", "cpu", "--out", str(tmp_path / "out")]
     assert main(command) == 130
-    assert capsys.readouterr().err.endswith("lrnas: interrupted; the same command continues it\n")
+    assert capsys.readouterr().err.endswith("lrnas: the training was interrupted; the same command continues it\n")
     assert main(command) == 0 and epochs[2] > 1
 
 
