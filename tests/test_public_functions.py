@@ -77,6 +77,17 @@ def test_report_and_plot(tmp_path: Path) -> None:
             lrnas.plot(*arguments, studies=tmp_path)
 
 
+def test_a_report_removes_the_figures_that_only_an_earlier_one_had(tmp_path: Path) -> None:
+    study, folder = fill_study(tmp_path, 3), tmp_path / "out"
+    folder.mkdir()
+    for name in ("finals.png", "finals.svg", "mine.png"):
+        (folder / name).touch()
+    lrnas.report(study, out=folder)
+    assert (folder / "finals.png").exists()  # no report wrote it
+    written = lrnas.report(study, out=folder)
+    assert set(folder.iterdir()) == {written.page, folder / "mine.png", *written.figures}
+
+
 def test_profile_takes_trials_architectures_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lrnas.profiling import profile as module
 
@@ -289,4 +300,4 @@ def test_a_report_links_to_its_page_in_a_notebook(tmp_path: Path) -> None:
     study = fill_study(tmp_path, 3)
     written = WrittenReport(Path("a & b/s.html"), (), make_report([study]), (study,))
     assert '<a href="a &amp; b/s.html">a &amp; b/s.html</a>' in written._repr_html_()
-    assert repr(written) == f"WrittenReport(page={written.page!r}, figures=())"
+    assert repr(written) == "<WrittenReport a & b/s.html, 0 figures>"

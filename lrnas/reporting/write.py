@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Picture = Literal["pareto", "history", "allocation", "curves"]
 PICTURES = get_args(Picture)
+PAGE = "report.html"
+FIGURES = ("front", "history", "finals", "allocation", "curves", "importances")
+"""Names of the figures of a report; with several studies, the last three have the name of a study after them."""
 FORMS = ("png", "svg")
 """Formats of the figures of a report."""
 
@@ -37,9 +40,12 @@ class WrittenReport:
     """The HTML page."""
     figures: tuple[Path, ...]
     """The figures beside it; none without matplotlib."""
-    contents: Report = field(repr=False)
+    contents: Report
     """What the page shows."""
-    studies: tuple[Study, ...] = field(repr=False)
+    studies: tuple[Study, ...]
+
+    def __repr__(self) -> str:
+        return f"<WrittenReport {self.page}, {len(self.figures)} figures>"
 
     def _repr_html_(self) -> str:
         return f'Written: <a href="{html.escape(str(self.page), quote=True)}">{html.escape(str(self.page))}</a>'
@@ -74,8 +80,11 @@ def report(
     folder = folder if out is None else Path(out)
     with without_collecting():  # thousands of trials are millions of objects, and all of them are needed
         contents = _make_report(opened, axis)
+        is_new = not (folder / PAGE).exists()
         page = _write_page(contents, folder)
         figures = _write_figures(contents, folder)
+    if not is_new:
+        _remove_earlier(contents, folder, figures)
     return WrittenReport(page, tuple(figures), contents, tuple(opened))
 
 
@@ -133,7 +142,7 @@ def _make_report(studies: list[Study], axis: str | None) -> Report:
 
 
 def _write_page(contents: Report, folder: Path) -> Path:
-    file = folder / "report.html"
+    file = folder / PAGE
     text = make_page(contents)
     try:
         with write_atomically(file) as part:
@@ -170,3 +179,11 @@ def _write_figures(contents: Report, folder: Path) -> list[Path]:
         picture(forms)
         files += forms
     return files
+
+
+def _remove_earlier(contents: Report, folder: Path, figures: Sequence[Path]) -> None:
+    """Remove figures that an earlier report wrote and this one does not have."""
+    for ending in ("", *(f"-{study.name}" for study in contents.studies)):
+        for file in (folder / f"{name}{ending}.{form}" for name in FIGURES for form in FORMS):
+            if file not in figures:
+                file.unlink(missing_ok=True)
