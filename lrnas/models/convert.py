@@ -136,7 +136,7 @@ def convert(
             replaced[path] = mix
     images = _check_start(model, init, calibration)
     teacher = _run_copy(model, images[0]) if images else None
-    if images:
+    if images and replaced:
         show_messages()
         number, layers = sum(map(len, images)), f"{len(replaced)} new layer{'s' * (len(replaced) != 1)}"
         logger.info(f"fitting {layers} to {number:,} images, one after another; this can take minutes")

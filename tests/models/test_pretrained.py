@@ -307,9 +307,11 @@ def test_an_error_during_the_fit_changes_nothing(error: type[BaseException]) -> 
 def test_a_fit_to_images_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     convert(Net(), GROUPS, init="pretrained")
     assert capsys.readouterr().err == ""
-    convert(Net(), GROUPS, init="pretrained", calibration=[smooth_images(8)])
+    net = convert(Net(), GROUPS, init="pretrained", calibration=[smooth_images(8)]).model
     told = "fitting 4 new layers to 8 images, one after another; this can take minutes\n"
     assert capsys.readouterr().err == told
+    assert not convert(net, init="pretrained", calibration=[smooth_images(8)]).replaced
+    assert capsys.readouterr().err == ""
 
 
 def test_batches_are_read_only_if_they_are_used() -> None:
