@@ -177,7 +177,7 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict]) -
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
     known = ("trial", "MACs", "share", "parameters", "test accuracy", "n", "runs")
     optional = ["parameters", "runs", *reversed(further), "MACs", "share"]  # not the trial: verdicts name it
-    text = "runs: their numbers, one per seed; lrnas export also takes STUDY@RECIPE:RUN, with such a number."
+    text = "runs: their numbers, one per seed; STUDY@RECIPE:RUN, with such a number, is also the name of a network."
     table = make_table(title, ["network"], [*known, *further], [""], optional, {"runs": text})
     for final in finals:
         marks = [mark for mark in (front.get(final.identity), "paper" if final.point else None) if mark]

@@ -257,7 +257,7 @@ def test_a_study_that_cannot_be_opened(how: str, tmp_path: Path, capsys: pytest.
     """The error is one line with exit code 2; the list of studies shows the other studies."""
     Kept(tmp_path / "s")
     reason = spoil(tmp_path / "bad", how)
-    search = ["search", "--space", "nin", "--data", "digits", "--budget", "1", "--name", "bad"]
+    search = ["search", "--space", "nin", "--data", "digits", "--budget", "1", "--name", "bad", "--set", "batch_size=8"]
     for command in (["front", "bad"], search):
         assert main([*command, "--studies", str(tmp_path)]) == 2
         error = capsys.readouterr().err
