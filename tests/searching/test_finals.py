@@ -333,7 +333,7 @@ def test_the_front_and_the_best_network_are_those_of_the_finals(tmp_path: Path) 
         search.best(level="longer")
     with pytest.raises(UnknownName, match="unknown level 'ful'; did you mean full"):
         search.front("ful")
-    with pytest.raises(UnknownName, match=r"unknown level 'finals'; .*; finals are the level full"):
+    with pytest.raises(UnknownName, match=r"unknown level 'finals'; .* .finals are the level full."):
         search.front("finals")
     with pytest.raises(StudyError, match="max_macs takes a number above 0; got 'much'; for example 3M"):
         search.best(max_macs="much")
