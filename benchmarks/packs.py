@@ -166,6 +166,7 @@ class _StaticBatch:
         images = torch.randn(self.batch_size, 3, data.image_size, data.image_size, device=device)
         layout = torch.channels_last if on_gpu else torch.contiguous_format
         self.images = images.to(torch.bfloat16 if on_gpu else torch.float32, memory_format=layout)
+        self.crop = data.image_size
         self.labels = torch.randint(CLASSES, (self.batch_size,), device=device)
         self.places = torch.arange(self.steps * self.batch_size, device=device)[None]
 

@@ -1,4 +1,4 @@
-"""Microseconds and GPU kernels of a captured training step: the recipe `fast`, random images of 32×32 pixels.
+"""Microseconds and GPU kernels of a captured training step: the recipe `fast`, random images of 32×32 pixels by default.
 
     python benchmarks/step.py nin nin-c3-lr my_network.json --batch 128 --top 15
 
@@ -26,7 +26,6 @@ from lrnas.training.job import Images
 from lrnas.training.provenance import provenance
 from lrnas.training.side_by_side import for_random_images, make_training
 
-IMAGES = Images("random", "random", 3, 32, 10)
 STEPS = 3
 """Number of steps in the profile."""
 
@@ -38,11 +37,11 @@ def find_network(name: str) -> Architecture:
     return dataclasses.replace(named_networks()[name], batch_norm=True)
 
 
-def measure(architecture: Architecture, batch: int) -> dict[str, Any]:
+def measure(architecture: Architecture, batch: int, size: int) -> dict[str, Any]:
     """Time the captured step of a network, and count the kernels of the same step without capture."""
     recipe = get_recipe("fast", architecture.backbone, 32, 45_000, {"batch_size": batch})
     recipe = for_random_images(recipe)
-    training = make_training(architecture, recipe, IMAGES, "cuda", batch)
+    training = make_training(architecture, recipe, Images("random", "random", 3, size, 10), "cuda", batch)
     training.measure()
     with fused(training.step.model):
         training.step.position.zero_()
@@ -72,20 +71,21 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("networks", nargs="+")
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--size", type=int, default=32, help="rows and columns of the images (default: 32)")
     parser.add_argument("--top", type=int, default=0, help="number of kernels to show (default: none)")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args()
     found = {}
     for name in options.networks:
         architecture = find_network(name)
-        result = measure(architecture, options.batch)
+        result = measure(architecture, options.batch, options.size)
         shown = {key: value for key, value in result.items() if key != "top"}
         print(name, ", ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in shown.items()), flush=True)
         for row in result["top"][: options.top]:
             print(f"  {row['number']:5.1f} × {row['microseconds']:7.1f} us in all  {row['kernel'][:100]}")
         found[name] = {"architecture": architecture.to_dict(), **result, "top": result["top"][: options.top]}
     if options.out:
-        write_result(options.out, provenance(seeds=[0], n=1), batch=options.batch, networks=found)
+        write_result(options.out, provenance(seeds=[0], n=1), batch=options.batch, size=options.size, networks=found)
 
 
 if __name__ == "__main__":

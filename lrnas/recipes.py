@@ -26,10 +26,10 @@ _RULES = (
     (("epochs", "patience"), "from 1 to 100000", lambda v: 1 <= v <= 100_000),
     (("batch_size",), "from 1 to 1000000", lambda v: 1 <= v <= 1_000_000),
     (("lr",), "above 0 and at most 1000", lambda v: 0 < v <= 1_000),
-    (("min_area",), "from 0 to 1", lambda v: 0 <= v <= 1),
+    (("min_area", "early_share"), "from 0 to 1", lambda v: 0 <= v <= 1),
     (("momentum", "label_smoothing", "drop_rate", "warmup", "drop_at"), "at least 0 and below 1", lambda v: 0 <= v < 1),
     (("weight_decay", "power", "drops", "clip", "aux_weight"), "from 0 to 100000", lambda v: 0 <= v <= 100_000),
-    (("crop", "pad"), "from 0 to 100000", lambda v: 0 <= v <= 100_000),
+    (("crop", "early_crop", "pad"), "from 0 to 100000", lambda v: 0 <= v <= 100_000),
     (("schedule",), f"one of {', '.join(get_args(Schedule))}", lambda v: v in get_args(Schedule)),
     (("init",), f"one of {', '.join(_INIT_RULES)}", lambda v: v in _INIT_RULES),
 )
@@ -83,6 +83,10 @@ class Recipe:
     """Weight of each auxiliary loss, for backbones with auxiliary heads."""
     crop: int = 0
     """Rows and columns of the random crops; 0: the image size."""
+    early_crop: int = 0
+    """Rows and columns of the crops in the first epochs, which are then faster; 0: as in all epochs."""
+    early_share: float = 0.0
+    """Share of the epochs with crops of early_crop."""
     pad: int = 0
     """Pixels added at every side before cropping."""
     min_area: float = 0.0
@@ -135,6 +139,10 @@ class Recipe:
                 f"batch_size must be at most {num_images}, the number of training images; got {self.batch_size}; "
                 "set a smaller one"
             )
+
+    def crop_in(self, epoch: int) -> int:
+        """Rows and columns of the crops in an epoch, counted from 0; 0: the image size."""
+        return self.early_crop if epoch < round(self.early_share * self.epochs) else self.crop
 
     @property
     def watches_validation(self) -> bool:

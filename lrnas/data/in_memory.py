@@ -31,6 +31,8 @@ class Batches(Protocol):
     """Images per step, over all workers."""
     steps: int
     """Steps per epoch."""
+    crop: int
+    """Rows and columns of the images that `take` returns; may be changed before an epoch starts."""
     places: Tensor
     """Where each image of the epoch is taken from: one column per image, [rows, steps * batch_size].
 

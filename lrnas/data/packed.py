@@ -380,7 +380,7 @@ class _TrainCrops:
     """Training batches of a pack: shuffled, cropped and mirrored. Every worker takes its own share of a batch."""
 
     def __init__(self, split: PackedSplit, pack: PackOnDevices, recipe: Recipe, device: torch.device) -> None:
-        self.device, self.size = device, pack.image_size
+        self.device, self.crop = device, pack.image_size
         self.mirror, self.min_area = recipe.mirror, recipe.min_area
         self.images, self.labels = split.readable(pack.open())
         self.batch_size = min(recipe.batch_size, len(self.labels))
@@ -390,7 +390,7 @@ class _TrainCrops:
         self.own = [slice(first, first + share) for first in own]
         """The crops of this worker, step by step."""
         whole = _most_pixels(self.images, share)
-        self.pixels = pack.pixels(device, whole if self.min_area else share * self.size**2, whole)
+        self.pixels = pack.pixels(device, whole if self.min_area else share * self.crop**2, whole)
         self.places = torch.zeros(6, self.steps * self.batch_size, dtype=torch.int64, device=device)
         self.shift, self.scale = _shift_and_scale(device)
 
@@ -403,7 +403,7 @@ class _TrainCrops:
         if self.min_area:
             boxes = random_resized_boxes(rows, columns, self.min_area, generator)
         else:
-            boxes = random_boxes(rows, columns, self.size, generator)
+            boxes = random_boxes(rows, columns, self.crop, generator)
         mirrored = torch.randint(2 if self.mirror else 1, (number,), generator=generator)
         self.places.copy_(self.pixels.begin(make_places(images, self.labels[order], boxes, mirrored), self.own))
 
@@ -413,7 +413,7 @@ class _TrainCrops:
 
     def take(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         resize = bool(self.min_area)
-        return take(self.pixels.pixels, places, self.size, resize, self.shift, self.scale, dtype), places[5]
+        return take(self.pixels.pixels, places, self.crop, resize, self.shift, self.scale, dtype), places[5]
 
 
 class _EvalCrops:

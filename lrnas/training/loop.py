@@ -149,6 +149,7 @@ def train(
         epoch_started = time.perf_counter()
         generator = epoch_generator(seed, state.epoch)
         torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)) + rank())  # for dropout
+        step.set_crop(recipe.crop_in(state.epoch) or data.image_size)
         batches.start_epoch(generator)
         rates = _learning_rates(recipe, state, batches.steps)
         model.train()
@@ -303,6 +304,12 @@ class TrainingStep:
         self.rates = torch.zeros(batches.steps, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
+
+    def set_crop(self, size: int) -> None:
+        """Train on crops with this number of rows and columns from the next epoch on."""
+        if size != self.batches.crop:
+            self.batches.crop = size
+            self.graph = None
 
     def run_epoch(self, rates: list[float]) -> tuple[float, float, str]:
         """Train for one epoch; a loss that is not finite ends it early.
