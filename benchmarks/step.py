@@ -1,4 +1,4 @@
-"""Microseconds and GPU kernels of a captured training step: the recipe `fast`, random images of 32×32 pixels by default.
+"""Microseconds and GPU kernels of a captured training step: the recipe `fast`, random images.
 
     python benchmarks/step.py nin nin-c3-lr my_network.json --batch 128 --top 15
 

@@ -8,6 +8,7 @@ trainings do, and `full` is such a full training; both were chosen by measuremen
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,6 +19,8 @@ from lrnas.errors import LrnasError, UnknownName, closest
 
 Schedule = Literal["paper", "polynomial", "one_cycle"]
 RECIPES = ("paper", "fast", "full")
+EARLY_SHARE = 0.75
+"""Share of the epochs with crops of `early_crop`."""
 OTHER_NAMES = {"learning_rate": "lr", "wd": "weight_decay", "batch": "batch_size", "dropout": "drop_rate"}
 """Names that fields of recipes have elsewhere."""
 _INIT_RULES = ("composite", "fan_in", "fan_out", "default")
@@ -26,7 +29,7 @@ _RULES = (
     (("epochs", "patience"), "from 1 to 100000", lambda v: 1 <= v <= 100_000),
     (("batch_size",), "from 1 to 1000000", lambda v: 1 <= v <= 1_000_000),
     (("lr",), "above 0 and at most 1000", lambda v: 0 < v <= 1_000),
-    (("min_area", "early_share"), "from 0 to 1", lambda v: 0 <= v <= 1),
+    (("min_area",), "from 0 to 1", lambda v: 0 <= v <= 1),
     (("momentum", "label_smoothing", "drop_rate", "warmup", "drop_at"), "at least 0 and below 1", lambda v: 0 <= v < 1),
     (("weight_decay", "power", "drops", "clip", "aux_weight"), "from 0 to 100000", lambda v: 0 <= v <= 100_000),
     (("crop", "early_crop", "pad"), "from 0 to 100000", lambda v: 0 <= v <= 100_000),
@@ -84,9 +87,7 @@ class Recipe:
     crop: int = 0
     """Rows and columns of the random crops; 0: the image size."""
     early_crop: int = 0
-    """Rows and columns of the crops in the first epochs, which are then faster; 0: as in all epochs."""
-    early_share: float = 0.0
-    """Share of the epochs with crops of early_crop."""
+    """Rows and columns of the crops in the first three quarters of the epochs, to save time; 0: as in the others."""
     pad: int = 0
     """Pixels added at every side before cropping."""
     min_area: float = 0.0
@@ -129,20 +130,39 @@ class Recipe:
             image_size: Rows and columns of the images.
             num_images: Number of training images.
         """
-        if self.crop > image_size + 2 * self.pad:
-            raise InvalidRecipe(
-                f"crop must be at most the padded image, {image_size} + 2·{self.pad}; got {self.crop}; set crop to 0 "
-                "or increase pad"
-            )
+        for name in ("crop", "early_crop"):
+            if (size := getattr(self, name)) > image_size + 2 * self.pad:
+                raise InvalidRecipe(
+                    f"{name} must be at most the padded image, {image_size} + 2·{self.pad}; got {size}; set {name} to "
+                    "0 or increase pad"
+                )
         if self.batch_size > num_images:
             raise InvalidRecipe(
                 f"batch_size must be at most {num_images}, the number of training images; got {self.batch_size}; "
                 "set a smaller one"
             )
 
-    def crop_in(self, epoch: int) -> int:
-        """Rows and columns of the crops in an epoch, counted from 0; 0: the image size."""
-        return self.early_crop if epoch < round(self.early_share * self.epochs) else self.crop
+    def size_in(self, epoch: int, image_size: int) -> int:
+        """Rows and columns of the crops in an epoch.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            image_size: Rows and columns of the images.
+        """
+        is_early = self.early_crop and epoch < round(EARLY_SHARE * self.epochs)
+        return self.early_crop if is_early else self.crop or image_size
+
+    def num_epochs(self, image_size: int) -> dict[int, int]:
+        """Number of epochs by rows and columns of their crops.
+
+        Args:
+            image_size: Rows and columns of the images.
+        """
+        return dict(Counter(self.size_in(epoch, image_size) for epoch in range(self.epochs)))
+
+    def with_size(self, size: int) -> Recipe:
+        """A copy with crops of this number of rows and columns in all epochs."""
+        return dataclasses.replace(self, crop=size, early_crop=0)
 
     @property
     def watches_validation(self) -> bool:
@@ -260,13 +280,15 @@ def get_recipe(
             recipe = dataclasses.replace(recipe, crop=0, whiten=False, all_images=False, pad=image_size // 8)
     elif name in ("fast", "full") and norms:
         recipe = dataclasses.replace(_FAST if name == "fast" else _FULL, pad=max(1, image_size // 16))
+        if name == "fast" and backbone.startswith("nin") and image_size >= 32:
+            recipe = dataclasses.replace(recipe, early_crop=image_size // 2)
     elif name in ("fast", "full"):
         recipe = _FAST_WITHOUT_NORMS if name == "fast" else _FULL_WITHOUT_NORMS
         recipe = dataclasses.replace(recipe, pad=image_size // 8)
     else:
         raise UnknownName("recipe", name, RECIPES, " (or give FILE.toml)")
     if own_crops:
-        recipe = dataclasses.replace(recipe, crop=0, pad=0, whiten=False, all_images=False)
+        recipe = dataclasses.replace(recipe, crop=0, early_crop=0, pad=0, whiten=False, all_images=False)
     largest_batch = 1 << max(0, (num_images // 32).bit_length() - 1)  # a power of 2
     if largest_batch < recipe.batch_size:
         share = (largest_batch / recipe.batch_size) ** 0.5 if norms and name != "paper" else 1.0

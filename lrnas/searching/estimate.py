@@ -34,6 +34,7 @@ from lrnas.data.cache import without_writing
 from lrnas.data.names import data_folder
 from lrnas.data.packed import PackedSet
 from lrnas.errors import LrnasError, in_users_words
+from lrnas.recipes import Recipe
 from lrnas.sampling.promotion import MAX_MEASURED, Contender, pick_full, pick_longer
 from lrnas.searching.feasible import find_feasible
 from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, Promotions, check_levels, too_little
@@ -387,8 +388,10 @@ class _Machine:
     image_memory: int
     macs: tuple[float, ...]
     """Multiply-accumulates of the networks that were measured, in ascending order."""
-    speeds: dict[int, list[Speed]]
-    """Measured speeds by batch size."""
+    speeds: dict[tuple[int, int], list[Speed]]
+    """Measured speeds by batch size, and by rows and columns of the crops."""
+    image_size: int
+    """Rows and columns of the images."""
     images: tuple[int, int]
     """Numbers of training and of validation images."""
     start: float
@@ -400,16 +403,22 @@ class _Machine:
     def seconds(self, trial: _Trial, level: Level) -> float:
         """Training time of a run, without the time in which its process starts."""
         recipe = level.recipe
-        speeds = self.speeds.get(recipe.batch_size) or next(iter(self.speeds.values()))
-        build, step, evaluation = (
-            _interpolate(trial.macs, self.macs, [getattr(speed, name) for speed in speeds])
-            for name in Speed.__slots__[:3]
-        )
         is_stopped = level.name == SHORT and self.early_stopping and not trial.is_paper
-        epochs = recipe.epochs * (STOPPED_EPOCHS if is_stopped else 1.0)
         train, val = self.images
-        steps = max(1, train // recipe.batch_size) * min(train, recipe.batch_size)
-        return build + self.slowdown * epochs * (steps * step + val * evaluation)
+        num_images = max(1, train // recipe.batch_size) * min(train, recipe.batch_size)
+        total = 0.0
+        for size, epochs in recipe.num_epochs(self.image_size).items():
+            build, step, _ = self._speed(trial, recipe, size)
+            _, _, evaluation = self._speed(trial, recipe, recipe.crop or self.image_size)
+            share = STOPPED_EPOCHS if is_stopped else 1.0
+            total += build + self.slowdown * share * epochs * (num_images * step + val * evaluation)
+        return total
+
+    def _speed(self, trial: _Trial, recipe: Recipe, size: int) -> tuple[float, ...]:
+        """Seconds for building a network, for training on an image and for evaluating one."""
+        speeds = self.speeds.get((recipe.batch_size, size)) or next(iter(self.speeds.values()))
+        names = ("build", "step", "evaluation")
+        return tuple(_interpolate(trial.macs, self.macs, [getattr(speed, name) for speed in speeds]) for name in names)
 
     def wall_seconds(
         self, runs: dict[str, list[_Trial]], levels: dict[str, Level], ask_seconds: float, gpus: int
@@ -456,12 +465,14 @@ def _measure(prepared: Preparation, settings: SearchSettings, num_bytes: int | N
         "macs": macs,
         "images": (len(data.train), len(data.val)),
         "early_stopping": bool(training.rungs),
+        "image_size": images.image_size,
     }
     if not workers.gpus:
         processes = min(room, MOST_PROCESSES)
-        speeds, start = measure_speeds(
-            chosen, training.recipe, images, "cpu", eval_batch=eval_batch, processes=processes, threads=threads
+        measured, start = _measure_sizes(
+            chosen, levels[:1], images, "cpu", eval_batch=eval_batch, processes=processes, threads=threads
         )
+        speeds = [speed for some in measured.values() for speed in some]
         return _Machine(
             device="cpu",
             gpus=0,
@@ -470,19 +481,13 @@ def _measure(prepared: Preparation, settings: SearchSettings, num_bytes: int | N
             reason=f"{workers.cpus:g} of {cores} CPU cores each",
             memory=None,
             image_memory=0,
-            speeds={training.recipe.batch_size: speeds},
+            speeds=measured,
             start=start,
             busy=sum(speed.busy for speed in speeds) / len(speeds),
             **common,
         )
     gpus = torch.cuda.device_count()
-    measured: dict[int, list[Speed]] = {}
-    start = 0.0
-    for level in levels:
-        if level.recipe.batch_size not in measured:
-            measured[level.recipe.batch_size], start = measure_speeds(
-                chosen, level.recipe, images, "cuda", eval_batch=eval_batch, threads=threads
-            )
+    measured, start = _measure_sizes(chosen, levels, images, "cuda", eval_batch=eval_batch, threads=threads)
     most = max(1, math.ceil(room / gpus))
     sharing, reason = _share(networks, prepared, settings, most, num_bytes)
     number = min(sharing.number, most)
@@ -499,6 +504,20 @@ def _measure(prepared: Preparation, settings: SearchSettings, num_bytes: int | N
         busy=0.0,
         **common,
     )
+
+
+def _measure_sizes(
+    networks: Sequence[Architecture], levels: Sequence[Level], images: Images, device: str, **how: Any
+) -> tuple[dict[tuple[int, int], list[Speed]], float]:
+    """Measured speeds by batch size and by size of the crops, and the seconds in which a process starts."""
+    found: dict[tuple[int, int], list[Speed]] = {}
+    start = 0.0
+    for recipe in (level.recipe for level in levels):
+        for size in recipe.num_epochs(images.image_size):
+            if (recipe.batch_size, size) not in found:
+                key = (recipe.batch_size, size)
+                found[key], start = measure_speeds(networks, recipe.with_size(size), images, device, **how)
+    return found, start
 
 
 def _share(

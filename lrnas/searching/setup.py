@@ -18,7 +18,7 @@ from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.data.names import Progress, data_folder, is_in_files, shown_name
-from lrnas.errors import LrnasError
+from lrnas.errors import InvalidArchitecture, LrnasError
 from lrnas.models.plan import TIMM, deployed_form, has_norms, make_plan, native_input_size, training_size
 from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
 from lrnas.sampling.front_pruner import REDUCTION_FACTOR
@@ -124,6 +124,7 @@ class SearchTraining:
             self.remarks.append(f"images per step: {self.recipe.batch_size} instead of the recipe's {usual}, {few}")
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
+        self._check_early_crop()
         self.start = None if settings.start_from is None else read_start(settings.start_from, space.backbones)
         if self.start is not None:
             has_classifier = self.start.num_classes == self.data.num_classes
@@ -140,6 +141,16 @@ class SearchTraining:
         self.rungs = rung_epochs(first, self.recipe.epochs)
         self.objectives = pick_objectives(settings.objectives)
         self.levels = self._make_levels(make_recipe)
+
+    def _check_early_crop(self) -> None:
+        """Raise InvalidRecipe if a named network cannot take the crops of the first epochs."""
+        if size := self.recipe.early_crop:
+            dense = {backbone: Architecture(backbone) for backbone in self.space.backbones}
+            for name, network in (self.space.points or dense).items():
+                try:
+                    make_plan(network, size, self.data.num_classes, self.data.channels)
+                except InvalidArchitecture as error:
+                    raise InvalidRecipe(f"early_crop is too small for {name}: {error}; set early_crop=0") from None
 
     def _make_levels(self, make_recipe: Callable[..., Recipe]) -> dict[str, Level]:
         """The levels by name, from the shortest training to the longest; `longer` only if it is clearly between."""
@@ -160,7 +171,7 @@ class SearchTraining:
             full = dataclasses.replace(full, epochs=min(full.epochs, FULL_FACTOR * recipe.epochs))
             if full.epochs <= recipe.epochs:
                 full = recipe  # the search trains in full already; the finals add seeds
-        longer = dataclasses.replace(recipe, epochs=LONGER_FACTOR * recipe.epochs)
+        longer = dataclasses.replace(recipe, epochs=LONGER_FACTOR * recipe.epochs, early_crop=0)
         is_between = 2 * longer.epochs <= full.epochs
         levels = [short, *([Level(LONGER, longer, seeds[:1])] if is_between else []), Level(FULL, full, seeds)]
         return {level.name: level for level in levels}

@@ -33,7 +33,7 @@ from lrnas.training.measuring import USED_MEMORY, MeasuringProcess, describe
 from lrnas.training.side_by_side import Rate, pick_number
 
 FILE = "trials_per_gpu.json"
-FORMAT = 2
+FORMAT = 3
 """Version of what is measured; measurements of other versions are not used."""
 PATIENCE = 240.0
 """Seconds to wait for the measurement."""
@@ -232,7 +232,13 @@ def _eval_batch(data: DataSet) -> int:
 def _conditions(networks: Sequence[Architecture], recipe: Recipe, data: DataSet, device: Device) -> dict[str, Any]:
     """Everything that a measurement depends on."""
     images = Images.of(data)
-    rest = [*map(built_id, networks), images.num_classes, recipe.crop, os.environ.get("LRNAS_KERNELS")]
+    rest = [
+        *map(built_id, networks),
+        images.num_classes,
+        recipe.crop,
+        recipe.early_crop,
+        os.environ.get("LRNAS_KERNELS"),
+    ]
     return {
         "gpu": describe(device)["gpu"],
         "format": FORMAT,

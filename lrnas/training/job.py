@@ -148,6 +148,8 @@ class Job:
         """Return the network with initial weights that depend on the seed, or on those that it starts from."""
         from lrnas.models.build import create_model  # imports timm, which takes seconds
 
+        if size := self.recipe.early_crop:
+            make_plan(self.architecture, size, data.num_classes, data.channels)  # raises if it is too small
         torch.manual_seed(self.seed)
         how: dict[str, Any] = {"init": self.recipe.init} if self.start is None else self.start.arguments()
         return create_model(self.architecture, data.num_classes, data.channels, drop_rate=self.recipe.drop_rate, **how)

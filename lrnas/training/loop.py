@@ -149,7 +149,7 @@ def train(
         epoch_started = time.perf_counter()
         generator = epoch_generator(seed, state.epoch)
         torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)) + rank())  # for dropout
-        step.set_crop(recipe.crop_in(state.epoch) or data.image_size)
+        step.set_crop(recipe.size_in(state.epoch, data.image_size))
         batches.start_epoch(generator)
         rates = _learning_rates(recipe, state, batches.steps)
         model.train()
@@ -306,7 +306,7 @@ class TrainingStep:
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
 
     def set_crop(self, size: int) -> None:
-        """Train on crops with this number of rows and columns from the next epoch on."""
+        """Train on crops of this number of rows and columns from the next epoch on."""
         if size != self.batches.crop:
             self.batches.crop = size
             self.graph = None

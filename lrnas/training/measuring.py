@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -145,7 +145,8 @@ def measure(
 
     Args:
         networks: As in `measure_rates`.
-        recipe: As in `measure_rates`.
+        recipe: As in `measure_rates`. Speeds are measured with the crops of most epochs, and memory is that of the
+            largest crops.
         images: As in `measure_rates`.
         device: As in `measure_rates`.
         eval_batch: As in `measure_rates`.
@@ -155,14 +156,18 @@ def measure(
     """
     started = time.perf_counter()
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # by default, streams share 8 queues of the GPU
+    sizes = recipe.num_epochs(images.image_size)
+    usual, largest = max(sizes, key=lambda size: sizes[size]), max(sizes)
     if len(networks) > 1:
-        compile_kernels(networks, recipe, images, device, eval_batch)
+        compile_kernels(networks, [recipe.with_size(size) for size in sizes], images, device, eval_batch)
     compiled = time.perf_counter()
     is_alone = True
     if torch.device(device).type == "cuda":
         free, total = torch.cuda.mem_get_info()
         is_alone = free > USED_MEMORY * total
-    rates = measure_rates(networks, recipe, images, device, eval_batch=eval_batch)
+    rates = measure_rates(networks, recipe.with_size(usual), images, device, eval_batch=eval_batch)
+    area = (largest / usual) ** 2
+    rates = [replace(one, memory=round(area * one.memory), eval_memory=round(area * one.eval_memory)) for one in rates]
     return {
         **describe(device),
         "rates": [asdict(rate) for rate in rates],
@@ -174,7 +179,7 @@ def measure(
 
 
 def compile_kernels(
-    networks: Sequence[Architecture], recipe: Recipe, images: Images, device: Device, eval_batch: int
+    networks: Sequence[Architecture], recipes: Sequence[Recipe], images: Images, device: Device, eval_batch: int
 ) -> None:
     """Compile the kernels of networks at the same time, in forked processes; this process must not have used CUDA.
 
@@ -183,13 +188,14 @@ def compile_kernels(
 
     Args:
         networks: As in `measure_rates`.
-        recipe: As in `measure_rates`.
+        recipes: Recipes to train each network with.
         images: As in `measure_rates`.
         device: As in `measure_rates`.
         eval_batch: As in `measure_rates`.
     """
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=_compile, args=(one, recipe, images, device, eval_batch)) for one in networks]
+    jobs = [(network, recipe, images, device, eval_batch) for recipe in recipes for network in networks]
+    processes = [fork.Process(target=_compile, args=job) for job in jobs]
     for process in processes:
         process.start()
     deadline = time.monotonic() + COMPILE_SECONDS
