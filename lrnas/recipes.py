@@ -280,8 +280,6 @@ def get_recipe(
             recipe = dataclasses.replace(recipe, crop=0, whiten=False, all_images=False, pad=image_size // 8)
     elif name in ("fast", "full") and norms:
         recipe = dataclasses.replace(_FAST if name == "fast" else _FULL, pad=max(1, image_size // 16))
-        if name == "fast" and backbone.startswith("nin") and image_size >= 32:
-            recipe = dataclasses.replace(recipe, early_crop=image_size // 2)
     elif name in ("fast", "full"):
         recipe = _FAST_WITHOUT_NORMS if name == "fast" else _FULL_WITHOUT_NORMS
         recipe = dataclasses.replace(recipe, pad=image_size // 8)

@@ -66,6 +66,7 @@ def test_files_change_a_recipe(tmp_path: Path) -> None:
         ({"mirror": "maybe"}, "mirror must be true or false; got 'maybe'; for example True"),
         ({"schedule": "cosine"}, "schedule must be one of paper, polynomial, one_cycle; got 'cosine'"),
         ({"crop": 41, "pad": 4}, "crop must be at most the padded image, 32 + 2·4; got 41"),
+        ({"early_crop": 37}, "early_crop must be at most the padded image, 32 + 2·2; got 37; set early_crop to 0"),
     ],
 )
 def test_bad_settings(changes: dict[str, object], message: str) -> None:
@@ -101,3 +102,12 @@ def test_bad_names_and_files(tmp_path: Path) -> None:
 def test_named_recipes_are_valid_as_they_stand() -> None:
     short = {"fast", "fast, without norms", "full", "full, without norms"}
     assert set(named_recipes()) == {*short, "paper, nin", "paper, googlenet", "paper, vgg"}
+
+
+@pytest.mark.parametrize(("epochs", "early"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (7, 5), (40, 30)])
+def test_crops_of_the_first_epochs(epochs: int, early: int) -> None:
+    recipe = Recipe(epochs=epochs, early_crop=16)
+    assert [recipe.size_in(epoch, 32) for epoch in range(epochs)] == [16] * early + [32] * (epochs - early)
+    assert recipe.num_epochs(32) == {size: number for size, number in ((16, early), (32, epochs - early)) if number}
+    assert recipe.with_size(24).num_epochs(32) == {24: epochs}
+    assert Recipe(epochs=epochs, crop=30).num_epochs(32) == {30: epochs}

@@ -50,6 +50,10 @@ SAMPLED_NETWORKS, SAMPLING_SECONDS = 24, 20.0
 """Number of networks whose layers are measured before trials run on the same device, and seconds for that."""
 
 
+SHORT_ONLY = ("epochs", "early_crop")
+"""Fields of a recipe that are set for short trainings only: they make trainings shorter."""
+
+
 class SearchTraining:
     """Training of every network of a study, and its cost before it is trained.
 
@@ -150,7 +154,8 @@ class SearchTraining:
                 try:
                     make_plan(network, size, self.data.num_classes, self.data.channels)
                 except InvalidArchitecture as error:
-                    raise InvalidRecipe(f"early_crop is too small for {name}: {error}; set early_crop=0") from None
+                    why = str(error).rpartition(";")[0]
+                    raise InvalidRecipe(f"early_crop={size} is too small for {name}: {why}; set early_crop=0") from None
 
     def _make_levels(self, make_recipe: Callable[..., Recipe]) -> dict[str, Level]:
         """The levels by name, from the shortest training to the longest; `longer` only if it is clearly between."""
@@ -160,7 +165,7 @@ class SearchTraining:
             return {SHORT: short}
         first = settings.seed + FIRST_FINAL_SEED
         seeds = tuple(range(first, first + settings.final_seeds))
-        changes = {name: value for name, value in (settings.set or {}).items() if name != "epochs"}
+        changes = {name: value for name, value in (settings.set or {}).items() if name not in SHORT_ONLY}
         epochs = settings.final_epochs or QUICK_EPOCHS.get(self.data_name, {}).get(FULL)
         given = {} if epochs is None else {"epochs": epochs}
         try:

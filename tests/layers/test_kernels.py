@@ -339,7 +339,7 @@ def test_errors_in_half_precision_are_no_larger_than_pytorch_s() -> None:
         with fused(model):
             ours = grads(model, True)
         for one, other, wanted in zip(ours, plain, exact, strict=True):
-            assert (one - wanted).norm() <= 1.25 * (other - wanted).norm() + 1e-3 * wanted.norm()
+            assert (one - wanted).norm() <= 1.25 * (other - wanted).norm() + 5e-3 * wanted.norm()
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

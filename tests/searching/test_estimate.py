@@ -44,7 +44,7 @@ LEVELS = {
 
 def machine(**changes: object) -> _Machine:
     """A machine on which a network with 1 MAC trains 100 images in a second, and one with 11 MACs in 11 seconds."""
-    speeds = {10: [Speed(0.0, 0.01, 0.0, 0.0), Speed(0.0, 0.11, 0.0, 0.0)]}
+    speeds = {(10, 8): [Speed(0.0, 0.01, 0.0, 0.0), Speed(0.0, 0.11, 0.0, 0.0)]}
     known = {
         "device": "cpu",
         "gpus": 0,
@@ -59,6 +59,7 @@ def machine(**changes: object) -> _Machine:
         "start": 0.0,
         "busy": 0.0,
         "early_stopping": False,
+        "image_size": 8,
     }
     return _Machine(**{**known, **changes})
 
@@ -73,11 +74,15 @@ def test_the_time_of_a_training_follows_its_macs_epochs_and_images() -> None:
     assert here.seconds(trial(6), LEVELS[FULL]) == pytest.approx(48)
     assert here.seconds(trial(22), LEVELS[SHORT]) == pytest.approx(22)  # beyond what was measured
     assert machine(slowdown=2.0).seconds(trial(6), LEVELS[SHORT]) == pytest.approx(12)
-    evaluated = {10: [Speed(3.0, 0.01, 0.1, 0.0)] * 2}
+    evaluated = {(10, 8): [Speed(3.0, 0.01, 0.1, 0.0)] * 2}
     assert machine(speeds=evaluated).seconds(trial(6), LEVELS[FULL]) == pytest.approx(3 + 8 * (1 + 1))
     stopping = machine(early_stopping=True)
     assert stopping.seconds(trial(6), LEVELS[SHORT]) == pytest.approx(0.7 * 6)
     assert stopping.seconds(trial(6, True), LEVELS[SHORT]) == stopping.seconds(trial(6), LEVELS[FULL]) / 8
+    both = {**evaluated, (10, 4): [Speed(1.0, 0.005, 0.02, 0.0)] * 2}
+    early = Level(SHORT, Recipe(epochs=4, batch_size=10, early_crop=4), (0,))
+    # evaluation is always on whole images
+    assert machine(speeds=both).seconds(trial(6), early) == pytest.approx(3 + (1 + 1) + 1 + 3 * (0.5 + 1))
 
 
 def test_workers_take_the_next_training_when_they_are_free() -> None:

@@ -12,6 +12,7 @@ from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.errors import LrnasError
 from lrnas.models.plan import make_plan
 from lrnas.profiling.latency_table import Conditions, Latency, LatencyTable
+from lrnas.recipes import InvalidRecipe
 from lrnas.searching.proposals import Proposal
 from lrnas.searching.settings import SearchSettings
 from lrnas.searching.setup import SearchTraining, rung_epochs
@@ -32,6 +33,17 @@ def test_costs_are_those_of_the_deployed_form(tmp_path: Path) -> None:
     table.store({step.key: 0.001 * (i + 1) for i, step in enumerate({step.key: step for step in steps}.values())})
     assert training.cost(joined)["latency"] == training.guess(joined)["latency"] == training.latency.of(plain)
     assert training.latency.steps(joined) != steps
+
+
+def test_crops_of_the_first_epochs_must_fit_all_networks() -> None:
+    def training(space: str, size: int) -> SearchTraining:
+        settings = SearchSettings(space=space, budget=1, set={"early_crop": size, "epochs": 5}, final_epochs=40)
+        return SearchTraining(settings, load_space(space), "digits", None)
+
+    levels = training("nin", 4).levels
+    assert [level.recipe.early_crop for level in levels.values()] == [4, 0, 0]
+    with pytest.raises(InvalidRecipe, match=r"early_crop=16 is too small for vgg-11: a 2×2 pool .*; set early_crop=0$"):
+        training("vgg11", 16)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,30 @@ def test_a_killed_run_gives_bit_identical_results(schedule: str, tmp_path: Path)
     assert [path.name for path in tmp_path.glob("*.safetensors")] == ["epoch-4.safetensors"]
 
 
+def test_the_first_epochs_may_have_smaller_crops(tmp_path: Path) -> None:
+    """Validation is always on whole images. A run that was stopped continues with the crops of its epoch."""
+    recipe, sizes = dataclasses.replace(RECIPE, early_crop=6, drop_rate=0.0), []
+
+    def make_watched() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 10)]
+        model = nn.Sequential(*layers)
+        model.register_forward_pre_hook(lambda _, inputs: sizes.append((model.training, inputs[0].shape[2])))
+        return model
+
+    def stop(report: EpochReport) -> None:
+        if report.epoch == 3:
+            raise KeyboardInterrupt
+
+    model = make_watched()
+    expected = train(model, DIGITS, recipe, seed=0)
+    seen = [key for key, _ in itertools.groupby(sizes)]
+    assert seen == [(True, 6), (False, 8)] * 3 + [(True, 8), (False, 8)]
+    with pytest.raises(KeyboardInterrupt):
+        train(make_watched(), DIGITS, recipe, seed=0, folder=tmp_path, report=stop)
+    assert train(make_watched(), DIGITS, recipe, seed=0, folder=tmp_path).val_accuracy == expected.val_accuracy
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     model = make_model()
     model.architecture = Architecture("nin")  # type: ignore[assignment]  # as `create_model` leaves it

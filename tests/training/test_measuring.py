@@ -16,6 +16,7 @@ from lrnas.training import measuring
 from lrnas.training.gpu_sharing import PIPES
 from lrnas.training.job import Images
 from lrnas.training.measuring import MeasuringProcess, compile_kernels, measure
+from lrnas.training.side_by_side import Rate
 
 SMALL = Architecture("nin", {"*": Allocation(width=0.05)}, batch_norm=True)
 OTHER = Architecture("nin", {"*": Allocation.composite(vertical=0.5, horizontal=0.5, width=0.05)}, batch_norm=True)
@@ -43,7 +44,7 @@ def test_each_network_is_compiled_by_a_process_and_all_have_ended(
     """Processes that fail or hang do no harm."""
     monkeypatch.setattr(measuring, "COMPILE_SECONDS", 1.0)
     slow = Architecture("nin", divisor=2)
-    compile_kernels([SMALL, OTHER, slow], RECIPE, DIGITS, "cpu", 4)
+    compile_kernels([SMALL, OTHER, slow], [RECIPE], DIGITS, "cpu", 4)
     assert "no room" in capfd.readouterr().err
     files = list(calls.iterdir())
     assert sorted(file.read_text() for file in files) == sorted(one.to_json() for one in (SMALL, OTHER, slow))
@@ -60,6 +61,20 @@ def test_kernels_are_compiled_before_anything_is_measured(monkeypatch: pytest.Mo
     assert done == ["compiled", "measured"]
     measure([SMALL], RECIPE, DIGITS, "cpu", 4)
     assert done[2:] == ["measured"]  # nothing can be done at the same time
+
+
+def test_the_crops_of_most_epochs_are_measured_and_memory_is_that_of_the_largest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[int] = []
+    monkeypatch.setattr(measuring, "compile_kernels", lambda _, recipes, *__: compiled.extend(r.crop for r in recipes))
+    recipe = Recipe(epochs=4, batch_size=8, early_crop=4)
+    whole, early = (measure([SMALL, OTHER], one, DIGITS, "cpu", 4) for one in (RECIPE, recipe))
+    assert compiled == [8, 4, 8]
+    assert early["rates"][0]["number"] == whole["rates"][0]["number"] == 1
+    monkeypatch.setattr(measuring, "measure_rates", lambda _, used, *__, **___: [Rate(1, 1.0, used.crop**2, 10)])
+    found = measure([SMALL], recipe, DIGITS, "cpu", 4)["rates"][0]
+    assert (found["memory"], found["eval_memory"]) == (64, 40)
 
 
 @pytest.mark.slow
@@ -90,7 +105,7 @@ import os, time
 from lrnas.recipes import Recipe
 from lrnas.training import measuring
 measuring.make_training = lambda *_: (print(os.getpid(), flush=True), time.sleep(600))
-measuring.compile_kernels([None], Recipe(), None, "cpu", 4)
+measuring.compile_kernels([None], [Recipe()], None, "cpu", 4)
 """
 
 
