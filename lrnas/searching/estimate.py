@@ -396,6 +396,8 @@ class _Machine:
     """Numbers of training and of validation images."""
     start: float
     """Seconds in which a training process starts."""
+    measuring: float
+    """Seconds in which the search will measure how many trials share a GPU; 0 if that is known."""
     busy: float
     """Share of the CPU cores that other programs used during the measurement."""
     early_stopping: bool
@@ -424,7 +426,7 @@ class _Machine:
         self, runs: dict[str, list[_Trial]], levels: dict[str, Level], ask_seconds: float, gpus: int
     ) -> float:
         """Time from the command to the front."""
-        total = (START + END + len(runs)) * self.start
+        total = self.measuring + (START + END + len(runs)) * self.start
         for name, some in runs.items():
             asks = [ask_seconds if trial.asks or name != SHORT else 0.0 for trial in some]
             costs = [
@@ -483,13 +485,14 @@ def _measure(prepared: Preparation, settings: SearchSettings, num_bytes: int | N
             image_memory=0,
             speeds=measured,
             start=start,
+            measuring=0.0,
             busy=sum(speed.busy for speed in speeds) / len(speeds),
             **common,
         )
     gpus = torch.cuda.device_count()
     measured, start = _measure_sizes(chosen, levels, images, "cuda", eval_batch=eval_batch, threads=threads)
     most = max(1, math.ceil(room / gpus))
-    sharing, reason = _share(networks, prepared, settings, most, num_bytes)
+    sharing, reason, measuring = _share(networks, prepared, settings, most, num_bytes)
     number = min(sharing.number, most)
     return _Machine(
         device="cuda",
@@ -501,6 +504,7 @@ def _measure(prepared: Preparation, settings: SearchSettings, num_bytes: int | N
         image_memory=sharing.shared,
         speeds=measured,
         start=start,
+        measuring=measuring,
         busy=0.0,
         **common,
     )
@@ -522,8 +526,8 @@ def _measure_sizes(
 
 def _share(
     networks: Sequence[Architecture], prepared: Preparation, settings: SearchSettings, most: int, num_bytes: int | None
-) -> tuple[Sharing, str]:
-    """How trials would share a GPU, and why."""
+) -> tuple[Sharing, str, float]:
+    """How trials would share a GPU, why, and for how many seconds the search will measure it."""
     training = prepared.training
     data, recipe = training.loaded, training.recipe
     largest = max(level.recipe.batch_size for level in training.levels.values())
@@ -542,13 +546,14 @@ def _share(
     origin = "measured now" if kept is None else "measured by an earlier search"
     if shutil.which(CONTROL) is None:
         number = min(most, max(1, int(1 / prepared.workers.gpus)))
-        return replace(sharing, number=number, speedup=1.0), "they take turns: CUDA MPS is not installed"
+        return replace(sharing, number=number, speedup=1.0), "they take turns: CUDA MPS is not installed", 0.0
     if settings.gpus_per_trial is not None:
         number = min(most, max(1, int(1 / settings.gpus_per_trial)))
         known = {rate["number"]: rate["speedup"] for rate in record["rates"]}
         speedup = float(np.interp(number, list(known), list(known.values())))
-        return replace(sharing, number=number, speedup=speedup), f"as --gpus-per-trial says; speed {origin}"
-    return sharing, f"{sharing.speedup:.1f} times the images per second of one alone, {origin}"
+        return replace(sharing, number=number, speedup=speedup), f"as --gpus-per-trial says; speed {origin}", 0.0
+    seconds = record["seconds"] if kept is None else 0.0
+    return sharing, f"{sharing.speedup:.1f} times the images per second of one alone, {origin}", seconds
 
 
 def _spread(networks: Sequence[Architecture], macs: Sequence[float]) -> list[Architecture]:

@@ -1,5 +1,6 @@
 """Dry runs: what a search would train, and how long it would take."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -57,6 +58,7 @@ def machine(**changes: object) -> _Machine:
         "speeds": speeds,
         "images": (100, 10),
         "start": 0.0,
+        "measuring": 0.0,
         "busy": 0.0,
         "early_stopping": False,
         "image_size": 8,
@@ -97,6 +99,8 @@ def test_more_gpus_share_the_trainings_and_proposals_take_their_time() -> None:
     each = 1 + 10 * dry_run.TRIAL
     assert here.wall_seconds(runs, LEVELS, 0.0, 1) == pytest.approx(fixed + 4 * each)
     assert here.wall_seconds(runs, LEVELS, 0.0, 4) == pytest.approx(fixed + each)
+    measuring = dataclasses.replace(here, measuring=30.0)
+    assert measuring.wall_seconds(runs, LEVELS, 0.0, 4) == pytest.approx(30 + fixed + each)
     assert here.wall_seconds(runs, LEVELS, 2.0, 4) == pytest.approx(fixed + 8 * 2)  # one proposal after the other
 
 
