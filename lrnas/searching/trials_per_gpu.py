@@ -72,7 +72,7 @@ class Measurement:
         self.device = device
         self.file = folder / FILE
         self.conditions = _conditions(self.networks, recipe, data, device)
-        self._process = MeasuringProcess()
+        self._process = MeasuringProcess(self.networks, recipe, Images.of(data), device, _eval_batch(data))
 
     def __enter__(self) -> Measurement:
         if self.workers.concurrency != 1 and self.kept() is None:
@@ -92,11 +92,7 @@ class Measurement:
 
     def make(self) -> dict[str, Any]:
         """Make a new measurement. Raises RuntimeError if that cannot be done."""
-        images, eval_batch = Images.of(self.data), _eval_batch(self.data)
-        measured = self._process.measure(
-            self.networks, self.recipe, images, self.device, eval_batch=eval_batch, timeout=PATIENCE
-        )
-        return measured | self.conditions
+        return self._process.measure(PATIENCE) | self.conditions
 
 
 def share_gpus(measurement: Measurement, *, image_memory: float, largest_batch: int = 0) -> Workers:

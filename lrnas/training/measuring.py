@@ -1,8 +1,8 @@
 """A process of its own that measures trainings side by side. It can be started early: it first imports torch and timm.
 
-The process gets its task through its standard input, and returns the result through its standard output. Before it
-measures, it compiles the kernels of all networks at the same time, in one process for each network. Triton compiles one
-kernel after another, and keeps them on the disk, where all processes find them.
+The process gets its task through its standard input. It compiles the kernels of all networks at once, in one process
+for each network and size of images: Triton compiles one kernel after another, and keeps them on the disk, where all
+processes find them. When it is told to, it measures, and returns the result through its standard output.
 """
 
 from __future__ import annotations
@@ -38,13 +38,25 @@ COMPILE_SECONDS = 120.0
 
 
 class MeasuringProcess:
-    """A process that measures trainings side by side."""
+    """A process that measures trainings side by side.
 
-    def __init__(self) -> None:
+    Args:
+        networks: As in `measure_rates`.
+        recipe: As in `measure_rates`. Speeds are measured with the crops of most epochs, and memory is that of the
+            largest crops.
+        images: As in `measure_rates`.
+        device: As in `measure_rates`.
+        eval_batch: As in `measure_rates`.
+    """
+
+    def __init__(
+        self, networks: Sequence[Architecture], recipe: Recipe, images: Images, device: Device, eval_batch: int
+    ) -> None:
+        self._task = (list(networks), recipe, images, device, eval_batch)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process, which imports what it needs."""
+        """Start the process, which imports what it needs and compiles kernels."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from lrnas.training.measuring import serve; serve()"],
             stdin=subprocess.PIPE,
@@ -54,29 +66,19 @@ class MeasuringProcess:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C in a terminal does not reach other sessions
         )
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which is told when its result is missing
+            self._process.stdin.write(pickle.dumps(self._task))
+            self._process.stdin.flush()
 
-    def measure(
-        self,
-        networks: Sequence[Architecture],
-        recipe: Recipe,
-        images: Images,
-        device: Device,
-        *,
-        eval_batch: int,
-        timeout: float,
-    ) -> dict[str, Any]:
+    def measure(self, timeout: float) -> dict[str, Any]:
         """Measure, and end the process. It is started if it does not run yet.
 
         Args:
-            networks: As in `measure_rates`.
-            recipe: As in `measure_rates`.
-            images: As in `measure_rates`.
-            device: As in `measure_rates`.
-            eval_batch: As in `measure_rates`.
             timeout: Seconds to wait for the result.
 
         Returns:
-            The result of `measure`.
+            The measurement, with the entry `is_alone`: whether no other program used the GPU.
 
         Raises:
             torch.OutOfMemoryError: There is no memory for a single training.
@@ -85,10 +87,9 @@ class MeasuringProcess:
         if self._process is None:
             self.start()
         assert self._process is not None
-        # CUDA MPS may have started after the process
-        task = pickle.dumps((os.environ.get(PIPES), (list(networks), recipe, images, device, eval_batch)))
         try:
-            written, _ = self._process.communicate(task, timeout)
+            # CUDA MPS may have started after the process
+            written, _ = self._process.communicate(pickle.dumps(os.environ.get(PIPES)), timeout)
             result = pickle.loads(written)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"it takes more than {timeout:g} s") from None
@@ -124,11 +125,17 @@ def serve() -> None:
         from triton.runtime.cache import triton_key
 
         triton_key()  # a hash of all of Triton, which takes a second; forked processes have it, too
-    pipes, task = pickle.load(sys.stdin.buffer)
-    if pipes is not None:
+    networks, recipe, images, device, eval_batch = pickle.load(sys.stdin.buffer)
+    started = time.perf_counter()
+    if len(networks) > 1:
+        recipes = [recipe.with_size(size) for size in recipe.num_epochs(images.image_size)]
+        compile_kernels(networks, recipes, images, device, eval_batch)
+    seconds = time.perf_counter() - started
+    if (pipes := pickle.load(sys.stdin.buffer)) is not None:
         os.environ[PIPES] = pipes
     try:
-        result: object = measure(*task)
+        measured = measure(networks, recipe, images, device, eval_batch)
+        result: object = measured | {"seconds": seconds + measured["seconds"], "compile_seconds": seconds}
     except torch.OutOfMemoryError as error:
         result = torch.OutOfMemoryError(str(error))
     except Exception as error:  # sent to the process that waits for the result
@@ -144,12 +151,11 @@ def measure(
     """Measure in a process that has a whole GPU, and has not used it before.
 
     Args:
-        networks: As in `measure_rates`.
-        recipe: As in `measure_rates`. Speeds are measured with the crops of most epochs, and memory is that of the
-            largest crops.
-        images: As in `measure_rates`.
-        device: As in `measure_rates`.
-        eval_batch: As in `measure_rates`.
+        networks: As in `MeasuringProcess`.
+        recipe: As in `MeasuringProcess`.
+        images: As in `MeasuringProcess`.
+        device: As in `MeasuringProcess`.
+        eval_batch: As in `MeasuringProcess`.
 
     Returns:
         A measurement, with the entry `is_alone`: whether no other program used the GPU.
@@ -158,9 +164,6 @@ def measure(
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # by default, streams share 8 queues of the GPU
     sizes = recipe.num_epochs(images.image_size)
     usual, largest = max(sizes, key=lambda size: sizes[size]), max(sizes)
-    if len(networks) > 1:
-        compile_kernels(networks, [recipe.with_size(size) for size in sizes], images, device, eval_batch)
-    compiled = time.perf_counter()
     is_alone = True
     if torch.device(device).type == "cuda":
         free, total = torch.cuda.mem_get_info()
@@ -173,7 +176,6 @@ def measure(
         "rates": [asdict(rate) for rate in rates],
         "shares_memory": can_share(torch.device(device)),
         "seconds": time.perf_counter() - started,
-        "compile_seconds": compiled - started,
         "is_alone": is_alone,
     }
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,25 +54,10 @@ def test_each_network_is_compiled_by_a_process_and_all_have_ended(
             os.kill(int(file.name), 0)
 
 
-def test_kernels_are_compiled_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(measuring, "compile_kernels", lambda *_: done.append("compiled"))
-    monkeypatch.setattr(measuring, "measure_rates", lambda *_, **__: done.append("measured") or [])
-    assert measure([SMALL, OTHER], RECIPE, DIGITS, "cpu", 4)["seconds"] >= 0
-    assert done == ["compiled", "measured"]
-    measure([SMALL], RECIPE, DIGITS, "cpu", 4)
-    assert done[2:] == ["measured"]  # nothing can be done at the same time
-
-
 def test_the_crops_of_most_epochs_are_measured_and_memory_is_that_of_the_largest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compiled: list[int] = []
-    monkeypatch.setattr(measuring, "compile_kernels", lambda _, recipes, *__: compiled.extend(r.crop for r in recipes))
     recipe = Recipe(epochs=4, batch_size=8, early_crop=4)
-    whole, early = (measure([SMALL, OTHER], one, DIGITS, "cpu", 4) for one in (RECIPE, recipe))
-    assert compiled == [8, 4, 8]
-    assert early["rates"][0]["number"] == whole["rates"][0]["number"] == 1
     monkeypatch.setattr(measuring, "measure_rates", lambda _, used, *__, **___: [Rate(1, 1.0, used.crop**2, 10)])
     found = measure([SMALL], recipe, DIGITS, "cpu", 4)["rates"][0]
     assert (found["memory"], found["eval_memory"]) == (64, 40)
@@ -80,7 +66,7 @@ def test_the_crops_of_most_epochs_are_measured_and_memory_is_that_of_the_largest
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_process_measures_and_ends() -> None:
-    found = MeasuringProcess().measure([SMALL, OTHER], RECIPE, DIGITS, "cpu", eval_batch=4, timeout=200)
+    found = MeasuringProcess([SMALL, OTHER], RECIPE, DIGITS, "cpu", 4).measure(timeout=200)
     assert found["gpu"] == "none" and found["is_alone"] and found["rates"][0]["number"] == 1
     assert 0 < found["compile_seconds"] < found["seconds"]
 
@@ -88,16 +74,40 @@ def test_a_process_measures_and_ends() -> None:
 @pytest.mark.parametrize("output", ["", r"\\200\\004"])
 def test_a_process_that_ends_without_a_result(output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "python"
-    program.write_text(f"#!/bin/sh\ncat > {tmp_path}/task\nprintf '{output}'\n")
+    program.write_text(f"#!/bin/sh\ncat > {tmp_path}/read\nprintf '{output}'\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    process = MeasuringProcess()
-    process.start()
+    process = MeasuringProcess([SMALL], RECIPE, DIGITS, "cpu", 4)
+    process.start()  # it gets its task at once
     monkeypatch.setenv(PIPES, "/folder/of/mps")  # the service starts later
     with pytest.raises(RuntimeError, match="the process that measures has ended"):
-        process.measure([SMALL], RECIPE, DIGITS, "cpu", eval_batch=4, timeout=60)
-    pipes, (networks, *_) = pickle.loads((tmp_path / "task").read_bytes())
+        process.measure(timeout=60)
+    with (tmp_path / "read").open("rb") as stream:
+        (networks, *_), pipes = pickle.load(stream), pickle.load(stream)
     assert pipes == "/folder/of/mps" and networks == [SMALL]
+
+
+TOLD = """
+import pickle, sys
+from lrnas.training import measuring
+def say(*words): print(*words, file=sys.stderr, flush=True)
+measuring.compile_kernels = lambda networks, recipes, *_: say(len(networks), *(one.crop for one in recipes))
+measuring.measure = lambda *_: say("measured") or {"seconds": 1.0}
+measuring.serve()
+"""
+
+
+def test_kernels_of_all_sizes_are_compiled_before_it_is_told_to_measure() -> None:
+    recipe = Recipe(epochs=4, batch_size=8, early_crop=4)
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", TOLD], **pipes) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(pickle.dumps(([SMALL, OTHER], recipe, DIGITS, "cpu", 4)))
+        process.stdin.flush()
+        assert process.stderr.readline() == b"2 4 8\n"
+        written, told = process.communicate(pickle.dumps(None), timeout=60)
+    assert told == b"measured\n"
+    assert pickle.loads(written)["seconds"] >= 1
 
 
 HANGING = """
