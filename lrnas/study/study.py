@@ -267,6 +267,8 @@ class Study(NotebookView):
     where: Whereabouts = field(default_factory=Whereabouts)
     interrupted: int = 0
     _finished: dict[int, Trial] = field(default_factory=dict, init=False, repr=False)
+    _counted: Counter[tuple[TrialState, bool]] = field(default_factory=Counter, init=False, repr=False)
+    """Numbers of the trials before the first that is not finished, by state and by whether training has begun."""
 
     def __repr__(self) -> str:
         goals = ", ".join(objective.name for objective in self.objectives)
@@ -536,7 +538,16 @@ class Study(NotebookView):
         return self._num_trained((TrialState.WAITING,))
 
     def _num_trained(self, states: tuple[TrialState, ...]) -> int:
-        return sum(bool(trial.user_attrs.get("trained")) for trial in self.optuna_trials(states))
+        """Number of trials in these states whose training has begun.
+
+        A search asks for it several times for each trial, so trials up to the first that is not finished are counted
+        only once.
+        """
+        trials, counted = self.optuna_trials(), self._counted
+        while (first := counted.total()) < len(trials) and trials[first].state.is_finished():
+            counted[trials[first].state, bool(trials[first].user_attrs.get("trained"))] += 1
+        rest = (trial for trial in trials[first:] if trial.state in states and trial.user_attrs.get("trained"))
+        return sum(counted[state, True] for state in states) + sum(1 for _ in rest)
 
     def losses(self) -> int:
         """How often trials were lost, summed over all trials."""
