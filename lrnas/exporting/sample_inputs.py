@@ -16,6 +16,7 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
+from lrnas._messages import logger
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet, ImageSet, Preprocessing
@@ -26,6 +27,9 @@ from lrnas.errors import DataError
 from lrnas.exporting.sources import ExportError, Source
 from lrnas.models.plan import resolve_backbone, training_size
 from lrnas.recipes import Recipe
+
+FROM_FILES = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, CROP_SHARE)
+"""Mean, standard deviation and share that is cut out, of all images from files."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Inputs:
     """Share of the shorter side of an image that is cut out of its middle; None if it is unknown."""
     classes: tuple[str, ...] = ()
     """Names of the classes; empty if they are unknown."""
+    interpolation: str | None = None
+    """How images were resized; None if they were not, or if it is unknown."""
 
     def batch(self, number: int) -> Tensor:
         """A batch with a number of images; they are repeated if there are too few."""
@@ -56,6 +62,8 @@ class Inputs:
             data |= {"mean": list(self.mean), "std": list(self.std)}
         if self.crop_share is not None:
             data["crop_pct"] = self.crop_share  # timm's name
+        if self.interpolation is not None:
+            data["interpolation"] = self.interpolation
         return data | ({"classes": list(self.classes)} if self.classes else {})
 
 
@@ -125,6 +133,10 @@ def find_inputs(
         The images, at most 64, or 8 if they have more than 64×64 pixels.
     """
     recipe = Recipe(**(source.identity.get("recipe") or {}))
+    before = recipe.crop or source.identity.get("image_size")
+    if size is not None and source.weights is not None and before not in (None, size):
+        unknown = f"its accuracy at {size}×{size} is unknown"
+        logger.info(f"{source.name} was trained on images of {before}×{before} pixels; {unknown}")
     if data is None:
         return _random_inputs(source, recipe, shape, size)
     if size is not None and not is_in_files(data.name) and size != (recipe.crop or data.image_size):
@@ -145,13 +157,27 @@ def find_inputs(
     what = f"{len(images)} validation images of {data.name}, {images.shape[2]}×{images.shape[3]} pixels"
     classes = tuple(data.classes)
     if not isinstance(data, ImageSet):
-        return Inputs(images, what, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, CROP_SHARE, classes)
+        return Inputs(images, what, *FROM_FILES, classes, "bilinear")
     share = min(1.0, images.shape[2] / data.image_size)
     if recipe.whiten:
         return Inputs(images, what, None, None, share, classes)
     fitted = Preprocessing(data, False, torch.device("cpu"))
     mean, std = (tuple((values / 255).tolist()) for values in (fitted.mean, fitted.std))
     return Inputs(images, what, mean, std, share, classes)
+
+
+def image_config(source: Source, shape: tuple[int, int, int]) -> dict[str, Any]:
+    """How images must be prepared for a trained network, and names of classes, under timm's names, as far as known.
+
+    Args:
+        source: The network.
+        shape: As in `find_inputs`.
+    """
+    data = find_data(source, None, None, None)[0] if source.identity.get("data") in SETS else None
+    config = find_inputs(source, data, shape, None, None).to_dict()
+    classes = config.pop("classes", ())
+    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+    return lists | ({"label_names": tuple(classes)} if classes else {})
 
 
 def _random_inputs(source: Source, recipe: Recipe, shape: tuple[int, int, int], size: int | None) -> Inputs:
@@ -175,7 +201,7 @@ def _random_inputs(source: Source, recipe: Recipe, shape: tuple[int, int, int], 
         return Inputs(images, what)
     # images from files are all normalised and cropped in the same way
     classes = tuple(source.identity.get("classes", ()))
-    return Inputs(images, what, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, CROP_SHARE, classes)
+    return Inputs(images, what, *FROM_FILES, classes, "bilinear")
 
 
 def _number(pixels: int) -> int:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -116,12 +116,20 @@ def load_model(
         storage: Database URL, or journal:FILE, that holds the study; None for the file in its folder.
 
     Returns:
-        The network with its weights, in evaluation mode on the CPU.
+        The network with its weights, in evaluation mode on the CPU. `timm.data.resolve_model_data_config(model)` says
+        how images must be prepared for it.
     """
     found = find_source(source, architecture=architecture, studies=studies, storage=storage, fresh=None)
     if found.weights is None:
         raise ExportError(f"a trained network is needed; got {found.name}, which is not; use lrnas.create_model")
-    return found.create_model()[0]
+    from lrnas.exporting.sample_inputs import image_config  # imports this module
+
+    model: Any
+    model, channels = found.create_model()
+    own: dict[str, Any] = dict(model.pretrained_cfg)
+    images = image_config(found, (channels, *own["input_size"][1:]))
+    model.pretrained_cfg = model.default_cfg = own | {"num_classes": model.num_classes} | images
+    return cast(nn.Module, model)
 
 
 def find_source(

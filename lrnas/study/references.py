@@ -1,8 +1,8 @@
 """Networks of studies by name: STUDY:TRIAL or STUDY:best, STUDY@RECIPE:RUN for a run of a retraining, STUDY@finals:RUN.
 
-TRIAL and RUN are a number, or a network's name as tables show it. STUDY:best is the most accurate network on validation
-images, after full training if the search has finals. If several are, it is one that the search found; if it is one of
-the paper's, a message says so.
+TRIAL and RUN are a number, or a network's name as tables show it. A TRIAL whose network was also trained in full is the
+first run of that training. STUDY:best is the most accurate network on validation images, after full training if the
+search has finals. If several are, it is one that the search found; if it is one of the paper's, a message says so.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
         raise MissingExtra("a study", error.name, "search") from None
     name, which = found[1], found[2]
     study = open_study(name, storage=storage, studies=studies)
-    if "@" not in name and which == "best" and any(final.accuracies for final in read_level(study)):
+    finals = [] if "@" in name else [final for final in read_level(study) if final.accuracies]
+    if finals and which == "best":
         name = f"{name}@{SUFFIXES[FULL]}"
         study = open_study(name, storage=storage, studies=studies)
     is_retraining = _is_retraining(study)
@@ -74,6 +75,9 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
     command = where.command("retrain", name) if is_retraining else where.command("front", name.partition("@")[0])
     look = f"`{command}` shows {'them' if is_retraining else 'the best ones'}"
     trial = (_find_run if "@" in name else _find_trial)(study, which, look)
+    if full := next((final for final in finals if final.identity == trial.identity and which != "best"), None):
+        study = open_study(f"{name}@{SUFFIXES[FULL]}", storage=storage, studies=studies)
+        trial = _find_number(study, full.runs[0], look)
     if which == "best" and trial.is_paper:
         logger.info(f"{source} is {trial.point}, one of the paper's networks: {_best_found(study)}")
     return StudyNetwork(study, trial)
@@ -92,11 +96,12 @@ def check_no_study(source: str, studies: str | Path = "studies", storage: str | 
 def _best_found(study: Study) -> str:
     """The best network of a search or its finals that is not one of the paper's, in words."""
     if "@" in study.name:
-        known = [(final.mean, f"{study.name}:{final.name}") for final in _finals_of(study) if final.point is None]
+        finals = [final for final in _finals_of(study) if final.point is None]
+        known = [(final.mean, -final.macs, f"{study.name}:{final.name}") for final in finals]
     else:
         done = [trial for trial in study.trials if trial.status == "completed" and not trial.is_paper]
-        known = [(trial.accuracy or 0.0, f"{study.name}:{trial.number}") for trial in done]
-    accuracy, name = max(((mean, name) for mean, name in known if math.isfinite(mean)), default=(0.0, ""))
+        known = [(trial.accuracy or 0.0, -trial.macs, f"{study.name}:{trial.number}") for trial in done]
+    accuracy, _, name = max((one for one in known if math.isfinite(one[0])), default=(0.0, 0, ""))
     return (
         f"the best that the search found, {name}, has {100 * accuracy:.2f} %" if name else "the search found no other"
     )

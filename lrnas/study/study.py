@@ -146,7 +146,8 @@ class Trial(NotebookView):
     def load(self) -> nn.Module:
         """The network with the weights of this trial, in evaluation mode on the CPU.
 
-        Weights are kept of networks whose training was completed.
+        Weights are kept of networks whose training was completed. `timm.data.resolve_model_data_config(model)` says how
+        images must be prepared.
         """
         from lrnas import load_model
 

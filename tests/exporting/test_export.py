@@ -16,7 +16,7 @@ import torch
 from pictures import write_set
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from timm.data.constants import IMAGENET_DEFAULT_STD
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
 import lrnas
@@ -571,3 +571,22 @@ def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_models, "EXTRAS", ("onnx", "no_such_runtime"))
     with pytest.raises(exporting.ExportError, match=r"ONNX needs no_such_runtime, .* pip install 'lrnas\[export\]'"):
         lrnas.export("nin", "onnx")
+
+
+def test_a_loaded_network_says_how_images_are_prepared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As timm reads it: of digits, of images from files, and of an export, which has the same entries."""
+    network = Architecture("nin", {"*": Allocation(width=0.05)})
+    digits = lrnas.load_model(write_checkpoint(tmp_path / "digits", trained(network)))
+    config = timm.data.resolve_model_data_config(digits)
+    assert (config["input_size"], config["crop_pct"], digits.pretrained_cfg["num_classes"]) == ((1, 8, 8), 1.0, 10)  # type: ignore[index]
+    assert config["mean"] == pytest.approx((0.305,), abs=0.01) and len(digits.pretrained_cfg["label_names"]) == 10  # type: ignore[index]
+    folder = write_checkpoint(tmp_path / "own", trained(network, 6, 3), data="folder:1234", image_size=16)
+    own = timm.data.resolve_model_data_config(lrnas.load_model(folder))
+    assert own["input_size"] == (3, 16, 16) and (own["crop_pct"], own["interpolation"]) == (0.875, "bilinear")
+    assert own["mean"] == IMAGENET_DEFAULT_MEAN and own["std"] == IMAGENET_DEFAULT_STD
+    with caplog.at_level("INFO", "lrnas"):
+        lrnas.export(folder, out=tmp_path / "exported", input=24)
+    assert "own was trained on images of 16×16 pixels; its accuracy at 24×24 is unknown" in caplog.messages
+    again = lrnas.load_model(tmp_path / "exported")
+    assert timm.data.resolve_model_data_config(again) == own | {"input_size": (3, 24, 24)}
+    assert again.pretrained_cfg["num_classes"] == 6  # type: ignore[index]

@@ -53,6 +53,9 @@ def test_the_best_network_is_the_papers_only_if_none_found_is_as_accurate(
     assert found is not None and finals.optuna_trial(found.trial.number).user_attrs["trial"] == 0  # as accurate
     number = found.trial.number
     assert (found.name, found.label) == (f"s@finals:{number} (lr-x0.25)", f"s@finals-{number}-lr-x0.25")
+    for name in ("0", "lr-x0.25"):  # the full training, as `lrnas front` shows it, not the short one
+        assert find_network(f"s:{name}", tmp_path).name == found.name  # type: ignore[union-attr]
+    assert find_network("s:3", tmp_path).study.name == "s"  # type: ignore[union-attr]  # not trained in full
     odd = replace(found, trial=replace(found.trial, point="my net/2"))
     assert odd.label == f"s@finals-{number}-my-net-2"  # a name that a space file may contain
 
