@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from lrnas._arguments import short_repr
-from lrnas.data.in_memory import DataSet, epoch_generator
+from lrnas.data.in_memory import Batches, DataSet, Evaluation, epoch_generator
 from lrnas.errors import DataError, LrnasError, closest, error_line
 from lrnas.recipes import Recipe
 from lrnas.training.checkpoint import (
@@ -131,12 +131,39 @@ class Run:
 
     @functools.cached_property
     def data(self) -> DataSet:
-        """The study's data set, loaded when it is first used."""
+        """The study's data set, loaded when it is first used; `train_batches` and `val_batches` return its images."""
         if self._load_data is None:
             raise TrainableError(
                 "run.data is the data set of --data, but this study has none; load your own data, or give --data"
             )
         return self._load_data()
+
+    @functools.cached_property
+    def _batches(self) -> tuple[Batches, Evaluation]:
+        return self.data.batches(self.recipe, self.device, None)
+
+    def train_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the training images of the next epoch: shuffled, cropped, mirrored and normalised, as by a search.
+
+        The batch size and the crops are those of `recipe`. Images that do not fill a batch are left out.
+
+        Returns:
+            Batches on `device`: images, float32 [batch_size, channels, rows, columns], and their classes, int64.
+        """
+        batches, _ = self._batches
+        batches.crop = self.recipe.size_in(self.epochs_done, self.data.image_size)
+        batches.start_epoch(epoch_generator(self.seed, self.epochs_done))
+        for step, places in enumerate(batches.places.split(batches.batch_size, dim=1)):
+            batches.load(step)
+            yield batches.take(places, torch.float32)
+
+    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return all validation images in order, cropped in the middle and normalised.
+
+        Returns:
+            Batches as from `train_batches`, of other sizes.
+        """
+        yield from self._batches[1]
 
     def keep(self, **objects: Stateful) -> int:
         """Save objects together with the model, and restore them if the trial was stopped before.

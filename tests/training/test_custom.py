@@ -12,6 +12,7 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from pictures import write_set
 from torch import nn
 
 from lrnas.arch.architecture import Allocation, Architecture
@@ -346,6 +347,30 @@ def test_a_job_gives_the_network_and_the_data(tmp_path: Path) -> None:
     assert job.identity(images)["trainable"] == "tests:function"
     digits = load_set("digits")
     assert make_run(tmp_path, load_data=lambda: digits).data is digits
+
+
+@pytest.mark.parametrize("kind", ["digits", "folder"])
+def test_the_documented_function_trains_on_the_data_of_the_study(tmp_path: Path, kind: str) -> None:
+    name = kind if kind == "digits" else f"folder:{write_set(tmp_path / 'set', {'train': 12, 'test': 2}, size=16)}"
+    data = load_set(name, tmp_path, image_size=None if kind == "digits" else 16)
+    code = (EXAMPLE.parents[1] / "docs/own_training.md").read_text().partition("import torch\n")[2].partition("```")[0]
+    scope: dict[str, Any] = {"torch": torch}
+    exec(code, scope)
+    torch.manual_seed(0)
+    pixels = data.channels * data.image_size**2
+    model = nn.Sequential(nn.Flatten(), nn.Linear(pixels, data.num_classes))
+    recipe = Recipe(epochs=3, lr=0.02, batch_size=8)
+    run = Run(model, 3, tmp_path / "run", recipe=recipe, load_data=lambda: data)
+    assert train_with(with_function(scope["train"]), run) == "completed"
+    assert run.progress()["curve"][-1] > 0.8
+    shape = (8, data.channels, data.image_size, data.image_size)
+    again = Run(model, 3, tmp_path / "other", recipe=recipe, load_data=lambda: data)
+    images, labels = next(again.train_batches())
+    assert images.shape == shape and images.dtype == torch.float32 and labels.dtype == torch.int64
+    assert torch.equal(next(again.train_batches())[0], images) and labels.max() < data.num_classes
+    again.report(0.5)
+    assert not torch.equal(next(again.train_batches())[0], images)  # another epoch
+    assert sum(len(labels) for _, labels in again.val_batches()) == len(data.val)
 
 
 def test_the_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
