@@ -1,8 +1,10 @@
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import lrnas
 from lrnas._messages import hide_passwords, logger, printable, show_messages
 
 
@@ -55,3 +57,12 @@ def test_passwords_in_urls_are_hidden(url: str, shown: str, capsys: pytest.Captu
     show_messages()
     logger.warning(url)
     assert capsys.readouterr().err == f"{shown}\n"
+
+
+def test_functions_show_messages_in_a_new_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"input": 8, "device": "cpu", "threads": 1}
+    lrnas.profile("nin-c3", batch=1, training=False, layers=False, **options)  # type: ignore[arg-type]
+    assert capsys.readouterr().err.startswith("measuring 2 networks on ")
+    logger.handlers, logger.level = [], logging.NOTSET
+    lrnas.export("nin-c3-lr", out=tmp_path / "random", classes=6, **options)  # type: ignore[arg-type]
+    assert "nin-c3-lr has random weights" in capsys.readouterr().err

@@ -64,20 +64,10 @@ def _print_fusion(fusion: Fusion, result: Export) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _size(number: int) -> str:
-    return f"{number / 1e6:,.2f} MB" if number >= 10_000 else f"{number:,} bytes"
-
-
 def _print_export(result: Export) -> None:
     if result.fusion is not None:
         _print_fusion(result.fusion, result)
     console = make_console()
-    console.print(f"\n{result.name}: {result.origin}")
-    for file, size in result.files.items():
-        console.print(f"Written:  {file}, {_size(size)}")
-    console.print(f"Checked:  {result.check}")
-    listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in result.seconds.items())
-    console.print(f"Takes:    {listed} {result.conditions}")
-    console.print(f"Load:     {result.load}", soft_wrap=True)
-    if result.also:
-        console.print(f"          {result.also}", soft_wrap=True)
+    console.print()
+    for line in result.lines:
+        console.print(line, soft_wrap=True)

@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from lrnas._arguments import checked, is_a, short_repr
 from lrnas._field_docs import in_help
-from lrnas._messages import logger
+from lrnas._messages import logger, show_messages
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.data.in_memory import DataSet
@@ -108,7 +109,32 @@ class Export(NotebookView):
     def __repr__(self) -> str:
         checked = f"{self.check.same_class} of {self.check.number} images in the same class"
         fused = "" if self.fusion is None else ", fused"
-        return f"<Export of {self.name} as {self.format}{fused}: {', '.join(map(str, self.files))}; {checked}>"
+        files = ", ".join(map(str, self.files))
+        return f"<Export of {self.name} as {self.format}{fused}: {files}; {self.origin}; {checked}>"
+
+    def __str__(self) -> str:
+        return "\n".join([*([] if self.fusion is None else self.fusion.lines), *self.lines, *self._remarks])
+
+    def _repr_html_(self) -> str:
+        lines = [f"{self.name}: {self.origin}", *self._remarks]
+        return f"{super()._repr_html_()}<p>{'<br>'.join(map(escape, lines))}</p>"
+
+    @property
+    def lines(self) -> list[str]:
+        """What was written, how it was checked, its times and how to load it, in words."""
+        times = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in self.seconds.items())
+        return [
+            f"{self.name}: {self.origin}",
+            *(f"Written:  {file}, {_size(size)}" for file, size in self.files.items()),
+            f"Checked:  {self.check}",
+            f"Takes:    {times} {self.conditions}",
+            f"Load:     {self.load}",
+            *([f"          {self.also}"] if self.also else []),
+        ]
+
+    @property
+    def _remarks(self) -> list[str]:
+        return [f"Note: {note}" for note in self.notes if note != _tell_weights(self.name, self.origin)]
 
     @property
     def forms_title(self) -> str:
@@ -131,6 +157,14 @@ class Export(NotebookView):
             "check": asdict(self.check),
             "fusion": None if self.fusion is None else self.fusion.to_dict(),
         }
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e6:,.2f} MB" if number >= 10_000 else f"{number:,} bytes"
+
+
+def _tell_weights(name: str, origin: str) -> str:
+    return f"{name} has {origin}"
 
 
 @checked
@@ -184,6 +218,7 @@ def export(
         how = how if is_a("Module", source) else "see help(lrnas.export)"
         raise InvalidArgument(f"source takes text or a path or a Trial; got {short_repr(source)}; {how}")
     check_format(format)
+    show_messages()
     counts = {"batch": batch, "number of threads": threads, "input": input, "number of classes": classes}
     for what, value in counts.items():
         if value is not None and value < 1:
@@ -200,7 +235,7 @@ def export(
     found = find_source(source, architecture=architecture, studies=studies, storage=storage, fresh=fresh)
     place = _find_place(out, found.name + "-fused" * fuse, format, force)
     if found.weights is None:
-        note(f"{found.name} has {found.origin}")
+        note(_tell_weights(found.name, found.origin))
     data_set, message = find_data(found, data, data_dir, input)
     note(message)
     model, inputs = _prepare(found, data_set, classes, data_dir, input)

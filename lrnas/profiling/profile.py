@@ -21,7 +21,7 @@ import torch
 
 from lrnas._arguments import checked, is_a, short_repr
 from lrnas._field_docs import in_help
-from lrnas._messages import logger
+from lrnas._messages import logger, show_messages
 from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import Step
@@ -47,6 +47,11 @@ BUSY = 0.2
 """Number of CPU cores used by other programs above which times should be measured again."""
 REPETITIONS = 3
 """How often whole networks are measured, each time as a median over rounds."""
+ABOUT_LAYERS = (
+    "The sum of layers is not the time of the network: each layer is measured alone, again and again, with its data in "
+    "the cache; and timm's models have more than the layers shown."
+)
+"""Line for tables of layers."""
 
 
 @in_help
@@ -112,7 +117,7 @@ class Profile(NotebookView):
         head, *rows = self.table()
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
-        return "\n".join([f"{self.title}:", *lines, *self.lines])
+        return "\n".join([f"{self.title}:", *lines, *(line for line in self.lines if line != ABOUT_LAYERS)])
 
     @property
     def title(self) -> str:
@@ -151,10 +156,7 @@ class Profile(NotebookView):
             f"differ from the times shown by at most {100 * spread:.1f} %. MACs are for one image."
         ]
         if any(network.layers for network in self.networks):
-            found.append(
-                "The sum of layers is not the time of the network: each layer is measured alone, again and again, with "
-                "its data in the cache; and timm's models have more than the layers shown."
-            )
+            found.append(ABOUT_LAYERS)
         if self.busy_cores is not None:
             busy = f"Other programs used {self.busy_cores:.1f} of {os.cpu_count()} CPU cores meanwhile"
             found.append(f"{busy}{': measure again when they are idle.' if self.busy_cores > BUSY else '.'}")
@@ -256,6 +258,7 @@ def profile(
     Returns:
         The times of all networks and baselines.
     """
+    show_messages()
     several = networks if isinstance(networks, Sequence) and not _is_one(networks) else [networks]
     if not several:
         raise InvalidArgument("at least one network is needed to measure times; got none; give a name, or a trial")

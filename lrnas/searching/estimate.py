@@ -187,6 +187,11 @@ class Estimate(NotebookView):
         disk = f"Disk: about {file_size(sum(self.disk.values()))}" + (f" ({parts})" if parts else "")
         return [*found, disk, *(f"Note: {in_users_words(remark)}." for remark in self.remarks)]
 
+    def __str__(self) -> str:
+        return "\n".join(
+            [f"Estimate of {self.study}: {sum(level.runs for level in self.levels)} trainings", *self.lines]
+        )
+
     def __repr__(self) -> str:
         runs = sum(level.runs for level in self.levels)
         times = [f"{duration(time)}{f' on {number} GPU' if number else ''}" for number, time in self.seconds.items()]

@@ -209,7 +209,7 @@ def test_times_are_tables() -> None:
     title, head, *lines = str(profile).splitlines()
     assert title == "Times for a batch on one core, compiled:" and head.split()[:2] == ["network", "MACs"]
     assert re.split("  +", lines[2]) == ["small", "1,000", "0.500", "1.000 ms", "0.250", "nin"]
-    assert lines[3:] == profile.lines
+    assert lines[3:] == [line for line in profile.lines if "sum of layers" not in line] != profile.lines
     trained = replace(base, training=8.0)
     rows = Cells(Profile(conditions, False, [trained, replace(small, training=4.0)])._repr_html_()).rows
     assert rows[0][5:7] == ["training", "share of training time"] and rows[2][5:7] == ["4.000 ms", "0.500"]
@@ -222,10 +222,22 @@ def test_an_export_is_a_table() -> None:
     assert Cells(html).rows[1] == ["n.onnx", "1,200 bytes"]
     assert "<p>Checked with digits: outputs differ by 0 at most (largest output 1), 63 of 64 in the same class" in html
     assert "load &lt;n&gt;" in html and "fused" not in html
+    random = replace(written, origin="random weights", notes=["n has random weights", "checked with <any> images"])
+    assert "; random weights; 63 of 64 images" in repr(random)
+    assert random._repr_html_().endswith("<p>n: random weights<br>Note: checked with &lt;any&gt; images</p>")
+    assert str(random).splitlines() == [
+        "n: random weights",
+        "Written:  n.onnx, 1,200 bytes",
+        f"Checked:  {check}",
+        "Takes:    after 2.00 ms for 8 at a time on cpu, 2 threads",
+        "Load:     load <n>",
+        "Note: checked with <any> images",
+    ]
     choice = Choice("conv1", "3x1,2 || 1x3,2", {"composite": 0.002, "dense": 0.001}, "dense")
     network = Choice("whole network", "", {"as trained": 0.004, "dense": 0.003}, "dense")
     fusion = Fusion(torch.nn.Conv2d(1, 1, 3), Folding({"conv1": "norm1"}), [choice], network)
     fused = replace(written, fusion=fusion)
+    assert str(fused).startswith(fusion.lines[0])
     assert "n as onnx, fused" in fused._repr_html_() and "n as onnx, fused:" in repr(fused)
     rows = Cells(fused._repr_html_()).rows
     assert rows[2:] == [
@@ -280,6 +292,7 @@ def test_an_estimate_shows_what_the_command_shows(capsys: pytest.CaptureFixture[
         "Note: a rest.",
     ):
         assert line in printed and line in html
+    assert str(estimate).splitlines() == ["Estimate of s: 4 trainings", *estimate.lines]
 
 
 def test_trials_that_were_not_trained_are_told_in_words() -> None:
