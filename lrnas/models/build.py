@@ -15,21 +15,23 @@ from torch import nn
 from lrnas._arguments import checked
 from lrnas.arch.architecture import Architecture, Pool
 from lrnas.arch.backbone_shapes import NIN_BLOCKS, VGG_STAGES
-from lrnas.errors import ConversionError, InvalidArgument
+from lrnas.errors import ConversionError, InvalidArgument, closest
 from lrnas.layers.init import Rule, initialise
 from lrnas.models.backbones import GoogLeNet, NiN, Vgg, VggGlobalPool, vgg_layers
 from lrnas.models.convert import replace_conv
-from lrnas.models.plan import TIMM, Plan, make_plan, timm_config
+from lrnas.models.plan import TIMM, Plan, make_plan, native_num_classes, resolve_backbone, timm_config
 from lrnas.models.pretrained import approximate
 
 _RESERVED = {"stem_stride", "batch_norm", "norm_layer", "conv_layer", "widths", "blocks", "hidden", "pool_padding"}
 """Arguments of the backbones that callers cannot give, because the architecture sets them."""
+_ARGUMENTS = ("num_classes", "in_chans", "init", "drop_rate", "global_pool", "device", "dtype", "aux_logits")
+"""Arguments of `create_model` that are suggested if one is misspelt."""
 
 
 @checked
 def create_model(
     architecture: Architecture,
-    num_classes: int = 1000,
+    num_classes: int | None = None,
     in_chans: int = 3,
     *,
     init: Rule | Literal["pretrained"] = "composite",
@@ -39,7 +41,7 @@ def create_model(
 
     Args:
         architecture: The network.
-        num_classes: Number of classes; 0: no classifier.
+        num_classes: Number of classes; 0: no classifier; None: as in the paper, or as in the timm model.
         in_chans: Channels of the images.
         init: The rule for the initial weights; see `initialise`. In a timm model it applies only to replaced layers;
             the other layers keep timm's weights, which can be pretrained. With "pretrained", replaced layers
@@ -58,6 +60,8 @@ def create_model(
         >>> model(torch.zeros(1, 3, 32, 32)).shape
         torch.Size([1, 10])
     """
+    if num_classes is None:
+        num_classes = native_num_classes(resolve_backbone(architecture)[0])
     if num_classes < 0:
         raise InvalidArgument(f"the number of classes must be at least 0; got {num_classes}; 0 means no classifier")
     if kwargs.get("global_pool") in get_args(Pool):
@@ -98,7 +102,8 @@ def _refusing_arguments(backbone: str) -> Iterator[None]:
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
-        raise ConversionError(f"{backbone}: {error}; leave this argument out") from None
+        near = closest(str(error).split("'")[-2], _ARGUMENTS)
+        raise ConversionError(f"{backbone}: {error}{near if '?' in near else '; leave this argument out'}") from None
 
 
 def _timm_builds_backbone(architecture: Architecture, plan: Plan) -> bool:
