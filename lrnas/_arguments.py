@@ -35,7 +35,9 @@ def checked(function: Function) -> Function:
     annotations allow every value.
     """
     parameters = dict(inspect.signature(function).parameters)
-    is_method = parameters.pop("self", None) is not None
+    is_method = next(iter(parameters), None) in ("self", "cls")
+    if is_method:
+        del parameters[next(iter(parameters))]
     positional = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
     takes_others = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     required = [name for name, one in parameters.items() if one.default is one.empty and one.kind != one.VAR_KEYWORD]

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
+from lrnas._arguments import checked
 from lrnas._files import read_text
 from lrnas._notebook import NotebookView
 from lrnas.errors import InvalidArchitecture, closest
@@ -215,6 +216,7 @@ class Allocation:
         object.__setattr__(self, "groups", groups)
 
     @classmethod
+    @checked
     def composite(
         cls,
         *,

@@ -121,7 +121,8 @@ def convert(
         if path in left:
             raise ConversionError(f"{path} cannot be replaced: {left[path]}; leave it out")
         if path != "*" and not any(fnmatchcase(conv, path) for conv in convs):
-            raise ConversionError(f"the model has no k×k convolution {path!r}{closest(path, convs)}")
+            some = f"; it has {', '.join([*convs][:3])} and {len(convs) - 3} others" if len(convs) > 3 else ""
+            raise ConversionError(f"the model has no k×k convolution {path!r}{closest(path, convs) or some}")
     replaced = {}
     for path, conv in convs.items():
         keys = sorted(by_path, key=lambda key: (key != path, key == "*"))

@@ -511,7 +511,13 @@ class Study(NotebookView):
         fits = [(accuracy, trial) for accuracy, trial in done if not limits.excess(trial.costs)]
         if not fits:
             others = "" if later is None else ', or give level="short" for networks without finals'
-            raise StudyError(f"no trained network of {self.name} is within these limits; raise them{others}")
+            near = min((trial for _, trial in done), key=lambda trial: sum(limits.excess(trial.costs).values()))
+            costs = f"{near.macs:,} multiply-accumulates and {near.params:,} parameters"
+            latency = f" and takes {near.costs['latency']:.3f} ms" if "latency" in near.costs else ""
+            raise StudyError(
+                f"no trained network of {self.name} is within these limits; the closest one, {near.title}, has "
+                f"{costs}{latency}; raise them{others}"
+            )
         return max(fits, key=lambda fit: (fit[0], not fit[1].is_paper, -fit[1].macs))[1]
 
     def to_pandas(self) -> pd.DataFrame:

@@ -222,6 +222,12 @@ def test_refusals(allocation: object, message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_paths_that_no_convolution_has_are_refused_with_some_that_exist() -> None:
+    told = "no k×k convolution 'layer9.*'; it has conv1, layer1.0.conv1, layer1.0.conv2 and 14 others"
+    with pytest.raises(ConversionError, match=told.replace("*", r"\*")):
+        convert(timm.create_model("resnet18"), {"layer9.*": HALF})
+
+
 def test_a_refused_conversion_changes_nothing() -> None:
     model = Zoo()
     with pytest.raises(ConversionError):
