@@ -21,7 +21,9 @@ OPTIONS = {
     "threads", "trainable", "training", "trial-timeout", "trials", "warm-start", "workers", "yes",
 }  # fmt: skip
 """Options of all commands, without `no-`; in Python, they are arguments."""
-_OPTION = re.compile(r"(`[^`]*`)|(?<![\w/=-])--([a-z][a-z-]+)(?![\w/-])")
+FLAGS = {"force", "fresh"}
+"""Options without a value that messages advise to add."""
+_OPTION = re.compile(r"(`[^`]*`)|(?<![\w/=-])--(?:set ([a-z_]+)=(…|[\w.]+)|([a-z][a-z-]+)(?![\w/-]))")
 _command_line: list[bool] = []
 """Not empty while a command runs."""
 
@@ -49,7 +51,14 @@ def in_users_words(text: str) -> str:
     """
     if _command_line or "--" not in text:
         return text
-    return _OPTION.sub(lambda found: f"`{found[2].replace('-', '_')}`" if found[2] in OPTIONS else found[0], text)
+    return _OPTION.sub(_as_argument, text)
+
+
+def _as_argument(found: re.Match[str]) -> str:
+    _, field, value, option = found.groups()
+    if field:
+        return f'`set={{"{field}": {value}}}`'
+    return f"`{option.replace('-', '_')}{'=True' * (option in FLAGS)}`" if option in OPTIONS else found[0]
 
 
 class _OneLine(BaseException):

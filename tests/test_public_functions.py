@@ -126,7 +126,8 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("count_model", (torch.nn.Conv2d(3, 1, 3), -1), {}, "the model cannot be counted with an input of 3×-1×-1"),
     ("create_model", (), {}, "lrnas.create_model needs architecture; got none; see help(lrnas.create_model)"),
     ("create_model", (NETWORK, -1), {}, "the number of classes must be at least 0; got -1"),
-    ("create_model", (NETWORK,), {"classes": 10}, "unexpected keyword argument 'classes'; leave this argument out"),
+    ("create_model", (NETWORK,), {"classes": 10}, "unexpected keyword argument 'classes'; did you mean num_classes?"),
+    ("create_model", (NETWORK,), {"colour": 1}, "unexpected keyword argument 'colour'; leave this argument out"),
     ("deployed_form", (None,), {}, "architecture takes an Architecture; got None"),
     ("distributions_of", ("nin",), {}, "space takes a SearchSpace; got 'nin'"),
     ("estimate", (3,), {"budget": 2}, "space takes text or a path or a SearchSettings; got 3"),
@@ -210,7 +211,7 @@ def test_wrong_arguments_about_a_study(tmp_path: Path) -> None:
         "unknown argument of lrnas.Trial.export 'file'": lambda: study.trials[1].export(file="x"),  # type: ignore[call-arg]
         "they were deleted, or are on another machine); only networks whose training was completed have them; name "
         "another trial": study.trials[1].load,
-        "name another trial, or add `fresh` for random weights": lambda: lrnas.export(study.trials[1]),
+        "name another trial, or add `fresh=True` for random weights": lambda: lrnas.export(study.trials[1]),
         "`axis` must be one of macs, params for these studies; got 'mac'": lambda: lrnas.plot(study, axis="mac"),
         "params takes a mapping; got 'x'; see help(lrnas.SearchSpace.architecture)": lambda: SPACE.architecture("x"),  # type: ignore[arg-type]
         "lrnas.SearchSpace.architecture takes at most 1 argument without a name; got 2": lambda: SPACE.architecture(
@@ -221,13 +222,16 @@ def test_wrong_arguments_about_a_study(tmp_path: Path) -> None:
         "architecture takes an Architecture; got 'nin'": lambda: SPACE.params_of("nin"),  # type: ignore[arg-type]
         "chance takes a Random; got 3; see help(lrnas.SearchSpace.draw)": lambda: SPACE.draw(3),  # type: ignore[arg-type]
         "not a text file; give a JSON file": lambda: lrnas.Architecture.load(3),  # type: ignore[arg-type]
+        "unknown argument of lrnas.Allocation.composite 'vert'; did you mean vertical": lambda: (
+            lrnas.Allocation.composite(vert=0.5)  # type: ignore[call-arg]
+        ),
         "groups must be FilterGroups; got 3": lambda: lrnas.Allocation("composite", 3),  # type: ignore[arg-type]
     }
     for message, call in calls.items():
         with pytest.raises(lrnas.LrnasError, match=re.escape(message)) as caught:
             call()
         assert "\n" not in str(caught.value)
-    with pytest.raises(lrnas.LrnasError, match="or add `fresh` for random weights"):
+    with pytest.raises(lrnas.LrnasError, match="or add `fresh=True` for random weights"):
         study.trials[1].export()
     assert study.best(max_macs=1e9) == study.best()
     written = study.trials[1].export(fresh=True, data="digits", device=torch.device("cpu"), out=tmp_path / "made")
@@ -247,6 +251,7 @@ def test_messages_name_options_in_commands_and_arguments_in_python(capsys: pytes
 
     error = lrnas.LrnasError("lower --image-size, or see `lrnas search --help` (a--b)")
     assert str(error) == "lower `image_size`, or see `lrnas search --help` (a--b)"
+    assert str(lrnas.LrnasError("add --force, or --set lr=…")) == 'add `force=True`, or `set={"lr": …}`'
     path = "my --photos --data/2024 --epochs-1"
     assert (
         str(lrnas.LrnasError(f"{path} is no folder; give another --data"))
@@ -289,10 +294,17 @@ def test_objects_of_optuna_are_not_taken_for_those_of_lrnas() -> None:
             function(study)
 
 
+def test_a_model_has_the_classes_of_its_backbone() -> None:
+    for backbone, number in {"nin": 10, "vgg11": 1000, "timm:resnet18": 1000}.items():
+        network = lrnas.Architecture(backbone)
+        model = lrnas.create_model(network, device="meta")
+        assert model.num_classes == number and f"{number} classes" in network._repr_html_()
+
+
 def test_what_is_unknown_is_a_type_error_as_in_python() -> None:
     with pytest.raises(TypeError, match=r"unknown argument of lrnas\.open_study 'studys'; did you mean studies"):
         lrnas.open_study("s", studys="x")
-    with pytest.raises(LrnasError, match="classes"):
+    with pytest.raises(LrnasError, match="'classes'; did you mean num_classes"):
         lrnas.create_model(lrnas.Architecture("timm:resnet18"), classes=10)
 
 

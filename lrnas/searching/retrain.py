@@ -59,7 +59,7 @@ from lrnas.study.throughput import measure_throughput
 from lrnas.training.job import Job
 from lrnas.training.progress import continuable
 
-ADVICE = "give them, or another name to the recipe's file"
+ADVICE = "give the earlier ones, or another name to the recipe's file"
 """What to do if a retraining was begun with other settings."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import operator
 import os
 import re
@@ -367,8 +368,9 @@ def _read_all(values: Mapping[str, Any], what: str, prefix: str) -> dict[str, An
     for name in values:
         if name not in SETTINGS:
             if (field := OTHER_NAMES.get(name, name)) in fields:
-                value = fields[field]
-                example = f"{field} = {value} below [set]" if prefix else f"set={{{field!r}: {value!r}}}"
+                value = values[name]
+                shown = json.dumps(value, default=str) if prefix else short_repr(value)  # as in TOML, or in Python
+                example = f"{field} = {shown} below [set]" if prefix else f"set={{{field!r}: {shown}}}"
                 raise InvalidSettings(f"{prefix}{name} is a field of the recipe, not a setting; write {example}")
             listed = "`lrnas search --help`" if prefix else "help(lrnas.search)"
             raise UnknownName(what, name, SETTINGS, f" ({listed} lists all)")

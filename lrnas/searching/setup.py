@@ -123,8 +123,8 @@ class SearchTraining:
         )
         self.recipe = make_recipe(settings.recipe, changes=changes)
         usual = make_recipe(settings.recipe, changes=changes, num_images=sys.maxsize).batch_size
-        if self.recipe.batch_size != usual:
-            few = f"because there are only {num_images:,} training images; set batch_size to change that"
+        if self.recipe.batch_size != usual and trainable is None:  # a function makes batches of its own
+            few = f"because there are only {num_images:,} training images; --set batch_size=… changes that"
             self.remarks.append(f"images per step: {self.recipe.batch_size} instead of the recipe's {usual}, {few}")
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")

@@ -191,7 +191,7 @@ def _is_list(value: Any, is_valid: Callable[[Any], bool]) -> bool:
 
 
 def check_manifest(
-    study: optuna.Study, manifest: Mapping[str, Any], advice: str = "give them, or another --name"
+    study: optuna.Study, manifest: Mapping[str, Any], advice: str = "give the earlier ones, or another --name"
 ) -> dict[str, Any]:
     """Write the manifest of a new study, or check that an existing study has the same manifest.
 

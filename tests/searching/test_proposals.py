@@ -407,9 +407,9 @@ def test_continuing_with_other_settings_is_refused(tmp_path: Path) -> None:
     proposals = make_proposals(tmp_path)
     changed = {**proposals.study.manifest, "reference": {"macs": 1, "params": 2e6}}
     told = "the highest number of MACs of a named network was 20000000.0, now 1"
-    with pytest.raises(StudyError, match=f"begun with other settings: {re.escape(told)}; give them"):
+    with pytest.raises(StudyError, match=f"begun with other settings: {re.escape(told)}; give the earlier"):
         check_manifest(proposals.study.optuna_study, changed)
-    with pytest.raises(StudyError, match="begun with other settings: `seed` was 0, now 3; give them"):
+    with pytest.raises(StudyError, match="begun with other settings: `seed` was 0, now 3; give the earlier"):
         check_manifest(proposals.study.optuna_study, {**changed, "seed": 3, "rungs": [1]})
 
 
@@ -429,7 +429,8 @@ def test_best_within_limits() -> None:
     assert proposals.study.best().number == numbers[1]
     below = proposals.study.best(max_macs=min(trial.macs for trial in trials.values()))
     assert below.macs == min(trial.macs for trial in trials.values())
-    with pytest.raises(StudyError, match="within these limits"):
+    told = f"the closest one, {below.title}, has {below.macs:,} multiply-accumulates and {below.params:,} parameters; "
+    with pytest.raises(StudyError, match=re.escape(told)):
         proposals.study.best(max_macs=1)
 
 

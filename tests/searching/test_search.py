@@ -134,14 +134,14 @@ def test_a_dry_run_refuses_what_the_search_refuses(
     assert refused() == "" and refused(name="another") == "" and measured == [16, 32]
     assert refused(epochs=77).startswith("s was begun with other settings: `epochs` was ")
     assert refused(set={"lr": 0.77}).startswith("s was begun with other settings: `set` lr was ")
-    told = "s was begun with other settings: {}; give them, or another `name`"
+    told = "s was begun with other settings: {}; give the earlier ones, or another `name`"
     assert refused(batch_norm=False) == told.format("`batch_norm` was True, now False")
     assert refused(recipe="full", seed=7) == told.format("`recipe` was the default, now 'full'; `seed` was 0, now 7")
     assert refused(min_epochs=1) == told.format("`min_epochs` was the default, now 1")
     many = refused(granularity="network", set={"lr": 0.77, "weight_decay": 0.1})
     assert re.findall(r"(\S+(?: \w+)?) was [^b]", many) == ["`granularity`", "`set` lr", "`set` weight_decay"]
     (pictures / "train" / "red" / "000.png").unlink()
-    numbers = "9, 3 and 6 for training, validation and test, now 8, 3 and 6; give them"
+    numbers = "9, 3 and 6 for training, validation and test, now 8, 3 and 6; give the earlier"
     assert f"the images were those of folder:pictures, {numbers}" in refused() and len(measured) == 2
 
 
@@ -172,7 +172,7 @@ def test_a_study_without_results_begins_anew_with_other_settings(
 
     proposal = proposals.ask()  # while another driver works on it, it stays as it is
     other = {"budget": 2, "data": f"folder:{pictures}", "studies": tmp_path / "studies", "name": "s"}
-    with pytest.raises(StudyError, match=r"`objectives` was .*; give them, or another `name`"):
+    with pytest.raises(StudyError, match=r"`objectives` was .*; give the earlier ones, or another `name`"):
         search("nin", **other)
     proposals.ledger.report_epoch(proposal.number, [0.5], 1.0)
     proposals.ledger.complete(proposal.number, 0.5)
@@ -200,7 +200,7 @@ def test_a_study_that_was_trained_in_part_is_not_thrown_away(has_curve: bool, pi
         with pytest.raises(StudyError) as caught:
             command("nin", **other)
         assert str(caught.value).startswith("s was begun with other settings: `epochs` was ")
-        assert str(caught.value).endswith(f", now 7; give them, or another `name`; {delete}")
+        assert str(caught.value).endswith(f", now 7; give the earlier ones, or another `name`; {delete}")
     assert begin(tmp_path, pictures, name="s").study.manifest["image_size"] == 16  # it continues
     assert main(["studies", "--delete", "s", "--studies", str(studies)]) == 0
     assert begin(tmp_path, pictures, name="s", epochs=7).study.manifest["recipe"]["epochs"] == 7
@@ -242,7 +242,7 @@ def test_other_settings_are_refused_before_latency_is_measured(
     given: dict[str, Any] = {"budget": 2, "data": f"folder:{pictures}", "studies": tmp_path / "studies", **timed}
     objectives = "`objectives` was accuracy,macs, now accuracy,latency"
     for command in (search, dry_run.estimate):
-        with pytest.raises(StudyError, match=f"counted was begun with other settings: {objectives}; give them"):
+        with pytest.raises(StudyError, match=f"counted was begun with other settings: {objectives}; give the earlier"):
             command("nin", name="counted", **given)
         with pytest.raises(StudyError, match=r"timed was begun with other settings: `epochs` was .*, now 7; give"):
             command("nin", name="timed", epochs=7, **given)

@@ -140,7 +140,7 @@ def test_only_a_study_file_may_come_with_another_space(tmp_path: Path, capsys: p
         ('space = "nin"\nbudget = "many"', "{}: budget takes a whole number; got 'many'; for example 20"),
         ('space = "nin"\nbudget = true', "{}: budget takes a whole number; got True"),
         ('space = "nin"\nbudget = 2\nbatch_norm = "maybe"', "{}: batch_norm takes True or False; got 'maybe'"),
-        ('space = "nin"\nbudget = 2\nlr = 0.2', "{}: lr is a field of the recipe, not a setting; write lr = 0.1 below"),
+        ('space = "nin"\nbudget = 2\nlr = 0.2', "{}: lr is a field of the recipe, not a setting; write lr = 0.2 below"),
         ('space = "nin"\nbudget = 2\nbeat = 1.5', "{}: beat takes a number above 0 and up to 1; got 1.5; for"),
         ('space = "nin"\nbudget = 2\nmax_macs = 0', "{}: max_macs takes a number of at least 1; got 0; for example"),
         ('space = "nin"\nbudget = 2\npack = "png"', "{}: pack takes pixels or jpeg; got 'png'; for example jpeg"),
@@ -170,8 +170,8 @@ def test_errors_in_python_are_as_clear() -> None:
     for text, value in (("true", True), ("Yes", True), ("False", False), ("no", False)):
         assert gather_settings("nin", {"budget": 3, "batch_norm": text}).batch_norm is value
     for name in ("lr", "learning_rate"):
-        with pytest.raises(InvalidSettings, match=rf"^{name} is a field of the recipe, .*; write set={{'lr': 0.1}}$"):
-            lrnas.search("nin", budget=20, **{name: 0.1})
+        with pytest.raises(InvalidSettings, match=rf"^{name} is a field of the recipe, .*; write set={{'lr': 0.3}}$"):
+            lrnas.search("nin", budget=20, **{name: 0.3})
     assert "several times" not in (lrnas.search.__doc__ or "")
     settings = gather_settings("nin", {"budget": 3, "max_macs": "3M", "objectives": "accuracy, macs"})
     assert (settings.max_macs, settings.objectives) == (3_000_000, ("accuracy", "macs"))

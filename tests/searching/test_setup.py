@@ -9,7 +9,7 @@ from pictures import write_set
 from safetensors.torch import save_file
 
 from lrnas.arch.architecture import Allocation, Architecture
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, in_users_words
 from lrnas.models.plan import make_plan
 from lrnas.profiling.latency_table import Conditions, Latency, LatencyTable
 from lrnas.recipes import InvalidRecipe
@@ -18,6 +18,7 @@ from lrnas.searching.settings import SearchSettings
 from lrnas.searching.setup import SearchTraining, rung_epochs
 from lrnas.spaces.space import load_space
 from lrnas.study.levels import SHORT
+from lrnas.training.custom import Trainable
 
 
 def test_costs_are_those_of_the_deployed_form(tmp_path: Path) -> None:
@@ -60,13 +61,15 @@ def test_a_remark_says_if_a_space_can_save_little(model: str, share: str, tmp_pa
 def test_a_remark_says_if_batches_are_smaller_than_the_recipe_s(tmp_path: Path) -> None:
     write_set(tmp_path, {"train": 100, "val": 34, "test": 1})
 
-    def remarks(**changes: int) -> list[str]:
+    def remarks(trainable: Trainable | None = None, **changes: int) -> list[str]:
         settings = SearchSettings(space="nin", budget=1, set=changes)
-        return SearchTraining(settings, load_space("nin"), f"folder:{tmp_path}", None).remarks
+        return SearchTraining(settings, load_space("nin"), f"folder:{tmp_path}", trainable).remarks
 
-    few = "because there are only 300 training images; set batch_size to change that"
+    few = "because there are only 300 training images; --set batch_size=… changes that"
     assert remarks() == [f"images per step: 8 instead of the recipe's 128, {few}"]
+    assert in_users_words(remarks()[0]).endswith('; `set={"batch_size": …}` changes that')
     assert remarks(batch_size=16) == []
+    assert remarks(trainable=Trainable("mine:train", str(tmp_path))) == []
 
 
 @pytest.mark.parametrize(

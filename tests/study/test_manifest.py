@@ -77,7 +77,7 @@ def test_what_follows_from_a_changed_setting_is_not_told() -> None:
     def told(**changes: Any) -> str:
         with pytest.raises(StudyError) as caught:
             check_manifest(study.optuna_study, {**begun, **changes})
-        return str(caught.value).partition(": ")[2].partition("; give them")[0]
+        return str(caught.value).partition(": ")[2].partition("; give the earlier")[0]
 
     without = {key: value for key, value in begun.items() if key != "latency"}
     with pytest.raises(StudyError) as caught:
@@ -86,7 +86,7 @@ def test_what_follows_from_a_changed_setting_is_not_told() -> None:
             {**without, "settings": {}, "objectives": ["accuracy", "macs"], "reference": {"macs": 1, "params": 1}},
         )
     change = "`objectives` was accuracy,latency, now accuracy,macs"
-    assert str(caught.value) == f"s was begun with other settings: {change}; give them, or another `name`"
+    assert str(caught.value) == f"s was begun with other settings: {change}; give the earlier ones, or another `name`"
     batch = told(settings={**begun["settings"], "latency_batch": 8}, latency={**timed, "batch": 8})
     assert batch == "`latency_batch` was 1, now 8"
     start = told(settings={**begun["settings"], "start_from": "b.pth"}, start_from="0123")

@@ -156,7 +156,9 @@ def test_a_study_cannot_continue_with_another_training_function() -> None:
     recipe = Recipe().to_dict()
     check_manifest(study, {"recipe": recipe})
     check_manifest(study, {"recipe": recipe, "trainable": None})
-    with pytest.raises(StudyError, match="`trainable` was None, now 'mine:train'; give them, or another `name`"):
+    with pytest.raises(
+        StudyError, match="`trainable` was None, now 'mine:train'; give the earlier ones, or another `name`"
+    ):
         check_manifest(study, {"recipe": recipe, "trainable": "mine:train"})
 
 
