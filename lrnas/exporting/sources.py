@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lrnas._arguments import checked
 from lrnas._files import read_json
+from lrnas._messages import show_messages
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import BACKBONES
 from lrnas.errors import LrnasError, UnknownName, closest
@@ -119,6 +120,7 @@ def load_model(
         The network with its weights, in evaluation mode on the CPU. `timm.data.resolve_model_data_config(model)` says
         how images must be prepared for it.
     """
+    show_messages()
     found = find_source(source, architecture=architecture, studies=studies, storage=storage, fresh=None)
     if found.weights is None:
         raise ExportError(f"a trained network is needed; got {found.name}, which is not; use lrnas.create_model")
