@@ -16,7 +16,7 @@ OPTIONS = {
     "divisor", "dry-run", "dtype", "epochs", "final-epochs", "final-seeds", "finals", "force", "format", "fresh",
     "front", "fuse", "gpus-per-trial", "granularity", "image-memory", "image-size", "input", "latency-batch",
     "latency-device", "layer", "layers", "level", "max-latency", "max-macs", "max-params", "min-epochs", "min-macs",
-    "name", "number", "objectives", "out", "pack", "plot", "points", "port", "recipe", "results",
+    "name", "number", "objectives", "out", "pack", "plot", "points", "port", "recipe", "results", "retraining",
     "sampler", "seed", "seeds", "set", "show", "space", "start-from", "stem-stride", "storage", "studies",
     "threads", "trainable", "training", "trial-timeout", "trials", "warm-start", "workers", "yes",
 }  # fmt: skip

@@ -113,9 +113,10 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
         best = tests.get(picked.title, picked)
     beside = own if own is not None or beside is None else tests.get(beside.title, beside)
     validation = "Validation images" if study.finals else f"Validation images after {study.training}"
-    images, done = ("Test images", "tested") if tests else (validation, "trained")
+    images, done = ("Test images", "tested in this retraining") if tests else (validation, "trained")
     number, by = len(tests.keys() - {dense}) or len(paper + found), " on validation images" if tests else ""
-    among = f"the only one {done}" if number == 1 else f"the most accurate of {number} networks{by}"
+    only = "the only one in this retraining" if tests else "the only one trained"
+    among = only if number == 1 else f"the most accurate of {number} networks{by}"
     if len(others) < number:
         among = f"chosen by validation accuracy among {len(others)} of {number} networks {done}"
     value = best.costs[cost]

@@ -36,7 +36,7 @@ class Tested:
     def headline(self) -> str:
         """Sentence that counts the verdicts."""
         if not self.verdicts:
-            why = "was trained again" if self.retrained.has_points else "is in the space"
+            why = "was trained in this retraining" if self.retrained.has_points else "is in the space"
             return f"No network of the paper {why}: there is nothing to compare with."
         kinds = Counter(verdict.kind for verdict in self.verdicts)
         counts = ", ".join(f"{kinds[kind]} {kind}" for kind in get_args(Kind) if kinds[kind])

@@ -17,7 +17,7 @@ from lrnas.reporting.html import make_page
 from lrnas.reporting.report import Report, make_report
 from lrnas.study.open import open_search
 from lrnas.study.optuna_internals import without_collecting
-from lrnas.study.retrained import read_retrained
+from lrnas.study.retrained import find_shown, read_retrained, retrained_recipes
 from lrnas.study.study import Study
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def report(
     *,
     out: str | Path | None = None,
     axis: str | None = None,
+    retraining: str | None = None,
     studies: str | Path = "studies",
     storage: str | None = None,
 ) -> WrittenReport:
@@ -66,6 +67,8 @@ def report(
         study: A study or its name, or several, which are drawn together; None for the only study there is.
         out: Folder for the page and the figures; None for `report` in the study's folder.
         axis: Cost on the axis: macs, params or latency; None for the first cost objective of the studies.
+        retraining: Name of the retraining to show, STUDY@RECIPE; None for the one in which most of the paper's networks
+            were tested, of several such ones for the one used last.
         studies: Folder that holds the studies, for those given by name.
         storage: Database URL, or journal:FILE, that holds the studies; None for the files in their folders.
 
@@ -79,7 +82,7 @@ def report(
     folder = Path(opened[0].where.folder, opened[0].name, "-".join(["report", *(each.name for each in opened[1:])]))
     folder = folder if out is None else Path(out)
     with without_collecting():  # thousands of trials are millions of objects, and all of them are needed
-        contents = _make_report(opened, axis)
+        contents = _make_report(opened, axis, retraining)
         is_new = not (folder / PAGE).exists()
         page = _write_page(contents, folder)
         figures = _write_figures(contents, folder)
@@ -136,9 +139,13 @@ def plot(
     return draw[picture]()
 
 
-def _make_report(studies: list[Study], axis: str | None) -> Report:
-    retrained = [found for study in studies if (found := read_retrained(study)) is not None]
-    return make_report(studies, axis=axis, retrained=retrained)
+def _make_report(studies: list[Study], axis: str | None, retraining: str | None = None) -> Report:
+    named, _, recipe = (retraining or "").partition("@")
+    known = [f"{study.name}@{each}" for study in studies for each in retrained_recipes(study)]
+    if retraining is not None and retraining not in known:
+        raise UnknownName("retraining", retraining, known)
+    found = [read_retrained(study, recipe) if study.name == named else find_shown(study) for study in studies]
+    return make_report(studies, axis=axis, retrained=[each for each in found if each is not None])
 
 
 def _write_page(contents: Report, folder: Path) -> Path:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from lrnas.study.manifest import (
     RETRAINS,
     SETTINGS,
     START,
+    USED,
     StudyError,
     check_manifest,
     data_name,
@@ -284,6 +286,7 @@ def _open(search: Study, training: _Training) -> Runs:
     name = f"{search.name}@{training.label}"
     optuna_study = create_optuna_study(name, storage_of(search.optuna_study), RETRAINED)
     manifest = check_manifest(optuna_study, training.manifest(search), ADVICE)
+    optuna_study.set_user_attr(USED, datetime.now().isoformat())
     name_metrics(optuna_study, RETRAINED)
     return Runs(Ledger(Study(name, optuna_study, RETRAINED, manifest, search.where)))
 

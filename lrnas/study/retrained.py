@@ -21,7 +21,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.errors import UnknownName
 from lrnas.sampling.pareto import front_indices
 from lrnas.study.folder import LEVEL_FOLDERS
-from lrnas.study.manifest import LEVEL, MANIFEST, RETRAINS, StudyError, data_name, read_manifest
+from lrnas.study.manifest import LEVEL, MANIFEST, RETRAINS, USED, StudyError, data_name, read_manifest
 from lrnas.study.objectives import cost_objectives, pick_objectives
 from lrnas.study.optuna_internals import get_trial, storage_of
 from lrnas.study.study import Study
@@ -135,6 +135,11 @@ class Retrained:
         """Number of runs that are not done."""
         return sum(final.open + final.failed for final in self.finals)
 
+    @property
+    def num_paper(self) -> int:
+        """Number of networks of the paper that were tested."""
+        return sum(final.point is not None and bool(final.accuracies) for final in self.finals)
+
     def __str__(self) -> str:
         tested = sum(bool(final.accuracies) for final in self.finals)
         failed = sum(final.failed for final in self.finals)
@@ -196,6 +201,15 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
     )
 
 
+def find_shown(study: Study) -> Retrained | None:
+    """The retraining of a search that its report shows; None if it has none.
+
+    It is the one with the most tested networks of the paper; of several such ones, the one used last.
+    """
+    found = [read_retrained(study, recipe) for recipe in reversed(retrained_recipes(study))]
+    return max(filter(None, found), key=lambda each: each.num_paper, default=None)
+
+
 def gather_runs(study: optuna.Study, recipe: str, searched: optuna.Study | None) -> list[Final]:
     """The networks of a study of runs, cheapest first, with the results of all runs that are done so far.
 
@@ -230,9 +244,9 @@ def retrained_recipes(study: Study) -> list[str]:
         manifest = other.user_attrs.get(MANIFEST)
         if isinstance(manifest, dict) and manifest.get(RETRAINS) == study.name:
             retraining = optuna.load_study(study_name=other.study_name, storage=storage_of(study.optuna_study))
-            trials = retraining.get_trials(deepcopy=False)
-            last = max((trial.datetime_start for trial in trials if trial.datetime_start), default=datetime.min)
-            found.append((last, other.study_name.partition("@")[2]))
+            times = [trial.datetime_start for trial in retraining.get_trials(deepcopy=False) if trial.datetime_start]
+            times.append(datetime.fromisoformat(other.user_attrs.get(USED, datetime.min.isoformat())))
+            found.append((max(times), other.study_name.partition("@")[2]))
     return [recipe for _, recipe in sorted(found)]
 
 

@@ -91,7 +91,7 @@ def test_a_headline_counts_a_single_network(again: tested.Tested) -> None:
 
 
 def test_a_headline_says_that_there_is_nothing_to_compare_with(again: tested.Tested) -> None:
-    told = "No network of the paper was trained again: there is nothing to compare with."
+    told = "No network of the paper was trained in this retraining: there is nothing to compare with."
     assert tested.Tested(again.retrained, ()).headline == told
     told = "No network of the paper is in the space: there is nothing to compare with."
     assert tested.Tested(replace(again.retrained, has_points=False), ()).headline == told

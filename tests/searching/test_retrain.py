@@ -21,6 +21,7 @@ from lrnas.cli.main import main
 from lrnas.cli.retrain import _print_finals
 from lrnas.data.catalog import load_set
 from lrnas.models.plan import canonical_id
+from lrnas.reporting.write import _make_report as make_chosen
 from lrnas.searching.progress import ProgressView
 from lrnas.searching.proposals import Queue
 from lrnas.searching.ray_cluster import Workers
@@ -480,6 +481,35 @@ def test_the_last_retraining_is_read_unless_one_is_named(caplog: pytest.LogCaptu
     assert str(last) == "s@fast, on digits: 1 of 1 networks tested; not shown: s@paper."
     with pytest.raises(UnknownName, match="unknown retraining of s with recipe 'papr'; did you mean paper"):
         read_retraining(study, "papr")
+
+
+def test_a_report_shows_the_retraining_with_most_of_the_paper_s_networks(tmp_path: Path) -> None:
+    study = make_search(tmp_path / "s")
+    for label, trials, points in (("full", (), True), ("paper", (), True), ("fast", (0,), False)):
+        runs, networks = retraining(study, label), _choose(study, trials, None, points)
+        enqueue(runs, networks, range(1, 2))
+        for _ in networks:
+            finish(runs, 0.9)
+    assert retrained_recipes(study) == ["full", "paper", "fast"]
+
+    def shown(name: str | None = None) -> str:
+        return make_chosen([study], None, name).tested[0].retrained.name
+
+    assert shown() == "s@paper" and shown("s@fast") == "s@fast"
+    with pytest.raises(UnknownName, match="unknown retraining 's@fst'; did you mean s@fast"):
+        shown("s@fst")
+
+
+def test_a_complete_retraining_that_is_continued_is_used(tmp_path: Path) -> None:
+    study = make_search(tmp_path / "s")
+    networks = _choose(study, (0,), False, False)
+    for changes in ({"epochs": 2}, {"epochs": 3}):
+        runs = _open(study, training(study, "fast", **changes))
+        enqueue(runs, networks, range(1, 2))
+        finish(runs, 0.9)
+    assert retrained_recipes(study) == ["fast,epochs=2", "fast,epochs=3"]
+    _open(study, training(study, "fast", epochs=2))
+    assert retrained_recipes(study) == ["fast,epochs=3", "fast,epochs=2"]
 
 
 @pytest.fixture(scope="module")
