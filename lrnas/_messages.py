@@ -84,3 +84,8 @@ def percent(share: float | None, deviation: float | None = None) -> str:
     """An accuracy in per cent, with its deviation if there is one; a dash for None."""
     spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
     return "–" if share is None else f"{100 * share:.2f}{spread} %"
+
+
+def some_of(some: int, number: int) -> str:
+    """Some of a number of networks in words: `2 of the 3 networks`, or `the only network`."""
+    return "the only network" if number == 1 else f"{some} of the {number} networks"

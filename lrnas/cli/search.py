@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas._messages import file_size, percent
+from lrnas._messages import file_size, percent, some_of
 from lrnas.cli.dry_run import print_estimate
 from lrnas.cli.options import add_command, add_option, add_settings, call, needs_extra, open_named
 from lrnas.cli.output import complain, exit_code, make_console, make_table, print_result, say
@@ -351,7 +351,7 @@ def _print_level(study: Study, level: str) -> None:
     if left:
         console.print(
             "They were chosen by predicted accuracy after full training. Not among them: "
-            f"{left} of the {number} networks on the front of the short trainings, see "
+            f"{some_of(left, number)} on the front of the short trainings, see "
             f"`lrnas front {study.name} --level short`; a larger --finals trains more."
         )
 

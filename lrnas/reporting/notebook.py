@@ -12,7 +12,7 @@ from functools import singledispatch
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from lrnas._messages import duration, percent
+from lrnas._messages import duration, percent, some_of
 from lrnas._quantities import magnitude
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.cost import Cost
@@ -145,7 +145,7 @@ def _(study: Study) -> str:
     table = _finals_table(study, finals) if finals else as_html(summary.front) if summary.front else ""
     if finals:
         left, number = count_left(study, trained_later)
-        others = f'{left} of the {number} networks on the front of the short trainings, study.front("short")'
+        others = f'{some_of(left, number)} on the front of the short trainings, study.front("short")'
         table += f"<p>Not trained in full: {escape(others)}.</p>" if left else ""
     trained = "trained in full" if level == FULL else "after longer training"
     level = f"{trained}, mean ± standard deviation over n seeds" if finals else "after the training of the search"

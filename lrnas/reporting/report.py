@@ -25,7 +25,7 @@ from lrnas.reporting.layer_view import Layer, lay_out
 from lrnas.reporting.retrained_report import Tested, finals_to_dicts
 from lrnas.reporting.suggested_commands import ShellLine, retrain_line, shell_lines
 from lrnas.sampling.pareto import add_to_front, hypervolume
-from lrnas.study.levels import FULL, SHORT, SUFFIXES, level_study, read_level
+from lrnas.study.levels import FULL, SHORT, SUFFIXES, level_study, read_level, tell_below
 from lrnas.study.manifest import StudyError, data_name
 from lrnas.study.objectives import OBJECTIVES, Objective
 from lrnas.study.retrained import Final, Retrained, final_front
@@ -293,6 +293,8 @@ class Report:
             if number := study.study.unreadable_images:
                 left_out = f"{number:,} (`lrnas data` lists them)"
                 found.append(f"{study.name}: images that could not be read and were left out: {left_out}.")
+            if below := tell_below(study.study):
+                found.append(f"{study.name}: {below}.")
         names = [study.name for study in self.studies]
         manifests = [study.study.manifest for study in self.studies]
         conditions = [

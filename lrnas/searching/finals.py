@@ -17,6 +17,7 @@ import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import threadpool_limits
 
+from lrnas._messages import some_of
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import is_command
 from lrnas.sampling.gain import Boxes
@@ -109,9 +110,9 @@ def tell_end(search: Study, level: Level, share: float) -> str:
     few = sum(final.ended < len(level.seeds) for final in front)
     told = []
     if left and not is_command():  # the command prints it below the front
-        told.append(f"not trained in full: {left} of the {number} networks on the front of the short trainings")
+        told.append(f"not trained in full: {some_of(left, number)} on the front of the short trainings")
     if few:
-        told.append(f"fewer than {len(level.seeds)} seeds: {few} of the {len(front)} networks on the front")
+        told.append(f"fewer than {len(level.seeds)} seeds: {some_of(few, len(front))} on the front")
     return "; ".join([*told, "a larger --finals trains more"]) if told else ""
 
 

@@ -39,7 +39,7 @@ from lrnas.study.folder import (
     trials_folder,
 )
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import FULL, SHORT
+from lrnas.study.levels import FULL, SHORT, tell_below
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import (
     OtherSettings,
@@ -235,6 +235,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                 is_over = bool(study.interrupted) or not any(ledger.wait_for_others() for ledger in ledgers)
             if later and not study.interrupted and (line := tell_end(study, training.levels[FULL], settings.finals)):
                 logger.info(line)
+            if later and (line := tell_below(study)):
+                logger.warning(line)
     except LrnasError:
         with suppress(LrnasError):  # the storage may be gone
             delete_if_empty(stored, folder)

@@ -152,6 +152,24 @@ def count_left(search: Study, finals: Sequence[Final]) -> tuple[int, int]:
     return sum(trial.trial not in known for trial in front), len(front)
 
 
+def tell_below(search: Study) -> str:
+    """That full training is less accurate than short training for at least half of the networks; empty if it is not.
+
+    It is also empty if both trainings are the same, since chosen networks had luck in the first one.
+    """
+    full = level_study(search, FULL)
+    if full is None or read_manifest(full)["recipe"] == search.manifest["recipe"]:
+        return ""
+    short = {trial.number: trial.accuracy or 0.0 for trial in search.trials if trial.status == "completed"}
+    done = [final for final in read_level(search) if final.accuracies]
+    means = [(final.mean, short[final.trial]) for final in done if final.trial in short]
+    below = sum(mean < before for mean, before in means)
+    if not below or 2 * below < len(means):
+        return ""
+    some = f"for {below} of {len(means)} network{'s' * (len(means) != 1)}"
+    return f"full training is less accurate than short training {some}; begin a study with more --final-epochs"
+
+
 def read_short(search: Study) -> list[Final]:
     """The networks that a search itself trained to the end, cheapest first, in the form of later levels."""
     found = [

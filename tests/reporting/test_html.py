@@ -569,6 +569,15 @@ def test_rings_are_of_the_accuracies_that_are_shown_in_a_browser(browser: Any, t
 
 
 @pytest.mark.slow
+def test_accuracies_above_those_of_the_finals_are_within_the_axis_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    search = make_search()  # with up to 0.9
+    make_finals(search, {"nin-c3-lr": (0.4, 0.42), "lr-x0.25": (0.3,)})
+    tab = Tab(browser, write(tmp_path / "report.html", make_report([search])), 1400, 900)
+    low, high = tab.page.evaluate("byId('front').layout.yaxis.range")
+    assert low < 30 and high > 90
+
+
+@pytest.mark.slow
 def test_the_table_of_the_best_names_a_network_that_is_not_on_the_front(browser: Any, tmp_path: Path) -> None:
     search = make_search()
     nin = cost(SPACE.points["nin"])

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from lrnas.errors import UnknownName, naming_options
 from lrnas.recipes import Recipe, get_recipe
+from lrnas.reporting.report import make_report
 from lrnas.sampling.promotion import Measured, believe
 from lrnas.searching.finals import Ladder, Promotions, open_levels, tell_end
 from lrnas.searching.proposals import Proposal, Proposals
@@ -22,7 +23,7 @@ from lrnas.searching.settings import InvalidSettings, SearchSettings
 from lrnas.searching.setup import SearchTraining
 from lrnas.study.folder import delete_study, trials_folder
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import compare_with_paper, level_study, read_level
+from lrnas.study.levels import compare_with_paper, level_study, read_level, tell_below
 from lrnas.study.manifest import OtherSettings, StudyError
 from lrnas.study.open import open_search, open_study
 from lrnas.study.references import find_network
@@ -308,8 +309,27 @@ def test_the_end_tells_what_the_finals_did_not_train() -> None:
     with naming_options():  # a command prints the first part below the front
         assert tell_end(search, level, 0.5) == few
     search = make_search()
+    make_finals(search, {"lr-x0.25": (0.9,)})
+    with naming_options():
+        few = "fewer than 3 seeds: the only network on the front; a larger --finals trains more"
+        assert tell_end(search, level, 0.5) == few
+    search = make_search()
     make_finals(search, dict.fromkeys(("lr-x0.25", "dense-x0.25", "nin-c3-lr"), (0.9, 0.9, 0.9)))
     assert tell_end(search, level, 0.5) == ""
+
+
+def test_full_trainings_below_the_short_ones_are_told() -> None:
+    search = make_search()  # with 0.7, 0.8 and 0.9
+    assert tell_below(search) == ""
+    make_finals(search, {"nin-c3-lr": (0.85, 0.9), "lr-x0.25": (0.7,), "dense-x0.25": (0.9,)})
+    assert tell_below(search) == ""
+    make_finals(search, {"dense-x0.5": (0.1,)})
+    told = (
+        "full training is less accurate than short training for 2 of 4 networks; begin a study with more --final-epochs"
+    )
+    assert tell_below(search) == told and f"s: {told}." in make_report([search]).remarks()
+    same = replace(search, manifest=search.manifest | {"recipe": LEVELS["full"].recipe.to_dict()})
+    assert tell_below(same) == ""
 
 
 def test_the_front_and_the_best_network_are_those_of_the_finals(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ function frontRanges(full, partial, costs = []) {
   const all = full.length ? full : partial;
   const ys = all.flatMap((p) => [p.y - (p.bar || 0), p.y + (p.bar || 0)]);
   const isLog = page.scale === "log";
-  const [bottom, top] = [Math.min(...ys), Math.max(...ys)];
+  const [bottom, top] = [Math.min(...ys), Math.max(...ys, ...partial.map((p) => p.y))];
   const margin = 0.1 * (top - bottom) + 0.3;
   const y = [bottom - margin, Math.min(top + margin, 101)];
   const xs = [...full.map((p) => p.x), ...partial.filter((p) => isBetween(p.y, y)).map((p) => p.x), ...costs];
