@@ -144,7 +144,10 @@ def _print_studies(studies: list[dict[str, Any]], folder: str) -> None:
             "disk": file_size(row["bytes"]),
         }
         table.add_row(*(cells[column] for column in (*texts, *columns)))
-    make_console().print(table)
+    console = make_console()
+    console.print(table)
+    if names := [name for row in studies for name in row["retrainings"]]:
+        console.print(f"Retrainings, which `lrnas retrain NAME` shows: {' '.join(names)}", soft_wrap=True)
 
 
 def _delete(options: argparse.Namespace) -> None:
@@ -194,7 +197,7 @@ def _front(options: argparse.Namespace) -> None:
 def _overview(study: Study) -> dict[str, Any]:
     from lrnas.study.levels import FULL, SHORT, read_level
     from lrnas.study.manifest import data_name
-    from lrnas.study.retrained import final_front
+    from lrnas.study.retrained import final_front, retrained_recipes
 
     summary, finals = study.short_summary(), final_front(read_level(study))
     counts = summary.counts
@@ -209,6 +212,7 @@ def _overview(study: Study) -> dict[str, Any]:
         "level": FULL if finals else SHORT,
         "front": len(accuracies),
         "best": max(accuracies, default=None),
+        "retrainings": [f"{study.name}@{recipe}" for recipe in retrained_recipes(study)],
     }
 
 

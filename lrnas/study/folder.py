@@ -185,7 +185,13 @@ def no_such_study(name: str, names: Sequence[str]) -> StudyError:
         name: The name that was given.
         names: The names of the studies that the storage has.
     """
-    hint = closest(name, names) or f"; it has {first_few(names, MAX_NAMES) or 'none'}"
+    search, at, _ = name.partition("@")
+    own = [each for each in names if each.startswith(f"{search}@")] if at else []
+    near = [each for each in own if each.startswith(name)]  # the recipe without its changes
+    if own:
+        hint = f"; did you mean {' or '.join(near[:3])}?" if near else f"; {search} has {first_few(own, MAX_NAMES)}"
+    else:
+        hint = closest(name, names) or f"; it has {first_few(names, MAX_NAMES) or 'none'}"
     return StudyError(f"the storage has no study {name!r}{hint}")
 
 

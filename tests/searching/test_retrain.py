@@ -500,6 +500,19 @@ def test_a_report_shows_the_retraining_with_most_of_the_paper_s_networks(tmp_pat
         shown("s@fst")
 
 
+def test_retrainings_are_listed_and_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = make_search(tmp_path / "s")
+    make_finals(study, {"nin-c3-lr": (0.95,)})
+    enqueue(retraining(study, "fast,epochs=2"), _choose(study, (0,), False, False), range(1, 2))
+    assert main(["studies", "--studies", str(tmp_path)]) == 0
+    assert "Retrainings, which `lrnas retrain NAME` shows: s@fast,epochs=2\n" in capsys.readouterr().out
+    assert main(["studies", "--studies", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["retrainings"] == ["s@fast,epochs=2"]
+    for name, told in (("s@fast", "did you mean s@fast,epochs=2?"), ("s@paper", "s has s@finals, s@fast,epochs=2")):
+        assert main(["retrain", name, "--studies", str(tmp_path)]) == 2
+        assert f"has no study '{name}'; {told}" in capsys.readouterr().err
+
+
 def test_a_complete_retraining_that_is_continued_is_used(tmp_path: Path) -> None:
     study = make_search(tmp_path / "s")
     networks = _choose(study, (0,), False, False)
