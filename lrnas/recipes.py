@@ -8,6 +8,7 @@ trainings do, and `full` is such a full training; both were chosen by measuremen
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -196,8 +197,8 @@ class Recipe:
 
 
 def _similar(name: str, known: Iterable[str]) -> str:
-    meant = OTHER_NAMES.get(name.lower().replace("-", "_"))
-    return closest(name, known) if meant is None else f"; did you mean {meant}?"
+    other = difflib.get_close_matches(name.lower().replace("-", "_"), OTHER_NAMES, n=1, cutoff=0.8)
+    return f"; did you mean {OTHER_NAMES[other[0]]}?" if other else closest(name, known)
 
 
 def _parse(text: str, expected: type, name: str, example: object) -> Any:
