@@ -13,6 +13,7 @@ import json
 import operator
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from lrnas.errors import LrnasError, UnknownName
 from lrnas.models.plan import TIMM
 from lrnas.recipes import OTHER_NAMES, Recipe, check_recipe
 from lrnas.spaces.space import load_space
+from lrnas.study.location import DATABASE
 from lrnas.study.objectives import pick_objectives
 
 PINNED = "what is searched (pinned: cannot change when the study continues)"
@@ -344,6 +346,8 @@ def gather_settings(source: str | Path | SearchSettings | None, given: Mapping[s
     values = {**from_file, **own, "set": changes or None}
     for name in ("space", "budget"):
         if name not in values:
+            if name == "budget":
+                check_settings(SearchSettings(**values, budget=1))  # wrong values are told before what is missing
             raise InvalidSettings(f"a search needs a {name}; got none; give --{name}, or a study file that sets it")
     return SearchSettings(**values)
 
@@ -423,13 +427,32 @@ def check_settings(settings: SearchSettings) -> None:
     if settings.latency_device is not None and settings.latency_device.partition(":")[0] not in ("cpu", "cuda"):
         raise LrnasError(f"--latency-device must be cpu or cuda; got {settings.latency_device!r}; choose one")
     if not settings.space.startswith(TIMM):  # timm needs torch
-        load_space(
-            settings.space,
-            granularity=settings.granularity,
-            batch_norm=settings.batch_norm,
-            divisor=settings.divisor,
-            stem_stride=settings.stem_stride,
-        )
+        try:
+            load_space(
+                settings.space,
+                granularity=settings.granularity,
+                batch_norm=settings.batch_norm,
+                divisor=settings.divisor,
+                stem_stride=settings.stem_stride,
+            )
+        except UnknownName:
+            if (Path(settings.studies) / settings.space / DATABASE).exists():
+                _refuse_study(settings)
+            raise
+
+
+def _refuse_study(settings: SearchSettings) -> None:
+    """Raise an error that says how to continue a study whose name is given as a space."""
+    from lrnas.study.open import open_search  # with Optuna
+
+    manifest = open_search(settings.space, studies=settings.studies).manifest
+    data = manifest.get("settings", {}).get("data") or manifest["data"]
+    own = f"--space {shlex.quote(manifest['source'])}"
+    own += f" --data {shlex.quote(data)}" if data in SETS or is_in_files(data) else ""
+    raise InvalidSettings(
+        f"a search takes a space or a study file; got {settings.space}, a study; continue it with the command that it "
+        f"was begun with: {own} …"
+    )
 
 
 def check_training(recipe: str, changes: Mapping[str, Any] | None, epochs: int | None, data: str | None) -> None:

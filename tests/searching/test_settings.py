@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_studies import make_search
 
 import lrnas
 from lrnas.cli.main import main
@@ -164,6 +165,24 @@ def test_a_study_file_that_is_wrong_gets_one_line(
     assert main(["search", str(file)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1) and message.format(file) in err
+
+
+def test_a_study_is_not_taken_for_a_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_search(tmp_path / "s")
+    assert main(["search", "s", "--budget", "8", "--studies", str(tmp_path)]) == 2
+    told = "got s, a study; continue it with the command that it was begun with: --space nin --data digits …\n"
+    assert capsys.readouterr().err.endswith(told)
+
+
+def test_wrong_names_are_told_before_a_missing_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, told in (
+        (["--space", "nim", "--data", "folder:small"], "unknown space 'nim'; did you mean nin?"),
+        (["--space", "nin", "--data", "digit"], "'digit'; did you mean digits"),
+        (["--space", "nin", "--set", "lerning_rate=1"], "no field 'lerning_rate'; did you mean lr?"),
+        (["--space", "nin"], "a search needs a budget"),
+    ):
+        assert main(["search", *options, "--dry-run"]) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_errors_in_python_are_as_clear() -> None:
