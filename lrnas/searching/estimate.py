@@ -37,7 +37,7 @@ from lrnas.errors import LrnasError, in_users_words
 from lrnas.recipes import Recipe
 from lrnas.sampling.promotion import MAX_MEASURED, Contender, pick_full, pick_longer
 from lrnas.searching.feasible import find_feasible
-from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, Promotions, check_levels, too_little
+from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, Promotions, check_levels, too_little, with_finals
 from lrnas.searching.progress import progress_view
 from lrnas.searching.proposals import Proposals, check_conditions
 from lrnas.searching.samplers import make_sampler
@@ -319,7 +319,7 @@ def _continued(prepared: Preparation, settings: SearchSettings) -> tuple[Prepara
     try:
         manifest = check_manifest(study.optuna_study, training.manifest())
     except OtherSettings as error:
-        check_untrained(study.optuna_study, error, study.where)
+        check_untrained(study.optuna_study, with_finals(error, study, training), study.where)
         found = f"{study.name} was begun with other settings ({error.found}), and nothing was trained"
         return prepared, None, [f"{found}: it would begin anew"]
     if settings.finals:

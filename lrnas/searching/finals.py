@@ -39,7 +39,15 @@ from lrnas.searching.setup import SearchTraining
 from lrnas.study.folder import begin_anew, check_untrained, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level, count_left, level_study, read_level
-from lrnas.study.manifest import LEVEL, OtherSettings, check_manifest, keep_images
+from lrnas.study.manifest import (
+    LEVEL,
+    SETTINGS,
+    OtherSettings,
+    check_manifest,
+    has_results,
+    keep_images,
+    read_manifest,
+)
 from lrnas.study.objectives import Costs
 from lrnas.study.open import name_metrics
 from lrnas.study.optuna_internals import storage_of
@@ -114,6 +122,24 @@ def tell_end(search: Study, level: Level, share: float) -> str:
     if few:
         told.append(f"fewer than {len(level.seeds)} seeds: {some_of(few, len(front))} on the front")
     return "; ".join([*told, "a larger --finals trains more"]) if told else ""
+
+
+def with_finals(error: OtherSettings, search: Study, training: SearchTraining) -> OtherSettings:
+    """An error about other settings of a search that also names --final-epochs, if these differ too.
+
+    Args:
+        error: The error.
+        search: The search.
+        training: The training with which it would continue.
+    """
+    full, wanted = level_study(search, FULL), training.levels.get(FULL)
+    if full is None or wanted is None or not has_results(full):
+        return error
+    manifest = read_manifest(full)
+    before, now = manifest["recipe"]["epochs"], wanted.recipe.epochs
+    if before == now or manifest.get(SETTINGS, {}).get("final_epochs") == training.settings.final_epochs:
+        return error
+    return OtherSettings(error.name, f"{error.found}; --final-epochs was {before}, now {now}", error.advice)
 
 
 def check_levels(search: Study, manifest: Mapping[str, Any], levels: Mapping[str, Level]) -> None:

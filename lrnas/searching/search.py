@@ -21,7 +21,7 @@ from lrnas._messages import logger
 from lrnas.errors import LrnasError
 from lrnas.models.plan import TIMM
 from lrnas.searching.feasible import find_feasible
-from lrnas.searching.finals import open_levels, tell_end, train_levels
+from lrnas.searching.finals import open_levels, tell_end, train_levels, with_finals
 from lrnas.searching.progress import SearchEvents, progress_view, tell_interrupted
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.ray_cluster import Workers, check_sendable, pick_workers, running_ray
@@ -176,7 +176,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
         try:
             manifest = training.pin(stored)
         except OtherSettings as error:
-            stored = begin_anew(stored, error, where, training.objectives)
+            found = with_finals(error, Study(name, stored, training.objectives, read_manifest(stored), where), training)
+            stored = begin_anew(stored, found, where, training.objectives)
             manifest = training.pin(stored)
         training.measure_latency(manifest)
         if settings.max_latency is not None:

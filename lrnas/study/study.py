@@ -451,7 +451,10 @@ class Study(NotebookView):
     def _later(self, level: str | None) -> list[tuple[float, Trial]] | None:
         """Mean accuracies of the networks of a later level, and their first runs; None for the level `short`."""
         levels = _levels()
-        level = levels.pick_level(self, level)
+        wanted, level = level, levels.pick_level(self, level)
+        if wanted is not None and level != levels.SHORT and levels.level_study(self, level) is None:
+            has = "ran without finals" if level == levels.FULL else f"has no level {level}"
+            raise StudyError(f'{self.name} {has}; got level="{level}"; give "short", or leave it out')
         found: list[tuple[float, Trial]] = [] if level == levels.SHORT else levels.trained_networks(self, level)
         return None if level == levels.SHORT else found
 

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -16,7 +17,7 @@ from lrnas.errors import UnknownName, naming_options
 from lrnas.recipes import Recipe, get_recipe
 from lrnas.reporting.report import make_report
 from lrnas.sampling.promotion import Measured, believe
-from lrnas.searching.finals import Ladder, Promotions, open_levels, tell_end
+from lrnas.searching.finals import Ladder, Promotions, open_levels, tell_end, with_finals
 from lrnas.searching.proposals import Proposal, Proposals
 from lrnas.searching.retrain import _choose, _Training
 from lrnas.searching.settings import InvalidSettings, SearchSettings
@@ -270,6 +271,22 @@ def test_levels_are_pinned_once_they_have_results() -> None:
     assert changed["longer"].manifest["recipe"]["epochs"] == 4  # it had no results
 
 
+def test_other_epochs_of_the_finals_are_told_with_other_differences() -> None:
+    search = make_search()
+    error = OtherSettings("s", "--image-size was 8, now 16", "give them")
+
+    def told(final_epochs: int | None, epochs: int) -> str:
+        levels = LEVELS | {"full": replace(LEVELS["full"], recipe=Recipe(epochs=epochs))}
+        settings = SearchSettings(space="nin", budget=1, final_epochs=final_epochs)
+        return with_finals(error, search, SimpleNamespace(levels=levels, settings=settings)).found  # type: ignore[arg-type]
+
+    assert told(20, 20) == error.found  # there are no finals
+    make_finals(search, {"nin-c3-lr": (0.95,)})
+    assert told(20, 20) == "--image-size was 8, now 16; --final-epochs was 9, now 20"
+    assert told(9, 9) == error.found
+    assert told(None, 20) == error.found  # it follows from the other differences
+
+
 def test_a_later_level_is_no_search_and_no_retraining(tmp_path: Path) -> None:
     search = make_search(tmp_path / "s")
     make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.93, 0.94), "dense-x0.5": (0.9, 0.0)})
@@ -336,6 +353,9 @@ def test_the_front_and_the_best_network_are_those_of_the_finals(tmp_path: Path) 
     search = make_search(tmp_path / "s")
     short, best = search.front(), search.best()
     assert short == search.front("short") and best == search.best(level="short") and best.study is search
+    for ask_for_full in (search.front, search.hypervolume, lambda level: search.best(level=level)):
+        with pytest.raises(StudyError, match=r's ran without finals; got level="full"; give "short", or leave it out'):
+            ask_for_full("full")
     make_finals(search, {"nin-c3-lr": (0.91, 0.95), "lr-x0.25": (0.92, 0.90), "dense-x0.5": (0.85,)})
     assert search.front("short") == short and search.best(level="short") == best
     front = search.front()
