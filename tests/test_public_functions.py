@@ -69,6 +69,8 @@ def test_report_and_plot(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     lrnas.plot("s", axis="params", studies=tmp_path)
     assert sorted(tmp_path.rglob("*")) == before, "a figure without a file"
+    with pytest.raises(lrnas.LrnasError, match="unknown study 's'; there is no folder nowhere; give `studies`"):
+        lrnas.open_study("s", studies="nowhere")
     for arguments, message in (
         (("s", "paretto"), "unknown picture 'paretto'; did you mean pareto?"),
         (("t",), "study"),

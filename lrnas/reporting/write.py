@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,8 @@ from lrnas._messages import logger
 from lrnas.errors import InvalidArgument, LrnasError, MissingExtra, UnknownName
 from lrnas.reporting.html import make_page
 from lrnas.reporting.report import Report, make_report
-from lrnas.study.open import open_search
+from lrnas.study.manifest import RETRAINS, StudyError
+from lrnas.study.open import open_search, open_study
 from lrnas.study.optuna_internals import without_collecting
 from lrnas.study.retrained import find_shown, read_retrained, retrained_recipes
 from lrnas.study.study import Study
@@ -76,7 +78,7 @@ def report(
         The written files.
     """
     names = [study] if study is None or isinstance(study, str | Study) else study
-    opened = [open_search(name, studies=studies, storage=storage) for name in dict.fromkeys(names)]
+    opened = [_open(name, studies, storage) for name in dict.fromkeys(names)]
     if not opened:
         raise InvalidArgument("a report needs a study; got none; leave the argument out for the only study there is")
     folder = Path(opened[0].where.folder, opened[0].name, "-".join(["report", *(each.name for each in opened[1:])]))
@@ -126,7 +128,7 @@ def plot(
     files = [] if out is None else [Path(out)]
     for file in files:
         check_format(file)
-    contents = _make_report([open_search(study, studies=studies, storage=storage)], axis)
+    contents = _make_report([_open(study, studies, storage)], axis)
     shown = contents.studies[0]
     if picture == "pareto" and not shown.full:
         raise LrnasError(f"{shown.name} has no trained network yet; let the search run, then try again")
@@ -137,6 +139,18 @@ def plot(
         "curves": lambda: figures.plot_curves(shown, files),
     }
     return draw[picture]()
+
+
+def _open(name: str | Study | None, studies: str | Path, storage: str | None) -> Study:
+    """Open a search; a retraining is refused, since the page of its search contains it."""
+    study = open_study(name, studies=studies, storage=storage)
+    if (search := study.manifest.get(RETRAINS)) is not None:
+        command = f"{study.where.command('report', search)} --retraining {shlex.quote(study.name)}"
+        raise StudyError(
+            f"a report needs a search; got {study.name}, a retraining, which is on the page of {search}: "
+            f'`{command}`, in Python lrnas.report("{search}", retraining="{study.name}")'
+        )
+    return open_search(study)
 
 
 def _make_report(studies: list[Study], axis: str | None, retraining: str | None = None) -> Report:

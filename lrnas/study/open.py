@@ -55,7 +55,9 @@ def open_study(
     folder = study_folder(studies, name.partition("@")[0])
     where = Whereabouts(str(studies), storage)
     if storage is None and not (folder / DATABASE).exists():
-        raise UnknownName("study", name, study_names(studies), f" (`lrnas studies{where.options()}` lists all)")
+        lists = f" (`lrnas studies{where.options()}` lists all)"
+        hint = lists if Path(studies).is_dir() else f"; there is no folder {studies}; give --studies"
+        raise UnknownName("study", name, study_names(studies), hint)
     kept = open_storage(storage, folder, must_exist=True)
     try:
         optuna_study = optuna.load_study(study_name=name, storage=kept)

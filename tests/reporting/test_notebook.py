@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -154,7 +153,10 @@ def test_a_retraining_shows_its_networks_and_verdicts(tmp_path: Path) -> None:
     assert {row[-1] for row in rows[1:]} == {"completed", "waiting"}  # runs have no front
     assert "90.00 % on test images after 2 epochs" in study.trials[0]._repr_html_()
     assert "90.00 % on test images" in repr(study.trials[0])
-    for call in (study.front, study.best, study.hypervolume, partial(lrnas.report, study), partial(lrnas.plot, study)):
+    for call in (lrnas.report, lrnas.plot):
+        with pytest.raises(LrnasError, match="got s@fast, a retraining, which is on the page of s: "):
+            call(study)
+    for call in (study.front, study.best, study.hypervolume):
         with pytest.raises(
             LrnasError, match=r"this needs a search, .*; got s@fast, .* Python lrnas.read_retraining does"
         ):
@@ -165,7 +167,7 @@ def test_an_empty_study_has_no_picture(tmp_path: Path) -> None:
     study = fill_study(tmp_path, 0, storage=f"journal:{tmp_path / 'journal'}")
     assert "No front yet." in study._repr_html_() and "<img" not in study._repr_html_()
     assert study.trials._repr_html_() == "<p>No networks.</p>" and repr(study.trials) == "[]"
-    assert study.front(level="full")._repr_html_() == "<p>No networks.</p>"
+    assert study.front()._repr_html_() == "<p>No networks.</p>"
     assert "No networks." not in study._repr_html_()
 
 

@@ -594,6 +594,9 @@ def test_a_retraining_is_not_accepted_as_a_search(studies: Path, capsys: pytest.
         finish(runs, 0.9)
     with pytest.raises(StudyError, match=r"a retraining of s; `lrnas retrain s@fast --studies /"):
         open_search("s@fast", studies=studies)
+    for function in (lrnas.report, lrnas.plot):
+        with pytest.raises(StudyError, match=r'Python lrnas.report\("s", retraining="s@fast"\)'):
+            function("s@fast", studies=studies)
     assert open_study("s@fast", studies=studies).counts() == {"completed": 6, "waiting": 4}
     for name in ("s@fast", "s:1"):
         with pytest.raises(StudyError, match=f"a study's name must not contain {name[1]}, which marks "):
@@ -704,7 +707,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(
     ("arguments", "message"),
     [
         (["t"], "unknown study 't'; known: s (`lrnas studies --studies /"),
-        (["s@paper"], "the storage has no study 's@paper'; known: s"),
+        (["s@paper"], "the storage has no study 's@paper'; "),
         (
             ["s", "--trials", "1,7"],
             "s has no network of trial 7; its last trial is 3; `lrnas front s --studies /",
