@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lrnas.arch.cost import Cost as Cost
     from lrnas.errors import LrnasError as LrnasError
     from lrnas.exporting.export import Export as Export, export as export
-    from lrnas.exporting.sources import load_model as load_model
+    from lrnas.exporting.load import load_model as load_model
     from lrnas.layers.accelerate import accelerate as accelerate, fused as fused
     from lrnas.layers.conv import CompositeConv2d as CompositeConv2d, SeparableConv2d as SeparableConv2d
     from lrnas.layers.init import initialise as initialise
@@ -101,7 +101,7 @@ _HOME = {
     "get_point": "models.paper",
     "initialise": "layers.init",
     "judge": "study.verdicts",
-    "load_model": "exporting.sources",
+    "load_model": "exporting.load",
     "load_space": "spaces.space",
     "make_plan": "models.plan",
     "open_study": "study.open",

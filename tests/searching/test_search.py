@@ -369,7 +369,7 @@ def test_what_is_refused_after_the_study_was_created_leaves_no_study(
         search("nin", name="s", warm_start="nobody", **options)
     with pytest.raises(StudyError, match="`warm_start` takes another study; got other, this one; leave it out"):
         search("nin", name="other", warm_start="other", **options)
-    with pytest.raises(UnknownName, match=r"unknown study 'nobody' \(`lrnas studies"):
+    with pytest.raises(UnknownName, match=r"unknown study 'nobody'; there is no folder .*new; give `studies`"):
         search("nin", warm_start="nobody", **options | {"studies": tmp_path / "new"})
     assert not (tmp_path / "new").exists()
     with pytest.raises(UnknownName, match="unknown study 'nobody'"):
