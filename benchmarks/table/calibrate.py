@@ -1,6 +1,6 @@
 """Print how far the model of a search can be trusted when it predicts full trainings from short ones.
 
-    python -m benchmarks.table.calibrate [FILES ...] [--part dev|held|all]
+    python -m benchmarks.table.calibrate [FILES ...] [--part dev|held] [--short RECIPE]
 
 The model that a search uses (`lrnas.sampling.accuracy_model`) learns from the short trainings of all networks and from
 the full trainings of some, drawn at random, and predicts the full trainings of the others. "Inside" is the share of
@@ -45,11 +45,11 @@ class Table(NamedTuple):
     held_out: npt.NDArray[np.bool_]
 
 
-def make_table(space: str, records: Sequence[Record]) -> Table:
+def make_table(space: str, records: Sequence[Record], short_recipe: str = SHORT) -> Table:
     """The networks of a space that were trained by both recipes, as the model takes them."""
     values = {network["id"]: network["values"] for network in read_networks()[space]}
     some = [r for r in records if r["network"]["space"] == space and r["network"]["id"] in values]
-    short, full = (by_network(r for r in some if label(r) == name) for name in (SHORT, FULL))
+    short, full = (by_network(r for r in some if label(r) == name) for name in (short_recipe, FULL))
     ids = sorted(short.keys() & full.keys())
     networks = [full[i][0]["network"] for i in ids]
     axes = Axes(distributions_of(get_space(space)))
@@ -85,11 +85,14 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, help="result files (default: all in results/table)")
     parser.add_argument("--part", choices=("dev", "held"), default="dev", help="networks to predict (default: dev)")
     parser.add_argument("--known", type=int, nargs="+", default=[4, 8, 16, 24], help="numbers of known full trainings")
+    parser.add_argument("--short", default=SHORT, help=f"the short recipe, as analyse prints it (default: {SHORT!r})")
     args = parser.parse_args()
     records = read_records(args.files or known_files())
     random = np.random.default_rng(0)
     for space in DENSE:
-        table = make_table(space, records)
+        table = make_table(space, records, args.short)
+        if not len(table.full):
+            continue  # no network of this space was trained with this recipe
         usual = np.flatnonzero(~table.held_out)
         for number in (n for n in args.known if n <= len(usual) - 4 * (args.part == "dev")):
             errors, inside, orders = [], [], []
