@@ -21,7 +21,7 @@ from lrnas.errors import LrnasError, UnknownName, closest
 Schedule = Literal["paper", "polynomial", "one_cycle"]
 RECIPES = ("paper", "fast", "full")
 EARLY_SHARE = 0.75
-"""Share of the epochs with crops of `early_crop`."""
+"""Share of the epochs with crops of `early_crop`, rounded; the last epoch never has them."""
 OTHER_NAMES = {"learning_rate": "lr", "wd": "weight_decay", "batch": "batch_size", "dropout": "drop_rate"}
 """Names that fields of recipes have elsewhere."""
 _INIT_RULES = ("composite", "fan_in", "fan_out", "default")
@@ -150,7 +150,7 @@ class Recipe:
             epoch: The epoch, counted from 0.
             image_size: Rows and columns of the images.
         """
-        is_early = self.early_crop and epoch < round(EARLY_SHARE * self.epochs)
+        is_early = self.early_crop and epoch < min(round(EARLY_SHARE * self.epochs), self.epochs - 1)
         return self.early_crop if is_early else self.crop or image_size
 
     def num_epochs(self, image_size: int) -> dict[int, int]:

@@ -107,7 +107,7 @@ def test_named_recipes_are_valid_as_they_stand() -> None:
     assert set(named_recipes()) == {*short, "paper, nin", "paper, googlenet", "paper, vgg"}
 
 
-@pytest.mark.parametrize(("epochs", "early"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (7, 5), (40, 30)])
+@pytest.mark.parametrize(("epochs", "early"), [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (7, 5), (40, 30)])
 def test_crops_of_the_first_epochs(epochs: int, early: int) -> None:
     recipe = Recipe(epochs=epochs, early_crop=16)
     assert [recipe.size_in(epoch, 32) for epoch in range(epochs)] == [16] * early + [32] * (epochs - early)

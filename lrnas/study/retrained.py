@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
 
 import optuna
@@ -244,8 +243,8 @@ def retrained_recipes(study: Study) -> list[str]:
         manifest = other.user_attrs.get(MANIFEST)
         if isinstance(manifest, dict) and manifest.get(RETRAINS) == study.name:
             retraining = optuna.load_study(study_name=other.study_name, storage=storage_of(study.optuna_study))
-            times = [trial.datetime_start for trial in retraining.get_trials(deepcopy=False) if trial.datetime_start]
-            times.append(datetime.fromisoformat(other.user_attrs.get(USED, datetime.min.isoformat())))
+            starts = (trial.datetime_start for trial in retraining.get_trials(deepcopy=False))
+            times = [str(other.user_attrs.get(USED, "")), *(start.isoformat() for start in starts if start)]
             found.append((max(times), other.study_name.partition("@")[2]))
     return [recipe for _, recipe in sorted(found)]
 
