@@ -5,6 +5,7 @@ A point is an array of indices, one per axis.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ Params = dict[str, Any]
 
 MAX_VALUES = 65
 """Number of values that a parameter with more values, or with a continuous range, is reduced to."""
+MAX_KEPT = 4096
+"""Number of points whose parameters without effect are kept."""
 LOG_RATIO = 4
 """A parameter is measured by its logarithm if its largest value is at least this many times its smallest."""
 
@@ -69,8 +72,10 @@ class Axes:
         idle_at: Callable[[Params], Collection[str]] | None = None,
     ) -> None:
         self._idle_at = idle_at
+        self._idle = functools.lru_cache(MAX_KEPT)(self._find_idle)  # known points are encoded again for each proposal
         kinds = list(dict.fromkeys(kind_of(name) for name in distributions))
         self.axes = [_read(name, own, kinds.index(kind_of(name))) for name, own in distributions.items()]
+        self._means = [axis.features.mean(axis=0) for axis in self.axes]
         self.kinds = [axis.kind for axis in self.axes for _ in range(axis.features.shape[1])]
         """The kind of parameter that each feature belongs to, as numbers from 0."""
         self._numbers = {axis.name: i for i, axis in enumerate(self.axes)}
@@ -82,7 +87,7 @@ class Axes:
         self._alike = [indices for indices in ordered.values() if len(indices) > 1]
         """Indices of ordered parameters of the same kind."""
 
-    def params(self, point: Point) -> Params:
+    def params(self, point: Point | Sequence[int]) -> Params:
         """The values of all parameters at a point."""
         return {axis.name: axis.values[i] for axis, i in zip(self.axes, point, strict=True)}
 
@@ -94,14 +99,14 @@ class Axes:
         """(points, features): features of points. Those of a parameter without effect do not depend on its value."""
         table = np.array(points, dtype=np.int64).reshape(-1, len(self.axes))
         parts = [axis.features[table[:, i]] for i, axis in enumerate(self.axes)]
-        for row, point in enumerate(points):
-            for i in self._idle(point):
-                parts[i][row] = self.axes[i].features.mean(axis=0)
+        for row, point in enumerate(table.tolist()):
+            for i in self._idle(tuple(point)):
+                parts[i][row] = self._means[i]
         return np.concatenate(parts, axis=1)
 
-    def _idle(self, point: Point) -> set[int]:
+    def _find_idle(self, point: tuple[int, ...]) -> list[int]:
         """The numbers of the parameters without effect at a point."""
-        return set() if self._idle_at is None else {self._numbers[name] for name in self._idle_at(self.params(point))}
+        return [] if self._idle_at is None else [self._numbers[name] for name in self._idle_at(self.params(point))]
 
     def draw(self, random: np.random.Generator) -> Point:
         """A random point. Half of the time, ordered parameters of the same kind are close to each other."""

@@ -90,9 +90,11 @@ def expected_gain(mean: Array, deviation: Array, costs: Array, accuracies: Array
     candidate, level, cells = num_costs + 1, 0, range(1, num_costs + 1)  # names of dimensions for einsum
     operands = [part for i, length in zip(cells, lengths, strict=True) for part in (length, [candidate, i])]
     volume = np.einsum(counts.astype(np.float64), [level, *cells], *operands, [candidate, level], optimize="greedy")
-    above = _mean_above(mean[:, None], deviation[:, None], levels)
-    shares = above - np.concatenate([above[:, 1:], np.zeros((len(above), 1))], axis=1)
-    return np.asarray((volume * shares).sum(axis=1))
+    # the volume that is added at each level, times the expected accuracy above it; most candidates gain at few levels
+    added = np.diff(volume, axis=1, prepend=0.0)
+    rows, columns = np.nonzero(added)
+    above = _mean_above(mean[rows], deviation[rows], levels[columns])
+    return np.bincount(rows, added[rows, columns] * above, minlength=len(mean)).astype(np.float64)  # of no rows: whole
 
 
 def _coordinates(values: Array, edges: Array, most: int) -> Array:
@@ -125,8 +127,11 @@ def _any_of(chosen: npt.NDArray[np.bool_], masks: npt.NDArray[np.bool_]) -> npt.
 
 
 def _mean_above(mean: Array, deviation: Array, level: Array) -> Array:
-    """Expected excess of normally distributed values over a level."""
+    """(values,): expected excesses of normally distributed values over levels, one level for each."""
     z = (mean - level) / deviation
-    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    far = np.minimum(z, -6.0) ** -2  # far below the level, the two terms would cancel out
-    return np.asarray(deviation * np.where(z < -6, density * far * (1 - 3 * far), z * ndtr(z) + density))
+    density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    found = z * ndtr(z) + density
+    far = np.flatnonzero(z < -6)  # so far below the level, the two terms would cancel out
+    part = 1 / (z[far] * z[far])
+    found[far] = density[far] * part * (1 - 3 * part)
+    return np.asarray(deviation * found)

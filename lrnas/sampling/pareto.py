@@ -19,7 +19,7 @@ def front_indices(values: Sequence[Sequence[float]] | Values) -> list[int]:
         return []
     order = np.lexsort(points.T[::-1])  # by the first objective, then the next: a dominating row comes before
     if points.shape[1] == 2:
-        order = order[_staircase(points[order])]
+        return sorted(order[_staircase(points[order])].tolist())
     front: list[int] = []
     for i in order:
         rivals = points[front]
@@ -54,12 +54,12 @@ def add_to_front(front: Values, row: Sequence[float]) -> Values | None:
 
 
 def _staircase(points: Values) -> npt.NDArray[np.bool_]:
-    """Which rows, sorted by the first of two objectives, are no worse in the second than all rows before.
-
-    Few rows remain, which makes `front_indices` fast.
-    """
-    second = points[:, 1]
-    return second <= np.minimum.accumulate(second)
+    """Which rows, sorted by the first of two objectives and then by the second, no other row dominates."""
+    first, second = points.T
+    lowest = np.minimum.accumulate(second)
+    is_step = np.concatenate([[True], lowest[1:] < lowest[:-1]])
+    step = np.maximum.accumulate(np.where(is_step, np.arange(len(points)), 0))  # the first row with the lowest second
+    return np.asarray((second == lowest) & (first == first[step]))
 
 
 def hypervolume(values: Sequence[Sequence[float]] | Values, reference: Sequence[float]) -> float:

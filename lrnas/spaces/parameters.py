@@ -55,6 +55,8 @@ class Parameter:
             return value if value in self.values else None
         if isinstance(value, bool) or not isinstance(value, Real):
             return None
+        if value in self.values:  # much faster
+            return self.values[self.values.index(value)]
         near = (own for own in self.values if not isinstance(own, str) and math.isclose(own, value, abs_tol=1e-6))
         return next(near, None)
 
@@ -124,16 +126,28 @@ class Group:
             return self.parameter_names & {self.axes["vertical"].name}
         return frozenset()
 
-    def allocations(self, backbone: str, params: Mapping[str, Any]) -> dict[str, Allocation]:
+    def allocations(self, backbone: str, params: Mapping[str, Any]) -> Mapping[str, Allocation]:
         """The filters of each layer of a backbone for given values of the space's parameters."""
-        values = {axis: self._value(axis, params) for axis in self.axes}
-        depth = values.pop("depth")
-        allocation = _make_allocation(**values)
-        names = [layer.name for layer in self.layers if layer.backbone == backbone]
-        return {
-            name: allocation if depth == "all" or i <= depth else Allocation(width=0)
-            for i, name in enumerate(names, start=1)
-        }
+        key = (backbone, *map(params.get, self._ordered_names))
+        if key not in self._allocations:
+            values = {axis: self._value(axis, params) for axis in self.axes}
+            depth = values.pop("depth")
+            allocation = _make_allocation(**values)
+            names = [layer.name for layer in self.layers if layer.backbone == backbone]
+            self._allocations[key] = {
+                name: allocation if depth == "all" or i <= depth else Allocation(width=0)
+                for i, name in enumerate(names, start=1)
+            }
+        return self._allocations[key]
+
+    @cached_property
+    def _ordered_names(self) -> tuple[str, ...]:
+        return tuple(parameter.name for parameter in self.parameters)
+
+    @cached_property
+    def _allocations(self) -> dict[tuple[Any, ...], Mapping[str, Allocation]]:
+        """What `allocations` found before: samplers ask for the costs of hundreds of networks per trial."""
+        return {}
 
     def params_of(self, mixes: Sequence[tuple[Layer, Mix | None]]) -> dict[str, Any]:
         """The values of the parameters for which the layers have the given filters.
