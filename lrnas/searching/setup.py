@@ -40,6 +40,9 @@ FEW_IMAGES = 100
 """Number of validation images below which a remark says how coarse their accuracy is."""
 QUICK_EPOCHS = {"digits": {"short": 3, "full": 9}}
 """Epochs in place of the recipe's, by data set and level, for data sets that are learned quickly."""
+EARLY_CROPS = {"nin": {32: 24}}
+"""Size of the crops in the first epochs of short trainings, by family of backbones and size of images. Full trainings are
+predicted as well as with whole images, in less time (docs/proxy.md)."""
 LONGER_FACTOR, FULL_FACTOR = 3, 8
 """A training at level `longer` has 3 times the epochs of a short one, one at level `full` at most 8 times as many."""
 FIRST_FINAL_SEED = 1000
@@ -113,6 +116,9 @@ class SearchTraining:
             changes.setdefault("epochs", QUICK_EPOCHS[self.data_name][SHORT])
         size, backbone = self.data.image_size, space.backbones[0]
         norms = has_norms(backbone, space.batch_norm)
+        if settings.recipe == "fast" and norms and not own_crops and trainable is None:
+            crops = next((found for family, found in EARLY_CROPS.items() if backbone.startswith(family)), {})
+            changes.setdefault("early_crop", crops.get(size, 0))
         make_recipe = functools.partial(
             get_recipe,
             backbone=backbone,

@@ -47,6 +47,18 @@ def test_crops_of_the_first_epochs_must_fit_all_networks() -> None:
         training("vgg11", 16)
 
 
+def test_short_trainings_of_nins_begin_with_smaller_crops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lrnas.searching.setup.EARLY_CROPS", {"nin": {8: 6}})  # as on images of 32×32 pixels
+
+    def crop(recipe: str = "fast", batch_norm: bool = True, **changes: int) -> list[int]:
+        settings = SearchSettings(space="nin", budget=1, recipe=recipe, set=changes, epochs=5, final_epochs=40)
+        training = SearchTraining(settings, load_space("nin", batch_norm=batch_norm), "digits", None)
+        return [level.recipe.early_crop for level in training.levels.values()]
+
+    assert crop() == [6, 0, 0]
+    assert crop(early_crop=0) == crop("full")[:1] * 3 == crop(batch_norm=False) == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("model", "share"), [("vit_tiny_patch16_224", "2.3 %"), ("efficientnet_b0", "2.8 %"), ("resnet18", "")]
 )
