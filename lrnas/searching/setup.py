@@ -41,8 +41,8 @@ FEW_IMAGES = 100
 QUICK_EPOCHS = {"digits": {"short": 3, "full": 9}}
 """Epochs in place of the recipe's, by data set and level, for data sets that are learned quickly."""
 EARLY_CROPS = {"nin": {32: 24}}
-"""Size of the crops in the first epochs of short trainings, by family of backbones and size of images. Full trainings are
-predicted as well as with whole images, in less time (docs/proxy.md)."""
+"""Size of the crops in the first epochs of short trainings, by family of backbones and size of images. They take less
+time, and predict full trainings as well as whole images do (docs/proxy.md)."""
 LONGER_FACTOR, FULL_FACTOR = 3, 8
 """A training at level `longer` has 3 times the epochs of a short one, one at level `full` at most 8 times as many."""
 FIRST_FINAL_SEED = 1000

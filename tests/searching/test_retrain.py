@@ -171,7 +171,7 @@ def test_a_recipe_s_changes_are_in_the_name(tmp_path: Path) -> None:
     file.write_text("epochs = 2\nbatch_size = 100000\n")
     assert training(study, str(file), batch_size=32).label == "my-recipe-1,batch_size=32"
     paper = training(study, "paper")
-    assert paper.recipe.epochs == 160 and paper.manifest(study)["reference"]["macs"] == 13_291_008
+    assert paper.recipe.epochs == 320 and paper.manifest(study)["reference"]["macs"] == 13_291_008
     assert (paper.manifest(study)["channels"], paper.manifest(study)["num_classes"]) == (1, 10)
 
 
