@@ -21,6 +21,7 @@ import multiprocessing
 import os
 import random
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -58,6 +59,8 @@ layers = ["cccp*"]
 width = { from = "1/16", to = "3/8", step = "1/16" }
 """
 """The parameters of the space `nin`, with narrower networks, so that checkpoints are small."""
+INTERRUPTED = 130
+"""Exit code of a search that was interrupted."""
 PARTS = 10
 """Number of parts of a study for which rates are given."""
 
@@ -94,8 +97,8 @@ def measure_search(options: argparse.Namespace) -> dict[str, Any]:
                 subprocess.Popen(command, cwd=Path(__file__).parent, stdout=log, stderr=log)
                 for _ in range(options.drivers)
             ]
-            samples = watch(drivers)
-        if any(driver.returncode for driver in drivers):
+            samples = watch(drivers, options.seconds)
+        if any(driver.returncode not in (0, INTERRUPTED) for driver in drivers):
             sys.exit((folder / "log.txt").read_text()[-2000:])
         from lrnas.study.open import open_study
 
@@ -120,11 +123,20 @@ def measure_search(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def watch(drivers: list[subprocess.Popen[bytes]]) -> list[tuple[datetime, float, float]]:
-    """Wait for the drivers; returns times, the mean memory of a driver in MB, and CPU seconds of all drivers so far."""
+def watch(drivers: list[subprocess.Popen[bytes]], seconds: float) -> list[tuple[datetime, float, float]]:
+    """Wait for the drivers, and interrupt them after some seconds.
+
+    Returns:
+        Times, the mean memory of a driver in MB, and CPU seconds of all drivers so far.
+    """
     samples = []
     page, tick = resource.getpagesize(), os.sysconf("SC_CLK_TCK")
+    end, is_interrupted = time.monotonic() + seconds, False
     while any(driver.poll() is None for driver in drivers):
+        if time.monotonic() > end and not is_interrupted:
+            is_interrupted = True
+            for driver in drivers:
+                driver.send_signal(signal.SIGINT)
         with contextlib.suppress(OSError, IndexError, ValueError):  # one of them ends just now
             memory = cpu = 0.0
             for driver in drivers:
@@ -265,6 +277,7 @@ def main() -> None:
     parser.add_argument("--cpus", type=float, default=0.03, help="CPUs per trial, as Ray counts them")
     parser.add_argument("--drivers", type=int, default=1)
     parser.add_argument("--sampler", default="random")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="time after which the search is interrupted")
     parser.add_argument("--repeats", type=int, default=3, help="of commands that read a study")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
