@@ -120,7 +120,9 @@ __all__ = list(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'lrnas' has no attribute {name!r}")
+        from lrnas.errors import closest
+
+        raise AttributeError(f"module 'lrnas' has no attribute {name!r}{closest(name, _HOME)}")
     with later_interrupts():
         module = importlib.import_module(f"lrnas.{_HOME[name]}")
     return getattr(module, name)

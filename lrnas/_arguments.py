@@ -26,6 +26,19 @@ class Rule(NamedTuple):
     words: str
     """The kind of value, in messages; empty if every value is allowed."""
     accepts: Callable[[Any], bool]
+    item: Rule | None = None
+    """What each value of a list can be."""
+
+    def advise(self, name: str, value: Any, place: str) -> str:
+        """What to give instead of a wrong value of an argument of a function."""
+        part = getattr(value, name, None)  # such as the architecture of a trial
+        if part is not None and self.accepts(part):
+            return f"give its .{name}"
+        if self.item is not None and self.item.accepts(value):
+            return "put it into a list"
+        if self.words == _ARTICLE["Architecture"] and isinstance(value, str):
+            return f"for a network of the paper, give lrnas.get_point({short_repr(value)}).architecture"
+        return f"see help({place})"
 
 
 def checked(function: Function) -> Function:
@@ -61,8 +74,7 @@ def checked(function: Function) -> Function:
                     continue
                 raise InvalidArgument(f"unknown argument of {place} {name!r}{closest(name, known)} (see help({place}))")
             if not known[name].accepts(value):
-                part = getattr(value, name, None)  # such as the architecture of a trial
-                advice = f"give its .{name}" if part is not None and known[name].accepts(part) else f"see help({place})"
+                advice = known[name].advise(name, value, place)
                 raise InvalidArgument(f"{name} takes {known[name].words}; got {short_repr(value)}; {advice}")
         if missing := [name for name in required if name not in given and name not in named]:
             raise InvalidArgument(f"{place} needs {' and '.join(missing)}; got none; see help({place})")
@@ -124,7 +136,7 @@ def _several(item: Rule, is_kind: Callable[[Any], bool]) -> Rule:
             return False
         return not isinstance(value, Sequence) or all(item.accepts(one) for one in value)  # others can be read once
 
-    return Rule(f"a list, each of them {item.words}" if item.words else "a list", accepts)
+    return Rule(f"a list, each of them {item.words}" if item.words else "a list", accepts, item if item.words else None)
 
 
 def _one_of(values: tuple[Any, ...]) -> Rule:

@@ -110,7 +110,14 @@ NETWORK = lrnas.get_point("nin-c3").architecture
 SPACE = lrnas.load_space("nin")
 WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("accelerate", (3,), {}, "model takes a model of PyTorch; got 3"),
-    ("canonical_id", ("nin",), {}, "architecture takes an Architecture; got 'nin'; see help(lrnas.canonical_id)"),
+    (
+        "canonical_id",
+        ("nin",),
+        {},
+        "takes an Architecture; got 'nin'; for a network of the paper, give lrnas.get_point('nin').architecture",
+    ),
+    ("canonical_id", (3,), {}, "architecture takes an Architecture; got 3; see help(lrnas.canonical_id)"),
+    ("retrain", ("s",), {"trials": 3}, "a whole number or a Trial; got 3; put it into a list"),
     ("canonical_id", (NETWORK,), {"input_size": -1}, "the input size must be a whole number above 0; got -1"),
     ("compare_with_paper", (["x"],), {}, "finals takes a list, each of them a Final; got ['x']"),
     ("convert", (NETWORK,), {}, "model takes a model of PyTorch; got Architecture("),

@@ -173,7 +173,7 @@ def _clean(options: argparse.Namespace) -> None:
         delete_checkpoints(found)
 
     def show() -> None:
-        many = f"weights of {len(found.folders):,} networks that are not on the front, {file_size(found.size)}"
+        many = f"weights of {len(found.folders):,} short trainings that are not on their front, {file_size(found.size)}"
         if not found.folders:
             say(f"{study.name} has no weights that it can do without")
         elif options.yes:

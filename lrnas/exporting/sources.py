@@ -224,6 +224,7 @@ def _model_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool | None) -> Source:
     from lrnas.study.folder import trial_folder, trials_folder
+    from lrnas.study.levels import read_level
     from lrnas.study.manifest import CLASSES, DATA_NAME  # with optuna
 
     study, trial = found.study, found.trial
@@ -231,13 +232,17 @@ def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool | None) ->
     folder = trial_folder(trials, trial.number)
     keys = ("data", "image_size", "recipe", DATA_NAME, CLASSES)
     identity = {key: study.manifest[key] for key in keys if key in study.manifest} | {"images": study.images}
-    if (folder / RECORD).exists():
+    if trial.status == "completed" and (folder / RECORD).exists():  # others may have weights of some epochs
         source = _from_checkpoint(folder, trial.architecture)
         known = {key: value for key, value in source.identity.items() if value is not None}
         return dataclasses.replace(source, name=found.label, identity={**identity, **known})
     if fresh:
         return Source(found.label, trial.architecture, RANDOM, identity=identity)
-    there = [str(other.number) for other in study.trials if (trial_folder(trials, other.number) / RECORD).exists()]
+    completed = [other.number for other in study.trials if other.status == "completed"]
+    own = {number for number in completed if (trial_folder(trials, number) / RECORD).exists()}
+    finals = [] if "@" in study.name else read_level(study)
+    full = {final.trial for final in finals if final.accuracies and final.trial is not None}
+    there = [str(number) for number in sorted(own | full)]
     where = f"; weights exist for {', '.join(there[:12])}{', …' * (len(there) > 12)}" if there else ""
     raise ExportError(
         f"trial {trial.number} of {study.name} has no weights ({STATUS_WORDS[trial.status]}); only networks whose "

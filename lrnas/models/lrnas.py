@@ -23,6 +23,7 @@ from torch import nn
 
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import VGG_STAGES
+from lrnas.errors import InvalidArgument
 from lrnas.models.found import find_found
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM, native_num_classes, resolve_backbone, timm_config
@@ -33,7 +34,7 @@ Folded = Mapping[str, Any] | None
 def lrnas(
     pretrained: bool = False,
     *,
-    architecture: Architecture | Mapping[str, Any] | str | Path,
+    architecture: Architecture | Mapping[str, Any] | str | Path | None = None,
     folded: Folded = None,
     **kwargs: Any,
 ) -> nn.Module:
@@ -41,11 +42,13 @@ def lrnas(
 
     Args:
         pretrained: As in `timm.create_model`.
-        architecture: An `Architecture`, its JSON form, or the JSON file that contains it.
+        architecture: An `Architecture`, its JSON form, or the JSON file that contains it. It must be given.
         folded: The fields of the `lrnas.layers.fold.Folding` of an exported network. The model is folded in the same
             way, so that the exported weights can be loaded.
         kwargs: Further arguments of `lrnas.create_model`.
     """
+    if architecture is None:
+        raise InvalidArgument('the model "lrnas" needs its network; got none; give architecture="my_network.json"')
     if isinstance(architecture, str | Path):
         architecture = Architecture.load(architecture)
     elif not isinstance(architecture, Architecture):

@@ -321,7 +321,7 @@ def _curve(curve: Sequence[float]) -> str:
         for i, value in enumerate(curve)
     )
     line = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
-    text = f"accuracy by epoch, from {percent(low)} to {percent(high)}"
+    text = f"accuracy after each epoch; lowest {percent(low)}, highest {percent(high)}, last {percent(curve[-1])}"
     return f'<svg width="{BAR}" height="{height}">{line}</svg><p>{text}</p>'
 
 

@@ -147,7 +147,7 @@ def _open(name: str | Study | None, studies: str | Path, storage: str | None) ->
     if (search := study.manifest.get(RETRAINS)) is not None:
         command = f"{study.where.command('report', search)} --retraining {shlex.quote(study.name)}"
         raise StudyError(
-            f"a report needs a search; got {study.name}, a retraining, which is on the page of {search}: "
+            f"reports and plots are of searches; got {study.name}, a retraining, which is on the page of {search}: "
             f'`{command}`, in Python lrnas.report("{search}", retraining="{study.name}")'
         )
     return open_search(study)

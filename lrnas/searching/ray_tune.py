@@ -576,8 +576,8 @@ class _RungScheduler(FIFOScheduler):
         number = self.searcher.running.get(trial_id)
         if number is None or "status" in result or "node" in result:
             return False
-        if self.study.interrupted:
-            return True  # the trial waits in the study
+        if self.study.interrupted:  # after its last epoch, the trial ends by itself; before, it waits in the study
+            return len(result["curve"]) < int(self.study.manifest["recipe"]["epochs"])
         # the last rung that the trial has reached; it may be past the rung if another driver started it
         epoch = max((rung for rung in self.pruner.rungs if rung <= len(result["curve"])), default=0)
         if not epoch or (number, epoch) in self.decided or self.study.is_protected(number):

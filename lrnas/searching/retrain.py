@@ -21,6 +21,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from lrnas._arguments import checked
+from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.cache import without_writing
@@ -143,6 +144,8 @@ def retrain(
         retraining.ledger.release_orphans()
         budget = len(retraining.wanted)
         view.started(retraining, budget)
+        if number := sum(network.point is not None for network in networks):
+            logger.info(f"{number} of the {len(networks)} networks are the paper's; --no-points leaves them out")
         is_over = retraining.spent() >= budget and not retraining.ledger.wait_for_others()
         if not is_over:
             training.data.prepare(view.preparing)

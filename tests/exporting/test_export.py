@@ -503,6 +503,9 @@ def test_trials_are_loaded_and_exported(tmp_path: Path, monkeypatch: pytest.Monk
         trial.study.trials[2].load()
     with pytest.raises(lrnas.LrnasError, match="a trained network is needed; got nin, which is not; use"):
         lrnas.load_model("nin")
+    unfinished = dataclasses.replace(trial, status="waiting")  # it has weights of some of its epochs
+    with pytest.raises(lrnas.LrnasError, match=r"trial 1 of small has no weights \(it waits for training\); only"):
+        unfinished.load()
 
 
 def test_exports_of_a_study_have_class_names(

@@ -215,6 +215,21 @@ def test_tune_forgets_trials_that_have_ended(tmp_path: Path, monkeypatch: pytest
     assert len(controller.get_trials()) == 1  # if there were none, Tune would look for them in its files
 
 
+def test_an_interrupted_trial_ends_by_itself_after_its_last_epoch(tmp_path: Path) -> None:
+    proposals = make_proposals()
+    searcher = make_searcher(proposals, tmp_path, [])
+    proposals.study.manifest["recipe"] = Recipe(epochs=2).to_dict()
+    scheduler = ray_tune._RungScheduler(searcher, ())
+    assert searcher.suggest("a") is not None
+
+    def stops(*curve: float) -> bool:
+        return scheduler._should_stop("a", {"curve": curve})
+
+    assert not stops(0.5)
+    proposals.study.interrupted = signal.SIGINT
+    assert stops(0.5) and not stops(0.5, 0.6)
+
+
 class _Interrupting:
     """An object that is its own garbage, and whose destructor is interrupted."""
 

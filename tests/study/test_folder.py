@@ -167,7 +167,7 @@ def test_weights_that_are_not_needed_are_shown_and_deleted(
     assert main(["clean", "s"]) == 2  # the driver works on it
     assert "cannot be cleaned" in capsys.readouterr().err
     proposals.ledger.sign_off()
-    many = f"weights of {len(spare) + 1} networks that are not on the front, {1.5 * (len(spare) + 1):.3g} kB"
+    many = f"weights of {len(spare) + 1} short trainings that are not on their front, {1.5 * (len(spare) + 1):.3g} kB"
     assert main(["clean", "s"]) == 0
     assert capsys.readouterr().out == f"s can do without the {many}; nothing is deleted yet: add --yes\n"
     assert all(file.exists() for file in checkpoints)

@@ -227,13 +227,13 @@ def plot_curves(study: StudyReport, path: style.Files) -> Figure:
     trained = [network for network in study.full + study.stopped if network.trial.curve]
     if not trained:
         raise StudyError(f"{study.name} has no training curve to show; let the search run until a network is trained")
-    front = {network.name for network in study.front}
+    front = {network.name for network in study.full if network.trial.on_front}  # by these trainings, not by the finals
     special = front | {network.name for network in trained if network.is_paper}
     figure = style.make_figure(7, 4.5)
     axes = figure.subplots()
     for label, colour, width, some in (
         ("stopped early", "0.75", 0.7, [one for one in trained if not one.is_full]),
-        ("not stopped", "tab:blue", 0.9, [one for one in trained if one.is_full and one.name not in special]),
+        ("completed", "tab:blue", 0.9, [one for one in trained if one.is_full and one.name not in special]),
         ("on the front", "0.15", 1.4, [one for one in trained if one.name in front and not one.is_paper]),
         ("the paper's", "tab:red", 1.4, [one for one in trained if one.is_full and one.is_paper]),
     ):

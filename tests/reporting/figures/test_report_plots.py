@@ -188,7 +188,7 @@ def test_the_legend_does_not_list_missing_curves(
     study = report.studies[0]
     assert all(network.is_full for network in study.networks)
     axes = drawn_by(monkeypatch, lambda: plot_curves(replace(study, rungs=()), tmp_path / "curves.svg"))
-    assert legend_of(axes) == ["not stopped", "on the front", "the paper's"]
+    assert legend_of(axes) == ["completed", "on the front", "the paper's"]
 
 
 def test_thousands_of_curves_are_few_lines(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
