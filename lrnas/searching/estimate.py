@@ -48,7 +48,7 @@ from lrnas.study.folder import check_untrained, study_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, Level, level_study
 from lrnas.study.location import DATABASE
-from lrnas.study.manifest import OtherSettings, StudyError, check_manifest, read_manifest
+from lrnas.study.manifest import OtherSettings, StudyError, check_manifest, read_manifest, tell_limits
 from lrnas.study.objectives import pick_objectives
 from lrnas.study.open import open_search
 from lrnas.study.study import Study
@@ -325,8 +325,11 @@ def _continued(prepared: Preparation, settings: SearchSettings) -> tuple[Prepara
     if settings.finals:
         check_levels(study, manifest, training.levels)
     check_budget(study.name, _num_ended(study), settings.budget)
+    limits = replace(prepared.limits, max_latency=settings.max_latency).given() | {"beat": settings.beat}
+    line = tell_limits(study.optuna_study, limits)
     feasible = find_feasible(training.space, prepared.limits, training.cost)
-    return Preparation(prepared.name, prepared.workers, training, prepared.limits, feasible), study, []
+    continued = prepared._replace(training=training, feasible=feasible)
+    return continued, study, [line] if line else []
 
 
 def _num_ended(study: Study) -> int:
@@ -343,6 +346,9 @@ def _left(
         if level != SHORT and (stored := level_study(study, level)) is not None:
             studies[level] = Study(stored.study_name, stored, study.objectives, read_manifest(stored), study.where)
     left = {name: some[_num_ended(studies[name]) if name in studies else 0 :] for name, some in planned.items()}
+    if FULL in studies:  # the paper's networks are trained in full in any case
+        done = {trial.macs for trial in studies[FULL].trials if trial.is_paper}
+        left[FULL] = max(left[FULL], [run for run in planned[FULL] if run.is_paper and run.macs not in done], key=len)
     if left[SHORT] or len(studies) < len(planned) or "latency" in settings.objectives:  # not measured here
         return left
     # the finals end by their own rules, not after a number of runs

@@ -19,7 +19,7 @@ import numpy as np
 from lrnas._messages import duration, logger, printable, show_messages
 from lrnas._notebook import LiveBar, in_notebook
 from lrnas.errors import Interrupted
-from lrnas.study.levels import read_level
+from lrnas.study.levels import FULL, level_study, read_level
 from lrnas.study.manifest import LEVEL, RETRAINS, data_name
 from lrnas.study.retrained import final_front
 from lrnas.study.throughput import measure_throughput
@@ -141,6 +141,8 @@ class ProgressView(SearchEvents):
         self.time_left = TimeLeft()
         self.trials = ""
         """Number of trials, in words, while networks are trained at later levels."""
+        self.has_finals = False
+        """Whether networks are trained in full after the trials."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
         text = f"{what}: {done:,} of {total:,}  {self.time_left.describe(what, done, total)}"
@@ -160,6 +162,7 @@ class ProgressView(SearchEvents):
         self.last_update = float("-inf")  # the first trial is shown at once
         self.work_before = {trial.number: Work(trial.macs, trial.epochs, trial.seconds) for trial in study.trials}
         manifest = study.manifest
+        self.has_finals = budget is not None and RETRAINS not in manifest and level_study(study, FULL) is not None
         unit = "run" if RETRAINS in manifest else "trial"
         number = f"level {manifest.get(LEVEL)}" if budget is None else f"{budget} {unit}{'s' * (budget != 1)} in all"
         recipe, rungs = manifest["recipe"], manifest["rungs"]
@@ -234,7 +237,7 @@ class ProgressView(SearchEvents):
         return (
             f"{done}/{self.budget} trials: {counts.get('completed', 0)} completed, {counts.get('stopped', 0)} stopped"
             f"{failed}, {running} running; front {len(summary.front)}, {_best(summary.front)}, "
-            f"hypervolume {summary.hypervolume:.4f}{rate}{left}"
+            f"hypervolume {summary.hypervolume:.4f}{rate}{left}{' until the finals' * (self.has_finals and bool(left))}"
         )
 
     def _training(self, trials: list[Trial]) -> str:

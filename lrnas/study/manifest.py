@@ -320,13 +320,19 @@ def has_results(study: optuna.Study) -> bool:
 
 def keep_limits(study: optuna.Study, limits: Mapping[str, float | None]) -> None:
     """Write the limits and the share of --beat that a search continues with; a message says so if they changed."""
-    stored, before = study.user_attrs.get(LIMITS), read_limits(study)
-    if stored == limits:
+    if study.user_attrs.get(LIMITS) == limits:
         return
+    if line := tell_limits(study, limits):
+        logger.info(line)
     study.set_user_attr(LIMITS, dict(limits))
-    now = read_limits(study)
-    if stored is not None and now != before and has_results(study):
-        logger.info(f"{study.study_name} had {_show_limits(before)}, and continues with {_show_limits(now)}")
+
+
+def tell_limits(study: optuna.Study, limits: Mapping[str, float | None]) -> str:
+    """Other limits with which a search continues, in words; empty if they are the same, or if nothing was trained."""
+    before, now = read_limits(study), {name: value for name, value in limits.items() if value is not None}
+    if LIMITS not in study.user_attrs or now == before or not has_results(study):
+        return ""
+    return f"{study.study_name} had {_show_limits(before)}, and continues with {_show_limits(now)}"
 
 
 def read_limits(study: optuna.Study) -> dict[str, float]:

@@ -29,6 +29,7 @@ from lrnas.study.folder import create_optuna_study, study_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, Level
 from lrnas.study.location import Whereabouts
+from lrnas.study.manifest import keep_limits
 from lrnas.study.objectives import pick_objectives
 from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
@@ -253,6 +254,22 @@ def test_a_dry_run_is_about_what_is_left(
     }.items():
         assert main(["search", "nin", "--budget", budget, *options]) == 0
         assert capsys.readouterr().out.splitlines()[-1] == end
+
+
+def test_a_dry_run_knows_what_a_limit_has_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the limit, the search would train the paper's networks, in full too."""
+    monkeypatch.setattr(dry_run, "_measure", lambda *_: machine())
+    common: dict[str, Any] = {"data": "digits", "studies": str(tmp_path), "name": "s", "sampler": "random"}
+    proposals, ladder = begin_study(SearchSettings(space="nin", budget=12, max_macs=6e6, **common))
+    keep_limits(proposals.study.optuna_study, {"max_macs": 6e6, "beat": None})
+    train_all(proposals, 12)
+    full = Promotions(Ledger(ladder.studies[FULL]), choose=functools.partial(ladder.choose, FULL))
+    assert train_all(full) > 5
+    found = lrnas.estimate("nin", budget=16, progress=False, **common)
+    assert "s had --max-macs 6M, and continues with no limits" in found.remarks
+    assert {level.name: level.runs for level in found.levels}[FULL] >= 3
+    again = lrnas.estimate("nin", budget=16, max_macs=6e6, progress=False, **common)
+    assert not any("continues with" in remark for remark in again.remarks)
 
 
 def test_a_dry_run_says_that_a_study_would_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

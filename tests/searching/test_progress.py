@@ -176,6 +176,8 @@ def test_finals_have_the_names_of_tables_and_a_time_left() -> None:
         Ledger(studies["full"]), choose=functools.partial(ladder.choose, "full"), expect=ladder.training_left
     )
     view = ProgressView()
+    view.started(proposals, 20)
+    assert view.has_finals
     view.started(runs, None)
     first = runs.ask()
     assert first is not None and first.point == "nin-c3-lr"
@@ -209,6 +211,8 @@ def test_time_left_depends_on_the_networks_that_wait() -> None:
         now += seconds(proposal.macs)
         assert " images/s, GPU 90 % busy" in view._state(proposals.study.summary(), now)
     assert f"about {seconds(macs[-1]):.0f} s left" in view._state(proposals.study.summary(), now)
+    view.has_finals = True
+    assert view._state(proposals.study.summary(), now).endswith(" s left until the finals")
     proposals.study.interrupted = signal.SIGINT  # it stops after the current epochs
     assert "left" not in view._state(proposals.study.summary(), now)
     proposals.study.interrupted = 0
