@@ -328,7 +328,7 @@ def _continued(prepared: Preparation, settings: SearchSettings) -> tuple[Prepara
     limits = replace(prepared.limits, max_latency=settings.max_latency).given() | {"beat": settings.beat}
     line = tell_limits(study.optuna_study, limits)
     feasible = find_feasible(training.space, prepared.limits, training.cost)
-    continued = prepared._replace(training=training, feasible=feasible)
+    continued = Preparation(prepared.name, prepared.workers, training, prepared.limits, feasible)
     return continued, study, [line] if line else []
 
 
