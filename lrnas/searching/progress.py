@@ -247,7 +247,7 @@ class ProgressView(SearchEvents):
         seen = Counter(trial.identity for trial in running)
         names = []
         for trial in running[:MAX_NAMED_TRIALS]:
-            seed = trial.study.optuna_trial(trial.number).user_attrs["seed"] if seen[trial.identity] > 1 else None
+            seed = trial.study.optuna_trial(trial.number).user_attrs.get("seed") if seen[trial.identity] > 1 else None
             name = f"{trial.point or trial.identity}{'' if seed is None else f' seed {seed}'}"
             names.append(f"{name}, epoch {min(trial.epochs + 1, epochs)} of {epochs}")
         more = f"; and {len(running) - MAX_NAMED_TRIALS} more" if len(running) > MAX_NAMED_TRIALS else ""

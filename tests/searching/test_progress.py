@@ -168,6 +168,17 @@ def test_two_seeds_of_one_network_differ(caplog: pytest.LogCaptureFixture) -> No
     assert caplog.messages[-1] == f"training {'; '.join(f'{name}, epoch 1 of 9' for name in names)}"
 
 
+def test_two_drivers_that_propose_the_same_network() -> None:
+    """For a moment, two trials of a search have the same network; one of them is about to end as a duplicate."""
+    proposals = make_proposals()
+    view = ProgressView()
+    view.started(proposals, 9)
+    assert proposals.ask() is not None
+    (trial,) = (one for one in proposals.study.summary().trials if one.status == "running")
+    told = view._training([trial, trial])
+    assert told.count(trial.point or trial.identity) == 2 and "seed" not in told
+
+
 def test_finals_have_the_names_of_tables_and_a_time_left() -> None:
     proposals = train_some(make_proposals())  # four networks, a second and an epoch each; 9 epochs in full
     studies = open_levels(proposals.study, LEVELS)
