@@ -107,6 +107,8 @@ def measure_search(options: argparse.Namespace) -> dict[str, Any]:
         database = folder / "studies/load/study.db"
         size = database.stat().st_size if storage is None else postgres_size(storage)
     ended = [row for row in rows if row.datetime_complete is not None]
+    if not ended:
+        sys.exit("no trial ended in time; give more --seconds")
     networks = Counter(row.user_attrs["id"] for row in rows)
     return {
         "trials": len(ended),

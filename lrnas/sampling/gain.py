@@ -94,7 +94,8 @@ def expected_gain(mean: Array, deviation: Array, costs: Array, accuracies: Array
     added = np.diff(volume, axis=1, prepend=0.0)
     rows, columns = np.nonzero(added)
     above = _mean_above(mean[rows], deviation[rows], levels[columns])
-    return np.bincount(rows, added[rows, columns] * above, minlength=len(mean)).astype(np.float64)  # of no rows: whole
+    found = np.bincount(rows, added[rows, columns] * above, minlength=len(mean))
+    return found.astype(np.float64)  # without rows, they are whole numbers
 
 
 def _coordinates(values: Array, edges: Array, most: int) -> Array:

@@ -55,7 +55,7 @@ class Parameter:
             return value if value in self.values else None
         if isinstance(value, bool) or not isinstance(value, Real):
             return None
-        if value in self.values:  # much faster
+        if value in self.values:  # the usual case, much faster
             return self.values[self.values.index(value)]
         near = (own for own in self.values if not isinstance(own, str) and math.isclose(own, value, abs_tol=1e-6))
         return next(near, None)

@@ -219,6 +219,9 @@ def check_manifest(
         if isinstance(stored.get(part), dict) and key in stored[part] and key in wanted.get(part, {}):
             wanted[part][key] = stored[part][key]
     compared = stored | {key: wanted.get(key) for key in FREE}
+    if isinstance(stored.get("recipe"), dict):  # fields that are newer than the study change nothing by default
+        defaults = {name: value for name, value in Recipe().to_dict().items() if name in wanted.get("recipe", {})}
+        compared["recipe"] = defaults | stored["recipe"]
     if found := list(find_differences(compared, wanted)):
         changed = {where for where, _, _ in found}
         if RETRAINS not in stored and "space.divisor" in changed:

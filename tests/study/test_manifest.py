@@ -94,3 +94,16 @@ def test_what_follows_from_a_changed_setting_is_not_told() -> None:
     assert told(latency={**timed, "hardware": "b"}) == f"latency.hardware was '{'a' * 59}…, now 'b'"
     images = told(data="others", image_size=99, recipe={**begun["recipe"], "lr": 9.0})
     assert images == "the images were those of digits, now others"
+
+
+def test_fields_of_a_recipe_that_are_newer_than_a_study_have_their_defaults() -> None:
+    study = make_search()
+    recipe = {key: value for key, value in study.manifest["recipe"].items() if key != "early_crop"}
+    study.optuna_study.set_user_attr(MANIFEST, {**study.manifest, "recipe": recipe})
+
+    def check(crop: int) -> object:
+        return check_manifest(study.optuna_study, {**study.manifest, "recipe": {**recipe, "early_crop": crop}})
+
+    assert check(0)
+    with pytest.raises(StudyError, match=r"early_crop.* was 0, now 24"):
+        check(24)
