@@ -8,11 +8,14 @@ is small.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import optuna
 from optuna.pruners import BasePruner
 from optuna.study import StudyDirection
@@ -20,7 +23,8 @@ from optuna.trial import FrozenTrial
 
 from .arguments import read_list, read_names
 from .curves import CURVE
-from .pareto import costs_no_more
+
+Table = npt.NDArray[np.float64]
 
 REDUCTION_FACTOR = 3
 """The best third of the trials at a rung continues."""
@@ -49,9 +53,29 @@ def compare(accuracy: float, costs: Sequence[float], others: Iterable[tuple[floa
         costs: All costs of the trial.
         others: Accuracy and costs of the other trials that reached this rung.
     """
-    rivals = [other_accuracy for other_accuracy, other_costs in others if costs_no_more(other_costs, costs)]
+    return _compare(accuracy, costs, _table([(other, *theirs) for other, theirs in others], 1 + len(costs)))
+
+
+def _compare(accuracy: float, costs: Sequence[float], others: Table) -> Standing:
+    """The same with a row for each of the other trials: its accuracy and its costs."""
+    rivals = others[(others[:, 1:] <= costs).all(axis=1), 0]
     own = -math.inf if math.isnan(accuracy) else accuracy
-    return Standing(sum(rival > own for rival in rivals), len(rivals))
+    return Standing(int((rivals > own).sum()), len(rivals))
+
+
+def _table(rows: Sequence[Sequence[float]], columns: int) -> Table:
+    return np.array(rows, dtype=np.float64).reshape(len(rows), columns)
+
+
+class _Ended(NamedTuple):
+    """The trials of a study before the first one that is not finished. They do not change any more."""
+
+    trials: int
+    """Number of these trials."""
+    last: FrozenTrial | None
+    """The last of these trials; None if there are none."""
+    table: Table
+    """A row for each of them that reached a rung: number, value at the rung, costs."""
 
 
 def _is_epoch(number: object) -> bool:
@@ -81,6 +105,8 @@ class FrontPruner(BasePruner):
     def __init__(self, cost_names: Sequence[str], rungs: Iterable[int]) -> None:
         self.cost_names = read_names("cost_names", cost_names)
         self.rungs = read_list("rungs", rungs, _is_epoch, "epochs from 1, such as [3, 9]")
+        self._ended: dict[int, _Ended] = {}
+        """By epoch. Studies may have thousands of trials, so these are read only once."""
 
     def report(self, trial: optuna.Trial, value: float) -> None:
         """Record the first objective after one more epoch.
@@ -119,12 +145,29 @@ class FrontPruner(BasePruner):
             value: The trial's own value of the first objective after this epoch.
         """
         sign = 1.0 if study.directions[0] == StudyDirection.MAXIMIZE else -1.0
-        others = (
-            (sign * other.user_attrs[CURVE][epoch - 1], self._costs(other))
-            for other in study.get_trials(deepcopy=False)
-            if other.number != trial.number and len(other.user_attrs.get(CURVE, ())) >= epoch
-        )
-        return compare(sign * value, self._costs(trial), others)
+        trials = study.get_trials(deepcopy=False)
+        ended = self._read_ended(trials, epoch)
+        table = np.vstack([ended.table, self._rows(trials[ended.trials :], epoch)])
+        others = table[table[:, 0] != trial.number, 1:]
+        others[:, 0] *= sign
+        return _compare(sign * value, self._costs(trial), others)
+
+    def _read_ended(self, trials: Sequence[FrozenTrial], epoch: int) -> _Ended:
+        """The trials before the first that is not finished; those that were there at the last call are not read."""
+        before = self._ended.get(epoch)
+        if before is None or not (0 < before.trials <= len(trials) and trials[before.trials - 1] is before.last):
+            before = _Ended(0, None, self._rows([], epoch))  # the first call, or another study
+        new = list(itertools.takewhile(lambda trial: trial.state.is_finished(), trials[before.trials :]))
+        if new:
+            table = np.vstack([before.table, self._rows(new, epoch)])
+            self._ended[epoch] = before = _Ended(before.trials + len(new), new[-1], table)
+        return before
+
+    def _rows(self, trials: Sequence[FrozenTrial], epoch: int) -> Table:
+        """Number, value after the epoch and costs of the trials that reached it."""
+        reached = [trial for trial in trials if len(trial.user_attrs.get(CURVE, ())) >= epoch]
+        rows = [(trial.number, trial.user_attrs[CURVE][epoch - 1], *self._costs(trial)) for trial in reached]
+        return _table(rows, 2 + len(self.cost_names))
 
     def _costs(self, trial: FrozenTrial) -> list[float]:
         try:

@@ -276,11 +276,9 @@ class Proposals(Queue):
 
     def _is_known(self, number: int, identity: str) -> bool:
         """Whether another trial trains or trained this network; if so, this trial is ended as a duplicate."""
-        for other in self.study.optuna_trials():
+        for other in self.study.trials_of(identity):
             known = other.user_attrs
-            if other.number == number or known.get("id") != identity:
-                continue
-            if not (known.get("trained") or "imported_from" in known):
+            if other.number == number or not (known.get("trained") or "imported_from" in known):
                 continue
             if other.state == TrialState.FAIL:
                 continue  # it was lost: try again

@@ -6,7 +6,8 @@ Optuna has no public way to the storage of a study, to a trial by its number, or
 Its database storage is also slow with many trials: it makes an object for every parameter and attribute of every trial,
 and writes every parameter of a new trial in a transaction of its own. `BulkStorage` reads plain rows, ten thousand
 trials in seconds, and can write all that belongs to a new trial in one transaction. Optuna also reads all trials in
-training whenever it reads any; `BulkStorage` reads only those that have changed.
+training whenever it reads any; `BulkStorage` reads only those that have changed. `QuickCache` lists the trials of a
+study without sorting them each time.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from optuna.distributions import (
     json_to_distribution,
 )
 from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
@@ -300,8 +302,10 @@ class BulkStorage(RDBStorage):
         trial = models.TrialModel.__table__.c
         which = trial.study_id == study_id
         if after > -1:
-            also = trial.trial_id.in_(listed) if len(listed) <= MAX_LISTED else trial.trial_id >= min(listed)
-            which &= or_(trial.trial_id > after, also)
+            # databases do not see by themselves from which id on there is something to look at, and look at all trials
+            which &= trial.trial_id >= min([after + 1, *listed])
+            if len(listed) <= MAX_LISTED:
+                which &= or_(trial.trial_id > after, trial.trial_id.in_(listed))
         found = self._read(which)
         return [trial for trial in found if trial._trial_id > after or trial._trial_id in listed]
 
@@ -442,6 +446,22 @@ class BulkStorage(RDBStorage):
             )
             for head in heads
         }
+
+
+class QuickCache(_CachedStorage):
+    """Optuna's cache in front of a database, which lists trials faster: a search does this several times per trial."""
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        self._read_trials_from_remote_storage(study_id)
+        with self._lock:
+            known = self._studies[study_id].trials
+            # Optuna sorts trials, which takes ten times as long as sorting their numbers
+            trials = [known[number] for number in sorted(known)]
+            if states is not None:
+                trials = [trial for trial in trials if trial.state in states]
+            return copy.deepcopy(trials) if deepcopy else trials
 
 
 @contextmanager

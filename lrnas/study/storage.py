@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lrnas._messages import hide_passwords, logger
 from lrnas.errors import LrnasError
 from lrnas.study.location import DATABASE
-from lrnas.study.optuna_internals import BulkStorage
+from lrnas.study.optuna_internals import BulkStorage, QuickCache
 
 OPENING = 15.0
 """Seconds to wait for a database that does not answer when it is opened."""
@@ -87,7 +87,7 @@ def open_storage(storage: str | None, folder: Path, *, must_exist: bool = False)
         storage = f"sqlite:///{folder / DATABASE}"
     if storage.startswith("journal:"):
         return _open_journal(Path(storage.removeprefix("journal:")), must_exist)
-    return _connect(storage, must_exist)
+    return QuickCache(_connect(storage, must_exist))
 
 
 def _find_file(file: Path, shown: str, must_exist: bool) -> None:

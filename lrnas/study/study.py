@@ -270,6 +270,8 @@ class Study(NotebookView):
     _finished: dict[int, Trial] = field(default_factory=dict, init=False, repr=False)
     _counted: Counter[tuple[TrialState, bool]] = field(default_factory=Counter, init=False, repr=False)
     """Numbers of the trials before the first that is not finished, by state and by whether training has begun."""
+    _by_network: dict[str, list[int]] = field(default_factory=dict, init=False, repr=False)
+    """Numbers of the same trials by canonical id."""
 
     def __repr__(self) -> str:
         goals = ", ".join(objective.name for objective in self.objectives)
@@ -548,16 +550,30 @@ class Study(NotebookView):
         return self._num_trained((TrialState.WAITING,))
 
     def _num_trained(self, states: tuple[TrialState, ...]) -> int:
-        """Number of trials in these states whose training has begun.
+        """Number of trials in these states whose training has begun."""
+        _, rest = self._divide()
+        of_rest = (trial for trial in rest if trial.state in states and trial.user_attrs.get("trained"))
+        return sum(self._counted[state, True] for state in states) + sum(1 for _ in of_rest)
 
-        A search asks for it several times for each trial, so trials up to the first that is not finished are counted
-        only once.
+    def trials_of(self, identity: str) -> list[FrozenTrial]:
+        """The Optuna trials of the network with this canonical id, by number. They are not copies."""
+        trials, rest = self._divide()
+        ended = [trials[number] for number in self._by_network.get(identity, ())]
+        return ended + [trial for trial in rest if trial.user_attrs.get("id") == identity]
+
+    def _divide(self) -> tuple[list[FrozenTrial], list[FrozenTrial]]:
+        """All Optuna trials, and those from the first that is not finished on. The others are counted and indexed.
+
+        A search needs this several times for each trial, so every trial is counted only once.
         """
-        trials, counted = self.optuna_trials(), self._counted
-        while (first := counted.total()) < len(trials) and trials[first].state.is_finished():
-            counted[trials[first].state, bool(trials[first].user_attrs.get("trained"))] += 1
-        rest = (trial for trial in trials[first:] if trial.state in states and trial.user_attrs.get("trained"))
-        return sum(counted[state, True] for state in states) + sum(1 for _ in rest)
+        trials, first = self.optuna_trials(), self._counted.total()
+        while first < len(trials) and trials[first].state.is_finished():
+            known = trials[first].user_attrs
+            self._counted[trials[first].state, bool(known.get("trained"))] += 1
+            if "id" in known:
+                self._by_network.setdefault(known["id"], []).append(first)
+            first += 1
+        return trials, trials[first:]
 
     def losses(self) -> int:
         """How often trials were lost, summed over all trials."""

@@ -65,6 +65,31 @@ def test_a_study_with_two_objectives(direction: str) -> None:
     assert [len(trial.user_attrs["curve"]) for trial in study.trials] == [5, 5, 2, 2, 2, 2, 5]
 
 
+def test_a_pruner_that_has_read_trials_before_gives_the_same_answer() -> None:
+    """Finished trials are read once; trials in training, and those of another study, each time."""
+    random = np.random.default_rng(0)
+    kept = FrontPruner(["macs", "params"], rungs=[2])
+    studies = [optuna.create_study(directions=["maximize", "minimize", "minimize"]) for _ in range(2)]
+    for step in range(120):
+        study = studies[random.integers(2)] if step > 60 else studies[0]
+        trial = study.ask()
+        trial.set_user_attr("macs", int(random.integers(1, 9)))
+        trial.set_user_attr("params", int(random.integers(1, 9)))
+        trial.set_user_attr("curve", [float(value) for value in random.random(random.integers(1, 4))])
+        running = [one for one in study.trials if not one.state.is_finished()]
+        if len(running) > 4:
+            ended = running[random.integers(len(running))]
+            study.tell(ended.number, [0.5, 1, 1] if step % 2 else None, state=None if step % 2 else TrialState.PRUNED)
+        for one in study.trials:
+            answers = [each.standing(study, one, 2, 0.5) for each in (kept, FrontPruner(["macs", "params"], rungs=[2]))]
+            assert answers[0] == answers[1]
+    others = [each for each in studies[0].trials if each.number != 7 and len(each.user_attrs["curve"]) >= 2]
+    own = studies[0].trials[7].user_attrs
+    rivals = [e.user_attrs for e in others if all(e.user_attrs[n] <= own[n] for n in ("macs", "params"))]
+    better = sum(rival["curve"][1] > 0.5 for rival in rivals)
+    assert kept.standing(studies[0], studies[0].trials[7], 2, 0.5) == (better, len(rivals))
+
+
 def test_wrong_arguments_are_refused_in_one_line() -> None:
     for names, rungs, message in (
         ("macs", [1], r"cost_names takes a list of names, such as \['macs'\]; got 'macs'"),

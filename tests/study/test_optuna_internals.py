@@ -12,10 +12,11 @@ from optuna.storages import RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
+from optuna.trial import TrialState
 
 import lrnas
 from lrnas.study import optuna_internals
-from lrnas.study.optuna_internals import BulkStorage, database_of, get_trial, id_of_study, storage_of
+from lrnas.study.optuna_internals import BulkStorage, QuickCache, database_of, get_trial, id_of_study, storage_of
 from lrnas.study.storage import _JournalFile, _PatientStorage
 
 ROOT = Path(lrnas.__file__).parent
@@ -31,6 +32,8 @@ SIGNATURES = {
         "self session trial_id param_name param_value_internal distribution previous_distribution"
     ),
     models.TrialValueModel.stored_repr_to_value: "value float_type",
+    _CachedStorage._read_trials_from_remote_storage: "self study_id",
+    _CachedStorage.get_all_trials: "self study_id deepcopy states",
 }
 """Functions that are called or overridden, with their parameters."""
 TABLES = {
@@ -41,9 +44,9 @@ TABLES = {
     models.TrialSystemAttributeModel: "trial_system_attribute_id trial_id key value_json",
 }
 """Tables that are read and written, with their columns."""
-ATTRIBUTES = {"_storage", "_study_id", "_trial_id", "_backend"}
+ATTRIBUTES = {"_storage", "_study_id", "_trial_id", "_backend", "_studies", "_lock"}
 """Attributes of studies, trials and the cache in front of a database."""
-MODULES = {"_rdb"}
+MODULES = {"_rdb", "_cached_storage", "_CachedStorage"}
 
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
@@ -65,6 +68,25 @@ def test_values_of_private_attributes(tmp_path: Path) -> None:
     assert get_trial(study, 0)._trial_id == trial._trial_id and get_trial(study, 0).params == trial.params
     with pytest.raises(KeyError):
         get_trial(study, 1)
+
+
+def test_the_cache_lists_trials_as_optunas_own(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    study = optuna.create_study(storage=QuickCache(BulkStorage(url)), study_name="s")
+    other = optuna.load_study(storage=url, study_name="s")
+    for number in range(12):
+        study.enqueue_trial({}) if number % 3 == 0 else study.ask()
+    for number in (5, 1, 6):
+        other.tell(number, 0.5)
+    study.enqueue_trial({})
+    for states in (None, (TrialState.WAITING,), (TrialState.COMPLETE, TrialState.RUNNING), ()):
+        for deepcopy in (True, False):
+            mine, theirs = (one.get_trials(deepcopy=deepcopy, states=states) for one in (study, other))
+            assert [(trial.number, trial.state, trial.values) for trial in mine] == [
+                (trial.number, trial.state, trial.values) for trial in theirs
+            ]
+    assert len(study.get_trials()) == 9 and study.get_trials(deepcopy=False)[1] is study.get_trials(deepcopy=False)[1]
+    assert study.get_trials(deepcopy=True)[1] is not study.get_trials(deepcopy=True)[1]
 
 
 def private_names(path: Path) -> set[str]:

@@ -17,6 +17,7 @@ from sqlalchemy import event
 
 from lrnas.cli.main import main
 from lrnas.study import storage
+from lrnas.study.optuna_internals import database_of
 from lrnas.study.storage import StorageError, open_storage
 
 BROKEN = pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
@@ -34,11 +35,11 @@ class Kept:
     """A study in SQLite whose connection can be broken."""
 
     def __init__(self, folder: Path) -> None:
-        self.storage: Any = open_storage(None, folder)
         directions = ["maximize", "minimize"]
         self.study = optuna.create_study(
-            study_name="s", storage=self.storage, directions=directions, load_if_exists=True
+            study_name="s", storage=open_storage(None, folder), directions=directions, load_if_exists=True
         )
+        self.storage: Any = database_of(self.study)
 
     def break_down(self, moment: str, times: int = 1) -> Callable[[], None]:
         """Let the next changes fail; returns a function that ends this."""
