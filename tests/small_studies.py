@@ -56,12 +56,17 @@ def make_proposals(
         "rungs": [],
         "seed": 0,
         "objectives": objectives.split(","),
-        "reference": {"macs": 2e7, "params": 2e6},
+        "reference": {"macs": 2e7, "params": 2e6, "latency": 20},
     }
     check_manifest(optuna_study, manifest)
     where = Whereabouts() if folder is None else Whereabouts(str(folder.parent))
     study = Study("s", optuna_study, goals, manifest, where)
-    proposals = Proposals(Ledger(study), SPACE, cost, limits or Limits())
+
+    def cost_of(architecture: Architecture) -> dict[str, float]:
+        known = cost(architecture)
+        return known | ({"latency": known["macs"] / 1e6} if "latency" in objectives else {})
+
+    proposals = Proposals(Ledger(study), SPACE, cost_of, limits or Limits())
     if sampler is not None:
         optuna_study.sampler = make_sampler(sampler, 0, proposals)
     return proposals

@@ -175,7 +175,8 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict]) -
     recipe = f"recipe of {epochs} epoch{'s' * (epochs != 1)} at most"
     title = f"{study.name}: test images of {data_name(manifest)}, {recipe}"
     further = [name for name in ("diverged", "failed", "open") if any(getattr(final, name) for final in finals)]
-    known = ("trial", "MACs", "share", "parameters", "test accuracy", "n", "runs")
+    timed = ["latency"] * all(final.latency is not None for final in finals)
+    known = ("trial", "MACs", "share", "parameters", *timed, "test accuracy", "n", "runs")
     optional = ["parameters", "runs", *reversed(further), "MACs", "share"]  # not the trial: verdicts name it
     text = "runs: their numbers, one per seed; STUDY@RECIPE:RUN, with such a number, is also the name of a network."
     table = make_table(title, ["network"], [*known, *further], [""], optional, {"runs": text})
@@ -187,6 +188,7 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict]) -
             f"{final.macs:,}",
             f"{final.macs / dense:.3f}" if dense else "–",
             f"{final.params:,}",
+            *(f"{final.latency:.3f} ms" for _ in timed),
             percent(final.mean if final.accuracies else None, final.deviation),
             str(len(final.accuracies)),
             ", ".join(map(str, final.runs)),

@@ -180,9 +180,13 @@ def _from_final(final: Final) -> _Entry:
 
 
 def _dense_costs(study: StudyReport, tested: Tested | None = None) -> dict[str, float | None]:
-    """Costs of the dense network, for the images of the tests if they are given; a latency is that of its trial."""
+    """Costs of the dense network, measured or counted as those of the tests if they are given."""
     dense = study.study.dense_cost if tested is None else tested.dense_cost
-    latencies = [network.cost("latency") for network in study.networks if network.name == study.study.baseline]
+    baseline = study.study.baseline
+    if tested is None:
+        latencies = [network.cost("latency") for network in study.networks if network.name == baseline]
+    else:
+        latencies = [final.latency for final in tested.finals if final.name == baseline]
     known = {"latency": latencies[0] if latencies else None}
     return {} if dense is None else {"macs": dense.macs, "params": dense.params, **known}
 

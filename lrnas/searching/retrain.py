@@ -28,7 +28,7 @@ from lrnas.data.cache import without_writing
 from lrnas.data.catalog import load_set
 from lrnas.data.names import IMAGE_MEMORY, SETS, data_folder, is_in_files, shown_name
 from lrnas.errors import DataError, LrnasError
-from lrnas.models.plan import has_norms, make_plan
+from lrnas.models.plan import deployed_form, has_norms, make_plan
 from lrnas.recipes import InvalidRecipe, get_recipe
 from lrnas.searching.progress import SearchEvents, Work, progress_view, seconds_left, tell_interrupted
 from lrnas.searching.proposals import Proposal
@@ -53,7 +53,7 @@ from lrnas.study.manifest import (
     names_of,
     tell_other_images,
 )
-from lrnas.study.objectives import RETRAINED
+from lrnas.study.objectives import RETRAINED, Costs
 from lrnas.study.open import name_metrics, open_search
 from lrnas.study.optuna_internals import storage_of
 from lrnas.study.retrained import counting_runs, final_front, is_done, retrained_recipes
@@ -138,7 +138,9 @@ def retrain(
         retraining = _open(search, training)
         keep_images(retraining.study.optuna_study, training.named, training.data_dir)
         folder = trials_folder(search.where.folder, retraining.study.name)
-        costs = {network.identity: training.cost(network.architecture) for network in networks}
+        costs: dict[str, Costs] = {network.identity: training.cost(network.architecture) for network in networks}
+        for identity, milliseconds in training.measure_latency(search, networks).items():
+            costs[identity] = {**costs[identity], "latency": milliseconds}
         retraining.enqueue(networks, _seeds(search, seeds), costs)
         retraining.take_over(folder)
         retraining.ledger.release_orphans()
@@ -437,6 +439,33 @@ class _Training:
         size, classes, channels = self.recipe.crop or self.data.image_size, self.data.num_classes, self.data.channels
         cost = make_plan(architecture, size, classes, channels, deployed=True).cost
         return {"macs": cost.macs, "params": cost.params}
+
+    def measure_latency(self, search: Study, networks: Sequence[Chosen]) -> dict[str, float]:
+        """Milliseconds of networks as deployed, each measured as a whole, by identity, before runs use the device.
+
+        It is empty if latency is no objective of the search, or if the search measured it on another machine.
+        """
+        before = search.manifest.get("latency")
+        if before is None:
+            return {}
+        from lrnas.profiling.latency_table import Conditions, Latency, LatencyTable, table_file
+        from lrnas.profiling.timing import find_device
+
+        try:
+            device = find_device(before["device"])
+        except LrnasError as error:
+            here = str(error)
+        else:
+            conditions = Conditions.here(device, before["batch"], before["dtype"], before["threads"] or None)
+            if conditions.hardware == before["hardware"]:
+                table = LatencyTable(conditions, table_file(data_folder(self.data_dir)), device)
+                size = self.recipe.crop or self.data.image_size
+                latency = Latency(table, size, self.data.num_classes, self.data.channels)
+                deployed = [deployed_form(each.architecture, size, self.data.channels) for each in networks]
+                return dict(zip((each.identity for each in networks), latency.measure(deployed), strict=True))
+            here = f"this is {conditions.hardware}"
+        logger.warning(f"latency is not measured: {search.name} measured it on {before['hardware']}; {here}")
+        return {}
 
     def manifest(self, search: Study) -> dict[str, Any]:
         """Everything that must stay the same for runs to be comparable."""

@@ -44,7 +44,7 @@ class Runs(Queue):
     retries_faulty: ClassVar[bool] = True
     wanted: list[tuple[str, int]] = field(default_factory=list)
 
-    def enqueue(self, networks: Sequence[Chosen], seeds: Sequence[int], costs: Mapping[str, Mapping[str, int]]) -> None:
+    def enqueue(self, networks: Sequence[Chosen], seeds: Sequence[int], costs: Mapping[str, Costs]) -> None:
         """Put the runs of networks over seeds into the queue, the first seed of all networks first.
 
         Args:

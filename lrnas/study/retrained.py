@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import optuna
@@ -58,7 +58,8 @@ class Final(OverSeeds):
     costs: tuple[str, ...] = ("macs",)
     """Names of the search's cost objectives, by which networks are compared."""
     latency: float | None = None
-    """Milliseconds for a batch; None in a retraining, and if the search does not measure latency."""
+    """Milliseconds for a batch: at a level of a search from its table of layers, in a retraining measured as a whole;
+    None if it is not known of all networks, or no objective of the search."""
     promised: tuple[float, float] | None = None
     """Accuracy that was predicted when a search chose the network for this level, and its standard deviation."""
     known_as: str | None = None
@@ -224,6 +225,8 @@ def gather_runs(study: optuna.Study, recipe: str, searched: optuna.Study | None)
         runs.setdefault(network, []).append(run)
     costs = ("macs",) if searched is None else _costs(searched)
     finals = [_final(recipe, searched, costs, some) for some in runs.values()]
+    if any(final.latency is None for final in finals):  # some were measured on another machine, or before
+        finals = [replace(final, latency=None) for final in finals]
     return sorted(finals, key=lambda final: final.cheapest_first)
 
 

@@ -1,8 +1,8 @@
 """Verdicts: whether a search found better networks than the paper's, given the noise between seeds.
 
-Each network of the paper is compared with every retrained network of the search that costs no more. Costs are
-multiply-accumulates and parameters, as far as they were objectives of the search; the latency of retrained networks is
-not known. Other networks of the paper are left out, since a search gets no credit for them. Uniform networks of the
+Each network of the paper is compared with every retrained network of the search that costs no more. Costs are those
+that were objectives of the search, as far as they are known; latency is known if it could be measured before the
+retraining. Other networks of the paper are left out, since a search gets no credit for them. Uniform networks of the
 space, with which every search begins, are compared, and the verdict says so.
 """
 
@@ -31,7 +31,7 @@ TEST = (
 )
 """Description of the test, to be shown beside verdicts."""
 
-WORDS = {"macs": "MACs", "params": "parameters"}
+WORDS = {"macs": "MACs", "params": "parameters", "latency": "latency"}
 
 Kind = Literal["dominated", "no difference shown", "not reached", "unknown"]
 

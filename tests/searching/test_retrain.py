@@ -4,6 +4,7 @@ import json
 import lzma
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lrnas.cli.main import main
 from lrnas.cli.retrain import _print_finals
 from lrnas.data.catalog import load_set
 from lrnas.models.plan import canonical_id
+from lrnas.profiling.latency_table import Conditions
 from lrnas.reporting.write import _make_report as make_chosen
 from lrnas.searching.progress import ProgressView
 from lrnas.searching.proposals import Queue
@@ -36,6 +38,7 @@ from lrnas.study.objectives import InvalidObjectives, UnknownName, pick_objectiv
 from lrnas.study.open import open_search, open_study
 from lrnas.study.retrained import read_retrained, read_retraining, retrained_recipes
 from lrnas.study.study import Study
+from lrnas.study.verdicts import judge
 from lrnas.training.checkpoint import load_checkpoint, save_checkpoint
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -180,6 +183,42 @@ def test_costs_are_those_of_the_images_it_is_trained_on() -> None:
     study = make_proposals().study
     network = SPACE.points["nin"]
     assert training(study, crop=6).cost(network)["macs"] < training(study).cost(network)["macs"] == 13_291_008
+
+
+def test_latency_is_measured_before_runs_if_the_search_has_it_as_an_objective(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make_search(objectives="accuracy,latency")
+    networks = _choose(study, (0, 1), False, True)
+    measure = partial(_Training(study, None, tmp_path, "fast", {}).measure_latency, study, networks)
+    assert measure() == {}
+    here = Conditions.here(torch.device("cpu"), 2, threads=1)
+    study.manifest["latency"] = {**here.to_dict(), "factor": 1.3}
+    found = measure()
+    assert list(found) == [network.identity for network in networks] and all(0 < time < 1000 for time in found.values())
+    times = {network.point or network.trial: found[network.identity] for network in networks}
+    assert times["nin"] > times[0]  # lr-x0.25
+
+    runs = retraining(study)
+    some = {identity: {"macs": 5, "params": 5, "latency": time} for identity, time in found.items()}
+    runs.enqueue(networks, [1, 2], some)
+    for i in range(2 * len(networks)):
+        finish(runs, 0.9 + i / 1000)
+    retrained = read_retrained(study)
+    assert retrained is not None
+    assert {final.identity: final.latency for final in retrained.finals} == found
+    verdicts = judge(retrained.finals)
+    assert "of its latency" in str(verdicts[-1]) and verdicts[-1].not_compared == ()
+    _print_finals(study, retrained, verdicts)
+    assert f" {times['nin']:.3f} ms " in capsys.readouterr().out
+
+    study.manifest["latency"]["hardware"] = "another"
+    assert measure() == {} and "s measured it on another; this is" in caplog.text
+    other = _choose(study, (3,), False, False)
+    runs.enqueue(other, [1], {other[0].identity: {"macs": 5, "params": 5}})
+    mixed = read_retrained(study)
+    assert mixed is not None and all(final.latency is None for final in mixed.finals)
+    assert judge(mixed.finals)[-1].not_compared == ("latency",)
 
 
 def test_runs_are_done_once_and_more_seeds_extend() -> None:

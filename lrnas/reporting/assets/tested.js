@@ -72,7 +72,8 @@ function drawFinalsChart() {
   const { tested } = page.data;
   const several = tested.length > 1;
   const isShaded = page.data.studies.length > 1;
-  const axis = currentAxis().name === "latency" ? page.data.axes[0] : currentAxis();
+  const isKnown = tested.every((one) => one.finals.every((final) => final[page.axis] != null));
+  const axis = isKnown ? currentAxis() : page.data.axes[0];
   const ring = { mode: "markers", marker: { symbol: "circle-open", size: 17, color: colour("--ink"), line: { width: 1.3 } } };
   const every = [];
   const traces = [];

@@ -173,7 +173,8 @@ def plot_finals(report: Report, path: style.Files) -> Figure:
         report: Report with tested networks.
         path: File or files to write, or none; the suffix of each gives its format.
     """
-    cost = report.axis if report.axis.name != "latency" else report.axes[0]
+    every = [final for tested in report.tested for final in tested.finals]
+    cost = report.axis if all(getattr(final, report.axis.name) is not None for final in every) else report.axes[0]
     colours = dict(zip((study.name for study in report.studies), cycle(PALETTE), strict=False))
     groups: list[_Group] = []
     for tested in report.tested:
