@@ -251,6 +251,19 @@ def test_fronts_of_other_objectives(objectives: str, tmp_path: Path, monkeypatch
     assert (tmp_path / "front.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_latencies_of_retrained_networks_are_shown_if_all_are_known(
+    is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = fill_study(tmp_path, 12, objectives="accuracy,latency")
+    retrained = some_finals(record)
+    times = [0.5 + i for i in range(len(retrained.finals))] if is_known else [None] * len(retrained.finals)
+    finals = [replace(one, latency=time) for one, time in zip(retrained.finals, times, strict=True)]
+    report = make_report([record], retrained=[replace(retrained, finals=tuple(finals))])
+    axes = drawn_by(monkeypatch, lambda: plot_finals(report, tmp_path / "finals.svg"))
+    assert axes.get_xlabel() == ("latency, ms" if is_known else "multiply-accumulates, millions")
+
+
 def test_the_fronts_of_several_studies_are_ringed(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
