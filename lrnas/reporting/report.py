@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -227,13 +228,23 @@ class StudyReport:
         return sorted(found, key=lambda network: self.study.cheapest_first(network.trial))
 
     @cached_property
-    def dense_layers(self) -> tuple[Layer, ...]:
-        """Layers of the dense network; empty if the space has none, or if it cannot be built here."""
-        network = self.study.dense_network
-        try:
-            return () if network is None else lay_out(network, self.study.image_shape)
-        except LrnasError:  # for example, a model that this version of timm does not have
-            return ()
+    def dense_widths(self) -> dict[str, tuple[int, str]]:
+        """Width of every layer, and the network with this width; empty if the space has no dense network.
+
+        This is the dense network, or, for layers that it does not have, another backbone of the space, unchanged.
+        """
+        if (network := self.study.dense_network) is None:
+            return {}
+        named = {self.study.baseline or "": network}
+        for backbone in self.study.manifest["space"]["choices"]["backbone"]:
+            named.setdefault(backbone, replace(network, backbone=backbone, layers={}))
+        widths: dict[str, tuple[int, str]] = {}
+        for name, each in named.items():
+            with suppress(LrnasError):  # for example, a model that this version of timm does not have
+                for layer in lay_out(each, self.study.image_shape):
+                    if layer.groups:
+                        widths.setdefault(layer.name, (layer.num_filters, name))
+        return widths
 
     def to_dict(self) -> dict[str, Any]:
         manifest, dense = self.study.manifest, self.study.dense_cost
@@ -255,7 +266,7 @@ class StudyReport:
             # `on_front` is the front by accuracies in the search, with which it must be shown
             "networks": [each.to_dict() | {"on_final_front": each.trial.number in final} for each in self.networks],
             "dense": dense and {"name": self.study.baseline, "macs": dense.macs, "params": dense.params},
-            "dense_widths": {layer.name: layer.num_filters for layer in self.dense_layers if layer.groups},
+            "dense_widths": self.dense_widths,
             "history": [[moment.trials, round(moment.seconds, 3), round(moment.volume, 6)] for moment in self.history],
             "importances": self.importances,
             "finals": finals_to_dicts(self.finals, self.study.dense_macs),

@@ -217,7 +217,7 @@ def test_a_remark_lists_differences_between_retrainings(record: Study) -> None:
 def test_networks_are_named_by_trial_and_have_their_share_of_the_dense_networks_macs(report: Report) -> None:
     (study,) = report.to_dict()["studies"]
     dense = study["dense"]
-    assert dense["name"] == "nin" and study["dense_widths"]["conv1"] == 192
+    assert dense["name"] == "nin" and study["dense_widths"]["conv1"] == (192, "nin")
     for network in study["networks"]:
         assert network["name"] == (network["point"] or f"trial {network['number']}")
         assert network["share"] == network["macs"] / dense["macs"]

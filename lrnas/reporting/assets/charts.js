@@ -403,7 +403,7 @@ function variedLayers(networks, denseWidths) {
     const layers = shapesOf(network).filter((layer) => layer.groups.length);
     layers.forEach(({ name }, i) => before.set(name, new Set([...(before.get(name) ?? []), ...layers.slice(0, i).map((layer) => layer.name)])));
     for (const layer of layers) {
-      widths.set(layer.name, (widths.get(layer.name) ?? new Set(layer.name in denseWidths ? [denseWidths[layer.name]] : [])).add(widthOf(layer)));
+      widths.set(layer.name, (widths.get(layer.name) ?? new Set(layer.name in denseWidths ? [denseWidths[layer.name][0]] : [])).add(widthOf(layer)));
       if (layer.kernel > 1) isMixed.add(layer.name);
     }
   }
@@ -428,9 +428,9 @@ function drawAllocation() {
   const layers = varied.length > MOST_ROWS ? varied.filter((layer) => layer.size === 1) : varied;
   byId("allocation-section").hidden = !layers.length;
   if (!layers.length) return;
-  const isDense = layers.some(({ name }) => name in study.dense_widths);
+  const dotted = new Set(layers.flatMap(({ name }) => study.dense_widths[name]?.slice(1) ?? []));
   const isJoined = front.some((p) => shapesOf(p.network).some((layer) => layer.join != null));
-  byId("allocation-note").textContent = (isDense ? `Dotted: the width in ${study.dense.name}.` : "") + (isJoined ? " A dot above a bar: a 1×1 join follows." : "") +
+  byId("allocation-note").textContent = (dotted.size ? `Dotted: the width in ${[...dotted].join(" or ")}.` : "") + (isJoined ? " A dot above a bar: a 1×1 join follows." : "") +
     (layers.length < varied.length ? " Layers of 1×1 filters are left out." : "") +
     (front.length < all.length ? ` ${front.length} of ${all.length} networks are shown.` : "");
   const size = layers.reduce((sum, layer) => sum + layer.size, 0);
@@ -440,7 +440,7 @@ function drawAllocation() {
   let top = 1;
   layers.forEach(({ name, most, size: own }, row) => {
     const suffix = row ? String(row + 1) : "";
-    const step = own / size, dense = study.dense_widths[name];
+    const step = own / size, dense = study.dense_widths[name]?.[0];
     layout["yaxis" + suffix] = { domain: [Math.max(0, top - 0.86 * step), top], range: [0, 1.25 * most], side: "right", tickvals: [dense ?? most], tickfont: { size: 11 }, showline: false,
       showgrid: false, zeroline: false, fixedrange: true };
     top -= step;

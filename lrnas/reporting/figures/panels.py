@@ -177,7 +177,7 @@ def _draw_panel(axes: Axes, panel: Panel, width: float) -> None:
         axes.set(**{f"{name}scale": "log"})
         style.label_ticks(getattr(axes, f"{name}axis"))
     if any(series.style == "line" for series in panel.series):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_title(style.wrap_text(panel.title, width, 9), fontsize=9)
     axes.set_xlabel(style.escape_text(panel.x_label), fontsize=9)
     axes.set_ylabel(style.escape_text(panel.y_label), fontsize=9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lrnas.reporting.layer_view import Layer
     from lrnas.reporting.report import Network, Report, StudyReport
     from lrnas.study.retrained import Final
 
@@ -209,7 +208,7 @@ def plot_history(studies: Sequence[StudyReport], path: style.Files) -> Figure:
         over_time.step(hours, volumes, where="post", color=colour)
     level = ", short training" if any(study.finals for study in studies) else ""
     over_trials.set(xlabel="finished trials", ylabel=f"hypervolume of the front{level}")
-    over_trials.xaxis.set_major_locator(MaxNLocator(integer=True))
+    over_trials.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     over_time.set(xlabel="hours of training, sum over all trials")
     over_trials.legend(loc="lower right", fontsize=8)
     for axes in (over_trials, over_time):
@@ -254,7 +253,7 @@ def plot_curves(study: StudyReport, path: style.Files) -> Figure:
     if study.rungs:
         axes.plot([], [], color="0.5", ls=":", label="rungs")
     axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=style.wrap_text(study.name, 6, 12))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(True, alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
     return style.save_figure(figure, path)
@@ -265,7 +264,7 @@ def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> F
     """Draw the numbers of filters of each shape in the layers of the networks on the front.
 
     Layers are drawn that have filters larger than 1×1, or a width that is not the same everywhere. A dotted line is the
-    width in the dense network; a dot marks a join.
+    width in the dense network, or in the unchanged backbone for layers that it does not have; a dot marks a join.
 
     Args:
         study: Study to draw.
@@ -277,7 +276,7 @@ def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> F
         raise StudyError(f"{study.name} has no front to show; let the search run until a network is trained")
     number = min(len(front), MAX_NETWORKS)  # evenly along the front, with both ends
     shown = [front[round(i * (len(front) - 1) / max(number - 1, 1))] for i in range(number)]
-    layers = _varied_layers(shown, study.dense_layers)
+    layers = _varied_layers(shown, study.dense_widths)
     if not layers:
         raise StudyError(f"the networks of {study.name} have no layer that differs; there is nothing to show")
     columns = 1 if len(layers) <= 10 else 2
@@ -285,9 +284,9 @@ def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> F
     size = (min(columns * max(5.0, 0.32 * len(shown) + 2), 16.0), 0.75 * rows + 1.6)
     figure = style.make_figure(*size)
     panels = figure.subplots(rows, columns, sharex=True, squeeze=False)
-    widths = {layer.name: layer.num_filters for layer in study.dense_layers if layer.groups}
+    widths = {name: study.dense_widths[name] for name in layers if name in study.dense_widths}
     for panel, name in zip(panels.T.flat, layers, strict=False):
-        _draw_layer(panel, shown, name, widths.get(name))
+        _draw_layer(panel, shown, name, widths[name][0] if name in widths else None)
     for panel in list(panels.T.flat)[len(layers) :]:
         panel.set_axis_off()
     costs = [style.number_text((network.cost(axis.name) or 0) / axis.unit) for network in shown]
@@ -295,13 +294,16 @@ def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> F
         panel.set_xticks(range(len(shown)), costs, rotation=90, fontsize=7)
     thinned = "" if len(shown) == len(front) else f" ({len(shown)} of {len(front)} networks)"
     figure.supxlabel(f"{axis.label}, along the front{thinned}", fontsize=9)
-    used = {kind for network in shown for layer in network.layers if layer.name in layers for kind in layer.counts()}
+    drawn = [layer for network in shown for layer in network.layers if layer.name in layers]
+    used = {kind for layer in drawn for kind in layer.counts()}
     keys: dict[str, Any] = {
         kind.replace("x", "×"): Patch(color=shade) for kind, shade in SHADES.items() if kind in used
     }
-    keys["join"] = Line2D([], [], marker="o", ls="", color="k", ms=3)
+    if any(layer.join is not None for layer in drawn):
+        keys["join"] = Line2D([], [], marker="o", ls="", color="k", ms=3)
     if widths:
-        keys[f"width in {study.study.baseline}"] = Line2D([], [], color="0.5", lw=0.8, ls=":")
+        names = dict.fromkeys(name for _, name in widths.values())
+        keys[f"width in {' or '.join(names)}"] = Line2D([], [], color="0.5", lw=0.8, ls=":")
     figure.legend(
         list(keys.values()),
         list(keys),
@@ -484,14 +486,14 @@ def _draw_networks(
     name_positions(axes, named)
 
 
-def _varied_layers(networks: Sequence[Network], dense: Sequence[Layer]) -> list[str]:
+def _varied_layers(networks: Sequence[Network], dense: Mapping[str, tuple[int, str]]) -> list[str]:
     """Names of the layers that can have mixed shapes, or whose widths differ between networks or from the dense one.
 
     In `widths`, layers that can have mixed shapes also have the width 0.
     """
     orders = [[layer.name for layer in network.layers if layer.groups] for network in networks]
-    widths: dict[str, set[int]] = {}
-    for layer in [*dense, *(layer for network in networks for layer in network.layers)]:
+    widths = {name: {width} for name, (width, _) in dense.items()}
+    for layer in (layer for network in networks for layer in network.layers):
         widths.setdefault(layer.name, set()).update([0, layer.num_filters] if layer.is_varied else [layer.num_filters])
     found = [name for name in merge_orders(orders) if len(widths[name]) > 1]
     return found if len(found) <= MAX_ROWS else [name for name in found if 0 in widths[name]]

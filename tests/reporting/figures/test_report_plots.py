@@ -191,6 +191,15 @@ def test_the_legend_does_not_list_missing_curves(
     assert legend_of(axes) == ["completed", "on the front", "the paper's"]
 
 
+def test_trainings_of_one_epoch_have_one_tick(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = report.studies[0]
+    brief = [replace(each, trial=replace(each.trial, curve=each.trial.curve[:1])) for each in study.networks]
+    shown = replace(study, networks=tuple(brief), rungs=())
+    axes = drawn_by(monkeypatch, lambda: plot_curves(shown, tmp_path / "curves.svg"))
+    left, right = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if left <= tick <= right] == [1]
+
+
 def test_thousands_of_curves_are_few_lines(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = report.studies[0]
     some = [network for network in study.full if not network.is_paper and not network.trial.on_front]
@@ -219,6 +228,35 @@ def test_layers_are_drawn_with_their_widths(report: Report, tmp_path: Path, monk
     assert len(panels["cccp1"].patches) == len(front)  # no bars for shapes that the layer does not have
     (dense,) = (line for line in panels["conv1"].lines if line.get_linestyle() == ":")
     assert set(dense.get_ydata()) == {192}
+
+
+def test_layers_that_the_dense_network_does_not_have_show_the_width_in_their_own_backbone(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = report.studies[0]
+
+    def draw(*names: str) -> tuple[dict[str, set[int]], list[str]]:
+        """The dotted lines of every layer, and the legend, if the front is these networks."""
+        some = [
+            replace(each, trial=replace(each.trial, on_front=True)) for each in study.networks if each.name in names
+        ]
+        shown = replace(study, networks=tuple(some))
+        axes = all_drawn_by(monkeypatch, lambda: plot_allocation(shown, tmp_path / "layers.svg", report.axis))
+        (legend,) = figure_of(axes[0]).legends
+        lines = {
+            panel.get_ylabel(): {
+                int(y) for line in panel.lines if line.get_linestyle() == ":" for y in line.get_ydata()
+            }
+            for panel in axes
+            if panel.axison
+        }
+        return lines, [text.get_text() for text in legend.get_texts()]
+
+    lines, legend = draw("nin", "nin-c3-lr")
+    assert lines["conv2"] == lines["conv2_1"] == lines["conv2_2"] == {192}
+    assert legend == ["k×1", "1×k", "k×k", "width in nin or nin_3x3"]  # no join, because no network has one
+    lines, legend = draw("nin")
+    assert "conv2_1" not in lines and legend == ["k×k", "width in nin"]
 
 
 def test_the_best_few_are_named(records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
