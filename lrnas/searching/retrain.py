@@ -48,6 +48,7 @@ from lrnas.study.manifest import (
     StudyError,
     check_manifest,
     data_name,
+    is_other_kind,
     keep_images,
     keep_unreadable,
     names_of,
@@ -345,6 +346,12 @@ def _best(search: Study, front: bool | None) -> list[int | None]:
     return [final.trial for final in final_front(finals)]
 
 
+def _other_data(search: Study, name: str, given: Mapping[str, Any]) -> StudyError:
+    """The error about data that are not those of a search; `given` is as much of their manifest as is known."""
+    told = tell_other_images(search.manifest, given)
+    return StudyError(f"{search.name} cannot be retrained on {shown_name(name)}: {told}; give the same --data")
+
+
 class _Training:
     """Training of the networks: on the data of the search, in the same way as `lrnas reproduce`.
 
@@ -380,6 +387,8 @@ class _Training:
             )
         self.named = name = data or hint or searched["data"]
         self.image_size = searched["image_size"] if is_in_files(name) else None
+        if is_other_kind(searched, name):
+            raise _other_data(search, name, {})
         try:
             self.data = load_set(
                 name,
@@ -394,8 +403,7 @@ class _Training:
                 raise
             raise StudyError(f"{search.name} read its images from {hint}, but now: {error}; or give --data") from None
         if self.data.identity != searched["data"]:
-            told = tell_other_images(searched, names_of(name, self.data.classes, self.data.num_images))
-            raise StudyError(f"{search.name} cannot be retrained on {shown_name(name)}: {told}; give the same --data")
+            raise _other_data(search, name, names_of(name, self.data.classes, self.data.num_images))
         self.start = None
         if START in searched:
             file = str((searched.get(SETTINGS) or {}).get("start_from"))

@@ -32,6 +32,7 @@ from lrnas.spaces.space import load_space
 from lrnas.study.folder import (
     begin_anew,
     check_folder,
+    check_untrained,
     create_optuna_study,
     delete_if_empty,
     is_trained,
@@ -42,12 +43,15 @@ from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, SHORT, tell_below
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import (
+    ADVICE,
     OtherSettings,
     StudyError,
+    is_other_kind,
     keep_images,
     keep_limits,
     keep_unreadable,
     read_manifest,
+    tell_other_images,
 )
 from lrnas.study.objectives import Limits
 from lrnas.study.open import name_metrics, open_search
@@ -128,6 +132,8 @@ def prepare_search(settings: SearchSettings) -> Preparation:
         stem_stride=settings.stem_stride,
     )
     data = settings.data or ("cifar10" if workers.gpus > 0 else "digits")
+    if settings.name is not None and trainable is None:
+        _refuse_other_data(settings, settings.name, data)
     training = SearchTraining(settings, space, data, trainable)
     for remark in training.remarks:
         logger.info(remark)
@@ -142,6 +148,17 @@ def _check_name(name: str) -> None:
         if sign in name:
             raise StudyError(f"a study's name must not contain {sign}, which {use}; got {name!r}; give another")
     study_folder("", name)
+
+
+def _refuse_other_data(settings: SearchSettings, name: str, data: str) -> None:
+    """Raise OtherSettings if a study cannot continue with these data, before they are downloaded or read."""
+    try:
+        study = open_search(name, studies=settings.studies, storage=settings.storage)
+    except LrnasError:  # a new study; other reasons are told where it is opened again
+        return
+    if is_other_kind(study.manifest, data):
+        error = OtherSettings(name, tell_other_images(study.manifest, {}), ADVICE)
+        check_untrained(study.optuna_study, error, study.where)
 
 
 def continue_with(training: SearchTraining, study: optuna.Study) -> SearchTraining:

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from lrnas._differences import find_differences, tell_differences
 from lrnas._messages import logger
 from lrnas.arch.architecture import Architecture
-from lrnas.data.names import is_in_files, shown_name, with_absolute_paths
+from lrnas.data.names import is_in_files, parse_name, shown_name, with_absolute_paths
 from lrnas.errors import LrnasError
 from lrnas.recipes import Recipe
 from lrnas.study.objectives import RETRAINED, cost_objectives, pick_objectives
@@ -83,6 +83,8 @@ CAUSES: dict[str, tuple[str | None, tuple[str, ...]]] = {
 """Settings that change the manifest: their own entry, if there is one, and the beginnings of those that follow."""
 FROM_DATA = ("data", "image_size", "channels", "num_classes", "recipe.")
 """Beginnings of the manifest entries that follow from the images."""
+ADVICE = "give the earlier ones, or another --name"
+"""What to do if a study was begun with other settings."""
 MEASURED = (("reference", "latency"), ("latency", "factor"))
 """Manifest entries that are measured: a study keeps those that were measured when it was begun."""
 
@@ -192,9 +194,7 @@ def _is_list(value: Any, is_valid: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(is_valid, value))
 
 
-def check_manifest(
-    study: optuna.Study, manifest: Mapping[str, Any], advice: str = "give the earlier ones, or another --name"
-) -> dict[str, Any]:
+def check_manifest(study: optuna.Study, manifest: Mapping[str, Any], advice: str = ADVICE) -> dict[str, Any]:
     """Write the manifest of a new study, or check that an existing study has the same manifest.
 
     Args:
@@ -313,6 +313,16 @@ def names_of(data: str, classes: Sequence[str], num_images: Sequence[int]) -> di
 def data_name(manifest: Mapping[str, Any]) -> str:
     """The name of a study's data to show."""
     return str(manifest.get(DATA_NAME) or manifest.get("data"))
+
+
+def is_other_kind(manifest: Mapping[str, Any], data: str) -> bool:
+    """Whether a data set cannot be that of a study, by its kind alone: nothing is read or downloaded.
+
+    Args:
+        manifest: The manifest of the study.
+        data: Name of the data set, as in --data.
+    """
+    return parse_name(data)[0] != str(manifest["data"]).partition(":")[0]
 
 
 def has_results(study: optuna.Study) -> bool:

@@ -16,7 +16,13 @@ from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import main
 from lrnas.data.packed import PackedSet
 from lrnas.errors import LrnasError, UnknownName, UnreadableImages
-from lrnas.searching import estimate as dry_run, search as driver, setup as search_training, trials_per_gpu
+from lrnas.searching import (
+    estimate as dry_run,
+    retrain as retraining,
+    search as driver,
+    setup as search_training,
+    trials_per_gpu,
+)
 from lrnas.searching.progress import ProgressView, SearchEvents
 from lrnas.searching.proposals import Proposals, Queue
 from lrnas.searching.ray_cluster import Workers
@@ -179,6 +185,24 @@ def test_a_study_without_results_begins_anew_with_other_settings(
     proposals.ledger.sign_off()
     with pytest.raises(StudyError, match="begun with other settings: `objectives` was"):  # it has a result
         search("nin", **other)
+
+
+def test_other_data_are_refused_before_they_are_downloaded(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(begin(tmp_path, pictures, name="s").proposals)
+
+    def load(name: str, *_: Any, **__: Any) -> None:
+        raise AssertionError(f"{name} is loaded")
+
+    monkeypatch.setattr(search_training, "load_set", load)
+    monkeypatch.setattr(retraining, "load_set", load)
+    for data in ("cifar10", "hfds/mnist"):
+        for run in (search, dry_run.estimate):
+            with pytest.raises(StudyError, match="the images were those of folder:pictures, now others; give the earl"):
+                run("nin", budget=2, data=data, name="s", studies=tmp_path / "studies")
+        with pytest.raises(StudyError, match="the images were those of folder:pictures, now others; give the same"):
+            retrain("s", data=data, studies=tmp_path / "studies")
 
 
 @pytest.mark.parametrize("has_curve", [True, False])
