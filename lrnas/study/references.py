@@ -35,14 +35,15 @@ class StudyNetwork:
     @property
     def name(self) -> str:
         """How to refer to it; of a run, which tables do not list by its number, with the name of its network."""
-        name = f" ({self.trial.name})" if "@" in self.study.name else ""
+        name = f" ({self.trial.title})" if "@" in self.study.name else ""
         return f"{self.study.name}:{self.trial.number}{name}"
 
     @property
     def label(self) -> str:
-        """The same for files."""
-        name = re.sub(r"[^\w.+-]", "-", f"-{self.trial.name}") if "@" in self.study.name else ""
-        return f"{self.study.name}-{self.trial.number}{name}"
+        """The same for files: `nin-digits-74`, and of a run `nin-digits-trial-74-finals-3`."""
+        search, at, part = self.study.name.partition("@")
+        own = re.sub(r"[^\w.+-]", "-", f"{self.trial.title}-") + f"{part}-" if at else ""
+        return f"{search}-{own}{self.trial.number}"
 
 
 def find_network(source: str, studies: str | Path = "studies", storage: str | None = None) -> StudyNetwork | None:

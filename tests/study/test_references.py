@@ -52,12 +52,14 @@ def test_the_best_network_is_the_papers_only_if_none_found_is_as_accurate(
     found = find_network("s:best", tmp_path)
     assert found is not None and finals.optuna_trial(found.trial.number).user_attrs["trial"] == 0  # as accurate
     number = found.trial.number
-    assert (found.name, found.label) == (f"s@finals:{number} (lr-x0.25)", f"s@finals-{number}-lr-x0.25")
+    assert (found.name, found.label) == (f"s@finals:{number} (lr-x0.25)", f"s-lr-x0.25-finals-{number}")
     for name in ("0", "lr-x0.25"):  # the full training, as `lrnas front` shows it, not the short one
         assert find_network(f"s:{name}", tmp_path).name == found.name  # type: ignore[union-attr]
     assert find_network("s:3", tmp_path).study.name == "s"  # type: ignore[union-attr]  # not trained in full
     odd = replace(found, trial=replace(found.trial, point="my net/2"))
-    assert odd.label == f"s@finals-{number}-my-net-2"  # a name that a space file may contain
+    assert odd.label == f"s-my-net-2-finals-{number}"  # a name that a space file may contain
+    unnamed = replace(found, trial=replace(found.trial, point=None, trial=74))
+    assert unnamed.name == f"s@finals:{number} (trial 74)" and unnamed.label == f"s-trial-74-finals-{number}"
 
 
 def test_of_equally_accurate_networks_the_best_is_not_the_papers() -> None:
