@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lrnas.cli.options import add_command, add_device, add_option, add_settings, add_source_options, call
 from lrnas.cli.output import make_console, make_table, print_result
 from lrnas.exporting.names import check_format
-from lrnas.searching.settings import PATH, TEXT, WHOLE
+from lrnas.searching.settings import FEW, PATH, SIDE, TEXT, WHOLE
 
 if TYPE_CHECKING:
     from lrnas.exporting.export import Export
@@ -34,12 +34,12 @@ def add_commands(commands: Any) -> None:
     add_device(export, "Measure times")
     add_option(export, "--batch", WHOLE, "N", "Measure times for batches of N images", 1)
     text = "Measure times on a CPU with N threads (default: as many as PyTorch uses, or 1 if that is faster)"
-    add_option(export, "--threads", WHOLE, "N", text)
+    add_option(export, "--threads", FEW, "N", text)
     text = "Data set with images for the check, named as in `lrnas search` (default: that of the training)"
     add_settings(export, "data", help=text)
     add_settings(export, "data_dir")
     text = "Rows and columns of an image (default: as trained, or the network's own)"
-    add_option(export, "--input", WHOLE, "PIXELS", text)
+    add_option(export, "--input", SIDE, "PIXELS", text)
     text = "Number of classes of a network that is not trained (default: the network's own)"
     add_option(export, "--classes", WHOLE, "N", text)
 

@@ -9,7 +9,7 @@ from lrnas._messages import percent
 from lrnas.cli.options import CHANGE_HELP, add_command, add_device, add_option, add_settings, call
 from lrnas.cli.output import make_console, make_table, print_result
 from lrnas.errors import InvalidArchitecture, UnknownName
-from lrnas.searching.settings import PATH, WHOLE, check_training
+from lrnas.searching.settings import PATH, SIDE, WHOLE, check_training
 
 if TYPE_CHECKING:
     from lrnas.models.summary import Summary
@@ -34,7 +34,7 @@ def add_commands(commands: Any) -> None:
         help=f"{SOURCES}; or STUDY:TRIAL, a network of a study, for its images (TRIAL: a number, a name, or best).",
     )
     text = "Rows and columns of the image (default: the paper's, the timm model's or the study's)"
-    add_option(count, "--input", WHOLE, "PIXELS", text)
+    add_option(count, "--input", SIDE, "PIXELS", text)
     text = "Number of classes (default: the paper's, the timm model's or the study's)"
     add_option(count, "--classes", WHOLE, "N", text)
     count.add_argument("--layers", action="store_true", help="Show every layer.")

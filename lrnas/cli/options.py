@@ -91,7 +91,7 @@ class _ReadValue(argparse.Action):
         self.kind = kind
 
     def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
-        value = read_value(self.kind, values, str(option))
+        value = read_value(self.kind, values, str(option), self.default)
         if isinstance(value, dict):
             value = {**(getattr(namespace, self.dest, None) or {}), **value}
         setattr(namespace, self.dest, value)

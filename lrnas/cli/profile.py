@@ -9,7 +9,7 @@ from lrnas._quantities import check_dtype
 from lrnas.cli.options import FILE, add_command, add_device, add_option, add_settings, call, needs_extra
 from lrnas.cli.output import make_console, make_table, print_result
 from lrnas.errors import LrnasError
-from lrnas.searching.settings import TEXT, WHOLE
+from lrnas.searching.settings import FEW, SIDE, TEXT, WHOLE
 
 if TYPE_CHECKING:
     from lrnas.profiling.profile import Check, LayerTime, Profile, Profiled
@@ -30,14 +30,14 @@ def add_commands(commands: Any) -> None:
     add_device(profile, "Measure")
     add_option(profile, "--batch", WHOLE, "N", "Measure batches of N images (default: 128 on a GPU, 8 on a CPU)")
     text = "Rows and columns of images (default: those in training, or the paper's)"
-    add_option(profile, "--input", WHOLE, "PIXELS", text)
-    add_option(profile, "--channels", WHOLE, "N", "Channels of images (default: those in training, or 3)")
+    add_option(profile, "--input", SIDE, "PIXELS", text)
+    add_option(profile, "--channels", FEW, "N", "Channels of images (default: those in training, or 3)")
     text = "Number of classes (default: that in training, or the paper's)"
     add_option(profile, "--classes", WHOLE, "N", text)
     text = "Number format: bf16, fp16 or fp32 (default: bf16 on a GPU, fp32 on a CPU)"
     add_option(profile, "--dtype", TEXT, "NAME", text)
     text = "Use N threads of a CPU (default: as many as PyTorch uses, or, without --check-table, 1 if that is faster)"
-    add_option(profile, "--threads", WHOLE, "N", text)
+    add_option(profile, "--threads", FEW, "N", text)
     text = "Compile all networks with torch.compile, the baselines too."
     profile.add_argument("--compile", action="store_true", help=text)
     text = "Compare all networks with this one (default: each with the dense network of its family)"

@@ -148,6 +148,8 @@ PATH = Kind("a path", "studies", lambda value: _text(os.fspath(value)))
 FILE = Kind("a file", "resnet18.safetensors", lambda value: str(Path(value).absolute()))
 SOURCE = Kind("a space or a study file", "nin or studies/nin-cifar10.toml", PATH.read)
 WHOLE = Kind("a whole number", "20", _whole)
+FEW = WHOLE._replace(example="4")
+SIDE = WHOLE._replace(example="224")
 NUMBER = Kind("a number", "0.5", read_number)
 FLAG = Kind("True or False", '"true"', _flag)
 SHARE = Kind("a number above 0 and up to 1", "0.6", _share)
@@ -201,9 +203,9 @@ class SearchSettings:
     granularity: str | None = setting(TEXT, "NAME")
     """Vary layers together: network (all alike), stage (alike in each stage) or layer (each by itself) (default: set by
     the space)."""
-    divisor: int | None = setting(WHOLE, "N")
+    divisor: int | None = setting(FEW, "N")
     """Round filter counts to multiples of N; 1: no rounding (default: set by the space)."""
-    stem_stride: int | None = setting(WHOLE, "N")
+    stem_stride: int | None = setting(FEW, "N")
     """Give the first layer of all networks this stride, also of the paper's: 1, 2 or 4. With 1, networks that were made
     for large images keep more of small ones (default: set by the space)."""
     objectives: tuple[str, ...] = setting(NAMES, "A,B", ("accuracy", "macs"))
@@ -239,7 +241,7 @@ class SearchSettings:
     """Use this share of the training time to train the best networks longer, and the front in full; 0: do not."""
     final_seeds: int = setting(WHOLE, "N", 3, group=FREE)
     """Train networks on the front N times in full, with different seeds, as far as the time of --finals allows."""
-    concurrency: int | None = setting(WHOLE, "N", group=FREE)
+    concurrency: int | None = setting(FEW, "N", group=FREE)
     """Train at most N networks at a time (default: as many as fit)."""
     cpus_per_trial: float = setting(NUMBER, "N", 1, group=FREE)
     """Reserve N CPU cores for each network in training."""
@@ -301,13 +303,14 @@ SETTINGS = {
 """All settings by name."""
 
 
-def read_value(kind: Kind, value: Any, label: str) -> Any:
+def read_value(kind: Kind, value: Any, label: str, default: Any = None) -> Any:
     """Check a value, and convert it if it is text.
 
     Args:
         kind: Kind of value that is expected.
         value: What was given.
         label: How an error message names the setting or option.
+        default: Its default, the example in the message if it is a number.
 
     Raises:
         InvalidSettings: The value is not of that kind.
@@ -316,6 +319,7 @@ def read_value(kind: Kind, value: Any, label: str) -> Any:
         return kind.read(value)
     except (ValueError, TypeError, OverflowError):
         rule, example, _ = IN_PYTHON if kind is CHANGES and label == "set" else kind
+        example = str(default) if type(default) in (int, float) else example
         raise InvalidSettings(f"{label} takes {rule}; got {short_repr(value)}; for example {example}") from None
 
 
@@ -323,7 +327,7 @@ def _read_setting(name: str, value: Any, prefix: str = "") -> Any:
     item = SETTINGS[name]
     if value is None and "None" in item.type:
         return None
-    return read_value(item.kind, value, f"{prefix}{name}")
+    return read_value(item.kind, value, f"{prefix}{name}", item.default)
 
 
 def gather_settings(source: str | Path | SearchSettings | None, given: Mapping[str, Any]) -> SearchSettings:

@@ -196,6 +196,8 @@ def test_errors_in_python_are_as_clear() -> None:
     assert (settings.max_macs, settings.objectives) == (3_000_000, ("accuracy", "macs"))
     with pytest.raises(LrnasError, match=r"unknown setting 'num_epochs'; did you mean min_epochs or epochs\? \("):
         lrnas.search("nin", budget=20, num_epochs=3)
+    with pytest.raises(InvalidSettings, match=r"^final_seeds takes a whole number; got 2.5; for example 3$"):
+        SearchSettings(space="nin", budget=2, final_seeds=2.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidSettings, match=r"^epochs takes a whole number; got 2.5; for example 20$"):
         lrnas.search("nin", budget=20, epochs=2.5)
     with pytest.raises(LrnasError, match=r"^space takes text or a path or a SearchSettings; got 3; see help"):
