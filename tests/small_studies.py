@@ -98,7 +98,9 @@ LEVELS = {
 }
 
 
-def make_finals(search: Study, results: Mapping[str, Sequence[float]]) -> Study:
+def make_finals(
+    search: Study, results: Mapping[str, Sequence[float]], promised: tuple[float, float] | None = (0.9, 0.01)
+) -> Study:
     """The finals of a search: networks by name, with made-up accuracies, one per seed; 0 stands for a diverged run."""
     study = open_levels(search, LEVELS)["full"]
     trials = {trial.point: trial for trial in search.trials}
@@ -108,7 +110,7 @@ def make_finals(search: Study, results: Mapping[str, Sequence[float]]) -> Study:
         point = name if name in SPACE.points else None
         network = Chosen(trial.identity, trial.architecture, point, trial.number)
         costs = {"macs": trial.macs, "params": trial.params}
-        chosen += [Promotion(network, 1000 + i, costs, (0.9, 0.01)) for i in range(len(accuracies))]
+        chosen += [Promotion(network, 1000 + i, costs, promised) for i in range(len(accuracies))]
     order = iter(chosen)
     runs = Promotions(Ledger(study), choose=lambda _: next(order, None))
     for accuracy in (accuracy for accuracies in results.values() for accuracy in accuracies):

@@ -344,6 +344,7 @@ def _print_level(study: Study, level: str) -> None:
         table.add_row(final.name, *(cells[column] for column in columns), ", ".join(marks))
     console.print(table)
     promised = "; promised: predicted when the network was chosen, ± standard deviation"
+    promised += "" if all(final.promised for final in finals) else " (–: trained before anything could be predicted)"
     promised = promised if any(final.promised for final in finals) else ""
     seeds = f"mean ± standard deviation over n seeds{promised}"
     console.print(f"Accuracy on validation images, {seeds}. `lrnas retrain` tests networks.")

@@ -73,11 +73,12 @@ class PackedSplit:
             return ""
         few = "; ".join(f"{self.source.name(number)} ({pack.unreadable[first + number]})" for number in bad[:3])
         are, them = ("is", "it") if len(bad) == 1 else ("are", "them")
-        limit = f"more than {100 * MOST_UNREADABLE:g} % end a run"
-        result = limit if self._too_many(len(bad)) else f"{are} left out"
+        result, condition = f"{are} left out", ", unless a study has begun with these images"
+        if self._too_many(len(bad)):
+            result, condition = f"more than {100 * MOST_UNREADABLE:g} % end a run", ""
         number = f"{len(bad):,} of {len(self):,} {self.title} images cannot be read"
         more = "; …" if len(bad) > 3 else ""
-        return f"{number}, and {result}: {few}{more}; repair or remove {them} before a search begins"
+        return f"{number}, and {result}: {few}{more}; repair or remove {them}{condition}"
 
     def readable(self, pack: Pack) -> tuple[Indices, Indices]:
         """Return the readable images, as columns of the pack's table, and their classes.

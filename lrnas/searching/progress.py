@@ -19,7 +19,7 @@ import numpy as np
 from lrnas._messages import duration, logger, printable, show_messages
 from lrnas._notebook import LiveBar, in_notebook
 from lrnas.errors import Interrupted
-from lrnas.study.levels import FULL, level_study, read_level
+from lrnas.study.levels import read_level
 from lrnas.study.manifest import LEVEL, RETRAINS, data_name
 from lrnas.study.retrained import final_front
 from lrnas.study.throughput import measure_throughput
@@ -141,8 +141,6 @@ class ProgressView(SearchEvents):
         self.time_left = TimeLeft()
         self.trials = ""
         """Number of trials, in words, while networks are trained at later levels."""
-        self.has_finals = False
-        """Whether networks are trained in full after the trials."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
         text = f"{what}: {done:,} of {total:,}  {self.time_left.describe(what, done, total)}"
@@ -160,9 +158,9 @@ class ProgressView(SearchEvents):
         study = queue.study
         self.start, self.began = time.monotonic(), datetime.now()
         self.last_update = float("-inf")  # the first trial is shown at once
-        self.work_before = {trial.number: Work(trial.macs, trial.epochs, trial.seconds) for trial in study.trials}
+        trials = study.trials
+        self.work_before = {trial.number: Work(trial.macs, trial.epochs, trial.seconds) for trial in trials}
         manifest = study.manifest
-        self.has_finals = budget is not None and RETRAINS not in manifest and level_study(study, FULL) is not None
         unit = "run" if RETRAINS in manifest else "trial"
         number = f"level {manifest.get(LEVEL)}" if budget is None else f"{budget} {unit}{'s' * (budget != 1)} in all"
         recipe, rungs = manifest["recipe"], manifest["rungs"]
@@ -171,11 +169,13 @@ class ProgressView(SearchEvents):
         # the name of a user's own data includes the function
         trainer = f" with {trainable}" if trainable not in manifest["data"] else ""
         done = queue.spent() - queue.running()
+        begun = sum(trial.status == "waiting" and trial.epochs > 0 for trial in trials)
+        more = f", {begun} trained in part" * (begun > 0)
         size = recipe.get("crop") or manifest["image_size"]
         dense = "" if dense_macs is None else f" (the dense network: {dense_macs:,} MACs)"
         parts = f" ({queue.parts()})" if queue.parts() else ""
         logger.info(
-            f"{study.name}: {number}{parts}, {done} done; training{trainer} on "
+            f"{study.name}: {number}{parts}, {done} done{more}; training{trainer} on "
             f"{data_name(manifest)}, images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{stops}"
         )
 
@@ -232,12 +232,13 @@ class ProgressView(SearchEvents):
             runs = f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}"
             return f"{self.trials}{runs}; front {len(means)}, {best}{rate}{left}"
         left = _left(self._seconds_left(summary.trials, now) if goes_on and done < self.budget else None)
+        until = " until the finals" * (queue.has_finals and bool(left))
         if RETRAINS in queue.study.manifest:  # test accuracies are shown when all runs are done
             return f"{done}/{self.budget} runs: {running} running{failed}{rate}{left}"
         return (
             f"{done}/{self.budget} trials: {counts.get('completed', 0)} completed, {counts.get('stopped', 0)} stopped"
             f"{failed}, {running} running; front {len(summary.front)}, {_best(summary.front)}, "
-            f"hypervolume {summary.hypervolume:.4f}{rate}{left}{' until the finals' * (self.has_finals and bool(left))}"
+            f"hypervolume {summary.hypervolume:.4f}{rate}{left}{until}"
         )
 
     def _training(self, trials: list[Trial]) -> str:

@@ -66,9 +66,11 @@ class Queue(ABC):
 
     Args:
         ledger: The ledger of the driver that trains them.
+        has_finals: Whether the best of them are trained in full afterwards.
     """
 
     ledger: Ledger
+    has_finals: bool = field(default=False, kw_only=True)
 
     @property
     def study(self) -> Study:

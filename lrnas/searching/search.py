@@ -208,10 +208,13 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             logger.info(f"left out, because they are beyond the limits: {', '.join(beyond)}{why}")
         name_metrics(stored, training.objectives)
         study = Study(name, stored, training.objectives, manifest, where)
-        proposals = Proposals(Ledger(study), space, training.cost, limits, training.guess, settings.beat)
+        ledger, has_finals = Ledger(study), settings.finals > 0
+        proposals = Proposals(
+            ledger, space, training.cost, limits, training.guess, settings.beat, has_finals=has_finals
+        )
         if (other := open_other(settings, name)) is not None:
             logger.info(f"{proposals.import_from(other)} networks of {settings.warm_start} taken over")
-        later = open_levels(study, training.levels) if settings.finals else {}
+        later = open_levels(study, training.levels) if has_finals else {}
 
         # the trials
         measurement = training.measurement(workers, limits, feasible)

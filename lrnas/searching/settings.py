@@ -24,7 +24,7 @@ from lrnas._field_docs import field_docs
 from lrnas._files import parse_toml, read_text
 from lrnas._quantities import read_number, read_quantity, read_time
 from lrnas.data.names import IMAGE_MEMORY, PACKS, SETS, is_in_files, unknown_set
-from lrnas.errors import LrnasError, UnknownName
+from lrnas.errors import LrnasError, UnknownName, is_command
 from lrnas.models.plan import TIMM
 from lrnas.recipes import OTHER_NAMES, Recipe, check_recipe
 from lrnas.spaces.space import load_space
@@ -450,13 +450,34 @@ def _refuse_study(settings: SearchSettings) -> None:
     from lrnas.study.open import open_search  # with Optuna
 
     manifest = open_search(settings.space, studies=settings.studies).manifest
-    data = manifest.get("settings", {}).get("data") or manifest["data"]
-    own = f"--space {shlex.quote(manifest['source'])}"
-    own += f" --data {shlex.quote(data)}" if data in SETS or is_in_files(data) else ""
+    data = {"data": manifest["data"]} if manifest["data"] in SETS else {}
+    begun = {"space": manifest["source"], **data, **manifest.get("settings", {})}
+    now = {"name": settings.space, "budget": settings.budget, "studies": settings.studies}
+    values = begun | {name: value for name, value in now.items() if value != SETTINGS[name].default}
     raise InvalidSettings(
-        f"a search takes a space or a study file; got {settings.space}, a study; continue it with the command that it "
-        f"was begun with: {own} …"
+        f"a search takes a space or a study file; got {settings.space}, a study; continue it with "
+        f"`{_as_command(values) if is_command() else _as_call(values)}`"
     )
+
+
+def _as_command(values: Mapping[str, Any]) -> str:
+    """The command of a search with these settings."""
+    words = ["lrnas search"]
+    for name, value in values.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, Mapping):
+            words += [f"--{option} {shlex.quote(f'{field}={one}')}" for field, one in value.items()]
+        else:
+            text = ",".join(value) if isinstance(value, list | tuple) else str(value)
+            words.append(f"--{option} {shlex.quote(text)}")
+    return " ".join(words)
+
+
+def _as_call(values: Mapping[str, Any]) -> str:
+    """The call of a search with these settings."""
+    return f"lrnas.search({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 
 def check_training(recipe: str, changes: Mapping[str, Any] | None, epochs: int | None, data: str | None) -> None:

@@ -115,6 +115,18 @@ def test_a_narrow_terminal_shows_the_names_of_studies(
         assert len(row.rstrip()) <= int(columns)
 
 
+def test_a_dash_under_promised_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told() -> str:
+        assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    search, dash = make_search(tmp_path / "s"), "± standard deviation (–: trained before anything could be predicted)."
+    make_finals(search, {"lr-x0.25": (0.93,)})
+    assert "promised: predicted when" in told() and dash not in told()
+    make_finals(search, {"nin-c3-lr": (0.95,)}, promised=None)
+    assert dash in told()
+
+
 def test_finals_are_shown_if_there_are_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Accuracies of one level only, with deviations over seeds, and what was promised."""
     search = make_search(tmp_path / "s")

@@ -284,7 +284,7 @@ def test_the_data_command_opens_every_image(tmp_path: Path, capsys: pytest.Captu
     assert told.startswith(f"folder:{tmp_path}: 302 training, 9 validation and 9 test images")
     left_out = "lrnas: 1 of 303 training images cannot be read, and is left out: "
     assert complaint.startswith(f"{left_out}{bad} (") and complaint.endswith(
-        "); repair or remove it before a search begins\n"
+        "); repair or remove it, unless a study has begun with these images\n"
     )
     for name in ("000", "001", "002"):
         spoil(tmp_path / "test" / "blue" / f"{name}.png")

@@ -125,6 +125,19 @@ def test_a_bar_in_a_notebook_does_not_move_after_the_end(monkeypatch: pytest.Mon
     assert cell.shown[-1]["text/html"].startswith("2 runs at level full done")
 
 
+def test_trials_that_were_trained_in_part_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lrnas")
+    proposals = make_proposals()
+    proposals.enqueue({name: SPACE.points[name] for name in ("nin", "nin-c3")})
+    first, second = proposals.ask(), proposals.ask()
+    assert first is not None and second is not None
+    proposals.ledger.report_epoch(first.number, [0.5], 1.0)
+    proposals.ledger.put_back(first.number)
+    proposals.ledger.put_back(second.number)
+    ProgressView().started(proposals, 4)
+    assert caplog.messages[-1].startswith("s: 4 trials in all, 0 done, 1 trained in part; training on digits")
+
+
 def test_a_later_level_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "lrnas")
     study = make_finals(make_search(), {"nin-c3-lr": (0.95, 0.0)})
@@ -187,8 +200,6 @@ def test_finals_have_the_names_of_tables_and_a_time_left() -> None:
         Ledger(studies["full"]), choose=functools.partial(ladder.choose, "full"), expect=ladder.training_left
     )
     view = ProgressView()
-    view.started(proposals, 20)
-    assert view.has_finals
     view.started(runs, None)
     first = runs.ask()
     assert first is not None and first.point == "nin-c3-lr"
@@ -222,7 +233,9 @@ def test_time_left_depends_on_the_networks_that_wait() -> None:
         now += seconds(proposal.macs)
         assert " images/s, GPU 90 % busy" in view._state(proposals.study.summary(), now)
     assert f"about {seconds(macs[-1]):.0f} s left" in view._state(proposals.study.summary(), now)
-    view.has_finals = True
+    open_levels(proposals.study, LEVELS)
+    assert view._state(proposals.study.summary(), now).endswith(" s left")  # --finals 0, though there were finals
+    proposals.has_finals = True
     assert view._state(proposals.study.summary(), now).endswith(" s left until the finals")
     proposals.study.interrupted = signal.SIGINT  # it stops after the current epochs
     assert "left" not in view._state(proposals.study.summary(), now)

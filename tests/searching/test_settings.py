@@ -3,6 +3,8 @@
 import inspect
 import json
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from small_studies import make_search
 
 import lrnas
-from lrnas.cli.main import main
+from lrnas.cli.main import main, make_parser
 from lrnas.data.names import is_in_files
 from lrnas.errors import LrnasError
 from lrnas.recipes import get_recipe
@@ -168,10 +170,25 @@ def test_a_study_file_that_is_wrong_gets_one_line(
 
 
 def test_a_study_is_not_taken_for_a_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_search(tmp_path / "s")
-    assert main(["search", "s", "--budget", "8", "--studies", str(tmp_path)]) == 2
-    told = "got s, a study; continue it with the command that it was begun with: --space nin --data digits …\n"
-    assert capsys.readouterr().err.endswith(told)
+    study = make_search(tmp_path / "s").optuna_study
+    folder = str(tmp_path)
+    assert main(["search", "s", "--budget", "8", "--studies", folder]) == 2
+    told = "got s, a study; continue it with `lrnas search --space nin --data digits --name s --budget 8 --studies "
+    assert capsys.readouterr().err.endswith(f"{told}{folder}`\n")
+    begun = SearchSettings(
+        space="nin", budget=4, data="folder:my images", batch_norm=False, set={"lr": 0.1}, objectives="accuracy,params"
+    )
+    manifest = study.user_attrs["lrnas:manifest"]
+    study.set_user_attr("lrnas:manifest", manifest | {"data": "folder:ab12", "settings": begun.to_dict()})
+    assert main(["search", "s", "--budget", "8", "--studies", folder]) == 2
+    line = shlex.split(capsys.readouterr().err.partition("`lrnas search ")[2].rstrip("`\n"))
+    options = make_parser().parse_args(["search", *line])
+    given = gather_settings(options.source, {key: value for key, value in vars(options).items() if key in SETTINGS})
+    assert given == replace(begun, name="s", budget=8, studies=folder, set={"lr": "0.1"})
+    with pytest.raises(InvalidSettings) as caught:
+        lrnas.search("s", budget=8, studies=tmp_path)
+    call = str(caught.value).partition("`lrnas.search(")[2].removesuffix(")`")
+    assert eval(f"SearchSettings({call})") == replace(given, set={"lr": 0.1})
 
 
 def test_wrong_names_are_told_before_a_missing_budget(capsys: pytest.CaptureFixture[str]) -> None:
