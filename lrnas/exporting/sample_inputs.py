@@ -85,20 +85,20 @@ def find_data(
     identity = source.identity
     smallest = identity.get("min_size") or smallest_input(backbone)
     trained_on = identity.get("data")
+    kind = str(trained_on).partition(":")[0]
+    shown = identity.get("data_name") or FILE_KINDS.get(kind, trained_on)  # not the hash of files
     if name is not None:
         image_size = size or identity.get("image_size") or training_size([backbone]) if is_in_files(name) else None
         given = load_set(name, data_dir, min_size=smallest, image_size=image_size)
-        is_known = trained_on in SETS or str(trained_on).partition(":")[0] in FILE_KINDS
+        is_known = trained_on in SETS or kind in FILE_KINDS
         if source.weights is not None and is_known and given.identity != trained_on:  # its classes would be written
-            before = identity.get("data_name") or trained_on
             raise ExportError(
-                f"{source.name} was trained on {before}; got --data {given.name}, which has other images; give those "
+                f"{source.name} was trained on {shown}; got --data {given.name}, which has other images; give those "
                 "of the training, or leave it out"
             )
         return given, ""
     if not trained_on:
         return None, ""
-    shown = identity.get("data_name") or trained_on
     why = f"images of {shown} need --data"
     if (there := identity.get("images") or "").startswith("folder:"):  # others may be downloaded
         with suppress(DataError):  # they were moved, or are on another machine

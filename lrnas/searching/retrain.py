@@ -401,7 +401,8 @@ class _Training:
         except DataError as error:
             if data is not None or hint is None:
                 raise
-            raise StudyError(f"{search.name} read its images from {hint}, but now: {error}; or give --data") from None
+            place = f"{search.name} cannot read its images from {hint} any more"
+            raise StudyError(f"{place}; if they were moved, say with --data where they are now ({error})") from None
         if self.data.identity != searched["data"]:
             raise _other_data(search, name, names_of(name, self.data.classes, self.data.num_images))
         self.start = None

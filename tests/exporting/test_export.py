@@ -26,6 +26,8 @@ from lrnas.data.catalog import load_set
 from lrnas.exporting import export as exporting, fastest_form as forms, onnx as onnx_models
 from lrnas.exporting.export import SUFFIX
 from lrnas.exporting.fastest_form import Times, choose_forms, fastest, torch_timer
+from lrnas.exporting.sample_inputs import find_data
+from lrnas.exporting.sources import find_source
 from lrnas.layers.conv import CompositeConv2d
 from lrnas.models.build import create_model
 from lrnas.models.plan import canonical_id, folded_convs
@@ -191,6 +193,14 @@ def test_onnxruntime_times_layers_with_as_many_threads_as_pytorch(monkeypatch: p
     )
     assert set(times.seconds) == {"one", "two"} and all(0 < seconds < 1 for seconds in times.seconds.values())
     assert threads == [1] * 4  # two sessions, and two measurements
+
+
+def test_messages_about_images_do_not_name_their_hash(tmp_path: Path) -> None:
+    source = find_source(write_checkpoint(tmp_path / "own", trained(OWN, 7, 3), data="folder:0123456789abcdef"))
+    _, told = find_data(source, None, None, None)
+    assert told.startswith("checking with random images, because images of folder:PATH need --data, and")
+    with pytest.raises(exporting.ExportError, match="own was trained on folder:PATH; got `data` digits, which has oth"):
+        find_data(source, "digits", None, None)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,9 @@ def test_images_are_found_where_the_search_read_them(tmp_path: Path, monkeypatch
     assert study.images == f"folder:{tmp_path / 'photos'}"
     assert training(study, batch_size=2).data.identity == study.manifest["data"]
     (tmp_path / "photos").rename(tmp_path / "moved")
-    with pytest.raises(StudyError, match=r"s read its images from folder:.*photos, but now: .*; or give `data`"):
+    with pytest.raises(
+        StudyError, match=r"^s cannot read its images from folder:.*photos any more; if .* with `data` where"
+    ):
         training(study)
     assert _Training(study, f"folder:{tmp_path / 'moved'}", None, "fast", {"batch_size": 2}).named.endswith("moved")
 
