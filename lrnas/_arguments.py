@@ -36,6 +36,8 @@ class Rule(NamedTuple):
             return f"give its .{name}"
         if self.item is not None and self.item.accepts(value):
             return "put it into a list"
+        if self.item is not None and self.item.words == "a Final" and is_a("Study", value):
+            return "give lrnas.read_retraining(study), or lrnas.read_level(study)"
         if self.words == _ARTICLE["Architecture"] and isinstance(value, str):
             return f"for a network of the paper, give lrnas.get_point({short_repr(value)}).architecture"
         return f"see help({place})"

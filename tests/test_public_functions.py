@@ -210,9 +210,12 @@ def test_wrong_arguments_about_a_study(tmp_path: Path) -> None:
         ),
         "the number of seeds must be at least 1; got -1": lambda: lrnas.retrain(study, seeds=-1),
         "trial_timeout takes seconds above 0; got -1": lambda: lrnas.retrain(study, trial_timeout=-1),
-        "memory for images must be from 0 to 1; got 2": lambda: lrnas.retrain(study, data="digits", image_memory=2),
-        "packed as pixels or jpeg; got `pack` png": lambda: lrnas.retrain(study, data="digits", pack="png"),
-        "finals takes a list, each of them a Final; got <Study s: ": lambda: lrnas.judge(study),  # type: ignore[arg-type]
+        "memory for images must be from 0 to 1; got 2": lambda: lrnas.retrain(study, data="cifar10", image_memory=2),
+        "packed as pixels or jpeg; got `pack` png": lambda: lrnas.retrain(study, data="cifar10", pack="png"),
+        "accuracy, macs>; give lrnas.read_retraining(study), or lrnas.read_level(study)": lambda: lrnas.judge(study),  # type: ignore[arg-type]
+        'yet; got no name; begin with lrnas.search("nin", budget=20)': lambda: lrnas.open_study(
+            studies=tmp_path / "no"
+        ),
         "got <Study s: nin on cifar10, accuracy, macs>; give for example study.best()": lambda: lrnas.profile(study),  # type: ignore[arg-type]
         "level takes text or None; got 3; see help(lrnas.Study.front)": lambda: study.front(level=3),  # type: ignore[arg-type]
         "lrnas.Study.best takes at most 0 arguments without a name; got 1": lambda: study.best(10_000_000),  # type: ignore[call-arg,misc]

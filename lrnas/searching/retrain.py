@@ -301,11 +301,11 @@ def _choose(search: Study, trials: Sequence[int | Trial], front: bool | None, po
     """The networks to train, each once, with all its names; the paper's networks first."""
     wants_best = not trials if front is None else front
     name, manifest = search.name, search.manifest
-    command = search.where.command("front", name)
+    command = search.where.front(name)
     if manifest.get("trainable") is not None:
         raise StudyError(
             f"only networks that lrnas trained can be retrained, because it knows their test images; {name} was "
-            f"trained by {manifest['trainable']}; list its networks with `{command} --json` and test them there"
+            f"trained by {manifest['trainable']}; {command} lists its networks; test them there"
         )
     summary = search.summary()
     by_number = {trial.number: trial for trial in summary.trials}
@@ -315,7 +315,7 @@ def _choose(search: Study, trials: Sequence[int | Trial], front: bool | None, po
     for given, trial in zip(trials, wanted, strict=True):
         if trial is None:
             known = f"its last trial is {max(by_number)}" if by_number else "it has none yet"
-            raise StudyError(f"{name} has no network of trial {given}; {known}; `{command}` shows the best ones")
+            raise StudyError(f"{name} has no network of trial {given}; {known}; {command} shows the best ones")
         if trial.study.name.partition("@")[0] != name:
             raise StudyError(f"trials must be of {name}; got {trial!r}, one of {trial.study.name}; give that study")
     paper = {point: Architecture.from_dict(value, point) for point, value in manifest["space"]["points"].items()}

@@ -14,7 +14,7 @@ import optuna
 
 from lrnas._messages import logger
 from lrnas.data.names import first_few
-from lrnas.errors import UnknownName, closest
+from lrnas.errors import UnknownName, closest, is_command
 from lrnas.study.ledger import living_drivers
 from lrnas.study.location import DATABASE, Whereabouts
 from lrnas.study.manifest import MANIFEST, OtherSettings, StudyError, has_results
@@ -68,7 +68,8 @@ def only_study(studies: str | Path = "studies", storage: str | None = None) -> s
         found = open_storage(storage, Path(studies), must_exist=True).get_all_studies()
         names, where = sorted(study.study_name for study in found if "@" not in study.study_name), "the storage"
     if not names:
-        raise StudyError(f"there is no study in {where} yet; got no name; {FIRST_SEARCH}")
+        first = FIRST_SEARCH if is_command() else 'begin with lrnas.search("nin", budget=20)'
+        raise StudyError(f"there is no study in {where} yet; got no name; {first}")
     if len(names) > 1:
         raise StudyError(
             f"the name of a study is needed if there are several; got none; give one of {first_few(names, MAX_NAMES)}"

@@ -7,6 +7,8 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lrnas.errors import is_command
+
 DATABASE = "study.db"
 """File of a study's SQLite database, in the study's folder."""
 
@@ -39,6 +41,15 @@ class Whereabouts:
         may_be_secret = re.search(r"//.*[@?]", self.storage)
         shown = '"$STORAGE"' if may_be_secret else shlex.quote(self.storage)
         return f"{studies} --storage {shown}"
+
+    def front(self, name: str, level: str | None = None) -> str:
+        """The command, in Python the call, that shows the front of a search, in backquotes."""
+        if is_command():
+            return f"`{self.command('front', name)}{f' --level {level}' if level else ''}`"
+        studies = "" if self.folder == "studies" else f', studies="{self.folder}"'
+        storage = "" if self.storage is None else ", storage=…"  # it may contain a password
+        shown = f'"{level}"' if level else ""
+        return f'`lrnas.open_study("{name}"{studies}{storage}).front({shown})`'
 
     def command(self, verb: str, name: str) -> str:
         """A command line about a study."""

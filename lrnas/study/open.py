@@ -78,9 +78,6 @@ def open_search(
     study = open_study(name, studies=studies, storage=storage)
     study.check_front()
     if LEVEL in study.manifest:
-        command = study.where.command("front", study.name.partition("@")[0])
-        raise StudyError(
-            f"this needs a search; got {study.name}, a later level of one; "
-            f"`{command} --level {study.manifest[LEVEL]}` shows it"
-        )
+        command = study.where.front(study.name.partition("@")[0], study.manifest[LEVEL])
+        raise StudyError(f"this needs a search; got {study.name}, a later level of one; {command} shows it")
     return study

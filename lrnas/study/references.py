@@ -73,8 +73,9 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
         study = open_study(name, storage=storage, studies=studies)
     is_retraining = _is_retraining(study)
     where = Whereabouts(str(studies), storage)
-    command = where.command("retrain", name) if is_retraining else where.command("front", name.partition("@")[0])
-    look = f"`{command}` shows {'them' if is_retraining else 'the best ones'}"
+    look = f"{where.front(name.partition('@')[0])} shows the best ones"
+    if is_retraining:
+        look = f"`{where.command('retrain', name)}` shows them, in Python lrnas.read_retraining"
     trial = (_find_run if "@" in name else _find_trial)(study, which, look)
     if full := next((final for final in finals if final.identity == trial.identity and which != "best"), None):
         study = open_study(f"{name}@{SUFFIXES[FULL]}", storage=storage, studies=studies)

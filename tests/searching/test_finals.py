@@ -291,7 +291,7 @@ def test_a_later_level_is_no_search_and_no_retraining(tmp_path: Path) -> None:
     search = make_search(tmp_path / "s")
     make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.93, 0.94), "dense-x0.5": (0.9, 0.0)})
     with pytest.raises(
-        StudyError, match=r"got s@finals, a later level of one; `lrnas front s --studies .* --level full`"
+        StudyError, match=r"s@finals, a later level of one; `lrnas\.open_study\(.s., .*\.front\(.full.\)`"
     ):
         open_search("s@finals", studies=tmp_path)
     finals = open_study("s@finals", studies=tmp_path)
