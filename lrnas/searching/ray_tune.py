@@ -447,6 +447,7 @@ class _StudySearcher(Searcher):
         elif status == "faulty":
             self._prune(number, "faulty", result["reason"], facts)
         else:  # Tune was stopped while the trial ran
+            self.ledger.note(number, **facts)
             self.ledger.release(number)
         self.notify("ended")
 

@@ -163,6 +163,18 @@ def test_a_loss_does_not_count_while_the_search_is_being_stopped(
     assert "lost" not in caplog.text
 
 
+def test_an_epoch_that_ends_while_the_search_is_being_stopped_is_recorded(tmp_path: Path) -> None:
+    """Its weights are in the checkpoint, from which the trial continues."""
+    proposals = make_proposals()
+    searcher = make_searcher(proposals, tmp_path, [])
+    searcher.suggest("one")
+    number = searcher.running["one"]
+    proposals.study.interrupted = signal.SIGINT
+    searcher.on_trial_complete("one", {"curve": [0.5], "seconds": 2.0})
+    trial = proposals.study.optuna_trial(number)
+    assert trial.state == TrialState.WAITING and trial.user_attrs["epochs"] == 1
+
+
 def test_the_number_of_trials_at_a_time_follows_the_workers(tmp_path: Path) -> None:
     searcher = make_searcher(make_proposals(), tmp_path, [])
     searcher.workers = Workers(concurrency=1)
