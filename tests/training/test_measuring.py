@@ -145,7 +145,7 @@ def number():
 
 networks = [named_networks()[name] for name in ("nin", "nin-c3-lr")]
 images = Images("random", "random", channels=3, image_size=32, num_classes=10)
-compile_kernels(networks, Recipe(), images, "cuda", 500)
+compile_kernels(networks, [Recipe()], images, "cuda", 500)
 compiled = number()
 measure_rates(networks, Recipe(), images, "cuda", eval_batch=500, counts=(1, 2))
 print(compiled, number())
