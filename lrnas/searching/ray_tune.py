@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import shutil
 import signal
 import threading
@@ -23,6 +24,7 @@ from typing import Any, TypeVar, cast
 import ray
 import torch
 from ray import tune
+from ray.exceptions import OutOfMemoryError
 from ray.tune import Callback, ProgressReporter, RunConfig, TuneConfig, Tuner
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -128,9 +130,11 @@ def run_trials(
             try:
                 with _stoppable(study):
                     _fit(searcher, rungs)
-            except (Exception, _Abandoned):
+            except (Exception, _Abandoned) as error:
                 if searcher.failure is None:
-                    raise
+                    if not (reason := _memory_reason(error)):
+                        raise
+                    searcher.lose_all(reason)
             finally:
                 with suppress(LrnasError):  # if the storage is gone, the next driver puts these trials back
                     for number in searcher.running.values():
@@ -147,6 +151,17 @@ def run_trials(
         raise StudyError(searcher.end_reason)
     if searcher.end_reason and not study.interrupted:
         logger.info(searcher.end_reason)
+
+
+def _memory_reason(error: BaseException | None) -> str:
+    """Why Ray ended workers, if it did so for lack of memory; Tune then ends a round. Empty after any other error."""
+    while error is not None and not isinstance(error, OutOfMemoryError):
+        error = error.__cause__
+    if error is None:
+        return ""
+    used = re.search(r"was (\S+)GB used / (\S+)GB limit", str(error))
+    numbers = f", {used[1]} of {used[2]} GB were in use" if used else ""
+    return f"the machine had too little memory{numbers}; fewer trials at a time, --concurrency, need less"
 
 
 def _count_events(searcher: _StudySearcher) -> tuple[int, int, int, int]:
@@ -455,6 +470,12 @@ class _StudySearcher(Searcher):
         """Whether the user's own training function has completed no network yet, so that it is probably at fault."""
         study = self.queue.study
         return study.manifest.get("trainable") is not None and not study.counts().get("completed")
+
+    def lose_all(self, reason: str) -> None:
+        """Put back all trials in training, through no fault of theirs."""
+        for number in self.running.values():
+            self._lose(number, reason, counts=False)
+        self.running.clear()
 
     def _lose(self, number: int, reason: str, counts: bool = True) -> None:
         """Put back a trial that failed; `counts` is False if that cannot be the fault of this trial alone."""

@@ -2,6 +2,8 @@
 
 import contextlib
 import shutil
+import subprocess
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 import faulty_training
 import pytest
 import torch
-from aftermath import check_log, check_nothing_left
+from aftermath import check_log, check_nothing_left, check_nothing_lost
 from searches import SMALL, Search, trials
 
 from lrnas.arch.architecture import Architecture
@@ -53,6 +55,33 @@ def kills(group: Path) -> int:
         with contextlib.suppress(OSError):
             return dict(line.split() for line in (group / name).read_text().splitlines()).get("oom_kill", 0)
     raise AssertionError
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of this machine's memory, and of them those in use."""
+    known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (1024 * int(known[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    return total, total - free
+
+
+def test_ray_ends_workers_for_lack_of_memory(tmp_path: Path, scratch: Path) -> None:
+    total, used = memory()
+    threshold = used + 5 * 2**30
+    if threshold + 2**30 > total:
+        pytest.skip("too little memory is free here")
+    search = Search(tmp_path, "--budget", "4", *SMALL, RAY_memory_usage_threshold=f"{threshold / total:.4f}")
+    search.wait_for("1/4 trials")
+    script = f"import time; taken = bytearray({threshold - memory()[1] + 2**29}); print(flush=True); time.sleep(300)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as other:
+        try:
+            search.wait_for("a trial was lost (the machine had too little memory, ")
+        finally:
+            other.kill()
+    log = search.end()
+    assert search.process.returncode == 0, log
+    check_log(log)
+    check_nothing_lost(tmp_path, scratch, 4)
+    assert "it is tried again\n" in log and "fewer trials at a time, --concurrency, need less" in log
 
 
 def test_every_way_in_which_a_trial_can_fail(tmp_path: Path, scratch: Path, memory_group: Path) -> None:
