@@ -2,13 +2,16 @@
 
     python benchmarks/load.py search --trials 10000 --concurrency 16 --out results/load_search.json
     python benchmarks/load.py search --trials 2000 --concurrency 16 --drivers 4 --out results/load_drivers.json
+    python benchmarks/load.py driver --trials 8000 --concurrency 64 --out results/load_driver.json
     python benchmarks/load.py read --trials 20000 --out results/load_read.json
 
 `search` runs the command `lrnas search`, with Ray, Optuna's storage and workers, and a training function that only
 reports numbers. One driver uses SQLite in the study's folder; several drivers use a PostgreSQL server that is started
 for this. While they run, memory and CPU time of the drivers are read from /proc. Rates per part of the study come from
-the times at which trials ended. `read` writes a study of random networks with made-up results straight into the tables,
-and measures commands that read it, each in a process of its own, with the peak of its memory.
+the times at which trials ended. `driver` does what a driver does for a trial, except Ray's work, in studies that have
+few trials and many: it proposes networks, records epochs, stops trials early and shows the progress. `read` writes a
+study of random networks with made-up results straight into the tables, and measures commands that read it, each in a
+process of its own, with the peak of its memory.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+    from lrnas import Architecture
     from lrnas.training.custom import Run
 
 SPACE = """
@@ -183,6 +187,73 @@ def postgres_size(url: str) -> int:
         return int(connection.execute(text("select pg_database_size(current_database())")).scalar_one())
 
 
+# --- a driver without Ray
+
+
+def measure_driver(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "trials": options.trials,
+        "at_a_time": options.concurrency,
+        "cpu_ms_per_trial": {
+            number: [driver_time(number, options.concurrency) for _ in range(options.repeats)]
+            for number in (200, options.trials)
+        },
+    }
+
+
+def driver_time(number: int, at_a_time: int, measured: int = 100) -> float:
+    """CPU milliseconds of a driver for a trial in a study of this size."""
+    import optuna
+
+    from lrnas.models.plan import make_plan
+    from lrnas.sampling.front_pruner import FrontPruner
+    from lrnas.searching.progress import ProgressView
+    from lrnas.searching.proposals import Proposals
+    from lrnas.spaces.space import load_space
+    from lrnas.study.ledger import Ledger, training_facts
+    from lrnas.study.open import open_study
+
+    def cost(network: Architecture) -> dict[str, float]:
+        total = make_plan(network, 32, 10, 3, deployed=True).cost
+        return {"macs": total.macs, "params": total.params}
+
+    with tempfile.TemporaryDirectory() as folder:
+        fill(Path(folder), number)
+        study = open_study("s", studies=folder)
+        study.optuna_study.sampler = optuna.samplers.RandomSampler(seed=0)
+        ledger = Ledger(study)
+        queue = Proposals(ledger, load_space("nin", batch_norm=True), cost)
+        pruner, view = FrontPruner(study.costs, [1]), ProgressView()
+        budget = number + measured + 2 * at_a_time
+        view.started(queue, budget)
+        generator, running = random.Random(0), []
+
+        def train_one() -> None:
+            while len(running) < at_a_time and not queue.is_over(budget):
+                proposal = queue.ask(budget)
+                assert proposal is not None
+                ledger.note(proposal.number, hardware="", node="", seed=0, commit="", versions={})
+                view.changed("started")
+                running.append(proposal.number)
+            trial, curve = running.pop(0), []
+            for epoch in range(3):
+                curve.append(generator.random())
+                ledger.report_epoch(trial, curve, epoch + 1.0)
+                view.changed("epoch")
+                if not epoch and pruner.prune(study.optuna_study, study.optuna_trial(trial)):
+                    ledger.prune(trial, "stopped", "behind others", **training_facts(curve, 1.0))
+                    break
+            else:
+                ledger.complete(trial, curve[-1], **training_facts(curve, 3.0))
+            view.changed("ended")
+
+        train_one()
+        started = time.process_time()
+        for _ in range(measured):
+            train_one()
+        return round(1000 * (time.process_time() - started) / measured, 1)
+
+
 # --- commands that read a study
 
 
@@ -273,18 +344,18 @@ def main() -> None:
     from lrnas.training.provenance import provenance
 
     parser = make_parser(__doc__)
-    parser.add_argument("what", choices=("search", "read"))
+    parser.add_argument("what", choices=("search", "driver", "read"))
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--concurrency", type=int, default=8, help="trials at a time of each driver")
     parser.add_argument("--cpus", type=float, default=0.03, help="CPUs per trial, as Ray counts them")
     parser.add_argument("--drivers", type=int, default=1)
     parser.add_argument("--sampler", default="random")
     parser.add_argument("--seconds", type=float, default=math.inf, help="time after which the search is interrupted")
-    parser.add_argument("--repeats", type=int, default=3, help="of commands that read a study")
+    parser.add_argument("--repeats", type=int, default=3, help="of `driver` and `read`")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     load = [round(os.getloadavg()[0], 1)]
-    result = {"search": measure_search, "read": measure_reading}[options.what](options)
+    result = {"search": measure_search, "driver": measure_driver, "read": measure_reading}[options.what](options)
     load.append(round(os.getloadavg()[0], 1))
     print(json.dumps(result, indent=1))
     write_result(options.out, provenance(seeds=[0], n=result["trials"]), load_average=load, **result)
