@@ -58,6 +58,8 @@ def _as_argument(found: re.Match[str]) -> str:
     _, field, value, option = found.groups()
     if field:
         return f'`set={{"{field}": {value}}}`'
+    if option and option.startswith("no-") and option[3:] in OPTIONS:
+        return f"`{option[3:].replace('-', '_')}=False`"
     return f"`{option.replace('-', '_')}{'=True' * (option in FLAGS)}`" if option in OPTIONS else found[0]
 
 

@@ -251,7 +251,8 @@ def get_recipe(
     """The recipe for training on a data set.
 
     Some settings follow from the data. Batches are small enough for 32 steps per epoch; for networks with norms, `fast`
-    and `full` then reduce the learning rate with the square root of the batch size. Images are padded before cropping,
+    and `full` then reduce the learning rate with the square root of the batch size. A batch size that is set is used as
+    it is, with the recipe's learning rate. Images are padded before cropping,
     by a sixteenth of their size in these two cases and by an eighth in all others. The exception is NiN with the recipe
     `paper` on images of 32×32 pixels, as in the paper: they are whitened and cropped to 30×30, and the validation
     images are used for training too.
@@ -291,12 +292,27 @@ def get_recipe(
     if own_crops:
         recipe = dataclasses.replace(recipe, crop=0, early_crop=0, pad=0, whiten=False, all_images=False)
     largest_batch = 1 << max(0, (num_images // 32).bit_length() - 1)  # a power of 2
-    if largest_batch < recipe.batch_size:
+    if largest_batch < recipe.batch_size and "batch_size" not in changes:
         share = (largest_batch / recipe.batch_size) ** 0.5 if norms and name != "paper" else 1.0
         recipe = dataclasses.replace(recipe, batch_size=largest_batch, lr=share * recipe.lr)
     recipe = recipe.changed(changes)
     recipe.check_fits(image_size, num_images)
     return recipe
+
+
+def tell_small_batches(recipe: Recipe, usual: Recipe, num_images: int) -> list[str]:
+    """A remark on batches that are smaller than usual because there are few images; empty if they are not.
+
+    Args:
+        recipe: The recipe for these images.
+        usual: The same recipe for many images.
+        num_images: Number of training images.
+    """
+    if recipe.batch_size == usual.batch_size:
+        return []
+    rate = f", learning rate {recipe.lr:.3g} instead of {usual.lr:.3g}" if recipe.lr != usual.lr else ""
+    few = f"because there are only {num_images:,} training images; --set batch_size=… changes that"
+    return [f"images per step: {recipe.batch_size} instead of the recipe's {usual.batch_size}{rate}, {few}"]
 
 
 def check_recipe(name: str, changes: Mapping[str, Any]) -> None:

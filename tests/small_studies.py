@@ -56,7 +56,7 @@ def make_proposals(
         "rungs": [],
         "seed": 0,
         "objectives": objectives.split(","),
-        "reference": {"macs": 2e7, "params": 2e6, "latency": 20},
+        "reference": {"macs": 2e7, "params": 2e6, **({"latency": 20} if "latency" in objectives else {})},
     }
     check_manifest(optuna_study, manifest)
     where = Whereabouts() if folder is None else Whereabouts(str(folder.parent))

@@ -264,6 +264,10 @@ def test_messages_name_options_in_commands_and_arguments_in_python(capsys: pytes
     error = lrnas.LrnasError("lower --image-size, or see `lrnas search --help` (a--b)")
     assert str(error) == "lower `image_size`, or see `lrnas search --help` (a--b)"
     assert str(lrnas.LrnasError("add --force, or --set lr=…")) == 'add `force=True`, or `set={"lr": …}`'
+    assert (
+        str(lrnas.LrnasError("try --no-points, or `lrnas x --no-points`"))
+        == "try `points=False`, or `lrnas x --no-points`"
+    )
     path = "my --photos --data/2024 --epochs-1"
     assert (
         str(lrnas.LrnasError(f"{path} is no folder; give another --data"))

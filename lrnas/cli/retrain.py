@@ -145,9 +145,9 @@ def _print_plan(plan: RetrainingPlan) -> None:
     elif plan.seconds is None:
         console.print("Time: not known, because this study measured too few trainings.")
     else:
-        console.print(
-            f"Time: about {duration(plan.seconds)} of training, at the speed of the study's trainings so far."
-        )
+        about = f"Time: about {duration(plan.seconds)} of training, at the speed of the study's trainings so far"
+        more = f"; {plan.larger} of the networks have more MACs than all of those, so it may take much longer"
+        console.print(f"{about}{more * (plan.larger > 0)}.")
     console.print("Nothing was written. Without --dry-run, the same command starts the retraining.")
 
 

@@ -190,7 +190,8 @@ def export(
     """Write a network for use elsewhere, and check what was written against the network.
 
     Args:
-        source: A trial, a checkpoint (folder or file), STUDY:TRIAL, a named network, FILE.json or timm:MODEL.
+        source: A trial, a checkpoint (folder or file), STUDY:TRIAL, a named network, FILE.json or timm:MODEL. A trial
+            has the weights of its own training. STUDY:TRIAL has those of the full training, if the search made one.
         format: "timm" (a folder), "onnx" or "torch-export" (a file each).
         out: Folder or file to write; None for one in `exports/`.
         fuse: Fold batch norms, and replace every mixed-shape layer by its fastest form, found by measurement.

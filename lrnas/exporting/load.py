@@ -28,7 +28,8 @@ def load_model(
 
     Args:
         source: A trial; a checkpoint or an export in timm's format (folder or file); STUDY:TRIAL, where TRIAL is a
-            number, the name of a network, or best; or STUDY@RECIPE:NETWORK for a retrained network.
+            number, the name of a network, or best; or STUDY@RECIPE:NETWORK for a retrained network. A trial has the
+            weights of its own training. STUDY:TRIAL has those of the full training, if the search made one.
         architecture: JSON file with the architecture, for a file of weights that does not contain it.
         studies: Folder that holds the studies, for STUDY:TRIAL.
         storage: Database URL, or journal:FILE, that holds the study; None for the file in its folder.

@@ -188,14 +188,11 @@ class Estimate(NotebookView):
         return [*found, disk, *(f"Note: {in_users_words(remark)}." for remark in self.remarks)]
 
     def __str__(self) -> str:
-        return "\n".join(
-            [f"Estimate of {self.study}: {sum(level.runs for level in self.levels)} trainings", *self.lines]
-        )
+        return "\n".join([f"Estimate of {self.study}: {_trainings(self.levels)}", *self.lines])
 
     def __repr__(self) -> str:
-        runs = sum(level.runs for level in self.levels)
         times = [f"{duration(time)}{f' on {number} GPU' if number else ''}" for number, time in self.seconds.items()]
-        return f"<Estimate of {self.study}: {runs} trainings, about {' or '.join(times)}>"
+        return f"<Estimate of {self.study}: {_trainings(self.levels)}, about {' or '.join(times)}>"
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as JSON values."""
@@ -332,6 +329,11 @@ def _continued(prepared: Preparation, settings: SearchSettings) -> tuple[Prepara
     return continued, study, [line] if line else []
 
 
+def _trainings(levels: Iterable[LevelEstimate]) -> str:
+    number = sum(level.runs for level in levels)
+    return f"{number} training{'s' * (number != 1)}" if number else "complete, nothing to train"
+
+
 def _num_ended(study: Study) -> int:
     """Number of trials of a study that are over; those in training may have to be continued."""
     return study.spent() - study.running()
@@ -437,6 +439,8 @@ class _Machine:
         self, runs: dict[str, list[_Trial]], levels: dict[str, Level], ask_seconds: float, gpus: int
     ) -> float:
         """Time from the command to the front."""
+        if not any(runs.values()):
+            return 0.0
         total = self.measuring + (START + END + len(runs)) * self.start
         for name, some in runs.items():
             asks = [ask_seconds if trial.asks or name != SHORT else 0.0 for trial in some]

@@ -174,6 +174,10 @@ class ProgressView(SearchEvents):
         size = recipe.get("crop") or manifest["image_size"]
         dense = "" if dense_macs is None else f" (the dense network: {dense_macs:,} MACs)"
         parts = f" ({queue.parts()})" if queue.parts() else ""
+        if done == budget and not queue.has_finals:
+            more = "more --seeds or other networks extend it" if unit == "run" else "a larger --budget extends it"
+            logger.info(f"{study.name}: {number}{parts}, all done; {more}")
+            return
         logger.info(
             f"{study.name}: {number}{parts}, {done} done{more}; training{trainer} on "
             f"{data_name(manifest)}, images of {size}×{size} pixels{dense}, epochs: {recipe['epochs']}{stops}"

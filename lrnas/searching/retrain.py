@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -29,7 +30,7 @@ from lrnas.data.catalog import load_set
 from lrnas.data.names import IMAGE_MEMORY, SETS, data_folder, is_in_files, shown_name
 from lrnas.errors import DataError, LrnasError
 from lrnas.models.plan import deployed_form, has_norms, make_plan
-from lrnas.recipes import InvalidRecipe, get_recipe
+from lrnas.recipes import InvalidRecipe, get_recipe, tell_small_batches
 from lrnas.searching.progress import SearchEvents, Work, progress_view, seconds_left, tell_interrupted
 from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import pick_workers, running_ray, tries_mps
@@ -147,6 +148,8 @@ def retrain(
         retraining.ledger.release_orphans()
         budget = len(retraining.wanted)
         view.started(retraining, budget)
+        for remark in training.remarks:
+            logger.info(remark)
         if number := sum(network.point is not None for network in networks):
             logger.info(f"{number} of the {len(networks)} networks are the paper's; --no-points leaves them out")
         is_over = retraining.spent() >= budget and not retraining.ledger.wait_for_others()
@@ -200,6 +203,8 @@ class RetrainingPlan:
     epochs: int
     seconds: float | None
     """Time in which all runs would be trained, with Ray running; None if too little was measured to know."""
+    larger: int = 0
+    """Number of networks to train that have more MACs than all that were trained so far: `seconds` may be too low."""
 
     @property
     def done(self) -> int:
@@ -261,7 +266,9 @@ def plan_retraining(
     sources = [existing, level_study(search, FULL), level_study(search, LONGER), search.optuna_study]
     measured = [trial for source in sources if source is not None for trial in source.get_trials(deepcopy=False)]
     seconds = _time_for(left, measured)
-    return RetrainingPlan(name, tuple(planned), tuple(wanted), training.recipe.epochs, seconds)
+    known = max((trial.user_attrs["macs"] for trial in measured if trial.user_attrs.get("epochs")), default=0)
+    larger = sum(network.left > 0 and network.macs > known for network in planned)
+    return RetrainingPlan(name, tuple(planned), tuple(wanted), training.recipe.epochs, seconds, larger)
 
 
 def _time_for(left: Sequence[Work], measured: Sequence[FrozenTrial]) -> float | None:
@@ -417,9 +424,10 @@ class _Training:
         size, number, own_crops = self.data.image_size, len(self.data.train), self.data.own_crops
         norms = has_norms(backbones[0], searched["space"]["batch_norm"])
         make_recipe = functools.partial(
-            get_recipe, recipe, backbones[0], size, number, norms=norms, own_crops=own_crops
+            get_recipe, recipe, backbones[0], size, num_images=number, norms=norms, own_crops=own_crops
         )
-        self.recipe = make_recipe(changes)
+        self.recipe = make_recipe(changes=changes)
+        self.remarks = tell_small_batches(self.recipe, make_recipe(changes=changes, num_images=sys.maxsize), number)
         fields = self.recipe.to_dict()
         try:
             unchanged = make_recipe().to_dict()

@@ -447,12 +447,20 @@ def check_settings(settings: SearchSettings) -> None:
 
 def _refuse_study(settings: SearchSettings) -> None:
     """Raise an error that says how to continue a study whose name is given as a space."""
-    from lrnas.study.open import open_search  # with Optuna
+    from lrnas.study.levels import FULL, level_study  # with Optuna
+    from lrnas.study.manifest import read_manifest
+    from lrnas.study.open import open_search
 
-    manifest = open_search(settings.space, studies=settings.studies).manifest
+    study = open_search(settings.space, studies=settings.studies)
+    manifest = study.manifest
     data = {"data": manifest["data"]} if manifest["data"] in SETS else {}
     begun = {"space": manifest["source"], **data, **manifest.get("settings", {})}
-    now = {"name": settings.space, "budget": settings.budget, "studies": settings.studies}
+    finals = level_study(study, FULL)
+    if finals is not None:  # the first command may have had other settings of finals, and need not have had any
+        begun = {name: value for name, value in begun.items() if name != "finals"}
+        begun["final_epochs"] = read_manifest(finals)["recipe"]["epochs"]
+    budget = max(settings.budget, study.spent())
+    now = {"name": settings.space, "budget": budget, "studies": settings.studies}
     values = begun | {name: value for name, value in now.items() if value != SETTINGS[name].default}
     raise InvalidSettings(
         f"a search takes a space or a study file; got {settings.space}, a study; continue it with "

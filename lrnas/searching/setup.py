@@ -20,7 +20,7 @@ from lrnas.data.in_memory import DataSet
 from lrnas.data.names import Progress, data_folder, is_in_files, shown_name
 from lrnas.errors import InvalidArchitecture, LrnasError
 from lrnas.models.plan import TIMM, deployed_form, has_norms, make_plan, native_input_size, training_size
-from lrnas.recipes import InvalidRecipe, Recipe, get_recipe
+from lrnas.recipes import InvalidRecipe, Recipe, get_recipe, tell_small_batches
 from lrnas.sampling.front_pruner import REDUCTION_FACTOR
 from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import Workers, tries_mps
@@ -128,10 +128,9 @@ class SearchTraining:
             own_crops=own_crops,
         )
         self.recipe = make_recipe(settings.recipe, changes=changes)
-        usual = make_recipe(settings.recipe, changes=changes, num_images=sys.maxsize).batch_size
-        if self.recipe.batch_size != usual and trainable is None:  # a function makes batches of its own
-            few = f"because there are only {num_images:,} training images; --set batch_size=… changes that"
-            self.remarks.append(f"images per step: {self.recipe.batch_size} instead of the recipe's {usual}, {few}")
+        if trainable is None:  # a function makes batches of its own
+            usual = make_recipe(settings.recipe, changes=changes, num_images=sys.maxsize)
+            self.remarks += tell_small_batches(self.recipe, usual, num_images)
         if self.recipe.all_images:
             raise InvalidRecipe("a search chooses by the validation images; got all_images; set all_images=false")
         self._check_early_crop()

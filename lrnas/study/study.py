@@ -146,8 +146,9 @@ class Trial(NotebookView):
     def load(self) -> nn.Module:
         """The network with the weights of this trial, in evaluation mode on the CPU.
 
-        Weights are kept of networks whose training was completed. `timm.data.resolve_model_data_config(model)` says how
-        images must be prepared.
+        If the search also trained the network in full, `lrnas.load_model("STUDY:TRIAL")` has those weights. Weights are
+        kept of networks whose training was completed. `timm.data.resolve_model_data_config(model)` says how images must
+        be prepared.
         """
         from lrnas import load_model
 
@@ -168,7 +169,10 @@ class Trial(NotebookView):
         fresh: bool = False,
         force: bool = False,
     ) -> Export:
-        """Write the network for use elsewhere, and check what was written; see `lrnas.export`.
+        """Write the network with the weights of this trial for use elsewhere, and check what was written.
+
+        See `lrnas.export`. If the search also trained the network in full, `lrnas.export("STUDY:TRIAL")` has those
+        weights.
 
         Args:
             format: "timm" (a folder), "onnx" or "torch-export" (a file each).

@@ -159,6 +159,10 @@ def test_what_a_dry_run_cannot_know_is_refused(tmp_path: Path) -> None:
 def test_an_estimate_is_short_when_it_is_printed() -> None:
     found = SimpleNamespace(study="s", levels=[SimpleNamespace(runs=5), SimpleNamespace(runs=2)], seconds={0: 61.0})
     assert Estimate.__repr__(found) == "<Estimate of s: 7 trainings, about 1 min 1 s>"  # type: ignore[arg-type]
+    found.levels = [SimpleNamespace(runs=1)]
+    assert Estimate.__repr__(found) == "<Estimate of s: 1 training, about 1 min 1 s>"  # type: ignore[arg-type]
+    found.levels = []
+    assert "s: complete, nothing to train, " in Estimate.__repr__(found)  # type: ignore[arg-type]
     found.seconds = {1: 61.0, 8: 9.0}
     assert Estimate.__repr__(found).endswith("about 1 min 1 s on 1 GPU or 9 s on 8 GPU>")  # type: ignore[arg-type]
 

@@ -125,6 +125,13 @@ def test_a_bar_in_a_notebook_does_not_move_after_the_end(monkeypatch: pytest.Mon
     assert cell.shown[-1]["text/html"].startswith("2 runs at level full done")
 
 
+def test_a_search_that_is_complete_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lrnas")
+    proposals = train_some(make_proposals())
+    ProgressView().started(proposals, 4)
+    assert caplog.messages == ["s: 4 trials in all, all done; a larger `budget` extends it"]
+
+
 def test_trials_that_were_trained_in_part_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "lrnas")
     proposals = make_proposals()

@@ -722,6 +722,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(
     names = ["nin", "nin-c3", "nin-c3-lr", "lr-x0.25", "dense-x0.25"]
     assert [network["name"] for network in new["networks"]] == names and new["seeds"] == [1, 2]
     assert (new["retraining"], new["done"], new["left"], new["seconds"]) == ("s@fast", 0, 10, None)
+    assert new["larger"] == 2  # nin-c3-lr was trained by the search
 
     runs = _open(study, fast := training(study))
     networks = _choose(study, (), True, True)
@@ -734,6 +735,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(
     runs.ledger.sign_off()
     begun = plan()
     assert [network["done"] for network in begun["networks"]] == [2, 1, 1, 1, 1] and begun["left"] == 4
+    assert begun["larger"] == 0
     # the seconds of an epoch are proportional to MACs; many runs were trained at a time, so all that are left can be
     macs = [network["macs"] for network in begun["networks"]]
     assert begun["seconds"] == pytest.approx(sum(macs[1:]) * 1e-5 * fast.recipe.epochs / 4, rel=1e-3)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_studies import make_search
+from small_studies import make_finals, make_search
 
 import lrnas
 from lrnas.cli.main import main, make_parser
@@ -20,6 +20,7 @@ from lrnas.searching import search as driver
 from lrnas.searching.settings import PLACE, SETTINGS, InvalidSettings, SearchSettings, check_sampler, gather_settings
 from lrnas.spaces.space import load_space
 from lrnas.study.objectives import pick_objectives
+from lrnas.study.open import open_study
 
 STUDIES = Path(lrnas.__file__).parent.parent / "studies"
 EVERY_SETTING: dict[str, tuple[str, str, Any]] = {
@@ -175,6 +176,8 @@ def test_a_study_is_not_taken_for_a_space(tmp_path: Path, capsys: pytest.Capture
     assert main(["search", "s", "--budget", "8", "--studies", folder]) == 2
     told = "got s, a study; continue it with `lrnas search --space nin --data digits --name s --budget 8 --studies "
     assert capsys.readouterr().err.endswith(f"{told}{folder}`\n")
+    assert main(["search", "s", "--budget", "1", "--studies", folder]) == 2
+    assert " --name s --budget 4 --studies " in capsys.readouterr().err  # as many as it has
     begun = SearchSettings(
         space="nin", budget=4, data="folder:my images", batch_norm=False, set={"lr": 0.1}, objectives="accuracy,params"
     )
@@ -189,6 +192,10 @@ def test_a_study_is_not_taken_for_a_space(tmp_path: Path, capsys: pytest.Capture
         lrnas.search("s", budget=8, studies=tmp_path)
     call = str(caught.value).partition("`lrnas.search(")[2].removesuffix(")`")
     assert eval(f"SearchSettings({call})") == replace(given, set={"lr": 0.1})
+    make_finals(open_study("s", studies=tmp_path), {"nin-c3-lr": (0.95,)})  # with 9 epochs
+    assert main(["search", "s", "--studies", folder]) == 2
+    told = capsys.readouterr().err
+    assert " --final-epochs 9 " in told and "--finals" not in told
 
 
 def test_wrong_names_are_told_before_a_missing_budget(capsys: pytest.CaptureFixture[str]) -> None:

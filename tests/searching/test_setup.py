@@ -73,12 +73,14 @@ def test_a_remark_says_if_a_space_can_save_little(model: str, share: str, tmp_pa
 def test_a_remark_says_if_batches_are_smaller_than_the_recipe_s(tmp_path: Path) -> None:
     write_set(tmp_path, {"train": 100, "val": 34, "test": 1})
 
-    def remarks(trainable: Trainable | None = None, **changes: int) -> list[str]:
+    def remarks(trainable: Trainable | None = None, norms: bool = True, **changes: float) -> list[str]:
         settings = SearchSettings(space="nin", budget=1, set=changes)
-        return SearchTraining(settings, load_space("nin"), f"folder:{tmp_path}", trainable).remarks
+        space = load_space("nin", batch_norm=norms)
+        return SearchTraining(settings, space, f"folder:{tmp_path}", trainable).remarks
 
     few = "because there are only 300 training images; --set batch_size=… changes that"
-    assert remarks() == [f"images per step: 8 instead of the recipe's 128, {few}"]
+    assert remarks() == [f"images per step: 8 instead of the recipe's 128, learning rate 0.025 instead of 0.1, {few}"]
+    assert remarks(lr=0.2) == remarks(norms=False) == [f"images per step: 8 instead of the recipe's 128, {few}"]
     assert in_users_words(remarks()[0]).endswith('; `set={"batch_size": …}` changes that')
     assert remarks(batch_size=16) == []
     assert remarks(trainable=Trainable("mine:train", str(tmp_path))) == []
