@@ -569,6 +569,23 @@ def test_rings_are_of_the_accuracies_that_are_shown_in_a_browser(browser: Any, t
 
 
 @pytest.mark.slow
+def test_curves_show_the_front_of_the_short_trainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    """As `curves.png` does: the curves are not those of the finals."""
+    short, full = make_search(), make_search()
+    make_finals(full, {"nin-c3-lr": (0.95, 0.96), "dense-x0.5": (0.97,)})
+    told = "Curves and front are those of the short training, before the finals."
+    shown = (
+        "[byId('curves').layout.xaxis.title.text, byId('curves-level').textContent,"
+        " byId('curves').data.filter((one) => one.name === 'on the front').flatMap((one) => one.text).filter(Boolean)]"
+    )
+    for search, label, note in ((short, "epoch", ""), (full, "epoch of the short training", told)):
+        tab = Tab(browser, write(tmp_path / "report.html", make_report([search])), 1400, 900)
+        tab.see_all()
+        assert tab.page.evaluate(shown) == [label, note, ["lr-x0.25 (trial 0)", "dense-x0.25 (trial 1)"]]
+        assert tab.complaints == []
+
+
+@pytest.mark.slow
 def test_accuracies_above_those_of_the_finals_are_within_the_axis_in_a_browser(browser: Any, tmp_path: Path) -> None:
     search = make_search()  # with up to 0.9
     make_finals(search, {"nin-c3-lr": (0.4, 0.42), "lr-x0.25": (0.3,)})

@@ -334,7 +334,7 @@ function drawCurves() {
   const groups = new Map();
   study.networks.forEach((network, i) => {
     if (!network.curve.length || !(network.is_full || network.is_partial)) return;
-    const name = !network.is_full ? `stopped after ${network.epochs}` : network.is_paper ? "the paper's" : isOnFront(network) ? "on the front" : "not stopped";
+    const name = !network.is_full ? `stopped after ${network.epochs}` : network.is_paper ? "the paper's" : network.on_front ? "on the front" : "not stopped";
     if (!groups.has(name)) groups.set(name, { x: [], y: [], customdata: [], text: [] });
     const group = groups.get(name);
     network.curve.forEach((value, epoch) => {
@@ -346,7 +346,8 @@ function drawCurves() {
   if (!groups.size) return;
   const stopped = [...groups.keys()].filter((name) => name.startsWith("stopped")).sort((a, b) => a.length - b.length || (a < b ? -1 : 1));
   const order = [...stopped, "not stopped", "on the front", "the paper's"].filter((name) => groups.has(name));
-  byId("curves-what").hidden = !study.rungs.length;
+  byId("curves-level").textContent = study.finals.length ? "Curves and front are those of the short training, before the finals." : "";
+  byId("curves-rungs").hidden = !study.rungs.length;
   const styleOf = (name) => {
     if (name === "on the front") return { color: colour("--ink"), width: 1.4, opacity: 1 };
     if (name === "the paper's") return { color: studyColour(page.study, true), width: 1.6, dash: "dash", opacity: 1 };
@@ -359,7 +360,7 @@ function drawCurves() {
     const trace = { type: "scatter", mode: "lines", name, ...groups.get(name), line, opacity, hovertemplate: "%{text}<br>%{y:.2f} % after %{x}<extra></extra>" };
     return name === "stopped after 1" || study.epochs === 1 ? asDots({ ...trace, mode: "markers", opacity: 1, marker: { color: line.color, size: 4, opacity } }) : trace;
   }), {
-    xaxis: { title: { text: "epoch" }, ...epochTicks(study.epochs), range: [0.9, study.epochs + 0.1] },
+    xaxis: { title: { text: study.finals.length ? "epoch of the short training" : "epoch" }, ...epochTicks(study.epochs), range: [0.9, study.epochs + 0.1] },
     yaxis: { title: { text: "validation accuracy, %" } },
     shapes: study.rungs.map((rung) => ({ type: "line", x0: rung, x1: rung, yref: "paper", y0: 0, y1: 1, line: { color: colour("--muted"), dash: "dot", width: 1 } })),
   });

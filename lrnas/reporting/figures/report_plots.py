@@ -252,7 +252,8 @@ def plot_curves(study: StudyReport, path: style.Files) -> Figure:
         axes.axvline(rung, color="0.5", lw=0.8, ls=":")
     if study.rungs:
         axes.plot([], [], color="0.5", ls=":", label="rungs")
-    axes.set(xlabel="epoch", ylabel="validation accuracy, %", title=style.wrap_text(study.name, 6, 12))
+    epoch = "epoch of the short training" if study.finals else "epoch"
+    axes.set(xlabel=epoch, ylabel="validation accuracy, %", title=style.wrap_text(study.name, 6, 12))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(True, alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)

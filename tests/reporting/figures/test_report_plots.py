@@ -200,6 +200,15 @@ def test_trainings_of_one_epoch_have_one_tick(report: Report, tmp_path: Path, mo
     assert [tick for tick in axes.get_xticks() if left <= tick <= right] == [1]
 
 
+def test_curves_after_finals_are_those_of_the_short_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, full = make_search(), make_search()
+    make_finals(full, {"nin-c3-lr": (0.95, 0.96)})
+    for search, label in ((short, "epoch"), (full, "epoch of the short training")):
+        (study,) = make_report([search]).studies
+        axes = drawn_by(monkeypatch, lambda study=study: plot_curves(study, tmp_path / "curves.svg"))
+        assert axes.get_xlabel() == label
+
+
 def test_thousands_of_curves_are_few_lines(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = report.studies[0]
     some = [network for network in study.full if not network.is_paper and not network.trial.on_front]
