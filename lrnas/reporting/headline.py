@@ -114,6 +114,7 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     beside = own if own is not None or beside is None else tests.get(beside.title, beside)
     validation = "Validation images" if study.finals else f"Validation images after {study.training}"
     images, done = ("Test images", "tested in this retraining") if tests else (validation, "trained")
+    after = f", after {tested.epochs} of training" if tests and tested else ""
     number, by = len(tests.keys() - {dense}) or len(paper + found), " on validation images" if tests else ""
     only = "the only one in this retraining" if tests else "the only one trained"
     among = only if number == 1 else f"the most accurate of {number} networks{by}"
@@ -122,16 +123,16 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     value = best.costs[cost]
     if limit is None or value is None:
         size = "" if value is None else f" with {value:,.0f} {WORDS[cost]}"
-        return Headline(f"{best.percent}{size}", best.title, best.trial, f", {among}. {images}, {_seeds(best)}.")
+        return Headline(f"{best.percent}{size}", best.title, best.trial, f", {among}. {images}, {_seeds(best)}{after}.")
     claim = f"{best.percent} at {_share(best, cost, limit)} of {dense}'s {WORDS.get(cost, cost)}"
     if beside is None:
-        rest = f", {among}; {dense} itself was not {done}. {images}, {_seeds(best)}."
+        rest = f", {among}; {dense} itself was not {done}. {images}, {_seeds(best)}{after}."
     elif beside is not own:
         share = _share(beside, cost, limit)
         rest = f"; {beside.title} has {beside.percent} at {share}, {dense} itself was not {done}. "
-        rest += f"{images}, {_seeds(best, beside)}.{CHOICE if tests else ''}"
+        rest += f"{images}, {_seeds(best, beside)}{after}.{CHOICE if tests else ''}"
     else:
-        rest = f"; {dense} has {beside.percent}. {images}, {_seeds(best, beside)}."
+        rest = f"; {dense} has {beside.percent}. {images}, {_seeds(best, beside)}{after}."
         if verdict is not None and rival is not None:
             rest += NOISE[verdict.kind]
         elif tests:

@@ -33,6 +33,12 @@ class Tested:
         return front_marks(self.retrained.finals)
 
     @property
+    def epochs(self) -> str:
+        """Number of epochs of the recipe, in words."""
+        number = self.retrained.fields["epochs"]
+        return f"{number} epoch{'s' * (number != 1)}"
+
+    @property
     def headline(self) -> str:
         """Sentence that counts the verdicts."""
         if not self.verdicts:
@@ -50,6 +56,7 @@ class Tested:
             "name": self.retrained.name,
             "study": self.retrained.study,
             "recipe": self.retrained.recipe,
+            "epochs": self.epochs,
             "head": str(self.retrained),
             "headline": self.headline,
             "left": self.retrained.left,

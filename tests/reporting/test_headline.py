@@ -14,6 +14,8 @@ from lrnas.reporting.report import StudyReport, make_report
 from lrnas.study.retrained import Final, Retrained
 from lrnas.study.study import Study
 
+EPOCH = {"epochs": 1}
+
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Study:
@@ -106,14 +108,16 @@ def test_tests_count_most_and_say_whether_the_difference_is_noise(record: Study)
     report = make_report([record], retrained=[retrained])
     (headline,) = make_headlines(report)
     assert headline is not None and headline.trial == FOUND
-    told = "94.70 ± 0.10 % at 0.031 of nin's MACs (trial 7); nin has 90.50 ± 0.50 %. Test images, 3 seeds each."
+    told = "94.70 ± 0.10 % at 0.031 of nin's MACs (trial 7); nin has 90.50 ± 0.50 %. Test images, 3 seeds each, "
+    told += "after 160 epochs of training."
     assert str(headline) == f"{told} The difference is larger than the noise between seeds."
     near = tuple(
         replace(final, accuracies=(0.90, 0.91)) if final.trial == FOUND and final.accuracies else final
         for final in retrained.finals
     )
     (headline,) = make_headlines(make_report([record], retrained=[replace(retrained, finals=near)]))
-    assert str(headline).endswith("Test images, 2 and 3 seeds. The difference is within the noise between seeds.")
+    told = "Test images, 2 and 3 seeds, after 160 epochs of training. The difference is within the noise between seeds."
+    assert str(headline).endswith(told)
 
 
 @pytest.mark.parametrize("with_paper", [False, True])
@@ -130,16 +134,17 @@ def test_no_network_is_chosen_by_test_images(record: Study, with_paper: bool) ->
         for name, accuracy in test.items()
         for trial in [trials[name]]
     )
-    (tested,) = make_report([record], retrained=[Retrained(record.name, "paper", {}, "cifar10", finals)]).tested
+    (tested,) = make_report([record], retrained=[Retrained(record.name, "paper", EPOCH, "cifar10", finals)]).tested
     study = with_accuracies(report.studies[0], validation, others=0.99)
     headline = make_headline(study, "macs", tested)
     assert headline is not None and headline.trial == dear.number and headline.claim.startswith("91.00 ± 0.00 %")
     if with_paper:  # the paper's network is also the better one on validation images
         assert headline.rest.startswith("; nin-c3-lr has 70.00 ± 0.00 % at")
-        told = "nin itself was not tested in this retraining. Test images, 2 seeds each. Chosen by validation accuracy."
+        told = "nin itself was not tested in this retraining. Test images, 2 seeds each, after 1 epoch of training. "
+        told += "Chosen by validation accuracy."
     else:
         told = ", the most accurate of 2 networks on validation images; nin itself was not tested in this retraining. "
-        told += "Test images, 2 seeds."
+        told += "Test images, 2 seeds, after 1 epoch of training."
     assert headline.rest.endswith(told)
 
 
@@ -162,7 +167,7 @@ def retrained(search: Study, results: dict[str, float], recipe: dict[str, int] |
         for name, accuracy in results.items()
         for trial in [trials[name]]
     )
-    return Retrained(search.name, "fast", recipe or {}, "digits", finals)
+    return Retrained(search.name, "fast", EPOCH | (recipe or {}), "digits", finals)
 
 
 def test_all_tested_networks_count_also_those_without_finals() -> None:
@@ -206,7 +211,7 @@ def test_shares_after_tests_are_for_the_images_of_the_tests(record: Study) -> No
 def test_tests_of_networks_that_the_search_did_not_train_choose_nothing(record: Study) -> None:
     (study,) = make_report([record]).studies
     final = Final("other", "", None, None, 1, 1, "paper", (0, 1), (0.99, 0.98))
-    (tested,) = make_report([record], retrained=[Retrained(record.name, "paper", {}, "cifar10", (final,))]).tested
+    (tested,) = make_report([record], retrained=[Retrained(record.name, "paper", EPOCH, "cifar10", (final,))]).tested
     assert make_headline(study, "macs", tested) == make_headline(study, "macs")
 
 

@@ -404,6 +404,8 @@ def test_several_retrainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
     page = tab.page
     tab.see_all()
     assert page.locator("#tested p").count() == 2
+    assert page.locator("#finals-title").inner_text() == "Trained again for 160 epochs and tested"
+    assert "after 160 epochs of training" in page.locator("#summary").inner_text()
     steps = "byId('finals').data.filter((trace) => trace.mode === 'lines' && trace.meta !== 'key')"
     assert page.evaluate(f"{steps}.map((trace) => trace.line.color)") == list(PALETTE[:2])  # a staircase each
     rings = "byId('finals').data.filter((trace) => trace.marker?.size === 17 && trace.meta !== 'key')"
@@ -603,7 +605,8 @@ def test_the_table_of_the_best_names_a_network_that_is_not_on_the_front(browser:
         Final("nin", "", "nin", None, int(nin["macs"]), int(nin["params"]), "paper", (0, 1), (0.8, 0.81)),
         Final(rival.identity, "", None, rival.number, rival.macs, rival.params, "paper", (0, 1), (0.9, 0.91)),
     )
-    for retrained, told in (((), ""), ((Retrained("s", "paper", {}, "digits", finals),), "at the top of the page")):
+    tested = Retrained("s", "paper", {"epochs": 9}, "digits", finals)
+    for retrained, told in (((), ""), ((tested,), "at the top of the page")):
         report = make_report([search], retrained=retrained)
         tab = Tab(browser, write(tmp_path / "report.html", report), 1400, 900)
         what = tab.page.locator("#best-what").inner_text()

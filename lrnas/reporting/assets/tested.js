@@ -32,6 +32,9 @@ function testsOf(study, network) {
     one.finals.filter((final) => final.trial === network.number).map((final) => ["test accuracy", `${describeRuns(final)} (${one.name})`]));
 }
 
+/** Number of epochs of the retrainings, in words. */
+const retrainedFor = () => [...new Set(page.data.tested.map((one) => one.epochs))].join(" or ");
+
 /** Draw the summary: a line for each of the paper's networks, or the command that tests networks. */
 function drawSummary() {
   const { studies, tested } = page.data;
@@ -46,7 +49,7 @@ function drawSummary() {
     else parts.push(make("p", {}, make("b", {}, `No network${whose} is tested.`), " The study uses a custom training function, which reports no test accuracy."));
   }
   if (tested.some((one) => one.verdicts.length)) {
-    parts.push(make("p", { class: "muted" }, "Verdicts are based on test accuracy over seeds, after training again in full. The first chart of this page shows what the search used: validation accuracy."));
+    parts.push(make("p", { class: "muted" }, `Verdicts are based on test accuracy over seeds, after ${retrainedFor()} of training. The first chart of this page shows what the search used: validation accuracy.`));
   }
   byId("summary-section").hidden = !parts.length;
   byId("summary").replaceChildren(...parts);
@@ -62,6 +65,7 @@ function sentenceParts(one, { point, rival, trial, sentence }) {
 
 function drawFinals() {
   const { tested } = page.data;
+  byId("finals-title").textContent = `Trained again for ${retrainedFor()} and tested`;
   byId("tested").replaceChildren(...tested.map((one) => make("p", {}, one.head)));
   drawFinalsChart();
   drawVerdicts();
