@@ -41,8 +41,9 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
     """
     manifest, options, quoted = study.manifest, where.options(), shlex.quote(study.name)
     data, file_name = manifest["data"], _file_name(study.name)
-    images = f"--data {data}" if data in SETS else f'--data "$DATA" --image-size {manifest["image_size"]}'
-    option, hint, beside = _retrain_parts(manifest)
+    place = '"$DATA"' if study.images is None else shlex.quote(study.images)
+    images = f"--data {data}" if data in SETS else f"--data {place} --image-size {manifest['image_size']}"
+    option, hint, beside = _retrain_parts(study)
     compare = ", and compare them" if beside else ", and test it"
     has_own_code = manifest.get("trainable") is not None  # then only a search can train its networks
     recipe = "" if has_own_code else _recipe_options(manifest)
@@ -81,7 +82,7 @@ def retrain_line(study: Study, where: Whereabouts) -> ShellLine | None:
     """
     if study.manifest.get("trainable") is not None:
         return None
-    option, hint, beside = _retrain_parts(study.manifest)
+    option, hint, beside = _retrain_parts(study)
     line = f"lrnas retrain {shlex.quote(study.name)}{where.options()}{option}"
     return ShellLine(f"Train its front{beside} in full, over three seeds, and test them{hint}", line)
 
@@ -91,9 +92,10 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name).lstrip(".-") or "study"
 
 
-def _retrain_parts(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
+def _retrain_parts(study: Study) -> tuple[str, str, str]:
     """Parts of suggestions: the option for the data set, a hint about it, and the other networks that are trained."""
-    known = manifest["data"] in SETS
+    manifest = study.manifest
+    known = manifest["data"] in SETS or study.images is not None
     option = "" if known else ' --data "$DATA"'
     hint = "" if known else " (DATA is where the images are, as in the search)"
     return option, hint, " and the paper's networks" if manifest["space"]["points"] else ""

@@ -15,6 +15,7 @@ from lrnas.models.plan import canonical_id
 from lrnas.recipes import get_recipe
 from lrnas.reporting.suggested_commands import retrain_line, shell_lines
 from lrnas.study.location import Whereabouts
+from lrnas.study.manifest import keep_images
 from lrnas.study.study import Study
 from lrnas.training.checkpoint import RECORD
 
@@ -73,6 +74,18 @@ def test_the_command_that_tests_the_front(record: Study) -> None:
     finally:
         record.manifest["data"] = "cifar10"
     assert line is not None and line.line.endswith(' --data "$DATA"') and "DATA is where the images are" in line.title
+
+
+def test_images_whose_place_is_known_need_no_variable(tmp_path: Path) -> None:
+    record = fill_study(tmp_path, 6)
+    record.manifest["data"] = "folder:0123456789abcdef"
+    keep_images(record.optuna_study, f"folder:{tmp_path}/my images")
+    front, (_, again, full, _) = retrain_line(record, record.where), shell_lines(record, record.trials, record.where)[4]
+    assert front is not None
+    for line in (front, full):
+        assert "--data" not in line.line and "DATA" not in line.title
+    options = make_parser().parse_args(shlex.split(again.line)[1:])
+    assert (options.data, options.image_size) == (f"folder:{tmp_path}/my images", SIZE) and "DATA" not in again.title
 
 
 def test_passwords_are_not_in_suggested_commands(record: Study) -> None:
