@@ -290,6 +290,7 @@ def plot_allocation(study: StudyReport, path: style.Files, axis: Objective) -> F
         _draw_layer(panel, shown, name, widths[name][0] if name in widths else None)
     for panel in list(panels.T.flat)[len(layers) :]:
         panel.set_axis_off()
+    figure.align_ylabels()
     costs = [style.number_text((network.cost(axis.name) or 0) / axis.unit) for network in shown]
     for panel in panels[-1]:
         panel.set_xticks(range(len(shown)), costs, rotation=90, fontsize=7)

@@ -239,6 +239,15 @@ def test_layers_are_drawn_with_their_widths(report: Report, tmp_path: Path, monk
     assert set(dense.get_ydata()) == {192}
 
 
+def test_names_of_layers_are_aligned(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = report.studies[0]
+    axes = all_drawn_by(monkeypatch, lambda: plot_allocation(study, tmp_path / "layers.svg", report.axis))
+    panels = [panel for panel in axes if panel.get_ylabel()]
+    assert len({len(str(panel.get_yticks()[-1])) for panel in panels}) > 1  # ticks of different widths
+    ends = [panel.yaxis.label.get_window_extent().x1 for panel in panels]
+    assert ends == pytest.approx([ends[0]] * len(ends))
+
+
 def test_layers_that_the_dense_network_does_not_have_show_the_width_in_their_own_backbone(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
