@@ -34,7 +34,7 @@ EMPTY = ("None", "none", "", " ", None)
 # Costs of a position, where hiding a mark costs 1:
 LINE_HIDDEN = 0.3
 AMBIGUOUS = 0.5
-"""The name is nearer to the point of another name than to its own, or its line crosses the point of another name."""
+"""The name is nearer to another point than to its own, or its line crosses another point."""
 NAME_CROSSED = 10.0
 """The line to a point crosses another name or the legend."""
 DISTANCE = 0.01
@@ -96,7 +96,7 @@ class _Canvas:
             text: The name.
             position: Its position in the units of the axes.
             centre: The same in pixels, [1, 2].
-            others: Positions of all other names in pixels, [number, 2].
+            others: Positions of all other points, with and without names, in pixels, [number, 2].
         """
         look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "zorder": 5}
         measured = self.axes.annotate(text, position, xytext=(0, 0), **look)
@@ -171,16 +171,19 @@ def _put_below(axes: Axes, canvas: _Canvas, size: float) -> None:
     style.settle_layout(figure)
 
 
-def name_positions(axes: Axes, named: Iterable[tuple[str, style.Position]]) -> None:
+def name_positions(
+    axes: Axes, named: Iterable[tuple[str, style.Position]], unnamed: Iterable[style.Position] = ()
+) -> None:
     """Write names beside positions, from right to left; call `style.settle_layout` first.
 
     Args:
         axes: Axes on which everything is drawn, with the legend.
         named: Names and their positions.
+        unnamed: Positions without a name, to which no name should seem to belong.
     """
     canvas = _Canvas(axes)
     named = sorted(named, key=lambda item: -item[1][0])
-    centres = axes.transData.transform(np.reshape([position for _, position in named], (-1, 2)))
+    centres = axes.transData.transform(np.reshape([*(position for _, position in named), *unnamed], (-1, 2)))
     for i, (name, position) in enumerate(named):
         canvas.add_name(style.escape_text(name), position, centres[i : i + 1], np.delete(centres, i, axis=0))
 

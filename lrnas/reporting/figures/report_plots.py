@@ -41,6 +41,8 @@ LAYERS = {"o": 3.0, "D": 4.0}
 """Order of drawing (zorder): the paper's networks are above the others."""
 MAX_NETWORKS = 60
 """Largest number of networks in a figure of their layers; if there are more, some are left out evenly."""
+MAX_NAMED = 8
+"""Largest number of networks trained over several seeds that all have names; if there are more, the best few have."""
 MAX_JOINED = 100
 """Largest number of training curves that are drawn as one line with gaps."""
 HATCHES = ("", "", "///", "...")
@@ -146,9 +148,14 @@ def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objectiv
 
 
 def _final_dots(
-    finals: Iterable[Final], on_front: Container[str], cost: Objective, few: Container[int | None]
+    finals: Sequence[Final], on_front: Container[str], cost: Objective, few: Sequence[int | None]
 ) -> list[_Dot]:
-    """Networks with means over seeds, as dots; without those whose cost is unknown."""
+    """Networks with means over seeds, as dots; without those whose cost is unknown.
+
+    Trials in `few` have names. If there are some, and not more than `MAX_NAMED` networks, all have names.
+    """
+    if few and len(finals) <= MAX_NAMED:
+        few = [final.trial for final in finals]
     return [
         _Dot(
             (value / cost.unit, 100 * final.mean),
@@ -485,7 +492,8 @@ def _draw_networks(
     axes.grid(True, which="both", alpha=0.25)
     style.settle_layout(style.figure_of(axes))
     add_legend(axes, below=True)
-    name_positions(axes, named)
+    barred = [dot.position for dot in every if dot.deviation is not None and (dot.paper_name or dot.label) is None]
+    name_positions(axes, named, barred)  # a name beside an error bar would be read as its name
 
 
 def _varied_layers(networks: Sequence[Network], dense: Mapping[str, tuple[int, str]]) -> list[str]:

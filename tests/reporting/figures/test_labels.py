@@ -10,7 +10,7 @@ from matplotlib.path import Path as Outline
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from lrnas.reporting.figures.labels import add_legend, name_positions
+from lrnas.reporting.figures.labels import _distances, add_legend, name_positions
 from lrnas.reporting.figures.report_plots import FRONT_SIZE
 from lrnas.reporting.figures.style import Position, label_ticks, make_figure, settle_layout
 
@@ -78,6 +78,19 @@ def test_a_name_is_nearest_to_its_own_point() -> None:
         middle = (box.x0 + box.x1) / 2
         away = {name: abs(axes.transData.transform(place)[0] - middle) for name, place in places.items()}
         assert min(away, key=lambda name: away[name]) == note.get_text()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_name_is_nearest_to_its_own_point_also_beside_a_point_without_name(is_known: bool) -> None:
+    figure = make_figure(7, 5)
+    axes = figure.subplots()
+    own, other = (5.0, 5.0), (5.3, 4.8)
+    axes.set(xlim=(0, 10), ylim=(0, 10))
+    settle_layout(figure)
+    name_positions(axes, [("own", own)], [other] if is_known else [])
+    (box,) = boxes(axes)
+    near, far = _distances(box, axes.transData.transform([own, other]))
+    assert (near < far) == is_known
 
 
 def test_lines_to_points_do_not_cross_other_names() -> None:

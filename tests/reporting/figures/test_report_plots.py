@@ -144,6 +144,17 @@ def test_finals_and_short_trainings_are_never_in_one_line(tmp_path: Path, monkey
     assert max(max(line.get_ydata()) for line in axes.lines if len(line.get_ydata())) == 90.0  # short, both
 
 
+@pytest.mark.parametrize("most", [2, 8])
+def test_a_few_networks_with_finals_all_have_names(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a network that is not on the front would seem to have the name of its neighbour."""
+    search = make_search()
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.91,), "dense-x0.5": (0.88, 0.89)})
+    monkeypatch.setattr("lrnas.reporting.figures.report_plots.MAX_NAMED", most)
+    axes = drawn_by(monkeypatch, lambda: plot_front(make_report([search]), tmp_path / "front.svg"))
+    names = {text.get_text() for text in axes.texts if isinstance(text, Annotation)}
+    assert names == {"nin-c3-lr", "lr-x0.25"} | ({"dense-x0.5"} if most == 8 else set())
+
+
 @pytest.mark.parametrize("reach", ["all", "some", "none"])
 def test_the_legend_lists_only_what_is_visible(
     reach: str, records: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
